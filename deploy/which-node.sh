@@ -55,7 +55,7 @@ settings_of() {
 
 # --- the state of the node ---------------------------------------------------------------------------------------------
 
-# The plugin reads the same files (device-plugin/src/injection/runtime_files.rs).
+# The plugin reads the same files (device-plugin/src/inject/injection/runtime_files.rs).
 runtime_settings() {
     settings_of "$root" /etc/containerd/config.toml '/etc/containerd/conf.d/*.toml' '/etc/containerd/*/*.toml' \
         '/var/lib/rancher/*/agent/etc/containerd/config.toml' '/var/lib/rancher/*/agent/etc/containerd/*/*.toml' \
@@ -110,7 +110,7 @@ configured_folders() {
 
 # The paths that may be the management library below a root, in the order of that system's own loader: its cache, the folders of its
 # configuration, and those in which distributions and vendors keep a driver. The plugin has the same order and the same folders
-# (device-plugin/src/inventory/driver_library.rs).
+# (device-plugin/src/devices/inventory/driver_library.rs).
 library_candidates() {
     cache=$(resolve "$1" /etc/ld.so.cache) && if [ -f "$1$cache" ]; then
         tr '\000\n' '\n\001' <"$1$cache" | grep -a '^/.*/libnvidia-ml\.so\.1$' || true

@@ -14,17 +14,18 @@ use proto::memory_unit::MemoryUnit;
 use proto::resource::{GPU_MEM, ResourceNames};
 use proto::topology::GpuPartitionPolicy;
 
-use crate::cdi::SpecDir;
-use crate::cdi::vendor::VendorSpecs;
-use crate::enforcement::HamiCore;
-use crate::extended_resource::ExtendedResourceNames;
-use crate::fleet::sharing::{SharedDevices, Sharing};
-use crate::health::{HealthPolicy, Xids};
-use crate::injection::OwnContainer;
-use crate::inventory::{DeviceSource, FileSource, MachineSource, NvmlSource};
+use crate::devices::extended_resource::ExtendedResourceNames;
+use crate::devices::fleet::sharing::{SharedDevices, Sharing};
+use crate::devices::health::{HealthPolicy, Xids};
+use crate::devices::inventory::{DeviceSource, FileSource, MachineSource, NvmlSource};
+use crate::inject::cdi::SpecDir;
+use crate::inject::cdi::vendor::VendorSpecs;
+use crate::inject::hami_core::HamiCore;
+use crate::inject::own_container::OwnContainer;
+use crate::inject::settings::NodeSettings;
 use crate::publish::node_overrides::OverrideFiles;
-use crate::settings::{NodeSettings, OnMismatch, OnUnplaced};
-use crate::uninstall::UninstallWhen;
+use crate::publish::uninstall::UninstallWhen;
+use crate::start::{OnMismatch, OnUnplaced};
 
 use values::{dra_drivers, gpu_memory, memory_resource, node_name, partition_policy};
 

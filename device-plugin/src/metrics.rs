@@ -1,4 +1,4 @@
-//! The counters and histograms of `/metrics`; [`crate::node_gauges`] has the gauges.
+//! The counters and histograms of `/metrics`; [`crate::publish::node_gauges`] has the gauges.
 
 use std::fmt;
 use std::sync::Arc;

@@ -3,7 +3,12 @@
 //! Each of them is a pure function of devices, pods and the objects in the API server, and the plugin writes it only when it
 //! differs from them. It tries again with backoff after a failure; kubelet never waits for any of this.
 
+pub mod application_faults;
+pub mod corrections;
 pub mod device_object;
+pub mod health_reaction;
+pub mod memory_use;
+pub mod node_gauges;
 pub mod node_overrides;
 pub mod node_patches;
 pub mod own_objects;
@@ -11,6 +16,8 @@ pub mod partitions;
 pub mod plugin_state;
 pub mod pods_without_devices;
 pub mod report_problem;
+pub mod uninstall;
+pub mod vendor;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,15 +40,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use crate::api_request::{ApiRequestError, within};
-use crate::enforcement::Enforcements;
-use crate::fleet::NodeFleet;
-use crate::fleet::watch::sleep_until_some;
-use crate::injection::Injection;
-use crate::pods::{NodePods, Requests};
+use crate::devices::fleet::NodeFleet;
+use crate::devices::fleet::watch::sleep_until_some;
+use crate::inject::enforcement::Enforcements;
+use crate::inject::mode::Injection;
+use crate::node::api_request::{ApiRequestError, within};
+use crate::node::pods::{NodePods, Requests};
 
 use device_object::DeviceObjectInputs;
 use node_overrides::NodeOverrides;
+use node_patches::Absence;
 use own_objects::StoredDevice;
 use report_problem::ReportProblem;
 
@@ -78,15 +86,6 @@ pub struct PublisherSettings {
     pub partition_policy: Option<GpuPartitionPolicy>,
     /// The present boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
-}
-
-/// The reason for which this node has no devices to share.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Absence {
-    /// The reason in one word.
-    pub reason: &'static str,
-    /// The reason in a sentence.
-    pub message: String,
 }
 
 /// The inputs of a [`NodePublisher`].

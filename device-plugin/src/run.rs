@@ -23,32 +23,33 @@ use daemon::process::Process;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Mutex, mpsc, watch};
 
-use crate::application_faults::report_application_faults;
-use crate::assigned::mark_assigned;
-use crate::cdi::readers::Readers;
 use crate::config::{Config, VendorServer};
-use crate::enforcement::Enforcements;
-use crate::enforcement::detect::detect_enforcement;
-use crate::enforcement::memory_use::measure_memory_use;
-use crate::enforcement::overrun::report_overruns;
-use crate::envvar::swap::{RecordSwaps, follow_swaps};
-use crate::extended_resource::{ExtendedResource, Registrations};
-use crate::fleet::corrections::{Correction, correct_health};
-use crate::health_reaction::HealthReaction;
-use crate::injection::detect::{Listeners, detect_injection};
-use crate::injection::{Injection, Mode};
+use crate::devices::extended_resource::{ExtendedResource, Registrations};
+use crate::devices::fleet::watch::Correction;
+use crate::inject::cdi::readers::Readers;
+use crate::inject::enforcement::Enforcements;
+use crate::inject::enforcement::detect::detect_enforcement;
+use crate::inject::injection::detect::{InjectionDetector, Listeners, detect_injection};
+use crate::inject::mode::{Injection, Mode};
+use crate::inject::runtime_hook::seen::SeenGpus;
+use crate::inject::runtime_hook::{RuntimeHook, serve_runtime};
 use crate::kubelet::boot;
 use crate::kubelet::ended_pods::free_ended_pods;
 use crate::kubelet::registration::{KubeletDir, Registration};
 use crate::metrics::Metrics;
-use crate::node_gauges::NodeGauges;
-use crate::node_state::NodeState;
-use crate::pods::NodePods;
+use crate::node::pods::NodePods;
+use crate::publish::application_faults::report_application_faults;
+use crate::publish::corrections::correct_health;
+use crate::publish::health_reaction::HealthReaction;
+use crate::publish::memory_use::measure_memory_use;
+use crate::publish::memory_use::overrun::report_overruns;
+use crate::publish::node_gauges::NodeGauges;
 use crate::publish::node_overrides::NodeOverrides;
 use crate::publish::plugin_state::PluginStateWriter;
-use crate::runtime_hook::seen::SeenGpus;
-use crate::runtime_hook::{RuntimeHook, serve_runtime};
+use crate::start::assigned::mark_assigned;
 use crate::start::blocked::BlockedStarts;
+use crate::start::envvar::swap::{RecordSwaps, follow_swaps};
+use crate::start::node_state::NodeState;
 use crate::start::reconcile::Reconciler;
 use crate::start::{StartChecker, StartContext};
 
@@ -226,8 +227,14 @@ impl Plugin {
             injection,
             recorder: self.recorder.clone(),
         };
-        let node = Arc::clone(&self.node);
-        self.spawn("injection mode", detect_injection(node, listeners));
+        let detector = InjectionDetector::new(
+            self.node.settings.clone(),
+            self.node.fleet.clone(),
+            self.node.pods.clone(),
+            self.node.readers.clone(),
+            Arc::clone(&self.node.checkpoint),
+        );
+        self.spawn("injection mode", detect_injection(detector, listeners));
     }
 
     /// Starts the tasks that compare running pods with their records. Returns the check before each start of a container.
@@ -261,7 +268,13 @@ impl Plugin {
     /// Starts the task that decides on the enforcement level of memory limits on each GPU, now and whenever the driver, the runtime
     /// or the vendor's CDI specs change.
     fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
-        let detecting = detect_enforcement(Arc::clone(&self.node), published.node.clone(), levels);
+        let detecting = detect_enforcement(
+            self.node.settings.clone(),
+            self.node.fleet.clone(),
+            self.node.injection.clone(),
+            published.node.clone(),
+            levels,
+        );
         self.spawn("enforcement of limits", detecting);
     }
 
@@ -305,12 +318,16 @@ impl Plugin {
     /// containers get.
     fn serve_runtime(&mut self, seen: watch::Sender<SeenGpus>) {
         if let Some(socket) = self.config.nri_socket.clone() {
-            let hook = RuntimeHook::new(
-                Arc::clone(&self.node),
-                self.metrics.clone(),
+            let hook = RuntimeHook {
+                settings: self.node.settings.clone(),
+                fleet: self.node.fleet.clone(),
+                pods: self.node.pods.clone(),
+                injection: self.node.injection.clone(),
+                enforcements: self.node.enforcements.clone(),
+                metrics: self.metrics.clone(),
                 seen,
-                self.config.unrestricted_namespaces.clone(),
-            );
+                unrestricted: self.config.unrestricted_namespaces.clone(),
+            };
             self.spawn("runtime hook", serve_runtime(hook, socket));
         }
     }

@@ -3,25 +3,32 @@
 //!
 //! The check goes through these files once, in this order:
 //!
-//! 1. [`StartChecker`] takes a [snapshot](crate::verify::snapshot) of kubelet's allocations,
-//! 2. finds the pod that [owns](crate::verify::owner) the device IDs of kubelet's call,
-//! 3. [verifies](crate::verify) the pod's allocation, the health of its devices, and their
-//!    [capacity](crate::verify::capacity),
-//! 4. writes the container's CDI spec (`specs`), and waits until the container runtime has [read](crate::cdi::readers) it.
+//! 1. [`StartChecker`] takes a [snapshot](crate::start::verify::snapshot) of kubelet's allocations,
+//! 2. finds the pod that [owns](crate::start::verify::owner) the device IDs of kubelet's call,
+//! 3. [verifies](crate::start::verify) the pod's allocation, the health of its devices, and their
+//!    [capacity](crate::start::verify::capacity),
+//! 4. writes the container's CDI spec (`specs`), and waits until the container runtime has [read](crate::inject::cdi::readers) it.
 //!
 //! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, and
-//! [`crate::envvar`] for containers that get their devices by the vendor's variable. kubelet tries a blocked start again, and the
+//! [`crate::start::envvar`] for containers that get their devices by the vendor's variable. kubelet tries a blocked start again, and the
 //! pod's events have the reason. [`reconcile`] compares running pods with their records after the start.
 
 mod adopt;
+pub mod assigned;
 pub mod blocked;
+pub mod envvar;
+pub mod matching;
+pub mod node_state;
+pub mod pod_of_call;
 pub mod reconcile;
 mod specs;
+pub mod verify;
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use daemon::api_server::one_line;
 use daemon::events::Recorder;
 use kube::Client;
@@ -29,19 +36,18 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tracing::{info, warn};
 
-use crate::envvar::check::settle;
-use crate::envvar::partners::Verification;
-use crate::envvar::swap::RecordSwaps;
-use crate::eviction::evict;
-use crate::extended_resource::ExtendedResource;
+use crate::devices::extended_resource::ExtendedResource;
 use crate::metrics::{Metrics, Outcome};
-use crate::node_state::NodeState;
-use crate::pods::{NodePod, PodUid};
-use crate::settings::{OnMismatch, OnUnplaced};
-use crate::verify::container::StartingContainer;
-use crate::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
-use crate::verify::snapshot::Snapshots;
-use crate::verify::{StartRefusal, verify_start};
+use crate::node::eviction::evict;
+use crate::node::pods::{NodePod, PodUid};
+use crate::start::envvar::check::settle;
+use crate::start::envvar::partners::Verification;
+use crate::start::envvar::swap::RecordSwaps;
+use crate::start::node_state::NodeState;
+use crate::start::verify::container::StartingContainer;
+use crate::start::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
+use crate::start::verify::snapshot::Snapshots;
+use crate::start::verify::{StartRefusal, verify_start};
 
 use adopt::adopt;
 use blocked::{BlockedStarts, StartBlocked};
@@ -55,6 +61,24 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Most records that a pod may get, by adoption or by swaps, while one start of it is decided.
 const MAX_RECORDS: usize = 16;
+
+/// The reaction to a pod whose containers see other devices than its record names, for as long as it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnMismatch {
+    /// Block the start of its containers.
+    Refuse,
+    /// Evict it, so that its controller creates another pod.
+    Evict,
+}
+
+/// The reaction to a pod that the scheduler did not place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnUnplaced {
+    /// Block the start of its containers.
+    Refuse,
+    /// Write a record for it where it fits.
+    Adopt,
+}
 
 /// The state and the clients that the check and the reconciliation share.
 #[derive(Clone)]

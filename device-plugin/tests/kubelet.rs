@@ -11,7 +11,7 @@ mod node;
 use std::fs;
 use std::time::Duration;
 
-use device_plugin::extended_resource::ExtendedResourceNames;
+use device_plugin::devices::extended_resource::ExtendedResourceNames;
 use device_plugin::kubelet::boot;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};

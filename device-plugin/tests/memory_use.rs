@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use clap::Parser;
 use device_plugin::config::Config;
-use device_plugin::device_ids::IdScheme;
-use device_plugin::enforcement::memory_use::{ContainerGpu, MeasuredMemory, measure_memory_use};
-use device_plugin::enforcement::{Enforcement, Enforcements, Level};
-use device_plugin::fleet::NodeFleet;
-use device_plugin::node_state::NodeState;
-use device_plugin::pods::{NodePod, NodePods};
+use device_plugin::devices::device_ids::IdScheme;
+use device_plugin::devices::fleet::NodeFleet;
+use device_plugin::inject::enforcement::{Enforcement, Enforcements, Level};
+use device_plugin::node::pods::{NodePod, NodePods};
+use device_plugin::publish::memory_use::{ContainerGpu, MeasuredMemory, measure_memory_use};
+use device_plugin::start::node_state::NodeState;
 use machine::{Machine, card};
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;

@@ -17,12 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use device_plugin::{
-    health::{Health, HealthChange, HealthPolicy, HealthReason},
-    inventory::{
-        DeviceSource, ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, MachineSource, NodeInventory,
-        NvmlSource, Observation, ObservationKind, PciLocation, PhysicalId,
-    },
+use device_plugin::devices::health::{Health, HealthChange, HealthPolicy, HealthReason};
+use device_plugin::devices::inventory::{
+    DeviceSource, ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, MachineSource, NodeInventory,
+    NvmlSource, Observation, ObservationKind, PciLocation, PhysicalId,
 };
 use machine::{Card, LOST, Machine, card};
 use rstest::rstest;

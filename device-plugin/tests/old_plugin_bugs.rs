@@ -9,8 +9,8 @@ mod kubelet;
 #[expect(dead_code, reason = "not every test file uses all of the scene")]
 mod node;
 
-use device_plugin::assigned;
-use device_plugin::extended_resource::ExtendedResource;
+use device_plugin::devices::extended_resource::ExtendedResource;
+use device_plugin::start::assigned;
 use node::{Node, SHARES, UNITS, gpushare, koordinator, pod, uuid};
 use serde_json::json;
 
@@ -124,7 +124,7 @@ async fn d4_each_container_is_matched_and_the_first_start_sets_the_assigned_anno
         assert_eq!(n_due(), 0, "no proof yet");
     }
     node.state.log().note_start(
-        &device_plugin::pods::PodUid::from("uid-a"),
+        &device_plugin::node::pods::PodUid::from("uid-a"),
         ExtendedResource::Memory,
         &[],
     );

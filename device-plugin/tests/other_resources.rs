@@ -384,7 +384,7 @@ async fn no_ids_of_a_gpu_that_is_not_shared_are_listed() {
     for resource in [UNITS, SHARES] {
         let fleet = node.fleet.borrow().clone();
         let of = |id: &str| {
-            device_plugin::extended_resource::ExtendedResource::ALL
+            device_plugin::devices::extended_resource::ExtendedResource::ALL
                 .iter()
                 .find_map(|served| fleet.ids.device_of(*served, id).cloned())
         };

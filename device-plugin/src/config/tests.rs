@@ -20,7 +20,7 @@ fn the_default_settings() {
     assert_eq!(config.shared_devices, SharedDevices::All);
     assert_eq!(config.reserved_memory, ReservedMemory::Withhold);
     assert_eq!(
-        crate::kubelet_pod_resources::socket(&config.device_plugin_dir),
+        crate::node::kubelet_pod_resources::socket(&config.device_plugin_dir),
         PathBuf::from("/var/lib/kubelet/pod-resources/kubelet.sock")
     );
     assert_eq!(

@@ -9,8 +9,8 @@ use proto::quantity::Quantity;
 use proto::resource::{GPU_SHARED, VENDOR_GPUS};
 use proto::topology::GpuPartitionPolicy;
 
-use crate::injection::Mode;
-use crate::pods::IN_NODE_STATUS;
+use crate::inject::mode::Mode;
+use crate::node::pods::IN_NODE_STATUS;
 use crate::publish::node_overrides::{MAX_LABEL, is_label_text};
 
 /// The name of a node: part of URLs and field selectors.

@@ -2,18 +2,18 @@
 //! not start.
 //!
 //! In mode `cdi` the answer depends on the device IDs and a fresh number alone: it names a CDI device whose spec is written before
-//! the container starts. In mode `envvar` ([`crate::envvar`]) the answer names the devices for as long as the container lives.
+//! the container starts. In mode `envvar` ([`crate::start::envvar`]) the answer names the devices for as long as the container lives.
 
 use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
 use tracing::info;
 
-use crate::cdi::device_of;
-use crate::envvar::answer::allocate_by_variable;
-use crate::extended_resource::ExtendedResource;
-use crate::injection::Mode;
-use crate::injection::content::{cdi_answer, own_variable};
-use crate::matching::wait::log_answer;
-use crate::node_state::NodeState;
+use crate::devices::extended_resource::ExtendedResource;
+use crate::inject::cdi::device_of;
+use crate::inject::content::{cdi_answer, own_variable};
+use crate::inject::mode::Mode;
+use crate::start::envvar::answer::allocate_by_variable;
+use crate::start::node_state::NodeState;
+use crate::start::pod_of_call::log_answer;
 
 /// Answers kubelet's Allocate call for one container, by the injection mode of the node.
 pub async fn allocate(
@@ -58,7 +58,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::settings::NodeSettings;
+    use crate::inject::settings::NodeSettings;
     use crate::tests::builders::{fleet, pods};
 
     const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];

@@ -23,8 +23,9 @@ use tokio::time::{sleep, timeout};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use crate::extended_resource::{ExtendedResource, ExtendedResourceNames};
-use crate::kubelet_checkpoint::{self, CheckpointError};
+use crate::devices::extended_resource::{ExtendedResource, ExtendedResourceNames};
+use crate::node::kubelet_checkpoint;
+use crate::node::kubelet_checkpoint::CheckpointError;
 use tokio_util::sync::CancellationToken;
 
 use super::server::OPTIONS;

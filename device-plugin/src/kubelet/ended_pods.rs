@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::debug;
 
-use crate::kubelet_checkpoint::Allocated;
-use crate::node_state::NodeState;
-use crate::pods::{NodePods, until_known};
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::{NodePods, until_known};
+use crate::start::node_state::NodeState;
 use daemon::api_server::one_line;
 
 /// Pause after a change of the pods: pods that end together become one change, and kubelet may see a deletion later than this
@@ -80,8 +80,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::extended_resource::ExtendedResource;
-    use crate::pods::{NodePod, PodStage, PodUid};
+    use crate::devices::extended_resource::ExtendedResource;
+    use crate::node::pods::{NodePod, PodStage, PodUid};
     use crate::tests::builders::{pod, pods, units};
 
     fn entry(uid: &str) -> Allocated {

@@ -13,14 +13,14 @@ use proto::kubelet::deviceplugin::{
 use proto::request::ContainerKind;
 use tracing::debug;
 
-use crate::extended_resource::ExtendedResource;
-use crate::fleet::NodeFleet;
-use crate::injection::Mode;
-use crate::inventory::PhysicalId;
-use crate::matching::wait::{SHORT_CHECKPOINT, when_matched};
-use crate::matching::{Call, Match};
-use crate::node_state::NodeState;
-use crate::pods::NodePods;
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::inventory::PhysicalId;
+use crate::inject::mode::Mode;
+use crate::node::pods::NodePods;
+use crate::start::matching::{Call, Match};
+use crate::start::node_state::NodeState;
+use crate::start::pod_of_call::{SHORT_CHECKPOINT, when_matched};
 
 /// Longest wait of a call for its pod in mode `cdi`, in which the answer to Allocate does not depend on the pod.
 const CDI_WAIT: Duration = Duration::from_millis(250);

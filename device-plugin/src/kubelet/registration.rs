@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-use crate::extended_resource::{ExtendedResource, Registrations};
-use crate::fleet::NodeFleet;
-use crate::node_state::NodeState;
+use crate::devices::extended_resource::{ExtendedResource, Registrations};
+use crate::devices::fleet::NodeFleet;
 use crate::start::StartChecker;
+use crate::start::node_state::NodeState;
 use daemon::api_server::one_line;
 use tokio_util::sync::CancellationToken;
 

@@ -20,13 +20,13 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tracing::debug;
 
-use crate::device_ids::{NUMA_NODES, NumberedIds};
-use crate::extended_resource::ExtendedResource;
-use crate::fleet::NodeFleet;
-use crate::injection::Injection;
-use crate::inventory::PhysicalId;
-use crate::node_state::NodeState;
+use crate::devices::device_ids::{NUMA_NODES, NumberedIds};
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::inventory::PhysicalId;
+use crate::inject::mode::Injection;
 use crate::start::StartChecker;
+use crate::start::node_state::NodeState;
 use daemon::api_server::one_line;
 use tokio_util::sync::CancellationToken;
 
@@ -258,8 +258,8 @@ mod tests {
     use proto::memory_unit::MemoryUnit;
 
     use super::*;
-    use crate::device_ids::IdScheme;
-    use crate::inventory::{NodeInventory, PciLocation};
+    use crate::devices::device_ids::IdScheme;
+    use crate::devices::inventory::{NodeInventory, PciLocation};
     use crate::tests::builders;
 
     /// Two GPUs and an adapter, on the NUMA nodes 1, none that is known, and 0.

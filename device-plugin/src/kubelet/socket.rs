@@ -19,7 +19,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
 use tracing::warn;
 
-use crate::unix_channel::connect;
+use crate::node::unix_channel::connect;
 
 use super::server::OPTIONS;
 

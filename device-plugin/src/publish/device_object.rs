@@ -21,11 +21,11 @@ use proto::topology::{
 };
 use serde_json::json;
 
-use crate::enforcement::{Enforcements, Level, lowest_level};
-use crate::fleet::{FleetDevice, FleetEntry, NodeFleet};
-use crate::injection::{Certainty, Exposure, Injection};
-use crate::inventory::{Gpu, OtherDevice, PciLocation};
-use crate::pods::WHOLE_DEVICE_PERCENT;
+use crate::devices::fleet::{FleetDevice, FleetEntry, NodeFleet};
+use crate::devices::inventory::{Gpu, OtherDevice, PciLocation};
+use crate::inject::enforcement::{Enforcements, Level, lowest_level};
+use crate::inject::mode::{Certainty, Exposure, Injection};
+use crate::node::pods::WHOLE_DEVICE_PERCENT;
 
 use super::node_overrides::{MAX_LABEL, NodeOverrides};
 use super::partitions;

@@ -32,7 +32,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::inventory::pci;
+use crate::devices::inventory::pci;
 use crate::logged_error::LoggedError;
 
 /// The prefix of labels that only this plugin writes.

@@ -20,9 +20,16 @@ use proto::quantity::Quantity;
 use proto::resource::{GPU, GPU_CORE, GPU_COUNT, ResourceNames};
 use serde_json::{Map, Value, json};
 
-use crate::pods::{NodePods, PodStage, Requests};
+use crate::node::pods::{NodePods, PodStage, Requests};
 
-use super::Absence;
+/// The reason for which this node has no devices to share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Absence {
+    /// The reason in one word.
+    pub reason: &'static str,
+    /// The reason in a sentence.
+    pub message: String,
+}
 
 /// The annotation with the size of a memory unit, so that no reader has to guess it.
 pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Option<Value> {

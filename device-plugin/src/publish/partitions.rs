@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use proto::topology::{BOARD_GPUS, GpuPartitionTable, partitions_of_board};
 
-use crate::fleet::NodeFleet;
+use crate::devices::fleet::NodeFleet;
 
 use super::node_overrides::NodeOverrides;
 

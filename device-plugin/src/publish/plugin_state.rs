@@ -16,8 +16,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::api_request::{ApiRequestError, within};
-use crate::extended_resource::Registrations;
+use crate::devices::extended_resource::Registrations;
+use crate::node::api_request::{ApiRequestError, within};
 
 use super::REQUEST_LIMIT;
 
@@ -114,7 +114,7 @@ mod tests {
     use tower_test::mock::{Handle, SendResponse};
 
     use super::*;
-    use crate::extended_resource::ExtendedResource;
+    use crate::devices::extended_resource::ExtendedResource;
 
     type Requests = Handle<Request<Body>, Response<Body>>;
 

@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::kubelet_checkpoint;
+use crate::inject::runtime_hook::seen::SeenGpus;
 use crate::logged_error::LoggedError;
-use crate::pods::{NodePods, PodStage, PodUid, until_known};
-use crate::runtime_hook::seen::SeenGpus;
+use crate::node::kubelet_checkpoint;
+use crate::node::pods::{NodePods, PodStage, PodUid, until_known};
 
 /// Changes within this time are reported together.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -98,8 +98,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::pods::NodePod;
-    use crate::pods::{Requests, Unplaced};
+    use crate::node::pods::{NodePod, Requests, Unplaced};
     use crate::tests::builders::{pod, pods, units};
 
     /// Asks for computing power and for nothing that kubelet allocates.

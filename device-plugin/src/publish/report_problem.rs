@@ -9,7 +9,7 @@ use proto::device::{
 };
 use proto::kubelet_allocations::{GPU_CHECKPOINTS, KubeletAllocations};
 
-use crate::fleet::NodeFleet;
+use crate::devices::fleet::NodeFleet;
 
 use super::node_overrides::NodeOverrides;
 use super::partitions::{missing_gpu, table};

@@ -16,9 +16,9 @@ use tower_test::mock::{Handle, SendResponse};
 use proto::device::{DEVICES_REVISION, DeviceSpec, RawDevice};
 
 use super::*;
-use crate::fleet::FleetDevice;
-use crate::health::HealthReason;
-use crate::inventory::{OtherDevice, PciLocation};
+use crate::devices::fleet::FleetDevice;
+use crate::devices::health::HealthReason;
+use crate::devices::inventory::{OtherDevice, PciLocation};
 use crate::tests::builders::{fleet, pod, pods, units};
 use tokio::time::timeout;
 

@@ -11,14 +11,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::extended_resource::ExtendedResource;
-use crate::fleet::NodeFleet;
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::NodeFleet;
+use crate::inject::settings::NodeSettings;
 use crate::kubelet::registration::Registration;
-use crate::kubelet_checkpoint;
-use crate::node_state::NodeState;
+use crate::node::kubelet_checkpoint;
 use crate::publish::node_patches;
 use crate::publish::own_objects::StoredDevice;
-use crate::settings::NodeSettings;
+use crate::start::node_state::NodeState;
 
 /// The objects of this node as the API server has them, and the devices that other device plugins have allocated.
 #[derive(Clone, Debug)]

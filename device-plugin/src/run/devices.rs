@@ -14,13 +14,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::warn;
 
 use crate::config::Config;
-use crate::fleet::NodeFleet;
-use crate::fleet::watch::discover;
-use crate::inventory::{InventoryError, NodeInventory};
-use crate::node_state::NodeState;
-use crate::pods::NodePods;
-use crate::publish::Absence;
-use crate::runtime_hook::seen::SeenGpus;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::fleet::watch::discover;
+use crate::devices::inventory::{InventoryError, NodeInventory};
+use crate::inject::runtime_hook::seen::SeenGpus;
+use crate::node::pods::NodePods;
+use crate::publish::node_patches::Absence;
+use crate::start::node_state::NodeState;
 
 use super::tasks;
 

@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::extended_resource::Registrations;
-use crate::pods::{NodePod, NodePods, PodStage};
+use crate::devices::extended_resource::Registrations;
+use crate::node::pods::{NodePod, NodePods, PodStage};
 
 /// Longest wait for the write of the Node: without an API server the plugin must end as well.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
@@ -79,7 +79,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::extended_resource::ExtendedResource;
+    use crate::devices::extended_resource::ExtendedResource;
     use crate::tests::builders::{pod, pods, units};
 
     fn bound(stage: PodStage) -> NodePods {

@@ -2,9 +2,9 @@
 
 use tokio::sync::watch;
 
-use crate::extended_resource::Registrations;
-use crate::pods::NodePods;
-use crate::publish::Absence;
+use crate::devices::extended_resource::Registrations;
+use crate::node::pods::NodePods;
+use crate::publish::node_patches::Absence;
 
 /// Returns an error with the reason if the plugin is not ready.
 pub(super) fn check(
@@ -30,7 +30,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::extended_resource::ExtendedResource;
+    use crate::devices::extended_resource::ExtendedResource;
 
     #[rstest]
     #[case::nothing_yet(false, [false, false], None, false)]

@@ -12,23 +12,23 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, InventoryKind, VendorServer};
-use crate::fleet::NodeFleet;
-use crate::fleet::corrections::Correction;
-use crate::fleet::sharing::Sharing;
-use crate::fleet::watch::{FleetChannels, FleetWatch};
-use crate::health::{ApplicationFault, Health};
-use crate::inventory::NodeInventory;
-use crate::kubelet_checkpoint;
-use crate::kubelet_pod_resources::{self, PodResources};
-use crate::node_state::NodeState;
-use crate::pods::NodePods;
-use crate::pods::watch::watch_pods as watch_node_pods;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::fleet::sharing::Sharing;
+use crate::devices::fleet::watch::{Correction, FleetChannels, FleetWatch};
+use crate::devices::health::{ApplicationFault, Health};
+use crate::devices::inventory::NodeInventory;
+use crate::inject::runtime_hook::seen::SeenGpus;
+use crate::node::kubelet_pod_resources::PodResources;
+use crate::node::pods::NodePods;
+use crate::node::pods::watch::watch_pods as watch_node_pods;
+use crate::node::{kubelet_checkpoint, kubelet_pod_resources};
 use crate::publish::node_overrides::{NodeOverrides, watch_node_overrides};
+use crate::publish::node_patches::Absence;
 use crate::publish::own_objects::{StoredDevice, watch_device, watch_node};
 use crate::publish::pods_without_devices::watch_pods_without_devices;
-use crate::publish::{Absence, NodePublisher, PublisherInputs, PublisherSettings};
-use crate::runtime_hook::seen::SeenGpus;
-use crate::vendor::{AdminAccess, VendorSettings, VendorWatch};
+use crate::publish::vendor::{AdminAccess, VendorSettings, VendorWatch};
+use crate::publish::{NodePublisher, PublisherInputs, PublisherSettings};
+use crate::start::node_state::NodeState;
 
 use super::advertise::Published;
 

@@ -22,12 +22,12 @@ use tokio::time::timeout;
 use super::advertise::{keeps_memory_units, unit_published, whole_published};
 use super::devices::publish_no_devices;
 use super::*;
-use crate::device_ids::IdScheme;
-use crate::fleet::NodeFleet;
-use crate::inventory::NodeInventory;
-use crate::publish::Absence;
+use crate::devices::device_ids::IdScheme;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::inventory::NodeInventory;
+use crate::inject::settings::NodeSettings;
+use crate::publish::node_patches::Absence;
 use crate::publish::own_objects::StoredDevice;
-use crate::settings::NodeSettings;
 
 /// Longest wait for a request of the plugin.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
@@ -91,7 +91,11 @@ fn units_that_kubelet_has_already(
         "there is no checkpoint"
     );
     let text = json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"aliyun.com/gpu-mem": ids}}, "Checksum": 1});
-    std::fs::write(dir.path().join(crate::kubelet_checkpoint::FILE), text.to_string()).unwrap();
+    std::fs::write(
+        dir.path().join(crate::node::kubelet_checkpoint::FILE),
+        text.to_string(),
+    )
+    .unwrap();
     assert_eq!(keeps_memory_units(dir.path(), &settings, &now), expected);
 }
 

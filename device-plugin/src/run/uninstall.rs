@@ -9,8 +9,8 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::pods::NodePods;
-use crate::uninstall::{Removal, UninstallWhen};
+use crate::node::pods::NodePods;
+use crate::publish::uninstall::{Removal, UninstallWhen};
 
 use super::tasks;
 

@@ -15,16 +15,16 @@ use proto::record::{DeviceAllocation, GPU_DEVICES, GpushareRecord, Record};
 use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use tokio::time::timeout;
 
-use crate::cdi::device_of;
-use crate::extended_resource::ExtendedResource;
-use crate::fleet::NodeFleet;
-use crate::inventory::{Gpu, PhysicalId};
-use crate::kubelet_checkpoint::Allocated;
-use crate::node_state::NodeState;
-use crate::pods::annotate::annotate;
-use crate::pods::{NodePod, NodePods, Placement, PodStage, RecordedAmounts, WHOLE_DEVICE_PERCENT};
-use crate::verify::container::StartingContainer;
-use crate::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, visible_to_pod};
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::inventory::{Gpu, PhysicalId};
+use crate::inject::cdi::device_of;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::annotate::annotate;
+use crate::node::pods::{NodePod, NodePods, Placement, PodStage, RecordedAmounts, WHOLE_DEVICE_PERCENT};
+use crate::start::node_state::NodeState;
+use crate::start::verify::container::StartingContainer;
+use crate::start::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, visible_to_pod};
 
 /// Longest wait for the written record to appear in the watch.
 const SEEN_LIMIT: Duration = Duration::from_secs(5);

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::cdi::SpecError;
-use crate::envvar::check::NotSwapped;
-use crate::envvar::swap::SwapError;
-use crate::extended_resource::ExtendedResource;
-use crate::verify::StartRefusal;
-use crate::verify::owner::OwnerUnknown;
+use crate::devices::extended_resource::ExtendedResource;
+use crate::inject::cdi::SpecError;
+use crate::start::envvar::check::NotSwapped;
+use crate::start::envvar::swap::SwapError;
+use crate::start::verify::StartRefusal;
+use crate::start::verify::owner::OwnerUnknown;
 
 use super::adopt::NotAdopted;
 

@@ -9,16 +9,16 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::request::ContainerRequest;
 use tracing::{info, warn};
 
-use crate::cdi::readers::prompt;
-use crate::cdi::{Edits, SpecDir, SpecError, device_of};
-use crate::enforcement::limits::Recipient;
-use crate::extended_resource::ExtendedResource;
-use crate::fleet::DeviceKey;
-use crate::injection::content::{AssignedDevices, cdi_edits, lacks_limit_hook, names_devices};
-use crate::kubelet_checkpoint::Allocated;
-use crate::node_state::NodeState;
-use crate::pods::{NodePod, NodePods, PodStage};
-use crate::verify::container::StartingContainer;
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::DeviceKey;
+use crate::inject::cdi::readers::prompt;
+use crate::inject::cdi::{Edits, SpecDir, SpecError, device_of};
+use crate::inject::content::{AssignedDevices, cdi_edits, lacks_limit_hook, names_devices};
+use crate::inject::enforcement::limits::Recipient;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::{NodePod, NodePods, PodStage};
+use crate::start::node_state::NodeState;
+use crate::start::verify::container::StartingContainer;
 use daemon::api_server::one_line;
 
 /// File names of specs that were written for a start, and that the container runtime has to read first.
@@ -186,7 +186,7 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
 
 #[cfg(test)]
 mod tests {
-    use crate::pods::PodUid;
+    use crate::node::pods::PodUid;
     use std::path::Path;
     use std::sync::Arc;
     use std::time::Duration;
@@ -198,8 +198,8 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::injection::content::cdi_answer;
-    use crate::settings::NodeSettings;
+    use crate::inject::content::cdi_answer;
+    use crate::inject::settings::NodeSettings;
     use crate::tests::builders::{fleet, init, pod, pods, shares, units};
 
     /// Two containers of one pod have two shares each, and one has memory units too, whose spec is the one that names devices.
@@ -231,7 +231,7 @@ mod tests {
     struct Scene {
         node: NodeState,
         _keep: (
-            watch::Sender<Arc<crate::fleet::NodeFleet>>,
+            watch::Sender<Arc<crate::devices::fleet::NodeFleet>>,
             watch::Sender<NodePods>,
         ),
         _dir: tempfile::TempDir,

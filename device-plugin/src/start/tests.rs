@@ -4,14 +4,14 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 
 use super::*;
-use crate::envvar::partners::{Verification, verify_or_swap};
-use crate::fleet::NodeFleet;
-use crate::injection::content::cdi_answer;
-use crate::kubelet_checkpoint::Allocated;
-use crate::matching::AllocateLog;
-use crate::pods::{NodePods, Placement, PodStage};
+use crate::devices::fleet::NodeFleet;
+use crate::inject::content::cdi_answer;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::{NodePods, Placement, PodStage};
+use crate::start::envvar::partners::{Verification, verify_or_swap};
+use crate::start::matching::AllocateLog;
+use crate::start::verify::{StartEvidence, Visible, VisibleByType, visible_to_pod};
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
-use crate::verify::{StartEvidence, Visible, VisibleByType, visible_to_pod};
 
 mod check;
 
@@ -120,7 +120,7 @@ fn pods_with_different_amounts_do_not_swap() {
 /// kubelet may have allocated for the other pod since the snapshot.
 #[test]
 fn the_check_is_repeated_while_kubelet_allocates_for_the_other_pod() {
-    use crate::matching::{Call, MatchAttempt, match_call};
+    use crate::start::matching::{Call, MatchAttempt, match_call};
     let (pods, allocated) = scene(&[0, 1], &[Some(1), None]);
     let mut log = AllocateLog::default();
     log.correct_by_checkpoint(&Arc::new(allocated.clone()), &pods);
@@ -379,7 +379,7 @@ fn pods_swap_virtual_functions() {
             answer,
         }
     };
-    let inventory = crate::inventory::NodeInventory {
+    let inventory = crate::devices::inventory::NodeInventory {
         others: vec![adapter(1)],
         ..Default::default()
     };

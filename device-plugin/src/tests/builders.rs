@@ -9,10 +9,10 @@ use proto::record::{DeviceAllocations, GpushareRecord};
 use proto::request::{ContainerKind, ContainerRequest};
 use proto::resource::RDMA;
 
-use crate::device_ids::IdScheme;
-use crate::fleet::NodeFleet;
-use crate::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
-use crate::pods::{DeviceName, NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmounts, Requests};
+use crate::devices::device_ids::IdScheme;
+use crate::devices::fleet::{DeviceName, NodeFleet};
+use crate::devices::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
+use crate::node::pods::{NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmounts, Requests};
 
 /// An app container without requests.
 fn container(name: String) -> ContainerRequest {

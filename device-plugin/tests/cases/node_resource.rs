@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use device_plugin::device_ids::IdScheme;
-use device_plugin::extended_resource::ExtendedResource;
-use device_plugin::fleet::NodeFleet;
-use device_plugin::inventory::{Gpu, NodeInventory};
-use device_plugin::pods::IN_NODE_STATUS;
+use device_plugin::devices::device_ids::IdScheme;
+use device_plugin::devices::extended_resource::ExtendedResource;
+use device_plugin::devices::fleet::NodeFleet;
+use device_plugin::devices::inventory::{Gpu, NodeInventory};
+use device_plugin::node::pods::IN_NODE_STATUS;
 use device_plugin::publish::node_patches;
 use proto::device::{DeviceInfo, DeviceSpec, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
@@ -111,7 +111,7 @@ fn gpu(device: &DeviceInfo) -> Gpu {
         reserved_bytes: 0,
         model: String::new(),
         bus_id: None,
-        location: device_plugin::inventory::PciLocation::default(),
+        location: device_plugin::devices::inventory::PciLocation::default(),
         labels: BTreeMap::new(),
         device_node: "/dev/null".into(),
     }

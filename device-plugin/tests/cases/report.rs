@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use chrono::DateTime;
-use device_plugin::device_ids::IdScheme;
-use device_plugin::fleet::NodeFleet;
-use device_plugin::health::HealthReason;
-use device_plugin::inventory::{Gpu, NodeInventory, PciLocation, pci};
+use device_plugin::devices::device_ids::IdScheme;
+use device_plugin::devices::fleet::NodeFleet;
+use device_plugin::devices::health::HealthReason;
+use device_plugin::devices::inventory::{Gpu, NodeInventory, PciLocation, pci};
 use device_plugin::publish::device_object::DeviceObjectInputs;
 use proto::device::DeviceInfo;
 use proto::memory_unit::MemoryUnit;

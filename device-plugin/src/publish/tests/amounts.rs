@@ -5,8 +5,8 @@ use proto::device::DeviceInfo;
 use serde_json::json;
 
 use super::*;
-use crate::device_ids::IdScheme;
-use crate::pods::{NodePod, PodStage};
+use crate::devices::device_ids::IdScheme;
+use crate::node::pods::{NodePod, PodStage};
 use crate::tests::builders::gpu;
 
 #[test]
@@ -21,10 +21,10 @@ fn only_healthy_shared_gpus_are_advertised() {
     fleet.others = vec![nic(true)];
     assert_eq!(offers(&fleet), offers(&self::fleet(1)));
     let ids = IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
-    let inventory = crate::inventory::NodeInventory {
+    let inventory = crate::devices::inventory::NodeInventory {
         gpus: vec![gpu(0), gpu(1)],
         vendor: "nvidia".to_owned(),
-        ..crate::inventory::NodeInventory::default()
+        ..crate::devices::inventory::NodeInventory::default()
     };
     let partly = NodeFleet::new(inventory, ids);
     assert_eq!(offers(&partly), offers(&self::fleet(1)));
@@ -88,7 +88,7 @@ fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
         ..pod(name, 1, [units(1)])
     };
     let unplaced = NodePod {
-        placement: Err(crate::pods::Unplaced::NoDevice("gpu")),
+        placement: Err(crate::node::pods::Unplaced::NoDevice("gpu")),
         ..asking("c", PodStage::Bound)
     };
     let all = [

@@ -5,8 +5,8 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
-use crate::enforcement::{Enforcement, Level};
-use crate::injection::{Certainty, Exposure, Injection, Mode};
+use crate::inject::enforcement::{Enforcement, Level};
+use crate::inject::mode::{Certainty, Exposure, Injection, Mode};
 use crate::tests::builders::gpu;
 
 #[test]

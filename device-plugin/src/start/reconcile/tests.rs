@@ -8,9 +8,9 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::*;
-use crate::cdi::{Edits, SpecDir};
-use crate::injection::content::cdi_answer;
-use crate::settings::NodeSettings;
+use crate::inject::cdi::{Edits, SpecDir};
+use crate::inject::content::cdi_answer;
+use crate::inject::settings::NodeSettings;
 use crate::tests::builders::{fleet, gpu, pod, pods, units};
 
 fn running(name: &str, minor: u32) -> NodePod {
@@ -218,7 +218,7 @@ fn removed(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<(u32
 }
 
 fn without_record(name: &str, stage: PodStage) -> NodePod {
-    let placement = Err(crate::pods::Unplaced::Missing {
+    let placement = Err(crate::node::pods::Unplaced::Missing {
         key: proto::record::MEM_IDX,
     });
     NodePod {

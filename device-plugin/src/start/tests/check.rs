@@ -13,18 +13,18 @@ use rstest::rstest;
 use tokio::sync::watch;
 
 use super::super::*;
-use crate::envvar::check::verification;
-use crate::envvar::partners::{Verification, verify_or_swap};
-use crate::extended_resource::ExtendedResourceNames;
-use crate::fleet::NodeFleet;
-use crate::injection::content::cdi_answer;
-use crate::inventory::NodeInventory;
-use crate::kubelet_checkpoint::Allocated;
-use crate::matching::AllocateLog;
-use crate::pods::{Placement, PodStage};
-use crate::settings::NodeSettings;
+use crate::devices::extended_resource::ExtendedResourceNames;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::inventory::NodeInventory;
+use crate::inject::content::cdi_answer;
+use crate::inject::settings::NodeSettings;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::{Placement, PodStage};
+use crate::start::envvar::check::verification;
+use crate::start::envvar::partners::{Verification, verify_or_swap};
+use crate::start::matching::AllocateLog;
+use crate::start::verify::{StartEvidence, VisibleByType};
 use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
-use crate::verify::{StartEvidence, VisibleByType};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
@@ -141,7 +141,7 @@ fn running(pod: NodePod) -> NodePod {
 
 fn unplaced(pod: NodePod) -> NodePod {
     NodePod {
-        placement: Err(crate::pods::Unplaced::NoDevice("gpu")),
+        placement: Err(crate::node::pods::Unplaced::NoDevice("gpu")),
         ..pod
     }
 }
@@ -364,7 +364,7 @@ fn a_container_with_a_spec_may_need_a_swap_for_its_variable() {
 #[test]
 fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     let gpus = fleet(2);
-    let only_first = crate::device_ids::IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
+    let only_first = crate::devices::device_ids::IdScheme::new(&[gpu(0)], 100, MemoryUnit::GIB).unwrap();
     let inventory = NodeInventory {
         gpus: gpus.gpus.iter().map(|entry| entry.device.clone()).collect(),
         ..NodeInventory::default()

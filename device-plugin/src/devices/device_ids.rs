@@ -1,0 +1,403 @@
+//! The IDs of virtual devices that the plugin lists to kubelet, the device of each ID, and the size of the list as a message.
+//!
+//! The ID of a share is `<GPU UUID>::<n>`, of a whole GPU its UUID, of a percent of another device `<its ID>::<n>`. The ID of a
+//! memory unit is `<start of the UUID's hash>-<n>`: there are many of them, and kubelet accepts no message above 4 MiB. All IDs are
+//! functions of the devices' own IDs, so they are the same after a restart.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::kubelet::MAX_MESSAGE_BYTES;
+use proto::memory_unit::MemoryUnit;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::inventory::{Gpu, NodeInventory, PhysicalId};
+use crate::fnv::fnv1a;
+
+/// Possible lengths, in hexadecimal digits, of the start of a hash in a memory unit's ID. The shortest that is unique on the node
+/// is used.
+const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
+
+/// Encoded size of a device's health, which is the longer of the two words.
+const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
+
+/// Encoded size of a device's NUMA node: a message in a message, with a number of [`NUMA_NODES`] in one byte.
+const NUMA_NODE_BYTES: u64 = 6;
+
+/// The NUMA nodes that a list may name: their numbers are encoded in one byte.
+pub const NUMA_NODES: std::ops::Range<i32> = 0..128;
+
+/// The IDs of all virtual devices of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdScheme {
+    /// The number of shares of each GPU.
+    slots: u32,
+    /// True if lists name the NUMA node of each device.
+    lists_numa_nodes: bool,
+    /// The IDs of each device, by resource. A GPU that is not shared has only the ID of a whole GPU.
+    by_resource: BTreeMap<ExtendedResource, Vec<NumberedIds>>,
+}
+
+/// The IDs of the virtual devices of one device for one resource: a prefix and the numbers from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumberedIds {
+    /// The device.
+    pub device: PhysicalId,
+    prefix: String,
+    /// The number of IDs; none if the prefix alone is the only ID.
+    count: Option<u64>,
+    /// Numbers of further IDs, from `count` on: memory units that the driver keeps by now, and that pods were given before.
+    kept: Vec<u64>,
+}
+
+impl NumberedIds {
+    /// The IDs of `count` parts of a device, such as shares of a GPU: `<device ID>::<n>`.
+    fn parts(device: PhysicalId, count: u64) -> Self {
+        Self {
+            // dcgm-exporter finds the GPU of a share by this form.
+            prefix: format!("{device}::"),
+            device,
+            count: Some(count),
+            kept: Vec::new(),
+        }
+    }
+
+    /// Every ID of these virtual devices, in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = String> + use<> {
+        let (prefix, is_alone) = (self.prefix.clone(), self.count.is_none());
+        (0..self.count.unwrap_or(1))
+            .chain(self.kept.clone())
+            .map(move |n| {
+                if is_alone {
+                    prefix.clone()
+                } else {
+                    format!("{prefix}{n}")
+                }
+            })
+    }
+
+    /// True if `id` is the ID of one of these virtual devices.
+    fn includes(&self, id: &str) -> bool {
+        let Some(number) = id.strip_prefix(&self.prefix) else {
+            return false;
+        };
+        let Some(count) = self.count else {
+            return number.is_empty();
+        };
+        parse_number(number).is_some_and(|n| n < count || self.kept.contains(&n))
+    }
+
+    /// Keeps the IDs among `allocated` whose number is from `count` on and below `end`.
+    fn keep(&mut self, allocated: &BTreeSet<String>, end: u64) {
+        let Some(count) = self.count else { return };
+        for id in allocated {
+            let number = id.strip_prefix(&self.prefix).and_then(parse_number);
+            self.kept.extend(number.filter(|n| (count..end).contains(n)));
+        }
+        self.kept.sort_unstable();
+    }
+
+    /// Encoded size of a list of these IDs, if each entry has `besides` bytes beside its ID and its health.
+    fn list_bytes(&self, besides: u64) -> u64 {
+        let prefix = self.prefix.len() as u64;
+        match self.count {
+            Some(count) => list_bytes(prefix, count + self.kept.len() as u64, besides),
+            None => device_bytes(prefix, besides),
+        }
+    }
+}
+
+/// The device list of a resource is longer than kubelet accepts.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooLong {
+    /// There are too many memory units.
+    #[error(
+        "--memory-unit {unit} makes a device list of {bytes} bytes, and kubelet takes at most {MAX_MESSAGE_BYTES}; the smallest unit that \
+         fits the GPUs of this node is --memory-unit {fitting}"
+    )]
+    Units {
+        /// The configured unit.
+        unit: MemoryUnit,
+        /// Size of the list.
+        bytes: u64,
+        /// The smallest unit that can be used.
+        fitting: MemoryUnit,
+    },
+    /// There are too many memory units, whatever the unit.
+    #[error(
+        "the GPUs of this node have more memory than units of any size can list in {MAX_MESSAGE_BYTES} bytes"
+    )]
+    AnyUnit,
+    /// There are too many shares.
+    #[error(
+        "--slots {slots} makes a device list of {bytes} bytes, and kubelet takes at most {MAX_MESSAGE_BYTES}; the most that fits the GPUs \
+         of this node is --slots {fitting}"
+    )]
+    Slots {
+        /// The configured number.
+        slots: u32,
+        /// Size of the list.
+        bytes: u64,
+        /// The largest number that can be used.
+        fitting: u32,
+    },
+}
+
+impl IdScheme {
+    /// The IDs of shares and memory units of the shared GPUs `gpus`. If `lists_numa_nodes` is true, lists name the NUMA node of
+    /// each device.
+    ///
+    /// # Errors
+    /// A list in which all devices are unhealthy, the longest one, is longer than kubelet accepts.
+    pub fn with_numa_nodes(
+        lists_numa_nodes: bool,
+        gpus: &[Gpu],
+        slots: u32,
+        unit: MemoryUnit,
+    ) -> Result<Self, TooLong> {
+        let mut scheme = Self {
+            slots,
+            lists_numa_nodes,
+            by_resource: BTreeMap::new(),
+        };
+        let stems = stems(gpus);
+        let memory = memory_ids(gpus, &stems, unit);
+        // kubelet closes the stream of a list that is too long, and then knows no device of the resource.
+        let bytes = scheme.list_bytes(&memory);
+        if bytes > LIMIT {
+            let fits = |mib| {
+                let unit = unit_of(mib);
+                unit.is_some_and(|unit| scheme.list_bytes(&memory_ids(gpus, &stems, unit)) <= LIMIT)
+            };
+            let fitting = first_true(1, MAX_UNIT_MIB, fits).and_then(unit_of);
+            let fitting = fitting.ok_or(TooLong::AnyUnit)?;
+            return Err(TooLong::Units { unit, bytes, fitting });
+        }
+        let shares = share_ids(gpus, u64::from(slots));
+        let bytes = scheme.list_bytes(&shares);
+        if bytes > LIMIT {
+            let is_too_many = |slots| scheme.list_bytes(&share_ids(gpus, slots)) > LIMIT;
+            let first_too_many = first_true(1, u64::from(slots), is_too_many).unwrap_or(1);
+            let fitting = u32::try_from(first_too_many - 1).unwrap_or(0);
+            return Err(TooLong::Slots {
+                slots,
+                bytes,
+                fitting,
+            });
+        }
+        scheme.by_resource.insert(ExtendedResource::Memory, memory);
+        scheme.by_resource.insert(ExtendedResource::Shared, shares);
+        Ok(scheme)
+    }
+
+    /// The same IDs, with those of whole GPUs and of devices of other types in this inventory.
+    #[must_use]
+    pub fn with(mut self, inventory: &NodeInventory) -> Self {
+        let of_shared_gpus = [ExtendedResource::Shared, ExtendedResource::Memory];
+        self.by_resource
+            .retain(|resource, _| of_shared_gpus.contains(resource));
+        for gpu in &inventory.gpus {
+            let ids = NumberedIds {
+                device: gpu.uuid.clone(),
+                // The form of NVIDIA's own plugin: monitoring tools find the GPU by it.
+                prefix: gpu.uuid.to_string(),
+                count: None,
+                kept: Vec::new(),
+            };
+            self.by_resource
+                .entry(ExtendedResource::Whole)
+                .or_default()
+                .push(ids);
+        }
+        for device in &inventory.others {
+            if let Some(resource) = ExtendedResource::of_type(&device.device_type)
+                && let Some(percent) = device.percent()
+            {
+                let ids = NumberedIds::parts(device.id.clone(), percent.min(MOST_OF_ONE));
+                self.by_resource.entry(resource).or_default().push(ids);
+            }
+        }
+        self
+    }
+
+    /// The same IDs, with those memory units among `allocated` that pods were given when the driver did not keep its memory. kubelet
+    /// admits no pod again whose units are not listed, such as after a reboot.
+    #[must_use]
+    pub fn with_allocated(mut self, allocated: &BTreeSet<String>, gpus: &[Gpu], unit: MemoryUnit) -> Self {
+        let numbered = self.by_resource.get_mut(&ExtendedResource::Memory);
+        for ids in numbered.into_iter().flatten() {
+            if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == ids.device) {
+                ids.keep(allocated, unit.units_in(gpu.memory_with_reserved()));
+            }
+        }
+        self
+    }
+
+    /// True if lists name the NUMA node of each device.
+    pub fn lists_numa_nodes(&self) -> bool {
+        self.lists_numa_nodes
+    }
+
+    /// The number of shares of each GPU.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// True if pods may share the GPU with this UUID: it has IDs of shares.
+    pub fn is_shared(&self, uuid: &PhysicalId) -> bool {
+        let mut shared = self.numbered(ExtendedResource::Shared).iter();
+        shared.any(|ids| ids.device == *uuid)
+    }
+
+    /// The IDs of a resource's virtual devices, device by device.
+    pub fn numbered(&self, resource: ExtendedResource) -> &[NumberedIds] {
+        self.by_resource.get(&resource).map_or(&[], Vec::as_slice)
+    }
+
+    /// The IDs of one device's virtual devices for a resource.
+    pub fn ids(&self, resource: ExtendedResource, device: &PhysicalId) -> impl Iterator<Item = String> {
+        let mut numbered = self.numbered(resource).iter();
+        let ids = numbered.find(|ids| ids.device == *device);
+        ids.into_iter().flat_map(NumberedIds::iter)
+    }
+
+    /// The device that the virtual device with this ID is a part of.
+    pub fn device_of(&self, resource: ExtendedResource, id: &str) -> Option<&PhysicalId> {
+        let mut numbered = self.numbered(resource).iter();
+        numbered.find(|ids| ids.includes(id)).map(|ids| &ids.device)
+    }
+
+    /// True if this node has a virtual device of the resource.
+    pub fn has(&self, resource: ExtendedResource) -> bool {
+        self.numbered(resource).iter().any(|ids| ids.count != Some(0))
+    }
+
+    /// Encoded size of a list of these devices when all of them are unhealthy.
+    fn list_bytes(&self, numbered: &[NumberedIds]) -> u64 {
+        let besides = if self.lists_numa_nodes { NUMA_NODE_BYTES } else { 0 };
+        let mut bytes = 0_u64;
+        for ids in numbered {
+            bytes = bytes.saturating_add(ids.list_bytes(besides));
+        }
+        bytes
+    }
+}
+
+/// The number that the digits stand for.
+fn parse_number(digits: &str) -> Option<u64> {
+    // The parser alone would accept a sign.
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
+}
+
+/// The IDs of shares of each GPU.
+fn share_ids(gpus: &[Gpu], slots: u64) -> Vec<NumberedIds> {
+    let mut numbered = Vec::with_capacity(gpus.len());
+    for gpu in gpus {
+        numbered.push(NumberedIds::parts(gpu.uuid.clone(), slots));
+    }
+    numbered
+}
+
+/// The IDs of memory units of each GPU, which begin with the stems in the same order.
+fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedIds> {
+    let mut numbered = Vec::with_capacity(gpus.len());
+    for (gpu, stem) in gpus.iter().zip(stems) {
+        numbered.push(NumberedIds {
+            device: gpu.uuid.clone(),
+            prefix: format!("{stem}-"),
+            count: Some(unit.units_in(gpu.memory_bytes)),
+            kept: Vec::new(),
+        });
+    }
+    numbered
+}
+
+/// Most virtual devices of one device other than a GPU that are listed: an absurd amount in an inventory must not make an absurd
+/// list.
+const MOST_OF_ONE: u64 = 1000;
+
+/// Longest device list, in bytes, that kubelet accepts.
+const LIMIT: u64 = MAX_MESSAGE_BYTES as u64;
+
+/// The largest unit, 1 TiB, in MiB.
+const MAX_UNIT_MIB: u64 = 1 << 20;
+
+fn unit_of(mib: u64) -> Option<MemoryUnit> {
+    MemoryUnit::from_bytes(mib << 20)
+}
+
+/// The first number of `low..=high` for which the predicate holds, which then holds for all higher numbers too.
+fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
+    if !holds(high) {
+        return None;
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(low)
+}
+
+/// Encoded size of `count` devices whose IDs are a prefix of this length and the numbers from 0.
+fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
+    let mut bytes = 0_u64;
+    // IDs whose numbers have equally many digits have the same size, so the loop goes over digits and not over a million IDs.
+    let (mut digits, mut start) = (1, 0_u64);
+    while start < count {
+        let end = 10_u64.saturating_pow(digits).min(count);
+        bytes = bytes
+            .saturating_add((end - start).saturating_mul(device_bytes(prefix + u64::from(digits), besides)));
+        (digits, start) = (digits + 1, end);
+    }
+    bytes
+}
+
+/// Encoded size of one unhealthy device with an ID of `id` bytes: each field is a tag, a length and its bytes.
+fn device_bytes(id: u64, besides: u64) -> u64 {
+    let fields = 1 + varint_bytes(id) + id + UNHEALTHY_BYTES + besides;
+    1 + varint_bytes(fields) + fields
+}
+
+/// Encoded size of a number: 7 bits in each byte.
+fn varint_bytes(value: u64) -> u64 {
+    u64::from(value.max(1).ilog2() / 7 + 1)
+}
+
+/// The unique stem of each GPU of the node: the start of its UUID's hash, longer only if two GPUs have the same start. The hash is
+/// of the UUID alone, so that a GPU keeps its IDs when another GPU is added.
+fn stems(gpus: &[Gpu]) -> Vec<String> {
+    let mut hashes = Vec::with_capacity(gpus.len());
+    for gpu in gpus {
+        hashes.push(format!("{:016x}", fnv1a(gpu.uuid.as_str())));
+    }
+    let mut stems = Vec::with_capacity(gpus.len());
+    for (gpu, own) in gpus.iter().zip(&hashes) {
+        let is_unique = |stem: &&str| hashes.iter().filter(|hash| hash.starts_with(stem)).count() == 1;
+        let stem = STEM_LENGTHS
+            .map(|len| own.get(..len).unwrap_or(own))
+            .into_iter()
+            .find(is_unique);
+        // Equal hashes of two UUIDs are as good as impossible; the UUIDs themselves differ.
+        stems.push(stem.unwrap_or(gpu.uuid.as_str()).to_owned());
+    }
+    stems
+}
+
+#[cfg(test)]
+impl IdScheme {
+    pub(crate) fn new(gpus: &[Gpu], slots: u32, unit: MemoryUnit) -> Result<Self, TooLong> {
+        Self::with_numa_nodes(false, gpus, slots, unit)
+    }
+
+    /// Encoded size of the list of all devices of a resource when all of them are unhealthy.
+    pub(crate) fn longest_list_bytes(&self, resource: ExtendedResource) -> u64 {
+        self.list_bytes(self.numbered(resource))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,397 @@
+//! The devices of this node together with their health: one immutable value per moment.
+//!
+//! [`watch`] makes a new value at each change; kubelet's device lists, the Device object and node status are functions of the
+//! latest one.
+
+pub mod sharing;
+pub mod watch;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use proto::device::TYPE_GPU;
+use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
+
+use crate::devices::device_ids::IdScheme;
+use crate::devices::extended_resource::{ExtendedResource, ExtendedResourceNames};
+use crate::devices::health::{HealthChange, HealthReason};
+use crate::devices::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation, PhysicalId};
+
+/// The message of a device without any observation.
+const NO_TROUBLE: &str = "no trouble has been reported";
+
+/// One device and its health: a [`Gpu`], or an [`OtherDevice`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetDevice<D> {
+    /// The device.
+    pub device: D,
+    /// True if pods may share it; a GPU that they may not share is left to pods that take whole GPUs.
+    pub is_shared: bool,
+    /// True if pods may be placed on it.
+    pub is_healthy: bool,
+    /// The reason for the state of health; none without any observation.
+    pub reason: Option<HealthReason>,
+    /// The reason in a sentence for people.
+    pub message: String,
+}
+
+impl<D> FleetDevice<D> {
+    /// A device without any observation.
+    fn healthy(device: D, is_shared: bool) -> Self {
+        Self {
+            device,
+            is_shared,
+            is_healthy: true,
+            reason: None,
+            message: NO_TROUBLE.to_owned(),
+        }
+    }
+
+    /// Sets the health of the device.
+    fn set_health(&mut self, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
+        (self.is_healthy, self.reason) = (is_healthy, reason);
+        message.clone_into(&mut self.message);
+    }
+}
+
+/// The devices of this node at one moment.
+#[derive(Clone, Debug)]
+pub struct NodeFleet {
+    /// Every GPU, in the order of the inventory.
+    pub gpus: Vec<FleetDevice<Gpu>>,
+    /// Devices of other types, sorted by type and minor number.
+    pub others: Vec<FleetDevice<OtherDevice>>,
+    /// The device IDs that kubelet gets.
+    pub ids: IdScheme,
+    /// The links between GPUs, as far as the source reports them.
+    pub links: Vec<GpuLinks>,
+    /// The partitions of the GPUs, if the source reports them.
+    pub partitions: Option<GpuPartitionTable>,
+    /// The policy for these partitions, if the source reports it.
+    pub partition_policy: Option<GpuPartitionPolicy>,
+    /// True if containers need the vendor's driver to use the GPUs.
+    pub needs_driver: bool,
+    /// Version of the driver, if the source reports it.
+    pub driver_version: Option<String>,
+    /// The vendor of the GPUs.
+    pub vendor: String,
+    /// False until the errors that an earlier process observed on the devices are loaded.
+    pub is_health_loaded: bool,
+}
+
+impl NodeFleet {
+    /// The devices of an inventory, all healthy. Pods may share the GPUs that `ids` has.
+    pub fn new(inventory: NodeInventory, ids: IdScheme) -> Self {
+        // The scheme `ids` has the IDs of shared GPUs alone; those of whole GPUs and of other devices follow from the inventory.
+        let ids = ids.with(&inventory);
+        let mut gpus = Vec::with_capacity(inventory.gpus.len());
+        for gpu in inventory.gpus {
+            let is_shared = ids.is_shared(&gpu.uuid);
+            gpus.push(FleetDevice::healthy(gpu, is_shared));
+        }
+        let mut others = Vec::with_capacity(inventory.others.len());
+        for device in inventory.others {
+            // Each of these devices is divided by percent, and no flag excludes one.
+            others.push(FleetDevice::healthy(device, true));
+        }
+        Self {
+            gpus,
+            others,
+            ids,
+            links: inventory.links,
+            partitions: inventory.partitions,
+            partition_policy: inventory.partition_policy,
+            needs_driver: inventory.needs_driver,
+            driver_version: inventory.driver_version,
+            vendor: inventory.vendor,
+            is_health_loaded: true,
+        }
+    }
+
+    /// The devices of another inventory. A device that stays keeps its health.
+    #[must_use]
+    pub fn with_inventory(&self, inventory: NodeInventory, ids: IdScheme) -> Self {
+        let mut fleet = Self {
+            // XIDs of an earlier process are loaded once, whichever devices are there then.
+            is_health_loaded: self.is_health_loaded,
+            ..Self::new(inventory, ids)
+        };
+        for known in self.all_entries() {
+            fleet.set_health(&known.key.id, known.is_healthy, known.reason, known.message);
+        }
+        fleet
+    }
+
+    /// Sets the health of one device as the module `health` has decided.
+    pub fn apply(&mut self, change: &HealthChange) {
+        self.set_health(
+            &change.device,
+            change.is_healthy,
+            Some(change.reason),
+            &change.message,
+        );
+    }
+
+    /// Sets the health of the device with this ID, a GPU or another device, in the fleet; an unknown ID changes nothing.
+    fn set_health(&mut self, id: &PhysicalId, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
+        for entry in &mut self.gpus {
+            if entry.device.uuid == *id {
+                entry.set_health(is_healthy, reason, message);
+            }
+        }
+        for entry in &mut self.others {
+            if entry.device.id == *id {
+                entry.set_health(is_healthy, reason, message);
+            }
+        }
+    }
+
+    /// The GPU with this UUID.
+    pub fn gpu(&self, uuid: &PhysicalId) -> Option<&Gpu> {
+        let entry = self.gpus.iter().find(|entry| entry.device.uuid == *uuid)?;
+        Some(&entry.device)
+    }
+
+    /// The GPU that a record names.
+    pub fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
+        let entry = self.gpus.iter().find(|entry| name.names(&entry.device))?;
+        Some(&entry.device)
+    }
+
+    /// The devices of a type other than GPUs, such as `rdma`, by minor number.
+    pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice<OtherDevice>> {
+        self.others
+            .iter()
+            .filter(move |entry| entry.device.device_type == device_type)
+    }
+
+    /// Every device, GPUs first.
+    pub fn all_entries(&self) -> impl Iterator<Item = FleetEntry<'_>> {
+        let gpus = self.gpus.iter().map(FleetEntry::from);
+        gpus.chain(self.others.iter().map(FleetEntry::from))
+    }
+
+    /// The devices of a type, GPUs included.
+    pub fn entries<'a>(&'a self, device_type: &'a str) -> impl Iterator<Item = FleetEntry<'a>> {
+        self.all_entries()
+            .filter(move |entry| entry.device_type == device_type)
+    }
+
+    /// The device that a record names for a resource, healthy or not.
+    pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
+        let mut entries = self.entries(resource.device_type());
+        Some(entries.find(|entry| name.is(&entry.key))?.key)
+    }
+
+    /// Returns true if the plugin advertises a resource to kubelet.
+    pub fn advertises(&self, resource: ExtendedResource, names: &ExtendedResourceNames) -> bool {
+        match resource {
+            ExtendedResource::Shared | ExtendedResource::Memory => true,
+            ExtendedResource::Whole => names.whole.is_some(),
+            ExtendedResource::Rdma | ExtendedResource::Fpga => self.ids.has(resource),
+        }
+    }
+
+    /// The devices with these `names`, without duplicates, if a pod may get all of them for a resource.
+    ///
+    /// # Errors
+    /// The first name of a device that this node does not have, that is unhealthy, or that pods may not share.
+    pub fn resolve(
+        &self,
+        resource: ExtendedResource,
+        names: &[DeviceName],
+    ) -> Result<Vec<PhysicalId>, Unavailable> {
+        let device_type = resource.device_type();
+        let is_sharing = matches!(resource, ExtendedResource::Shared | ExtendedResource::Memory);
+        let mut found = Vec::<PhysicalId>::with_capacity(names.len());
+        for name in names {
+            let Some(entry) = self.entries(device_type).find(|entry| name.is(&entry.key)) else {
+                let name = match name {
+                    DeviceName::Id(id) => id.to_string(),
+                    DeviceName::Minor(minor) => format!("with minor {minor}"),
+                };
+                return Err(Unavailable::Unknown { device_type, name });
+            };
+            let id = entry.key.id;
+            // A record from before the operator took the GPU out of sharing may still name it.
+            if is_sharing && !entry.is_shared {
+                return Err(Unavailable::NotShared(id));
+            }
+            if !entry.is_healthy {
+                return Err(Unavailable::Unhealthy {
+                    device_type,
+                    id,
+                    message: entry.message.to_owned(),
+                });
+            }
+            if !found.contains(&id) {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The name of a device type in texts for people.
+pub fn type_name(device_type: &str) -> &str {
+    if device_type == TYPE_GPU {
+        "GPU"
+    } else {
+        device_type
+    }
+}
+
+/// The two names of a device in records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceKey {
+    /// The identity of the device.
+    pub id: PhysicalId,
+    /// The minor number, unique among the devices of a type.
+    pub minor: u32,
+}
+
+impl From<&Gpu> for DeviceKey {
+    fn from(gpu: &Gpu) -> Self {
+        Self {
+            id: gpu.uuid.clone(),
+            minor: gpu.minor,
+        }
+    }
+}
+
+impl From<&OtherDevice> for DeviceKey {
+    fn from(device: &OtherDevice) -> Self {
+        Self {
+            id: device.id.clone(),
+            minor: device.minor,
+        }
+    }
+}
+
+/// The name of a device in the record of a pod, among those of its type.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceName {
+    /// Its ID, in records of this project's scheduler.
+    Id(PhysicalId),
+    /// Its minor number, in records of the old gpushare extender.
+    Minor(u32),
+}
+
+impl DeviceName {
+    /// True if this names the GPU.
+    pub fn names(&self, gpu: &Gpu) -> bool {
+        self.fits(&gpu.uuid, gpu.minor)
+    }
+
+    /// True if this names the device.
+    pub fn is(&self, device: &DeviceKey) -> bool {
+        self.fits(&device.id, device.minor)
+    }
+
+    /// True if the name is that of a device with this ID and minor number.
+    fn fits(&self, own: &PhysicalId, own_minor: u32) -> bool {
+        match self {
+            Self::Id(id) => id == own,
+            Self::Minor(minor) => *minor == own_minor,
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Minor(minor) => write!(f, "minor {minor}"),
+        }
+    }
+}
+
+/// A device of any type and its health.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetEntry<'a> {
+    /// The device type, such as `gpu`.
+    pub device_type: &'a str,
+    /// The device's names in records.
+    pub key: DeviceKey,
+    /// True if pods may share it.
+    pub is_shared: bool,
+    /// True if pods may be placed on it.
+    pub is_healthy: bool,
+    /// The reason for the state of health; none without any observation.
+    pub reason: Option<HealthReason>,
+    /// The reason in a sentence for people.
+    pub message: &'a str,
+    /// The PCI address, if the source reports it.
+    pub bus_id: Option<&'a str>,
+    /// The location on the PCI bus.
+    pub location: &'a PciLocation,
+    /// Labels by which pods may select it.
+    pub labels: &'a BTreeMap<String, String>,
+}
+
+impl<'a> From<&'a FleetDevice<Gpu>> for FleetEntry<'a> {
+    fn from(entry: &'a FleetDevice<Gpu>) -> Self {
+        Self {
+            device_type: TYPE_GPU,
+            key: DeviceKey::from(&entry.device),
+            is_shared: entry.is_shared,
+            is_healthy: entry.is_healthy,
+            reason: entry.reason,
+            message: &entry.message,
+            bus_id: entry.device.bus_id.as_deref(),
+            location: &entry.device.location,
+            labels: &entry.device.labels,
+        }
+    }
+}
+
+impl<'a> From<&'a FleetDevice<OtherDevice>> for FleetEntry<'a> {
+    fn from(entry: &'a FleetDevice<OtherDevice>) -> Self {
+        Self {
+            device_type: &entry.device.device_type,
+            key: DeviceKey::from(&entry.device),
+            is_shared: entry.is_shared,
+            is_healthy: entry.is_healthy,
+            reason: entry.reason,
+            message: &entry.message,
+            bus_id: entry.device.bus_id.as_deref(),
+            location: &entry.device.location,
+            labels: &entry.device.labels,
+        }
+    }
+}
+
+/// The reason that a pod cannot have a device that its record names.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// This node does not have the device.
+    #[error(
+        "{} {name} is not on this node; delete the pod to reschedule it",
+        type_name(device_type)
+    )]
+    Unknown {
+        /// The type in the record.
+        device_type: &'static str,
+        /// The name in the record.
+        name: String,
+    },
+    /// The device is unhealthy.
+    #[error(
+        "{} {id} of this node is unhealthy: {message}; the container starts once it is healthy, or delete the pod to reschedule it",
+        type_name(device_type)
+    )]
+    Unhealthy {
+        /// The type of the device.
+        device_type: &'static str,
+        /// The device.
+        id: PhysicalId,
+        /// The reason that it is unhealthy, in a sentence.
+        message: String,
+    },
+    /// The operator leaves the GPU to pods that take whole GPUs.
+    #[error(
+        "GPU {0} of this node is not shared: --shared-devices of its plugin leaves it to pods that take whole GPUs; delete the pod to \
+         reschedule it"
+    )]
+    NotShared(PhysicalId),
+}

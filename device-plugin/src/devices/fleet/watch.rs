@@ -1,0 +1,382 @@
+//! Watches the devices: observations of the source become health, and health becomes a new [`NodeFleet`].
+//!
+//! All observations that wait in the channel make one new value, so a node whose GPUs all fail at once sends kubelet one list, not
+//! one per device.
+//!
+//! A call into a driver that hangs cannot be ended. The plugin leaves its thread alone and starts no other in its place. A device
+//! without any observation for a long time counts as failed until its source reports it again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use daemon::api_server::one_line;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{error, info, warn};
+
+use crate::devices::health::{ApplicationFault, Health, HealthChange};
+use crate::devices::inventory::{
+    DeviceSource, InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId,
+};
+
+use super::NodeFleet;
+use super::sharing::Sharing;
+
+/// Delay before a watch that has ended is started again.
+const RESTART_DELAY: Duration = Duration::from_secs(1);
+
+/// Delay before the plugin lists devices again that it could not adopt.
+const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
+
+/// Longest wait for the list of devices; observations wait meanwhile.
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(20);
+
+/// Time by which an observation may come later than the probe interval: opening an NVML session (loading and initialising the
+/// library) and waking an idle GPU take seconds for each GPU.
+const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
+
+/// A change of health that does not come from a watch of the devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Correction {
+    /// An operator has cleared a device.
+    Cleared(PhysicalId),
+    /// The critical errors that an earlier process observed; empty if there are none. Sent once.
+    Loaded(Vec<EarlierXid>),
+}
+
+/// A critical error that an earlier process observed on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlierXid {
+    /// The device.
+    pub device: PhysicalId,
+    /// The number of the error.
+    pub xid: u64,
+    /// The time since which the device is unhealthy, in the text of the Device object.
+    pub since: String,
+}
+
+/// The channels of a [`FleetWatch`].
+#[derive(Debug)]
+pub struct FleetChannels {
+    /// The devices and their health.
+    pub fleet: watch::Sender<Arc<NodeFleet>>,
+    /// Faults of applications; those for which there is no room are dropped.
+    pub faults: mpsc::Sender<ApplicationFault>,
+    /// Changes of health that do not come from the source of the devices.
+    pub corrections: mpsc::Receiver<Correction>,
+}
+
+/// This process must end, so that its container is created again with the library of the present driver.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{how}; ending, so that this container is created again")]
+pub struct DriverReplaced {
+    how: String,
+}
+
+/// Lists the devices on a thread that may block.
+pub async fn discover(source: &DeviceSource) -> anyhow::Result<NodeInventory> {
+    let source = source.clone();
+    Ok(spawn_blocking(move || source.discover()).await??)
+}
+
+/// Watches the devices of a source and keeps the fleet up to date.
+#[derive(Debug)]
+pub struct FleetWatch {
+    source: DeviceSource,
+    /// The call that lists the devices, while it runs.
+    listing: Option<JoinHandle<Result<NodeInventory, InventoryError>>>,
+    inventory: NodeInventory,
+    health: Health,
+    sharing: Sharing,
+    channels: FleetChannels,
+    /// The time that counts as zero for [`Health`].
+    started: Instant,
+}
+
+impl FleetWatch {
+    /// A watch of the devices of `inventory`.
+    pub fn new(
+        source: DeviceSource,
+        inventory: NodeInventory,
+        health: Health,
+        sharing: Sharing,
+        channels: FleetChannels,
+    ) -> Self {
+        Self {
+            source,
+            listing: None,
+            inventory,
+            health,
+            sharing,
+            channels,
+            started: Instant::now(),
+        }
+    }
+
+    /// Watches until the task is dropped or the driver has been replaced.
+    pub async fn run(mut self) -> DriverReplaced {
+        let source = self.source.clone();
+        loop {
+            match source.watch(&self.inventory) {
+                // The feed must live while its channel is read: dropping it stops its threads.
+                Ok((_feed, observations)) => {
+                    let limit = source.probe_interval() + OBSERVATION_DELAY;
+                    if let Err(replaced) = self.read_feed(observations, limit).await {
+                        return replaced;
+                    }
+                }
+                Err(error) => {
+                    warn!(error = one_line(&error), "cannot watch the devices, trying again");
+                    // Nothing else reads this channel while there is no feed, and containers wait for the first correction.
+                    while let Ok(correction) = self.channels.corrections.try_recv() {
+                        self.apply_correction(correction);
+                    }
+                    self.discover_again().await;
+                }
+            }
+            // A source that fails at once must not become a busy loop.
+            sleep(RESTART_DELAY).await;
+        }
+    }
+
+    /// Reads one feed until it ends or other devices have been adopted.
+    async fn read_feed(
+        &mut self,
+        mut observations: mpsc::Receiver<Observation>,
+        limit: Duration,
+    ) -> Result<(), DriverReplaced> {
+        let mut discover_at = None;
+        let mut silence = Silence::new(limit, self.inventory.ids().cloned());
+        loop {
+            let silence_ends = silence.deadline();
+            let has_changed = tokio::select! {
+                // Observations that have arrived count before silence.
+                biased;
+                Some(correction) = self.channels.corrections.recv() => {
+                    self.apply_correction(correction);
+                    false
+                }
+                first = observations.recv() => match first {
+                    Some(first) => self.observe_all(first, &mut observations, &mut silence)?,
+                    None => return Ok(()),
+                },
+                () = sleep_until_some(discover_at) => true,
+                () = sleep_until_some(silence_ends) => {
+                    // The feed waits for its driver. Another feed would wait too, and the thread of this feed could not be ended.
+                    self.mark_silent(&silence.take_silent(), limit);
+                    false
+                }
+            };
+            if has_changed {
+                if self.discover_again().await {
+                    return Ok(());
+                }
+                // The feed reports a change once, so nothing else would ask for another attempt.
+                discover_at = Some(Instant::now() + DISCOVERY_RETRY);
+            }
+        }
+    }
+
+    /// Applies `first` and the observations that wait behind it. Returns true if the inventory has changed.
+    fn observe_all(
+        &mut self,
+        first: Observation,
+        waiting: &mut mpsc::Receiver<Observation>,
+        silence: &mut Silence,
+    ) -> Result<bool, DriverReplaced> {
+        let mut changes = Vec::new();
+        let mut next = Some(first);
+        let mut result = Ok(false);
+        while let Some(observation) = next {
+            silence.record(&observation);
+            if observation.kind == ObservationKind::InventoryChanged {
+                info!("the devices of this node have changed");
+                result = Ok(true);
+                break;
+            }
+            if let ObservationKind::DriverReplaced(how) = observation.kind {
+                result = Err(DriverReplaced { how });
+                break;
+            }
+            if let Some(fault) = self.health.application_fault(&observation) {
+                warn!(device = %fault.uuid, xid = fault.xid, "an application has caused an error on a device");
+                // A fault leads only to events, so it may be lost while the channel is full.
+                let _ = self.channels.faults.try_send(fault);
+            }
+            changes.extend(self.health.observe(self.started.elapsed(), &observation));
+            next = waiting.try_recv().ok();
+        }
+        self.apply(&changes);
+        result
+    }
+
+    /// Applies a correction of health that comes from the Device object: an operator cleared a device, or an earlier process saw
+    /// XIDs.
+    fn apply_correction(&mut self, correction: Correction) {
+        let now = self.started.elapsed();
+        match correction {
+            Correction::Cleared(device) => {
+                let change = self.health.clear(now, &device);
+                self.apply(change.as_slice());
+            }
+            Correction::Loaded(errors) => {
+                for error in errors {
+                    let change = self.health.load(now, &error.device, error.xid, &error.since);
+                    self.apply(change.as_slice());
+                }
+                self.channels
+                    .fleet
+                    .send_modify(|fleet| Arc::make_mut(fleet).is_health_loaded = true);
+            }
+        }
+    }
+
+    /// Makes these devices unhealthy because their driver does not answer.
+    fn mark_silent(&mut self, devices: &[PhysicalId], silence: Duration) {
+        let how = format!("the driver has not answered for {} s", silence.as_secs());
+        let mut changes = Vec::new();
+        for device in devices {
+            let observation = Observation {
+                device: Some(device.clone()),
+                kind: ObservationKind::Failed(how.clone()),
+            };
+            changes.extend(self.health.observe(self.started.elapsed(), &observation));
+        }
+        self.apply(&changes);
+    }
+
+    /// Sends the readers of the fleet a new one with these changes of health, and logs each change. Without changes it sends none.
+    fn apply(&self, changes: &[HealthChange]) {
+        if changes.is_empty() {
+            return;
+        }
+        for change in changes {
+            let (device, reason, message) = (&change.device, change.reason, &change.message);
+            if change.is_healthy {
+                info!(%device, %reason, message, "device is healthy again");
+            } else {
+                error!(%device, %reason, message, "device is unhealthy");
+            }
+        }
+        // Readers may still hold the last fleet, which must not change under them: `make_mut` copies it then.
+        self.channels.fleet.send_modify(|fleet| {
+            let fleet = Arc::make_mut(fleet);
+            for change in changes {
+                fleet.apply(change);
+            }
+        });
+    }
+
+    /// Lists the devices again and adopts them. Returns false if that is not possible.
+    async fn discover_again(&mut self) -> bool {
+        match self.list_devices().await {
+            // NVML lists no GPU while the driver is replaced, and pods that run on them must not lose their device IDs.
+            Ok(found) if found.gpus.is_empty() && !self.inventory.gpus.is_empty() => {
+                warn!("no GPU answers now, keeping the known devices");
+                false
+            }
+            Ok(found) => self.adopt(found),
+            Err(error) => {
+                warn!(error = %format!("{error:#}"), "cannot list the devices again, keeping the known ones");
+                false
+            }
+        }
+    }
+
+    /// Lists the devices of the source on a thread that may block, and waits at most [`DISCOVERY_LIMIT`].
+    ///
+    /// # Errors
+    /// The source cannot list its devices, or its driver does not answer.
+    async fn list_devices(&mut self) -> anyhow::Result<NodeInventory> {
+        let source = self.source.clone();
+        // A call that hangs cannot be ended: the next attempt waits for it, instead of starting another beside it.
+        let listing = self
+            .listing
+            .get_or_insert_with(|| spawn_blocking(move || source.discover()));
+        let found = timeout(DISCOVERY_LIMIT, &mut *listing).await;
+        let found = found.context("the driver does not answer")?;
+        self.listing = None;
+        // Of the two errors one is of the thread, the other of the source.
+        Ok(found??)
+    }
+
+    /// Goes over to another inventory. Returns false if kubelet could not accept the list of its device IDs.
+    fn adopt(&mut self, found: NodeInventory) -> bool {
+        if found == self.inventory {
+            // The change has been undone. Another feed must start, because this one reports only its first change.
+            return true;
+        }
+        let ids = match self.sharing.id_scheme(&found) {
+            Ok(ids) => ids,
+            Err(error) => {
+                error!(%error, "keeping the known devices");
+                return false;
+            }
+        };
+        info!(n_gpus = found.gpus.len(), "serving other devices from now on");
+        self.health.set_devices(found.ids().cloned());
+        self.inventory.clone_from(&found);
+        self.channels
+            .fleet
+            .send_modify(|fleet| *fleet = Arc::new(fleet.with_inventory(found, ids)));
+        true
+    }
+}
+
+/// Waits until this moment; for ever if there is none.
+pub(crate) async fn sleep_until_some(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The time of the last observation of each device: one source may hang while another one reports.
+struct Silence {
+    limit: Duration,
+    observed: BTreeMap<PhysicalId, Instant>,
+}
+
+impl Silence {
+    /// Starts to count the silence of each of these devices; one is silent for too long after `limit`.
+    fn new(limit: Duration, devices: impl Iterator<Item = PhysicalId>) -> Self {
+        // Each device counts as observed now, so that the source has the whole limit for its first observation.
+        let now = Instant::now();
+        let observed = devices.map(|device| (device, now)).collect();
+        Self { limit, observed }
+    }
+
+    /// Notes that the device of this observation was observed now.
+    fn record(&mut self, observation: &Observation) {
+        if let Some(device) = &observation.device
+            && let Some(observed) = self.observed.get_mut(device)
+        {
+            *observed = Instant::now();
+        }
+    }
+
+    /// The time at which the first device will have been silent for too long.
+    fn deadline(&self) -> Option<Instant> {
+        let first = self.observed.values().min()?;
+        Some(*first + self.limit)
+    }
+
+    /// The devices that have been silent for too long; their silence starts again.
+    fn take_silent(&mut self) -> Vec<PhysicalId> {
+        let now = Instant::now();
+        let mut silent = Vec::new();
+        for (device, observed) in &mut self.observed {
+            if *observed + self.limit <= now {
+                *observed = now;
+                silent.push(device.clone());
+            }
+        }
+        silent
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,409 @@
+//! Decides from the observations of a watch whether each device is healthy, and when an unhealthy one has recovered.
+//!
+//! Pure: no clock, NVML or channel. The caller passes the time (since any fixed moment) with each observation and acts on the
+//! [`HealthChange`]s that come out.
+//!
+//! The rules:
+//!
+//! * A critical XID makes its device unhealthy, unless the policy says that applications cause it by their own fault: such an XID
+//!   says nothing about the device and only leads to events on its pods.
+//! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter without an active port.
+//! * An XID of an unknown device, or of one that this node does not share, changes nothing by itself. The watch then probes
+//!   every device: those that fail are unhealthy, and the other devices stay as they are.
+//! * A device without event support (NVML answers `NOT_SUPPORTED`) is watched by probes alone; the lack of events does not make it
+//!   unhealthy.
+//! * An unhealthy device is healthy again when it has answered a number of probes in a row, and a time has passed, since its last
+//!   trouble; the policy sets both.
+//! * Time does not heal a device that needs a reset: after an XID that the policy lists for it, or as long as its driver names a
+//!   recovery action. Probes count again once the driver names none, once a reset has been observed (the device was lost and is back,
+//!   or the rows that waited for a reset are remapped), or once an operator clears it ([`Health::clear`]). A boot resets devices too;
+//!   XIDs of an earlier boot are not loaded.
+//! * A device that is unhealthy again within a day of its recovery has a relapse. Each one doubles the time that it must be without
+//!   trouble, up to an hour; after a healthy day the count starts at zero.
+//! * The node's Device object keeps health across restarts of the plugin. A device that is unhealthy there by an XID starts as if
+//!   that XID had just come ([`Health::load`]); probes find all other trouble again.
+
+mod xids;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::devices::inventory::{MIG, Observation, ObservationKind, PhysicalId};
+
+pub use xids::Xids;
+
+/// Longest time without trouble that relapses lead to, unless the policy itself asks for more.
+pub const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
+
+/// Time after its recovery in which further trouble is a relapse.
+pub const RELAPSE_WITHIN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// An XID that an application causes and that leaves the device in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApplicationFault {
+    /// The GPU.
+    pub uuid: PhysicalId,
+    /// The XID.
+    pub xid: u64,
+}
+
+/// The reason for a device's present state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HealthReason {
+    /// The driver reported a critical error.
+    Xid(u64),
+    /// The device is gone.
+    Lost,
+    /// A probe failed.
+    ProbeFailed,
+    /// The GPU is in MIG mode. Conditions and metrics show it as a failed probe, the word that their readers know.
+    MigMode,
+    /// The driver says that the device must be reset.
+    NeedsReset,
+    /// No port of an adapter is active.
+    PortDown,
+    /// The device was unhealthy and has recovered.
+    Recovered,
+    /// An operator has cleared the device.
+    Cleared,
+}
+
+impl HealthReason {
+    /// The XID in a word such as `Xid79`.
+    pub fn xid(word: &str) -> Option<u64> {
+        word.strip_prefix("Xid")?.parse().ok()
+    }
+}
+
+/// One word, fit for the reason of a condition or an event: `Xid79`, `Lost`, `ProbeFailed`, `NeedsReset`, `PortDown`, `Recovered`,
+/// `Cleared`.
+impl fmt::Display for HealthReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Xid(xid) => return write!(f, "Xid{xid}"),
+            Self::Lost => "Lost",
+            Self::ProbeFailed | Self::MigMode => "ProbeFailed",
+            Self::NeedsReset => "NeedsReset",
+            Self::PortDown => "PortDown",
+            Self::Recovered => "Recovered",
+            Self::Cleared => "Cleared",
+        })
+    }
+}
+
+/// A device became unhealthy or healthy, or is now unhealthy for another reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthChange {
+    /// The device.
+    pub device: PhysicalId,
+    /// True if pods may be placed on it.
+    pub is_healthy: bool,
+    /// The reason.
+    pub reason: HealthReason,
+    /// The reason in a sentence for people.
+    pub message: String,
+}
+
+/// The rules that an operator can set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthPolicy {
+    /// The critical XIDs that an application causes: they do not make a device unhealthy.
+    pub application_xids: Xids,
+    /// The critical XIDs after which a device needs a reset.
+    pub reset_xids: Xids,
+    /// The number of probes in a row that an unhealthy device must answer.
+    pub answers: NonZeroU32,
+    /// The time that it must be without trouble, before the first relapse.
+    pub quiet: Duration,
+}
+
+/// Three answers over at least a minute; XIDs have the classes of NVIDIA's documentation.
+impl Default for HealthPolicy {
+    fn default() -> Self {
+        Self {
+            application_xids: Xids::of_applications(),
+            reset_xids: Xids::of_resets(),
+            answers: NonZeroU32::MIN.saturating_add(2),
+            quiet: Duration::from_secs(60),
+        }
+    }
+}
+
+impl HealthPolicy {
+    /// Returns true if time does not heal a device with this trouble.
+    fn needs_reset(&self, reason: HealthReason) -> bool {
+        match reason {
+            HealthReason::Xid(xid) => self.reset_xids.contains(xid),
+            other => other == HealthReason::NeedsReset,
+        }
+    }
+
+    /// The end of a message about trouble: the step, if one is needed, and the condition under which the device is healthy again.
+    fn remedy(&self, reason: HealthReason, needs_reset: bool, relapses: u32) -> String {
+        let relapse = match relapses {
+            0 => String::new(),
+            n => format!(" (relapse {n})"),
+        };
+        if needs_reset {
+            return format!(
+                "it stays unhealthy until it has been reset (`nvidia-smi --gpu-reset`), the node has booted, or an operator clears \
+                 it{relapse}"
+            );
+        }
+        let step = match reason {
+            HealthReason::Lost => "if it does not come back, restart the node; ",
+            HealthReason::PortDown => "check its cable and its switch; ",
+            HealthReason::ProbeFailed => "if that lasts, see the node's kernel log; ",
+            _ => "",
+        };
+        format!(
+            "{step}it is healthy again after {} probes and {} s without trouble{relapse}",
+            self.answers,
+            self.quiet_after(relapses).as_secs()
+        )
+    }
+
+    /// The time that a device must be without trouble after this number of relapses.
+    fn quiet_after(&self, relapses: u32) -> Duration {
+        // An error that comes back every few minutes must not return the device to pods each time.
+        let doubled = self.quiet.saturating_mul(2_u32.saturating_pow(relapses));
+        doubled.min(LONGEST_QUIET.max(self.quiet))
+    }
+}
+
+/// The health of one device.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceHealth {
+    trouble: Option<Trouble>,
+    /// The time of its last recovery.
+    recovered: Option<Duration>,
+    /// The number of times in a row that it became unhealthy within a day of a recovery.
+    relapses: u32,
+}
+
+impl DeviceHealth {
+    /// Records trouble; it is a relapse if the last recovery was less than a day ago.
+    fn record_trouble(&mut self, reason: HealthReason, needs_reset: bool, now: Duration) {
+        // Only a healthy device can relapse; further trouble of an unhealthy one belongs to the same fault.
+        if self.trouble.is_none() {
+            let is_relapse = self
+                .recovered
+                .is_some_and(|recovered| now.saturating_sub(recovered) <= RELAPSE_WITHIN);
+            self.relapses = if is_relapse {
+                self.relapses.saturating_add(1)
+            } else {
+                0
+            };
+        }
+        // Further trouble starts the recovery again: answers count, and time passes, from the last trouble on.
+        self.trouble = Some(Trouble {
+            reason,
+            needs_reset,
+            since: now,
+            answers: 0,
+        });
+    }
+
+    /// Counts an answered probe; the device recovers if no more answers and no more time are required.
+    fn record_answer(
+        &mut self,
+        policy: &HealthPolicy,
+        device: &PhysicalId,
+        now: Duration,
+    ) -> Option<HealthChange> {
+        // NVML may go on answering for a GPU whose memory or firmware has failed.
+        let trouble = self.trouble.as_mut().filter(|trouble| !trouble.needs_reset)?;
+        trouble.answers = trouble.answers.saturating_add(1);
+        let Trouble {
+            reason,
+            since,
+            answers,
+            ..
+        } = *trouble;
+        let quiet = now.saturating_sub(since);
+        if answers < policy.answers.get() || quiet < policy.quiet_after(self.relapses) {
+            return None;
+        }
+        (self.trouble, self.recovered) = (None, Some(now));
+        Some(HealthChange {
+            device: device.clone(),
+            is_healthy: true,
+            reason: HealthReason::Recovered,
+            message: format!(
+                "the device answered {answers} probes in {} s without trouble since {reason}",
+                quiet.as_secs()
+            ),
+        })
+    }
+}
+
+/// The trouble of an unhealthy device, and the progress of its recovery.
+#[derive(Clone, Copy, Debug)]
+struct Trouble {
+    reason: HealthReason,
+    /// True if probes do not count until a reset is observed.
+    needs_reset: bool,
+    /// The time of the last trouble.
+    since: Duration,
+    /// Probes answered since then.
+    answers: u32,
+}
+
+/// The health of a set of devices.
+#[derive(Clone, Debug)]
+pub struct Health {
+    policy: HealthPolicy,
+    devices: BTreeMap<PhysicalId, DeviceHealth>,
+}
+
+impl Health {
+    /// The health of these devices by the rules of `policy`. Every device starts healthy.
+    pub fn new(policy: HealthPolicy, devices: impl IntoIterator<Item = PhysicalId>) -> Self {
+        let mut health = Self {
+            policy,
+            devices: BTreeMap::new(),
+        };
+        health.set_devices(devices);
+        health
+    }
+
+    /// Replaces the set of devices. One that stays keeps its state, a new one is healthy.
+    pub fn set_devices(&mut self, devices: impl IntoIterator<Item = PhysicalId>) {
+        let mut before = std::mem::take(&mut self.devices);
+        for device in devices {
+            let state = before.remove(&device).unwrap_or_default();
+            self.devices.insert(device, state);
+        }
+    }
+
+    /// Returns true if pods may be placed on the device; an unknown device is not healthy.
+    pub fn is_healthy(&self, device: &PhysicalId) -> bool {
+        self.devices
+            .get(device)
+            .is_some_and(|state| state.trouble.is_none())
+    }
+
+    /// The reason that the device is unhealthy, if it is.
+    pub fn trouble(&self, device: &PhysicalId) -> Option<HealthReason> {
+        Some(self.devices.get(device)?.trouble?.reason)
+    }
+
+    /// Loads an XID that an earlier process observed at `since`. An XID that applications cause by now has no effect.
+    pub fn load(
+        &mut self,
+        now: Duration,
+        device: &PhysicalId,
+        xid: u64,
+        since: &str,
+    ) -> Option<HealthChange> {
+        let observation = Observation {
+            device: Some(device.clone()),
+            kind: ObservationKind::Xid(xid),
+        };
+        // The quiet time starts now, since the probes that an earlier process saw answered are not known.
+        let change = self.observe(now, &observation)?;
+        let reason = HealthReason::Xid(xid);
+        let remedy = self.policy.remedy(reason, self.policy.needs_reset(reason), 0);
+        let message = format!(
+            "the driver reported critical error XID {xid} before this process began; unhealthy since {since}; {remedy}"
+        );
+        Some(HealthChange { message, ..change })
+    }
+
+    /// The application's fault that an observation reports, if it is one on a known device.
+    pub fn application_fault(&self, observation: &Observation) -> Option<ApplicationFault> {
+        let ObservationKind::Xid(xid) = observation.kind else {
+            return None;
+        };
+        let uuid = observation.device.clone()?;
+        // No pod of this plugin runs on a device that it does not know.
+        let is_fault = self.devices.contains_key(&uuid) && self.policy.application_xids.contains(xid);
+        is_fault.then_some(ApplicationFault { uuid, xid })
+    }
+
+    /// Applies one observation made at `now` and returns the change of health that follows.
+    ///
+    /// Observations of unknown devices, or of no device, change nothing.
+    pub fn observe(&mut self, now: Duration, observation: &Observation) -> Option<HealthChange> {
+        // One event without a device must not take a whole node down.
+        let device = observation.device.as_ref()?;
+        let state = self.devices.get_mut(device)?;
+        let (reason, message) = match &observation.kind {
+            ObservationKind::InventoryChanged | ObservationKind::DriverReplaced(_) => return None,
+            ObservationKind::Answered => return state.record_answer(&self.policy, device, now),
+            ObservationKind::AnsweredWithoutFault => {
+                // From here on answered probes count towards recovery again.
+                if let Some(trouble) = state.trouble.as_mut() {
+                    trouble.needs_reset = false;
+                }
+                return state.record_answer(&self.policy, device, now);
+            }
+            ObservationKind::Xid(xid) if self.policy.application_xids.contains(*xid) => return None,
+            ObservationKind::Xid(xid) => (
+                HealthReason::Xid(*xid),
+                format!("the driver reported critical error XID {xid}"),
+            ),
+            ObservationKind::NeedsReset(how) => (
+                HealthReason::NeedsReset,
+                format!("the device must be reset: {how}"),
+            ),
+            ObservationKind::Lost => (
+                HealthReason::Lost,
+                "the device fell off the bus or is not listed any more".to_owned(),
+            ),
+            ObservationKind::Failed(how) => (
+                HealthReason::ProbeFailed,
+                format!("the device does not answer: {how}"),
+            ),
+            ObservationKind::MigMode => (
+                HealthReason::MigMode,
+                format!("the device does not answer: {MIG}"),
+            ),
+            ObservationKind::PortDown(states) => {
+                (HealthReason::PortDown, format!("no port is active: {states}"))
+            }
+        };
+        let before = state.trouble;
+        // A device that was lost and answers again has been reset.
+        let still_needs_reset =
+            before.is_some_and(|trouble| trouble.needs_reset) && reason != HealthReason::Lost;
+        let needs_reset = still_needs_reset || self.policy.needs_reset(reason);
+        let reason_before = before.map(|trouble| trouble.reason);
+        // A driver that says no more than that a reset is needed does not hide the error that led to it.
+        let reason = match reason_before {
+            Some(xid @ HealthReason::Xid(_)) if reason == HealthReason::NeedsReset => xid,
+            _ => reason,
+        };
+        state.record_trouble(reason, needs_reset, now);
+        // A driver may report the same XID many times per second; kubelet and the events of pods need it once.
+        if reason_before == Some(reason) {
+            return None;
+        }
+        let remedy = self.policy.remedy(reason, needs_reset, state.relapses);
+        Some(HealthChange {
+            device: device.clone(),
+            is_healthy: false,
+            reason,
+            message: format!("{message}; {remedy}"),
+        })
+    }
+
+    /// Makes an unhealthy device healthy on the word of an operator; the next trouble makes it unhealthy again.
+    pub fn clear(&mut self, now: Duration, device: &PhysicalId) -> Option<HealthChange> {
+        let state = self.devices.get_mut(device)?;
+        let trouble = state.trouble.take()?;
+        // Trouble soon afterwards is a relapse, as after a recovery by probes.
+        state.recovered = Some(now);
+        Some(HealthChange {
+            device: device.clone(),
+            is_healthy: true,
+            reason: HealthReason::Cleared,
+            message: format!("an operator has cleared {}", trouble.reason),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! CDI specs of this plugin: one for the driver, and one per answer to Allocate.
+//!
+//! The spec of an answer is written before its container starts, when it is known which pod the container belongs to. It
+//! holds device nodes and variables alone. Everything that a container needs of the driver (libraries, hooks, control nodes)
+//! is one static device, made from the vendor's own specs ([`vendor`]), so that the runtime does not parse it once per
+//! container.
+//!
+//! Container runtimes read the spec directory into a cache, some time after it changes. So a name is never used twice with
+//! different content: each answer has a name of its own ([`container_device`]), and where the content of a name has to
+//! change, [`SpecDir::write`] retires the old one first. [`readers`] sees when the runtime has read a spec.
+//!
+//! The structures are JSON values rather than those of the crate `container-device-interface`: only the form of a spec would be
+//! used of that crate, and it brings two hundred other crates with it. NVIDIA's edits are passed on as they are, with fields that
+//! this plugin does not know.
+
+pub mod dir;
+pub mod readers;
+pub mod vendor;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use serde_json::{Map, Value, json};
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::fnv::fnv1a;
+
+pub use dir::{SpecDir, SpecError};
+
+/// Vendor and class of the devices that stand for answers to Allocate.
+pub const CONTAINER_KIND: &str = "gpushare.dev/gpu";
+
+/// The fully qualified name of the device that stands for the driver.
+pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
+
+/// The version of specs that say no more than device nodes and variables.
+const VERSION: &str = "0.5.0";
+
+/// The fully qualified name of a device that no other answer names: `fresh` must be another number in each call, also after a
+/// restart.
+pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
+    let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    // kubelet sends the same IDs in any order.
+    ids.sort_unstable();
+    let set = fnv1a(&format!("{resource:?}\n{}", ids.join("\n")));
+    format!("{CONTAINER_KIND}={set:016x}-{fresh:x}")
+}
+
+/// The short name in a fully qualified CDI name, if that is the name of a container's device in an answer of this plugin.
+pub fn name_of(qualified: &str) -> Option<&str> {
+    qualified.strip_prefix(CONTAINER_KIND)?.strip_prefix('=')
+}
+
+/// The name of this plugin's device in an answer to Allocate; none if the answer names its devices otherwise.
+pub fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
+    answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
+}
+
+/// The changes that a CDI spec makes to a container.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Edits {
+    /// Version of the vendor's spec that the edits come from, if they come from one.
+    pub version: Option<String>,
+    /// Variables.
+    pub env: BTreeMap<String, String>,
+    /// Device nodes, as CDI writes them.
+    pub device_nodes: Vec<Value>,
+    /// Everything else, as CDI writes it: mounts, hooks and the like, by field.
+    pub others: Map<String, Value>,
+}
+
+impl Edits {
+    /// Adds a device node by its path on the host, which is its path in the container too.
+    pub fn add_node(&mut self, path: &Path) {
+        let node = json!({"path": path, "hostPath": path, "permissions": "rw"});
+        // Several devices of a container may need the same node.
+        if !self.device_nodes.contains(&node) {
+            self.device_nodes.push(node);
+        }
+    }
+
+    /// The edits as `containerEdits` of a CDI spec.
+    fn to_json(&self) -> Map<String, Value> {
+        let mut fields = self.others.clone();
+        if !self.env.is_empty() {
+            let env: Vec<String> = self
+                .env
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
+            fields.insert("env".to_owned(), json!(env));
+        }
+        if !self.device_nodes.is_empty() {
+            fields.insert("deviceNodes".to_owned(), json!(self.device_nodes));
+        }
+        fields
+    }
+}
+
+/// The text of the driver's spec.
+fn driver_text(edits: &Edits) -> String {
+    let (kind, name) = DRIVER_DEVICE.split_once('=').unwrap_or((DRIVER_DEVICE, ""));
+    text(kind, name, edits)
+}
+
+/// The variables of a list of CDI, whose items are `NAME=value`.
+fn variables(list: &[Value]) -> impl Iterator<Item = (String, String)> {
+    let pairs = list.iter().filter_map(|pair| pair.as_str()?.split_once('='));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))
+}
+
+/// The text of a spec with one device. Compact, because the runtime parses all of them at every change.
+fn text(kind: &str, name: &str, edits: &Edits) -> String {
+    let version = edits.version.as_deref().unwrap_or(VERSION);
+    let device = json!({"name": name, "containerEdits": edits.to_json()});
+    format!(
+        "{}\n",
+        json!({"cdiVersion": version, "kind": kind, "devices": [device]})
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_to_allocate_names_another_cdi_device() {
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let device = container_device(ExtendedResource::Memory, &ids(&["a-1", "a-2"]), 17);
+        assert_eq!(
+            device,
+            container_device(ExtendedResource::Memory, &ids(&["a-2", "a-1"]), 17),
+            "the order of IDs does not matter"
+        );
+        for other in [
+            container_device(ExtendedResource::Memory, &ids(&["a-1", "a-2"]), 18),
+            container_device(ExtendedResource::Shared, &ids(&["a-1", "a-2"]), 17),
+            container_device(ExtendedResource::Memory, &ids(&["a-1"]), 17),
+        ] {
+            assert_ne!(device, other);
+        }
+        assert_eq!(name_of(&device).map(str::len), Some(19));
+        assert_eq!(name_of("nvidia.com/gpu=all"), None);
+    }
+
+    #[test]
+    fn the_content_of_a_spec() {
+        let mut edits = Edits {
+            env: [("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned())].into(),
+            ..Edits::default()
+        };
+        edits.add_node(Path::new("/dev/nvidia0"));
+        edits.add_node(Path::new("/dev/nvidia0"));
+        let text = text(CONTAINER_KIND, "0123-1", &edits);
+        let text: Value = serde_json::from_str(&text).unwrap();
+        insta::assert_snapshot!(format!("{text:#}"), @r#"
+        {
+          "cdiVersion": "0.5.0",
+          "devices": [
+            {
+              "containerEdits": {
+                "deviceNodes": [
+                  {
+                    "hostPath": "/dev/nvidia0",
+                    "path": "/dev/nvidia0",
+                    "permissions": "rw"
+                  }
+                ],
+                "env": [
+                  "NVIDIA_VISIBLE_DEVICES=void"
+                ]
+              },
+              "name": "0123-1"
+            }
+          ],
+          "kind": "gpushare.dev/gpu"
+        }
+        "#);
+    }
+}

@@ -1,0 +1,472 @@
+//! Detects that a container runtime reads the spec directory.
+//!
+//! A runtime with CDI watches its spec directories, and reads all specs again when one changes, under the lock that an
+//! injection needs too. So once a spec has been opened after it was written, every later injection resolves it. A runtime
+//! whose CDI is off opens nothing. Two things stay unknown here: another program with a CDI cache of its own, such as
+//! NVIDIA's DRA driver, looks like the runtime; and a runtime that started before the directory existed reads it at its
+//! first injection alone.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use inotify::{EventMask, EventOwned, Inotify, WatchMask};
+use tokio::sync::{Mutex, watch};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::logged_error::LoggedError;
+
+use super::SpecDir;
+use super::dir::{OWN_PREFIX, PROMPT_FILE};
+
+/// Pause before a watch that has failed begins again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Longest wait of a start for the container runtime to read a spec: it parses all specs, on a machine that may be busy.
+const READ_LIMIT: Duration = Duration::from_secs(2);
+
+/// Longest wait of a start if this plugin has not seen the container runtime read specs: CDI may be off there.
+const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
+
+/// Number of waits in a row without a read after which the runtime counts as no longer reading.
+const MOST_MISSED: u32 = 3;
+
+/// Size of the buffer for events: some hundreds of them.
+const BUFFER: usize = 32 << 10;
+
+/// The last event that was seen of one spec file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// The file was moved into place.
+    Written,
+    /// The file was opened after it was last moved into place.
+    Read,
+}
+
+/// The last event of each of this plugin's files in the spec directory, and counts of the runtime's reads.
+#[derive(Clone, Debug, Default)]
+struct ReaderState {
+    files: HashMap<String, Progress>,
+    /// The files with which the first containers of pods start: the runtime must have read them once the pods run.
+    started: HashSet<String>,
+    /// Number of first openings of this plugin's files since they were written.
+    n_reads: u64,
+    /// Number of waits in a row that have ended without a read.
+    n_missed: u32,
+}
+
+impl ReaderState {
+    fn has_read(&self, file: &str) -> bool {
+        self.files.get(file) == Some(&Progress::Read)
+    }
+
+    /// Applies an event of inotify about a file of the spec directory. Returns true if it changed anything.
+    fn apply(&mut self, file: &str, mask: EventMask) -> bool {
+        if !file.starts_with(OWN_PREFIX) {
+            return false;
+        }
+        if mask.contains(EventMask::MOVED_TO) {
+            self.files.insert(file.to_owned(), Progress::Written);
+            return true;
+        }
+        if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
+            self.started.remove(file);
+            return self.files.remove(file).is_some();
+        }
+        // A runtime opens an unchanged file again at each change of the directory; only the first read since the write counts.
+        match self.files.get_mut(file) {
+            Some(progress) if *progress == Progress::Written => {
+                *progress = Progress::Read;
+                self.n_reads += 1;
+                self.n_missed = 0;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The runtime's reads of one spec directory; clones share them.
+#[derive(Clone, Debug)]
+pub struct Readers {
+    state: Arc<watch::Sender<ReaderState>>,
+    /// Held by the start that has prompted the runtime, until the runtime has read the files of that moment.
+    turn: Arc<Mutex<()>>,
+}
+
+impl Default for Readers {
+    fn default() -> Self {
+        Self {
+            state: Arc::new(watch::Sender::new(ReaderState::default())),
+            turn: Arc::default(),
+        }
+    }
+}
+
+impl Readers {
+    /// Watches the spec directory for writes and for the runtime's reads until the task is dropped; begins again after a failure.
+    pub async fn watch(self, dir: PathBuf) {
+        let mut logged = LoggedError::default();
+        loop {
+            let ended = self.apply_events(&dir).await;
+            // Files may have come and gone while the directory was not watched.
+            self.state.send_modify(|state| {
+                state.files.clear();
+                state.started.clear();
+            });
+            // A directory that was removed is watched again at once: a spec that is written meanwhile would pass for unread.
+            let Err(error) = ended else { continue };
+            if let Some(error) = logged.changed(&error) {
+                warn!(dir = %dir.display(), error, "cannot see whether the container runtime reads CDI specs; trying again");
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Applies the events of the directory until the directory itself is removed or renamed.
+    async fn apply_events(&self, dir: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(dir)?;
+        let inotify = Inotify::init()?;
+        let files = WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::OPEN;
+        inotify.watches().add(
+            dir,
+            files | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR,
+        )?;
+        let mut events = inotify.into_event_stream(vec![0; BUFFER])?;
+        while let Some(event) = events.next().await {
+            let EventOwned { mask, name, .. } = event?;
+            if mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF) {
+                return Ok(());
+            }
+            // An event of the directory itself has no name.
+            if let Some(file) = name.as_deref().and_then(OsStr::to_str) {
+                self.state.send_if_modified(|state| state.apply(file, mask));
+            }
+        }
+        Err(io::Error::other("the watch of the directory has ended"))
+    }
+
+    /// Forgets the events of a file that is about to be written.
+    pub fn forget(&self, file: &str) {
+        self.state
+            .send_if_modified(|state| state.files.remove(file).is_some());
+    }
+
+    /// Counts a spec that an earlier process wrote as read from now on: the runtime may have read it before this process began, so
+    /// no start waits for it.
+    pub fn assume_read(&self, file: &str) {
+        self.state.send_modify(|state| {
+            state.files.insert(file.to_owned(), Progress::Read);
+        });
+    }
+
+    /// Returns when the container runtime has read these specs, or after a while if it was not seen reading them.
+    pub async fn until_resolved(&self, specs: &SpecDir, files: &[String]) {
+        if files.is_empty() {
+            return;
+        }
+        let limit = if self.has_reader() {
+            READ_LIMIT
+        } else {
+            FIRST_READ_LIMIT
+        };
+        if !self.until_read(specs, files, limit).await {
+            info!(
+                files = files.join(","),
+                "the container runtime was not seen reading a new CDI spec; the container starts all the same"
+            );
+        }
+    }
+
+    /// Makes the runtime read all specs, and waits until it has read `files` since they were written. Returns false if the time
+    /// limit passes first.
+    async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
+        let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
+        if !is_read {
+            self.state
+                .send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
+            // The start goes on without the read. The last prompt may have come before these files, so they get another one.
+            prompt(specs);
+        }
+        is_read
+    }
+
+    /// Prompts the runtime again and again until it has read these files since they were written.
+    async fn prompt_until_read(&self, specs: &SpecDir, files: &[String]) {
+        loop {
+            // One start prompts for all that wait: the runtime reads every spec for each prompt, and injects none meanwhile.
+            let _turn = self.turn.lock().await;
+            let state = self.state.borrow().clone();
+            if files.iter().all(|file| state.has_read(file)) {
+                return;
+            }
+            self.forget(PROMPT_FILE);
+            prompt(specs);
+            // Files that come after the runtime has listed the directory are read at the next prompt only, so the loop asks again.
+            let is_answered = |state: &ReaderState| state.has_read(PROMPT_FILE);
+            // The sender lives as long as this value.
+            let _ = self.state.subscribe().wait_for(is_answered).await;
+        }
+    }
+
+    /// True if the runtime was seen reading a spec, and fewer than `MOST_MISSED` waits for it have ended in a row without a read.
+    pub fn has_reader(&self) -> bool {
+        let state = self.state.borrow();
+        state.n_reads > 0 && state.n_missed < MOST_MISSED
+    }
+
+    /// Notes that a pod which does not run yet starts a container with the spec in this file.
+    pub fn note_start(&self, file: &str) {
+        self.state
+            .send_if_modified(|state| state.started.insert(file.to_owned()));
+    }
+
+    /// True if a pod has started with the spec in this file and no read was seen since the file was written: the runtime's CDI is
+    /// off then.
+    pub fn is_unread_by_start(&self, file: &str) -> bool {
+        let state = self.state.borrow();
+        state.started.contains(file) && state.files.get(file) == Some(&Progress::Written)
+    }
+
+    /// True if a file that this process has written was read since; none if no event of it has been seen.
+    pub fn was_read(&self, file: &str) -> Option<bool> {
+        let progress = *self.state.borrow().files.get(file)?;
+        Some(progress == Progress::Read)
+    }
+
+    /// Returns once the runtime has read a file for the first time since it was written.
+    pub async fn until_next_read(&self) {
+        let mut state = self.state.subscribe();
+        let before = state.borrow_and_update().n_reads;
+        // The sender lives as long as this value.
+        let _ = state.wait_for(|state| state.n_reads != before).await;
+    }
+}
+
+/// Makes the runtime read all specs by a change in their directory; a failure is logged.
+pub(crate) fn prompt(specs: &SpecDir) {
+    if let Err(error) = specs.prompt_read() {
+        warn!(dir = %specs.path().display(), %error, "cannot have the container runtime read CDI specs");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::inject::cdi::{Edits, SpecDir};
+
+    #[rstest]
+    #[case::read("to open", Some(true), 1)]
+    #[case::not_read("to", Some(false), 0)]
+    #[case::opened_before_it_was_written("open to", Some(false), 0)]
+    #[case::opened_twice("to open open", Some(true), 1)]
+    #[case::written_again("to open to", Some(false), 1)]
+    #[case::retired("to open from", None, 1)]
+    #[case::removed("to delete open", None, 0)]
+    fn a_read_counts_after_the_last_write(
+        #[case] events: &str,
+        #[case] was_read: Option<bool>,
+        #[case] n_reads: u64,
+    ) {
+        let readers = Readers::default();
+        for event in events.split(' ') {
+            let mask = match event {
+                "to" => EventMask::MOVED_TO,
+                "from" => EventMask::MOVED_FROM,
+                "delete" => EventMask::DELETE,
+                _ => EventMask::OPEN,
+            };
+            for file in ["gpushare.dev-gpu_a.json", "nvidia.json"] {
+                readers.state.send_if_modified(|state| state.apply(file, mask));
+            }
+        }
+        assert_eq!(
+            (
+                readers.was_read("gpushare.dev-gpu_a.json"),
+                readers.state.borrow().n_reads
+            ),
+            (was_read, n_reads)
+        );
+        assert_eq!(readers.was_read("nvidia.json"), None);
+    }
+
+    /// A reboot, an operator or a tool of the vendor may make the directory again: writes from then on are seen, long before
+    /// the pause after a failure has passed.
+    #[rstest]
+    #[case::removed(|dir: &Path| std::fs::remove_dir_all(dir))]
+    #[case::renamed(|dir: &Path| std::fs::rename(dir, dir.with_extension("aside")))]
+    #[tokio::test]
+    async fn a_directory_that_is_created_again_is_watched_at_once(
+        #[case] take_away: fn(&Path) -> io::Result<()>,
+    ) {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("cdi");
+        let readers = Readers::default();
+        let watching = tokio::spawn(readers.clone().watch(path.clone()));
+        let dir = SpecDir::new(path.clone());
+        let write_until_seen = async || {
+            while readers.was_read(PROMPT_FILE).is_none() {
+                dir.prompt_read().unwrap();
+                tokio::task::yield_now().await;
+            }
+        };
+        write_until_seen().await;
+        take_away(&path).unwrap();
+        let forgotten = async {
+            while readers.was_read(PROMPT_FILE).is_some() {
+                tokio::task::yield_now().await;
+            }
+            write_until_seen().await;
+        };
+        timeout(RETRY, forgotten)
+            .await
+            .expect("nothing that is written is seen for as long as after a failure");
+        watching.abort();
+    }
+
+    /// A pod that ran before its spec was written, as after a reboot or in an emptied directory, proves nothing.
+    #[rstest]
+    #[case::never_read("to need", true)]
+    #[case::read("to need open", false)]
+    #[case::ran_before("to", false)]
+    #[case::removed_and_written_again("to need delete to", false)]
+    #[case::not_written_here("need", false)]
+    fn a_start_proves_cdi_off_if_its_spec_was_never_read(#[case] events: &str, #[case] expected: bool) {
+        const FILE: &str = "gpushare.dev-gpu_a.json";
+        let readers = Readers::default();
+        for event in events.split(' ') {
+            let mask = match event {
+                "to" => EventMask::MOVED_TO,
+                "delete" => EventMask::DELETE,
+                "open" => EventMask::OPEN,
+                _ => {
+                    readers.note_start(FILE);
+                    continue;
+                }
+            };
+            readers.state.send_if_modified(|state| state.apply(FILE, mask));
+        }
+        assert_eq!(readers.is_unread_by_start(FILE), expected);
+    }
+
+    /// The plugin compares a spec at each start; that must not look like the runtime's read.
+    #[tokio::test]
+    async fn reads_by_the_plugin_itself_do_not_count() {
+        let root = tempfile::tempdir().unwrap();
+        let readers = Readers::default();
+        let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
+        let dir = SpecDir::new(root.path().to_owned());
+        let edits = Edits::default();
+        let file = SpecDir::file("one");
+        // The watch may begin after the first write.
+        while readers.was_read(PROMPT_FILE).is_none() {
+            dir.prompt_read().unwrap();
+            tokio::task::yield_now().await;
+        }
+        dir.write("one", &edits, std::time::SystemTime::now()).unwrap();
+        dir.write("one", &edits, std::time::SystemTime::now()).unwrap();
+        dir.env("one");
+        while readers.was_read(&file).is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert!(
+            !readers
+                .until_read(&dir, std::slice::from_ref(&file), Duration::from_millis(50))
+                .await
+        );
+        assert!(!readers.has_reader());
+        std::fs::read(root.path().join(&file)).unwrap();
+        while readers.was_read(&file) != Some(true) {
+            tokio::task::yield_now().await;
+        }
+        assert!(readers.until_read(&dir, &[file], Duration::from_secs(10)).await && readers.has_reader());
+        for n_missed in 1..=MOST_MISSED {
+            assert!(
+                !readers
+                    .until_read(&dir, &["never-written".to_owned()], Duration::from_millis(1))
+                    .await
+            );
+            assert_eq!(readers.has_reader(), n_missed < MOST_MISSED);
+        }
+        watching.abort();
+    }
+
+    /// As containerd: after each event but the appearance of a file, all specs are read in the order of their names.
+    async fn runtime(dir: PathBuf, n_refreshes: Arc<std::sync::atomic::AtomicUsize>) {
+        let inotify = Inotify::init().unwrap();
+        inotify
+            .watches()
+            .add(
+                &dir,
+                WatchMask::MODIFY | WatchMask::MOVED_FROM | WatchMask::DELETE,
+            )
+            .unwrap();
+        let mut events = inotify.into_event_stream(vec![0; BUFFER]).unwrap();
+        while let Some(Ok(event)) = events.next().await {
+            let is_spec = event
+                .name
+                .as_deref()
+                .is_some_and(|name| Path::new(name).extension().is_some_and(|end| end == "json"));
+            if event.mask.contains(EventMask::MODIFY) && !is_spec {
+                continue;
+            }
+            n_refreshes.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let mut paths: Vec<PathBuf> = std::fs::read_dir(&dir)
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+                .collect();
+            paths.sort();
+            for path in paths.iter().filter(|path| path.is_file()) {
+                let _ = std::fs::read(path);
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Each reading of all specs makes every injection wait.
+    #[tokio::test]
+    async fn starts_that_wait_together_share_one_read_of_the_runtime() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SpecDir::new(root.path().to_owned());
+        let readers = Readers::default();
+        let n_refreshes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let watching = tokio::spawn(readers.clone().watch(root.path().to_owned()));
+        let runtime = tokio::spawn(runtime(root.path().to_owned(), Arc::clone(&n_refreshes)));
+        while !readers
+            .until_read(&dir, &[PROMPT_FILE.to_owned()], Duration::from_millis(20))
+            .await
+        {}
+        let before = n_refreshes.load(std::sync::atomic::Ordering::SeqCst);
+        let starts = (0..30).map(|number| {
+            let (dir, readers) = (dir.clone(), readers.clone());
+            async move {
+                let name = format!("s{number}");
+                let file = SpecDir::file(&name);
+                readers.forget(&file);
+                dir.write(&name, &Edits::default(), std::time::SystemTime::now())
+                    .unwrap();
+                readers.until_read(&dir, &[file], Duration::from_secs(30)).await
+            }
+        });
+        assert!(
+            futures::future::join_all(starts)
+                .await
+                .into_iter()
+                .all(|is_read| is_read)
+        );
+        let n_refreshes = n_refreshes.load(std::sync::atomic::Ordering::SeqCst) - before;
+        assert!(
+            (1..=5).contains(&n_refreshes),
+            "{n_refreshes} readings for 30 starts"
+        );
+        watching.abort();
+        runtime.abort();
+    }
+}

@@ -1,0 +1,85 @@
+//! Enforcement of containers' memory limits on this node: the level of each GPU, and the variables that carry a container's limits.
+//!
+//! The level follows from what is seen on the node. `decide` is a pure function of facts, [`detect`] finds the facts and decides
+//! again when they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's
+//! library in a container.
+
+mod decide;
+pub mod detect;
+pub mod limits;
+
+use std::collections::BTreeMap;
+
+use crate::devices::inventory::{Gpu, PhysicalId};
+
+/// The reason if the vendor's specs lack the hook for a GPU.
+const HOOK_MISSING: &str = "HookMissing";
+
+/// The strongest enforcement of memory limits on a GPU; a later level is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// A container can use more than its limit.
+    None,
+    /// HAMi-core's library keeps containers within their limits that load it.
+    HamiCore,
+    /// The driver refuses allocations beyond a container's limit.
+    Driver,
+}
+
+impl Level {
+    /// The word in labels and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::HamiCore => "hami-core",
+            Self::Driver => "driver",
+        }
+    }
+}
+
+/// The level of one GPU, and the reason for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enforcement {
+    /// The level.
+    pub level: Level,
+    /// The reason that the level is no better, in one word for a condition.
+    pub reason: &'static str,
+    /// The reason in a sentence, with what to change.
+    pub message: String,
+}
+
+/// The level of each GPU of this node; empty until the first decision.
+pub type Enforcements = BTreeMap<PhysicalId, Enforcement>;
+
+pub(crate) fn is_by_driver(levels: &Enforcements, gpu: &PhysicalId) -> bool {
+    levels.get(gpu).is_some_and(|found| found.level == Level::Driver)
+}
+
+/// Returns true if the driver enforces limits on all these GPUs.
+pub fn are_by_driver(levels: &Enforcements, gpus: &[&Gpu]) -> bool {
+    // The variables of a container hold for all of its GPUs, and NVIDIA's hook fails on one that the driver cannot limit.
+    !gpus.is_empty() && gpus.iter().all(|gpu| is_by_driver(levels, &gpu.uuid))
+}
+
+/// The best level that all GPUs have; none without GPUs, or before the first decision.
+pub fn lowest_level(levels: &Enforcements) -> Option<Level> {
+    levels.values().map(|found| found.level).min()
+}
+
+/// True if the driver enforced limits on a GPU before, and does not now because the vendor's CDI specs lack the hook for it.
+fn lost_spec_hook(before: &Enforcements, now: &Enforcements) -> bool {
+    let mut levels = now.iter();
+    levels.any(|(gpu, found)| found.reason == HOOK_MISSING && is_by_driver(before, gpu))
+}
+
+/// The same level for each of these GPUs.
+#[cfg(test)]
+pub(crate) fn same_level(level: Level, gpus: impl IntoIterator<Item = Gpu>) -> Enforcements {
+    let enforcement = Enforcement {
+        level,
+        reason: "DriverLimits",
+        message: "for a test".to_owned(),
+    };
+    let gpus = gpus.into_iter();
+    gpus.map(|gpu| (gpu.uuid, enforcement.clone())).collect()
+}

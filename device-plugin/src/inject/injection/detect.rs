@@ -1,0 +1,363 @@
+//! Detects the injection mode of this node again and again, and keeps the driver's CDI device in step with the vendor's specs.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::events::{EventType, Recorder};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+use crate::devices::fleet::NodeFleet;
+use crate::inject::cdi::dir::DRIVER_FILE;
+use crate::inject::cdi::readers::Readers;
+use crate::inject::cdi::vendor::VendorKind;
+use crate::inject::cdi::{Edits, SpecDir, name_of};
+use crate::inject::content::driver_edits;
+use crate::inject::mode::{CDI_OFF, Injection, Mode};
+use crate::inject::settings::NodeSettings;
+use crate::node::kubelet_checkpoint::Checkpoint;
+use crate::node::pods::NodePods;
+use crate::node::pods::PodStage;
+use crate::root_dir::RootDir;
+
+use super::ConfiguredRuntime;
+use super::decide::{Cdi, Driver, InjectionFacts, VariableFacts, decide, exposure, variable};
+
+/// Interval at which the plugin checks the vendor's specs and the runtime's reads.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Longest wait of the first decision for the runtime to read a spec.
+const FIRST_READ: Duration = Duration::from_secs(1);
+
+/// Interval at which the plugin prompts the runtime to read the specs while it has not been seen reading.
+const PROMPT_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Interval at which the plugin reads the configuration of the container runtime.
+const CONFIGURATION_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time for which a node stays with CDI although its specs cannot be written or the driver's spec is missing. The vendor's services
+/// delete and write their specs while pods come, and kubelet fails a pod for good whose devices are unhealthy at that moment. A
+/// start that needs a missing spec is refused, and kubelet tries it again.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The receivers of each new decision.
+#[derive(Debug)]
+pub struct Listeners {
+    /// For everything in this process that depends on the mode; none until the first decision.
+    pub injection: watch::Sender<Option<Injection>>,
+    /// The node's events.
+    pub recorder: Recorder,
+}
+
+/// Decides on the injection mode at once and whenever the facts change, and sends decisions to `listeners`, until the task is
+/// dropped.
+pub async fn detect_injection(mut detector: InjectionDetector, listeners: Listeners) {
+    let readers = detector.readers.clone();
+    let mut without_cdi: Option<Instant> = None;
+    // Collecting the facts writes the spec of the driver, which prompts the runtime to read.
+    detector.collect_facts();
+    // A runtime that takes CDI devices reads at once, and the first decision is then no guess.
+    let _ = timeout(FIRST_READ, readers.until_next_read()).await;
+    loop {
+        let facts = detector.collect_facts();
+        let decided = decide(detector.settings.injection_mode, &facts);
+        without_cdi = if is_by_cdi(&decided) {
+            None
+        } else {
+            Some(without_cdi.unwrap_or_else(Instant::now))
+        };
+        let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
+        let takes_effect = takes_effect(listeners.injection.borrow().as_ref(), &decided, lasted);
+        if takes_effect {
+            listeners.publish(decided);
+        }
+        tokio::select! {
+            () = sleep(INTERVAL) => {}
+            () = readers.until_next_read() => {}
+        }
+    }
+}
+
+fn is_by_cdi(injection: &Injection) -> bool {
+    injection.mode == Mode::Cdi && injection.is_possible()
+}
+
+/// True if a decision takes effect now; `lasted` is the time since CDI was last possible.
+fn takes_effect(before: Option<&Injection>, decided: &Injection, lasted: Duration) -> bool {
+    // A runtime that ignores CDI devices starts containers without any device, so `CDI_OFF` takes effect at once.
+    !before.is_some_and(is_by_cdi) || is_by_cdi(decided) || decided.reason == CDI_OFF || lasted >= GRACE
+}
+
+impl Listeners {
+    /// Passes on a verdict that has changed, in the log and an event on the node.
+    fn publish(&self, decided: Injection) {
+        let before = self.injection.borrow().clone();
+        if before.as_ref() == Some(&decided) {
+            return;
+        }
+        // The message may name another version or file each time, so only a change of the reason is worth a log line and an event.
+        if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
+            let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());
+            if decided.is_possible() {
+                let certainty = decided.certainty.as_str();
+                info!(mode, certainty, "containers get their devices: {message}");
+                if before.is_some_and(|before| !before.is_possible()) {
+                    let event = "GPUInjectionPossible";
+                    self.recorder.node(EventType::Normal, event, message);
+                }
+            } else {
+                warn!(mode, reason, "no container can get a device: {message}");
+                let event = "GPUInjectionImpossible";
+                self.recorder.node(EventType::Warning, event, message);
+            }
+        }
+        self.injection.send_replace(Some(decided));
+    }
+}
+
+/// Collects the facts that decide the injection mode, and keeps the CDI device of the driver.
+#[derive(Debug)]
+pub struct InjectionDetector {
+    settings: NodeSettings,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
+    pods: watch::Receiver<NodePods>,
+    /// The runtime's reads of the spec directory.
+    readers: Readers,
+    /// kubelet's checkpoint of allocated devices.
+    checkpoint: Arc<Checkpoint>,
+    /// The edits of the driver's device as the plugin last wrote them.
+    driver: Option<Edits>,
+    /// The time at which the plugin last prompted the runtime to read the specs.
+    prompted: Option<Instant>,
+    /// True once GPU Operator's spec has been seen.
+    has_management_spec: bool,
+    /// The configuration of the container runtime, and the time at which it was read.
+    configured: Option<(Instant, ConfiguredRuntime)>,
+}
+
+impl InjectionDetector {
+    /// A detector on a node of this state, which has collected no fact yet.
+    pub fn new(
+        settings: NodeSettings,
+        fleet: watch::Receiver<Arc<NodeFleet>>,
+        pods: watch::Receiver<NodePods>,
+        readers: Readers,
+        checkpoint: Arc<Checkpoint>,
+    ) -> Self {
+        Self {
+            settings,
+            fleet,
+            pods,
+            readers,
+            checkpoint,
+            driver: None,
+            prompted: None,
+            has_management_spec: false,
+            configured: None,
+        }
+    }
+
+    /// Collects the facts of this moment, and writes the driver's spec if it has to change.
+    fn collect_facts(&mut self) -> InjectionFacts {
+        let configured = self.configured();
+        let (driver, edits) = self.driver();
+        let written = self.write_driver(edits).and_then(|()| self.prompt());
+        let (settings, readers) = (&self.settings, &self.readers);
+        let cdi = match written {
+            Err(error) => Cdi::Unwritable(format!(
+                "cannot write {}: {error}",
+                settings.specs.path().display()
+            )),
+            Ok(()) if readers.has_reader() => Cdi::Read,
+            Ok(()) if self.has_unread_start() => Cdi::Off,
+            Ok(()) => Cdi::Unknown,
+        };
+        let vendor_specs = &settings.vendor_specs;
+        self.has_management_spec |= vendor_specs.has(VendorKind::Management);
+        let fleet = self.fleet.borrow();
+        let uuids = fleet.gpus.iter().map(|entry| entry.device.uuid.as_str());
+        let of_variable = VariableFacts {
+            is_simulated: !fleet.needs_driver,
+            toolkit_names_uuid: vendor_specs.names_any(VendorKind::Toolkit, uuids),
+            has_management_spec: self.has_management_spec,
+            own: settings.own_container.clone(),
+            configured,
+        };
+        InjectionFacts {
+            cdi,
+            driver,
+            variable: variable(&of_variable),
+            exposure: exposure(&of_variable),
+            has_hook: settings.has_runtime_hook,
+        }
+    }
+
+    /// The configuration of the container runtime; `None` if the node's root is not mounted.
+    fn configured(&mut self) -> Option<ConfiguredRuntime> {
+        let host_root = &self.settings.host_root;
+        // Without the flag that is the root of this container.
+        if host_root == Path::new("/") {
+            return None;
+        }
+        if let Some((at, configured)) = self.configured
+            && at.elapsed() < CONFIGURATION_INTERVAL
+        {
+            return Some(configured);
+        }
+        let configured = ConfiguredRuntime::read(&RootDir::new(host_root));
+        self.configured = Some((Instant::now(), configured));
+        Some(configured)
+    }
+
+    /// The source of the driver, and the edits of its device, if a container can have any.
+    fn driver(&self) -> (Driver, Option<Edits>) {
+        let settings = &self.settings;
+        let fleet = self.fleet.borrow();
+        // The version of simulated devices is that of no library.
+        let running = fleet.driver_version.as_deref().filter(|_| fleet.needs_driver);
+        match settings.vendor_specs.driver(running) {
+            Ok(found) => (
+                Driver::Spec(found.kind.as_str()),
+                Some(driver_edits(settings, found.edits)),
+            ),
+            Err(_) if !fleet.needs_driver => {
+                (Driver::NotNeeded, Some(driver_edits(settings, Edits::default())))
+            }
+            Err(why) => (Driver::Missing(why.to_string()), None),
+        }
+    }
+
+    /// Writes the CDI device with the driver's libraries, unless the directory has it with the same edits.
+    fn write_driver(&mut self, edits: Option<Edits>) -> io::Result<()> {
+        // The spec of a driver that is gone stays: no container starts meanwhile, and the spec of the next driver replaces it.
+        let Some(edits) = edits else { return Ok(()) };
+        let specs = &self.settings.specs;
+        // Another program may have emptied the directory, so the comparison with the last edits is not enough.
+        let exists = specs.path().join(DRIVER_FILE).exists();
+        if exists && self.driver.as_ref() == Some(&edits) {
+            return Ok(());
+        }
+        if specs.write_driver(&edits)? {
+            info!(dir = %specs.path().display(), "wrote the CDI device that brings the driver into containers");
+        }
+        self.driver = Some(edits);
+        Ok(())
+    }
+
+    /// Prompts the runtime to read the specs, as long as it has not been seen reading.
+    fn prompt(&mut self) -> io::Result<()> {
+        if self.readers.has_reader() || self.prompted.is_some_and(|at| at.elapsed() < PROMPT_INTERVAL) {
+            return Ok(());
+        }
+        self.prompted = Some(Instant::now());
+        self.settings.specs.prompt_read()
+    }
+
+    /// True if a pod runs although the runtime has not read a spec with which this process let the pod's first container start.
+    fn has_unread_start(&self) -> bool {
+        // A checkpoint that cannot be read proves nothing.
+        let Some(allocated) = self.checkpoint.read() else {
+            return false;
+        };
+        let pods = self.pods.borrow();
+        for entry in allocated.iter() {
+            let pod = pods.get(&entry.pod);
+            if !pod.is_some_and(|pod| pod.stage == PodStage::Running) {
+                continue;
+            }
+            for device in &entry.answer.cdi_devices {
+                if let Some(name) = name_of(&device.name)
+                    && self.readers.is_unread_by_start(&SpecDir::file(name))
+                {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::memory_unit::MemoryUnit;
+    use proto::resource::ResourceNames;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::inject::mode::{Certainty, Exposure};
+    use crate::inject::own_container::OwnContainer;
+    use crate::inject::settings::NodeSettings;
+    use crate::tests::builders;
+    use crate::tests::node_trees::NodeTree;
+
+    fn injection(mode: Mode, certainty: Certainty, reason: &'static str) -> Injection {
+        Injection {
+            mode,
+            certainty,
+            reason,
+            message: String::new(),
+            exposure: None,
+        }
+    }
+
+    /// A privileged plugin on a node where NVIDIA's runtime becomes the default, and takes no part any more.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_the_runtimes_configuration_is_noticed() {
+        let tree = NodeTree::new(&[], &[]);
+        let names = ResourceNames::default();
+        let mut settings = NodeSettings::plain(names, MemoryUnit::GIB, Duration::ZERO);
+        tree.path().clone_into(&mut settings.host_root);
+        settings.specs = SpecDir::new(tree.path().join("cdi"));
+        settings.own_container = OwnContainer {
+            is_privileged: true,
+            ..OwnContainer::default()
+        };
+        let mut fleet = builders::fleet(1);
+        fleet.needs_driver = true;
+        let fleet = watch::channel(Arc::new(fleet)).1;
+        let checkpoint = Arc::new(Checkpoint::new(tree.path(), settings.names.clone()));
+        let pods = watch::channel(builders::pods([])).1;
+        let mut detector = InjectionDetector::new(settings, fleet, pods, Readers::default(), checkpoint);
+        let mut now = || detector.collect_facts().exposure;
+        assert!(matches!(now(), Some(Exposure::Unknown(_))));
+        for (name, expected) in [
+            ("runc", None),
+            ("nvidia", Some(Exposure::EveryPod)),
+            ("runc", None),
+        ] {
+            let text = format!("default_runtime_name = '{name}'\n");
+            tree.write("etc/containerd/config.toml", text.as_bytes());
+            tokio::time::advance(CONFIGURATION_INTERVAL).await;
+            assert_eq!(now(), expected, "{name}");
+        }
+    }
+
+    /// After CDI was proven, a state that does not pass by itself takes effect at once, any other when it has lasted.
+    #[rstest]
+    #[case::spec_replaced(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 0, false)]
+    #[case::spec_gone(injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec"), 10, true)]
+    #[case::directory_gone_for_a_moment(
+        injection(Mode::Cdi, Certainty::Impossible, "CdiDirNotWritable"),
+        9,
+        false
+    )]
+    #[case::variable_would_work_meanwhile(injection(Mode::Envvar, Certainty::Proven, "Variable"), 0, false)]
+    #[case::variable_from_now_on(injection(Mode::Envvar, Certainty::Proven, "Variable"), 10, true)]
+    #[case::cdi_is_off(injection(Mode::Cdi, Certainty::Impossible, "CdiOff"), 0, true)]
+    #[case::unsure(injection(Mode::Cdi, Certainty::Assumed, "CdiAssumed"), 0, true)]
+    fn a_change_takes_effect_once_it_has_lasted(
+        #[case] decided: Injection,
+        #[case] seconds: u64,
+        #[case] expected: bool,
+    ) {
+        let lasted = Duration::from_secs(seconds);
+        let proven = injection(Mode::Cdi, Certainty::Proven, "Cdi");
+        assert_eq!(takes_effect(Some(&proven), &decided, lasted), expected);
+        assert!(takes_effect(None, &decided, lasted), "nothing was offered before");
+        let impossible = injection(Mode::Cdi, Certainty::Impossible, "NoDriverSpec");
+        assert!(takes_effect(Some(&impossible), &decided, lasted));
+    }
+}

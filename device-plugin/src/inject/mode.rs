@@ -1,0 +1,92 @@
+//! The injection mode of this node, and its evidence.
+
+use proto::device::TYPE_GPU;
+
+/// The injection mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A variable in the answer to Allocate names the devices, for as long as the container lives.
+    Envvar,
+    /// A CDI device names them, whose spec the plugin writes before the container starts.
+    Cdi,
+}
+
+impl Mode {
+    /// The mode in flags and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Envvar => "envvar",
+            Self::Cdi => "cdi",
+        }
+    }
+}
+
+/// The value of `NVIDIA_VISIBLE_DEVICES` with which NVIDIA's runtime gives a container nothing.
+pub const VOID: &str = "void";
+
+/// The reason when no container can get the driver.
+pub(super) const NO_DRIVER_SPEC: &str = "NoDriverSpec";
+
+/// The reason when the runtime ignores CDI devices.
+pub(super) const CDI_OFF: &str = "CdiOff";
+
+/// The evidence that a mode works on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certainty {
+    /// The plugin has seen the mode work.
+    Proven,
+    /// Nothing has shown that the mode does not work.
+    Assumed,
+    /// The mode cannot work: no container gets a device.
+    Impossible,
+}
+
+impl Certainty {
+    /// The word in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Proven => "proven",
+            Self::Assumed => "assumed",
+            Self::Impossible => "impossible",
+        }
+    }
+}
+
+/// The pods whose containers the runtime gives all GPUs if their image says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// All pods of the node.
+    EveryPod,
+    /// The pods with this `RuntimeClass`.
+    RuntimeClass(String),
+    /// Not known, for the reason that the text says.
+    Unknown(&'static str),
+}
+
+/// The injection mode of this node, and the reason for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// The mode.
+    pub mode: Mode,
+    /// The evidence that the mode works.
+    pub certainty: Certainty,
+    /// The reason in one word, for a condition.
+    pub reason: &'static str,
+    /// The reason in a sentence; where injection is impossible, with the setting to change.
+    pub message: String,
+    /// The pods whose containers see all GPUs without requesting one if their image sets the variable; none if a runtime hook
+    /// removes the variable, or the runtime is not known to act on it.
+    pub exposure: Option<Exposure>,
+}
+
+impl Injection {
+    /// True if a container can get its devices.
+    pub fn is_possible(&self) -> bool {
+        self.certainty != Certainty::Impossible
+    }
+
+    /// True if a container can get a device of this type: only GPUs need the driver.
+    pub fn is_possible_for(&self, device_type: &str) -> bool {
+        self.is_possible() || (self.reason == NO_DRIVER_SPEC && device_type != TYPE_GPU)
+    }
+}

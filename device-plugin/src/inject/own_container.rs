@@ -1,0 +1,70 @@
+//! This plugin's own container: it shows the effect that the vendor's variable has in this container runtime.
+
+use proto::record::VISIBLE_DEVICES;
+
+use super::mode::VOID;
+
+/// The number of the Linux capability `CAP_SYS_ADMIN`.
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// The facts that show from where this plugin's own container got NVML.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnContainer {
+    /// True if this process loads NVML from a directory of the host (`--driver-root`), so that the runtime need not have mounted it.
+    pub has_driver_root: bool,
+    /// True if this container is privileged.
+    pub is_privileged: bool,
+    /// The `RuntimeClass` of this plugin's pod, if it has one.
+    pub runtime_class: Option<String>,
+    /// The value of `NVIDIA_VISIBLE_DEVICES` in this container.
+    pub visible_devices: Option<String>,
+}
+
+impl OwnContainer {
+    /// The facts about the container in which this process runs.
+    pub fn observe(has_driver_root: bool, runtime_class: Option<String>) -> Self {
+        Self {
+            has_driver_root,
+            is_privileged: is_privileged(),
+            runtime_class,
+            visible_devices: own_visible_devices(),
+        }
+    }
+
+    /// The reason that the runtime's treatment of this container says nothing about others, if there is one.
+    pub fn why_inconclusive(&self) -> Option<&'static str> {
+        if self.is_privileged {
+            // A hardened runtime accepts the variable of privileged containers alone.
+            Some("the plugin's own container is privileged, so it sees all GPUs in any case")
+        } else if self.has_driver_root {
+            Some(
+                "the plugin's own container has the driver from --driver-root, not from the container runtime",
+            )
+        } else {
+            None
+        }
+    }
+}
+
+/// The value of `NVIDIA_VISIBLE_DEVICES` that the plugin's own container was given; `void` if any of several values is that.
+fn own_visible_devices() -> Option<String> {
+    let mut values = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        if name == VISIBLE_DEVICES {
+            values.extend(value.into_string());
+        }
+    }
+    // NVIDIA's runtime appends its own value and leaves the first one in its place.
+    let void = values.iter().position(|value| value == VOID);
+    values.into_iter().nth(void.unwrap_or(0))
+}
+
+/// True if this process has `CAP_SYS_ADMIN`, by which privileged containers are recognised.
+fn is_privileged() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let Some(mask) = status.lines().find_map(|line| line.strip_prefix("CapEff:")) else {
+        return false;
+    };
+    // Kubernetes gives containers that are not privileged no CAP_SYS_ADMIN unless their author adds it.
+    u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask >> CAP_SYS_ADMIN & 1 == 1)
+}

@@ -1,0 +1,305 @@
+//! Decides how a new container must be adjusted so that it sees the devices of its pod's record and no others.
+//!
+//! Pure except that it reads device nodes. A container that requests GPUs is adjusted only if its pod is known and has a record.
+//! One that requests none loses the variable by which its image or its author would show it GPUs that are shared, except in
+//! namespaces that the operator names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use proto::nri::api::{
+    Container, ContainerAdjustment, KeyValue, LinuxContainerAdjustment, LinuxDevice, PodSandbox,
+};
+use proto::record::{DEVICE_ALLOCATED, GPU_DEVICES, MEM_IDX, VISIBLE_DEVICES};
+use proto::request::ContainerRequest;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::NodeFleet;
+use crate::devices::inventory::{Gpu, PhysicalId};
+use crate::inject::content::{AssignedDevices, variable_answer};
+use crate::inject::enforcement::Enforcements;
+use crate::inject::enforcement::limits::{Recipient, is_of_driver};
+use crate::inject::mode::{Mode, VOID};
+use crate::inject::settings::NodeSettings;
+use crate::node::pods::{NodePods, PodUid};
+
+use super::seen;
+
+/// The resources by which a container requests GPUs.
+const GPU_RESOURCES: [ExtendedResource; 3] = [
+    ExtendedResource::Memory,
+    ExtendedResource::Shared,
+    ExtendedResource::Whole,
+];
+
+/// The inputs of a decision.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HookInputs<'a> {
+    pub(super) pods: &'a NodePods,
+    pub(super) fleet: &'a NodeFleet,
+    pub(super) settings: &'a NodeSettings,
+    pub(super) mode: Mode,
+    /// The enforcement levels of the GPUs.
+    pub(super) enforcements: &'a Enforcements,
+    /// Namespaces whose containers keep the variable although they request no GPU.
+    pub(super) unrestricted: &'a [String],
+}
+
+/// The decision about a container.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum HookDecision {
+    /// The container stays as it is, because this plugin does not serve it.
+    Ignore,
+    /// The container is created with this adjustment, which may be empty.
+    Adjust(Box<DeviceAdjustment>),
+    /// The container must not be created, for this reason.
+    Refuse(String),
+    /// The decision is not possible yet, for this reason.
+    Unknown(String),
+}
+
+/// The changes that give a container the right devices.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct DeviceAdjustment {
+    /// The GPUs that it must see.
+    pub(super) gpus: BTreeSet<PhysicalId>,
+    /// The value of the vendor's variable without the adjustment.
+    pub(super) before: Option<String>,
+    env: BTreeMap<String, String>,
+    removed_nodes: Vec<String>,
+    added_nodes: Vec<LinuxDevice>,
+}
+
+impl DeviceAdjustment {
+    /// Returns true if the container needs no change.
+    pub(super) fn is_empty(&self) -> bool {
+        self.env.is_empty() && self.removed_nodes.is_empty() && self.added_nodes.is_empty()
+    }
+
+    /// The adjustment in the form of the Node Resource Interface.
+    pub(super) fn into_adjustment(self) -> ContainerAdjustment {
+        let mut devices = self.added_nodes;
+        for path in self.removed_nodes {
+            // NRI removes what has a minus before its name.
+            let path = format!("-{path}");
+            devices.push(LinuxDevice {
+                path,
+                ..LinuxDevice::default()
+            });
+        }
+        let env = self.env.into_iter();
+        ContainerAdjustment {
+            env: env.map(|(key, value)| KeyValue { key, value }).collect(),
+            linux: (!devices.is_empty()).then_some(LinuxContainerAdjustment { devices }),
+        }
+    }
+}
+
+impl HookInputs<'_> {
+    /// Decides about a container that the runtime is about to create.
+    pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
+        let uid = PodUid::from(sandbox.uid.as_str());
+        let Some(pod) = self.pods.get(&uid) else {
+            // kubelet learns of a pod at the same time as this plugin, which may be the later of the two.
+            let asks_for_nothing = self.pods.asks_for_nothing(&uid);
+            let keys = [DEVICE_ALLOCATED, MEM_IDX];
+            let has_record = keys.iter().any(|key| sandbox.annotations.contains_key(*key));
+            if has_record && !asks_for_nothing && seen::has_devices(container, self.fleet) {
+                return HookDecision::Unknown(
+                    "it has a record, and this node's plugin has not received the pod from the API server yet"
+                        .to_owned(),
+                );
+            }
+            return self.hide(sandbox, container, asks_for_nothing);
+        };
+        let mut requests = pod.containers.iter();
+        let request = requests.find(|request| request.name == container.name);
+        let Some(request) = request.filter(|request| requests_gpus(request)) else {
+            return self.hide(sandbox, container, true);
+        };
+        // The pre-start check lets a pod without a record start only if kubelet's choice may stand; a pod of the vendor's plugin
+        // has no record either. The plugin publishes the GPUs that such a pod sees.
+        let Ok(placement) = &pod.placement else {
+            return HookDecision::Ignore;
+        };
+        // Whole GPUs may be served by the vendor's plugin, which goes by no record.
+        let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
+        if is_served && self.pods.swapped().is_none() {
+            return HookDecision::Unknown(
+                "it is not known yet which pods have swapped their records".to_owned(),
+            );
+        }
+        if is_served && self.mode == Mode::Cdi && is_without_cdi(container) {
+            return HookDecision::Refuse(
+                "the container runtime has dropped its CDI devices: set enable_cdi = true in containerd's configuration and restart it"
+                    .to_owned(),
+            );
+        }
+        let mut gpus = Vec::with_capacity(placement.gpus.len());
+        for name in &placement.gpus {
+            // The pre-start check has refused unhealthy GPUs already.
+            let Some(gpu) = self.fleet.gpu_named(name) else {
+                return HookDecision::Refuse(format!(
+                    "its record names {placement}, which this node does not have; delete the pod to reschedule it"
+                ));
+            };
+            gpus.push(gpu);
+        }
+        let recipient = Recipient {
+            pod,
+            container: request,
+            placement: Some(placement),
+            enforcements: self.enforcements,
+        };
+        self.adjust(&recipient, container, &gpus)
+    }
+
+    /// Removes the variable from a container that requests no GPU, if it would show any GPU of this node. `is_known` says that the
+    /// pod is known to request none.
+    fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
+        if self.unrestricted.contains(&sandbox.namespace) {
+            return HookDecision::Ignore;
+        }
+        let value = seen::value_of(container, VISIBLE_DEVICES);
+        let shows_some = match value {
+            Some(value) => value.split(',').any(|name| self.shows_gpu(name.trim(), is_known)),
+            // NVIDIA's runtime shows all GPUs to an image of old CUDA, which knows nothing of the variable.
+            None => has_value(container, "CUDA_VERSION") && !has_value(container, "NVIDIA_REQUIRE_CUDA"),
+        };
+        if !shows_some {
+            return HookDecision::Ignore;
+        }
+        let env = [(VISIBLE_DEVICES.to_owned(), VOID.to_owned())].into();
+        HookDecision::Adjust(Box::new(DeviceAdjustment {
+            before: value.map(str::to_owned),
+            env,
+            ..DeviceAdjustment::default()
+        }))
+    }
+
+    /// Returns true if a name in the vendor's variable shows a GPU of this node to a container that requests none.
+    fn shows_gpu(&self, name: &str, is_known: bool) -> bool {
+        if name == "all" || name.contains('=') {
+            // NVIDIA's runtime resolves fully qualified CDI names (`nvidia.com/gpu=0`) too.
+            return true;
+        }
+        // For a pod that is not known kubelet may have set single GPUs of the vendor's plugin, but never `all`.
+        is_known && seen::named_gpus(name, self.fleet).is_some()
+    }
+
+    /// Decides the change to a container whose pod's record names these GPUs: the variables and device nodes that it lacks of them,
+    /// and the device nodes of other GPUs that it has.
+    fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &[&Gpu]) -> HookDecision {
+        let before = seen::value_of(container, VISIBLE_DEVICES);
+        let own_before = seen::value_of(container, GPU_DEVICES);
+        let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let present = seen::gpus_by_nodes(container, self.fleet);
+        let names_wanted = |value: Option<&str>| {
+            seen::named_gpus(value.unwrap_or_default(), self.fleet).as_ref() == Some(&wanted)
+        };
+        let mut env = self.variables(known, gpus);
+        let is_by_cdi = before == Some(VOID) && own_before.is_some();
+        // Given by device nodes alone; naming devices would make NVIDIA's runtime add them a second time.
+        let is_by_nodes_alone = !present.is_empty() && before.is_none_or(|value| value == VOID);
+        if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
+            env.remove(VISIBLE_DEVICES);
+        }
+        // An answer of the vendor's plugin does not set this variable, and nothing reads it there.
+        if own_before.is_none() || names_wanted(own_before) {
+            env.remove(GPU_DEVICES);
+        }
+        env.retain(|name, value| {
+            // The container's process sees the last of several values, and NVIDIA's hook reads the first.
+            let has_others = seen::values_of(container, name).any(|other| other != value);
+            seen::value_of(container, name) != Some(value) || (is_of_driver(name) && has_others)
+        });
+        for (name, value) in &env {
+            // The runtime changes the first value of a variable and leaves the last in its place, which the container's process
+            // sees.
+            let is_last = seen::value_of(container, name) == Some(value);
+            if seen::values_of(container, name).count() > 1 && !is_last {
+                return HookDecision::Refuse(format!(
+                    "its container {} sets {name} itself, from which it reads its devices; leave that out of the pod",
+                    container.name
+                ));
+            }
+        }
+        let mut change = DeviceAdjustment {
+            gpus: wanted,
+            before: before.map(str::to_owned),
+            env,
+            ..DeviceAdjustment::default()
+        };
+        if !present.is_empty() && present != change.gpus {
+            self.adjust_nodes(&mut change, gpus, &present);
+        }
+        HookDecision::Adjust(Box::new(change))
+    }
+
+    /// Removes the device nodes of GPUs that the record does not name, and adds those that it names. The container has the
+    /// libraries of the driver already, as they came with the nodes that it has.
+    fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
+        for uuid in present.difference(&change.gpus) {
+            if let Some(gpu) = self.fleet.gpu(uuid) {
+                let path = gpu.device_node.to_string_lossy().into_owned();
+                change.removed_nodes.push(path);
+            }
+        }
+        for gpu in gpus {
+            if !present.contains(&gpu.uuid) {
+                let node = device_node(&self.settings.host_root, &gpu.device_node);
+                change.added_nodes.extend(node);
+            }
+        }
+    }
+
+    /// The variables that the container must have: those that name its GPUs, and those that carry its limits.
+    fn variables(&self, known: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+        let assigned = AssignedDevices::Gpus(gpus.to_vec());
+        let mut variables = BTreeMap::new();
+        for resource in GPU_RESOURCES {
+            if resource.count(known.container) > 0 {
+                variables.extend(variable_answer(self.settings, Some(known), resource, &assigned).envs);
+            }
+        }
+        variables
+    }
+}
+
+fn requests_gpus(request: &ContainerRequest) -> bool {
+    let mut resources = GPU_RESOURCES.iter();
+    resources.any(|resource| resource.count(request) > 0)
+}
+
+fn has_value(container: &Container, variable: &str) -> bool {
+    seen::value_of(container, variable).is_some_and(|value| !value.is_empty())
+}
+
+/// Returns true if the container lacks the CDI devices of its answer to Allocate, whose spec sets this project's variable.
+fn is_without_cdi(container: &Container) -> bool {
+    seen::value_of(container, VISIBLE_DEVICES) == Some(VOID)
+        && seen::value_of(container, GPU_DEVICES).is_none()
+}
+
+/// The device at this path of the host, for the same path in a container; none if there is no device.
+fn device_node(root: &Path, path: &Path) -> Option<LinuxDevice> {
+    let found = fs::metadata(root.join(path.strip_prefix("/").unwrap_or(path))).ok()?;
+    if !found.file_type().is_char_device() {
+        return None;
+    }
+    let number = found.rdev();
+    // The C library packs 12 bits of the major and 8 of the minor number first, and their other bits above.
+    let major = ((number >> 8) & 0xfff) | ((number >> 32) & !0xfff);
+    let minor = (number & 0xff) | ((number >> 12) & !0xff);
+    Some(LinuxDevice {
+        path: path.to_str()?.to_owned(),
+        r#type: "c".to_owned(),
+        major: i64::try_from(major).ok()?,
+        minor: i64::try_from(minor).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! The operator's settings for answers to kubelet and for starts of containers. They are fixed for the life of the process.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proto::memory_unit::MemoryUnit;
+
+use crate::devices::extended_resource::ExtendedResourceNames;
+use crate::inject::cdi::SpecDir;
+use crate::inject::cdi::vendor::VendorSpecs;
+use crate::inject::hami_core::HamiCore;
+use crate::inject::mode::{Injection, Mode};
+use crate::inject::own_container::OwnContainer;
+
+/// The settings of Allocate answers and CDI specs.
+#[derive(Clone, Debug)]
+pub struct NodeSettings {
+    /// The resources' names.
+    pub names: ExtendedResourceNames,
+    /// The size of a memory unit.
+    pub memory_unit: MemoryUnit,
+    /// Longest wait of a kubelet call until the plugin's watch shows its pod.
+    pub allocate_wait: Duration,
+    /// The injection mode that the operator asks for; `None` for the one that works on this node.
+    pub injection_mode: Option<Mode>,
+    /// The directory of this plugin's CDI specs.
+    pub specs: SpecDir,
+    /// The CDI specs of the GPU vendor's tools.
+    pub vendor_specs: VendorSpecs,
+    /// The node's root directory as this process sees it.
+    pub host_root: PathBuf,
+    /// The mount point of sysfs.
+    pub sysfs_root: PathBuf,
+    /// This plugin's own container, which shows the effect of the vendor's variable.
+    pub own_container: OwnContainer,
+    /// True if the runtime hook is on.
+    pub has_runtime_hook: bool,
+    /// True if the annotation that asks to see all GPUs of the node is allowed.
+    pub allows_all_devices: bool,
+    /// True if the driver limits the memory of containers on GPUs on which it can.
+    pub driver_limits: bool,
+    /// The operator's HAMi-core library, if there is one.
+    pub hami_core: Option<HamiCore>,
+}
+
+impl NodeSettings {
+    /// The injection mode that the plugin has decided on, else the one that the operator has set (`--inject`), else `cdi`.
+    pub fn mode(&self, decided: Option<&Injection>) -> Mode {
+        let decided = decided.map(|injection| injection.mode);
+        decided.or(self.injection_mode).unwrap_or(Mode::Cdi)
+    }
+}
+
+#[cfg(test)]
+impl NodeSettings {
+    /// A node whose containers get their devices by the vendor's variable.
+    pub(crate) fn plain(
+        names: proto::resource::ResourceNames,
+        memory_unit: MemoryUnit,
+        allocate_wait: Duration,
+    ) -> Self {
+        Self {
+            names: names.into(),
+            memory_unit,
+            allocate_wait,
+            injection_mode: Some(Mode::Envvar),
+            specs: SpecDir::new("/var/run/cdi".into()),
+            vendor_specs: VendorSpecs::default(),
+            host_root: "/".into(),
+            sysfs_root: "/nonexistent".into(),
+            own_container: OwnContainer::default(),
+            has_runtime_hook: false,
+            allows_all_devices: false,
+            driver_limits: false,
+            hami_core: None,
+        }
+    }
+}

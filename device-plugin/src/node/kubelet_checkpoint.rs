@@ -1,0 +1,406 @@
+//! kubelet's checkpoint of allocated devices, the file `kubelet_internal_checkpoint` in its device plugin directory.
+//!
+//! kubelet does not promise the file's form, so entries that do not parse are left out. The file names pods by UID, also some that
+//! have ended: kubelet removes their entries late.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use k8s_openapi::ByteString;
+use prost::Message;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use tracing::warn;
+
+use crate::devices::extended_resource::{ExtendedResource, ExtendedResourceNames};
+use crate::file_version::FileVersion;
+use crate::node::pods::PodUid;
+use daemon::api_server::one_line;
+
+/// The file name in kubelet's device plugin directory.
+pub const FILE: &str = "kubelet_internal_checkpoint";
+
+/// Longest file that is read, in bytes. kubelet writes the ID of every device of every plugin.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// An entry of the checkpoint: one resource of one container, of any plugin.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct CheckpointEntry {
+    /// UID of the pod.
+    #[serde(rename = "PodUID")]
+    pub pod_uid: String,
+    /// Name of the container.
+    pub container_name: String,
+    /// The resource.
+    pub resource_name: String,
+    /// The device IDs, sorted; none if kubelet has freed them.
+    #[serde(rename = "DeviceIDs", default, deserialize_with = "of_all_nodes")]
+    pub device_ids: Vec<String>,
+    /// The plugin's answer to Allocate as kubelet received it; empty if there is none.
+    #[serde(default, deserialize_with = "bytes")]
+    pub alloc_resp: Vec<u8>,
+}
+
+/// The reason that the checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file is missing, or the process may not read it.
+    #[error("cannot read kubelet's checkpoint")]
+    Read(#[source] io::Error),
+    /// The file is longer than any kubelet writes it.
+    #[error("kubelet's checkpoint is longer than {MAX_BYTES} bytes")]
+    TooLong,
+    /// The file is not of a known form.
+    #[error("not a checkpoint of allocated devices")]
+    Form(#[source] serde_json::Error),
+}
+
+/// An entry of the checkpoint for one of this plugin's resources, with the answer parsed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allocated {
+    /// The pod.
+    pub pod: PodUid,
+    /// Name of the container.
+    pub container: String,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The device IDs, sorted.
+    pub ids: Vec<String>,
+    /// The answer that kubelet keeps, and applies to the container at each start.
+    pub answer: ContainerAllocateResponse,
+}
+
+/// Reads this plugin's entries of the checkpoint, and keeps them until the file changes.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    names: ExtendedResourceNames,
+    read: Mutex<Option<(FileVersion, Parsed)>>,
+}
+
+/// The entries of one version of the file; none if they could not be read.
+type Parsed = Option<Arc<Vec<Allocated>>>;
+
+impl Checkpoint {
+    /// The checkpoint in kubelet's device plugin directory.
+    pub fn new(dir: &Path, names: ExtendedResourceNames) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            names,
+            read: Mutex::new(None),
+        }
+    }
+
+    /// The entries; none if the file cannot be read, which is logged once for each version of the file.
+    pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
+        self.read_if_short(u64::MAX)
+    }
+
+    /// The entries; none also if the file is longer than `max_bytes` and this version of it has not been read yet.
+    pub fn read_if_short(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = fs::metadata(self.dir.join(FILE)).ok()?;
+        // kubelet writes another file and renames it, so two versions never have the same inode and times.
+        let version = FileVersion::from(&found);
+        match &*read {
+            Some((known, allocated)) if *known == version => allocated.clone(),
+            // Parsing a long file takes a moment, in which kubelet would wait.
+            _ if found.len() > max_bytes => None,
+            _ => {
+                let allocated = self.parse().map(Arc::new);
+                *read = Some((version, allocated.clone()));
+                allocated
+            }
+        }
+    }
+
+    /// Reads kubelet's checkpoint and keeps the entries of the resources that this plugin serves; none if the file cannot be read.
+    /// An entry whose answer does not parse is left out.
+    fn parse(&self) -> Option<Vec<Allocated>> {
+        let entries = match read(&self.dir) {
+            Ok(entries) => entries,
+            Err(error) => {
+                warn!(dir = %self.dir.display(), error = one_line(&error), "cannot read the devices that kubelet has allocated");
+                return None;
+            }
+        };
+        let mut allocated = Vec::new();
+        for entry in entries {
+            let Some(resource) = self.names.find(&entry.resource_name) else {
+                continue;
+            };
+            // kubelet has freed the devices, so the container owns none.
+            if entry.device_ids.is_empty() {
+                continue;
+            }
+            match ContainerAllocateResponse::decode(entry.alloc_resp.as_slice()) {
+                Ok(answer) => allocated.push(Allocated {
+                    pod: PodUid::from(entry.pod_uid.as_str()),
+                    container: entry.container_name,
+                    resource,
+                    ids: entry.device_ids,
+                    answer,
+                }),
+                Err(error) => {
+                    warn!(pod = entry.pod_uid, %error, "skipping an answer in kubelet's checkpoint that does not parse");
+                }
+            }
+        }
+        Some(allocated)
+    }
+}
+
+/// The JSON form of the checkpoint, with entries of any type.
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "E: Deserialize<'de>"))]
+struct CheckpointFile<E> {
+    #[serde(rename = "Data")]
+    data: Data<E>,
+}
+
+/// The field `Data` of the checkpoint: allocated devices, and the devices that plugins have registered.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase", bound(deserialize = "E: Deserialize<'de>"))]
+struct Data<E> {
+    #[serde(default = "Option::default")]
+    pod_device_entries: Option<Vec<E>>,
+    #[serde(default)]
+    registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+}
+
+/// Reads the entries of all plugins in kubelet's device plugin directory.
+///
+/// # Errors
+/// The checkpoint is missing, or does not parse.
+pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
+    parse(&read_text(dir)?)
+}
+
+/// The content of kubelet's checkpoint file in this directory; an error if it is longer than [`MAX_BYTES`].
+fn read_text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let mut text = Vec::new();
+    let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;
+    let n_bytes = file
+        // One byte more, so that a longer file is an error rather than cut off.
+        .take(MAX_BYTES + 1)
+        .read_to_end(&mut text)
+        .map_err(CheckpointError::Read)?;
+    if u64::try_from(n_bytes).is_ok_and(|n_bytes| n_bytes > MAX_BYTES) {
+        return Err(CheckpointError::TooLong);
+    }
+    Ok(text)
+}
+
+/// The IDs of the healthy devices that plugins had listed when kubelet wrote the checkpoint, by resource. A resource whose plugin
+/// is gone has none.
+///
+/// # Errors
+/// The checkpoint is missing, or does not parse.
+pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
+    let checkpoint: CheckpointFile<IgnoredAny> =
+        serde_json::from_slice(&read_text(dir)?).map_err(CheckpointError::Form)?;
+    let devices = checkpoint.data.registered_devices.unwrap_or_default().into_iter();
+    Ok(devices
+        .map(|(resource, ids)| (resource, ids.unwrap_or_default()))
+        .collect())
+}
+
+/// Parses all entries at once, which is faster, and entry by entry only if that fails.
+fn parse(text: &[u8]) -> Result<Vec<CheckpointEntry>, CheckpointError> {
+    if let Ok(checkpoint) = serde_json::from_slice::<CheckpointFile<CheckpointEntry>>(text) {
+        return Ok(checkpoint.data.pod_device_entries.unwrap_or_default());
+    }
+    let checkpoint: CheckpointFile<Value> = serde_json::from_slice(text).map_err(CheckpointError::Form)?;
+    let mut entries = Vec::new();
+    for entry in checkpoint.data.pod_device_entries.unwrap_or_default() {
+        match serde_json::from_value::<CheckpointEntry>(entry) {
+            Ok(entry) => entries.push(entry),
+            Err(error) => warn!(%error, "skipping an entry of kubelet's checkpoint that does not parse"),
+        }
+    }
+    Ok(entries)
+}
+
+/// Device IDs, which kubelet lists by NUMA node, with `null` in place of an empty list or map.
+fn of_all_nodes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let by_node = Option::<BTreeMap<String, Option<Vec<String>>>>::deserialize(deserializer)?;
+    let lists = by_node.unwrap_or_default().into_values().flatten();
+    let mut ids: Vec<String> = lists.flatten().collect();
+    ids.sort();
+    Ok(ids)
+}
+
+/// Bytes in base64, or `null`.
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    Ok(Option::<ByteString>::deserialize(deserializer)?
+        .map(|bytes| bytes.0)
+        .unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    fn ids(value: &Value) -> Option<Vec<String>> {
+        let entry = json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": value, "AllocResp": "CgA="});
+        let text =
+            json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a"]}}, "Checksum": 1})
+                .to_string();
+        parse(text.as_bytes())
+            .unwrap()
+            .pop()
+            .map(|entry| entry.device_ids)
+    }
+
+    #[rstest]
+    #[case::by_node(json!({"-1": ["b"], "0": ["a", "c"]}), Some(vec!["a", "b", "c"]))]
+    #[case::node_without_devices(json!({"0": []}), Some(vec![]))]
+    #[case::node_of_go(json!({"0": null}), Some(vec![]))]
+    #[case::nothing(json!(null), Some(vec![]))]
+    #[case::number(json!(7), None)]
+    #[case::numbers(json!({"0": [7]}), None)]
+    fn device_ids_of_all_nodes(#[case] value: Value, #[case] expected: Option<Vec<&str>>) {
+        assert_eq!(
+            ids(&value),
+            expected.map(|ids| ids.into_iter().map(str::to_owned).collect())
+        );
+    }
+
+    #[test]
+    fn a_malformed_entry_does_not_hide_another() {
+        let good =
+            json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": {"0": ["a"]}});
+        let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}, good, "x"]}}).to_string();
+        assert_eq!(parse(text.as_bytes()).unwrap().len(), 1);
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::cut_short(r#"{"Data":{"PodDeviceEntries":[{"PodUID":"#)]
+    #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
+    fn a_file_that_is_no_checkpoint_is_an_error(#[case] text: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(read(dir.path()), Err(CheckpointError::Read(_))));
+        fs::write(dir.path().join(FILE), text).unwrap();
+        assert!(matches!(read(dir.path()), Err(CheckpointError::Form(_))));
+    }
+
+    #[rstest]
+    #[case::registered(json!({"r": ["a", "b"], "s": ["c"]}), &["a", "b"])]
+    #[case::plugin_gone(json!({"r": []}), &[])]
+    #[case::plugin_gone_in_the_form_of_go(json!({"r": null}), &[])]
+    #[case::never_registered(json!({}), &[])]
+    #[case::nothing(json!(null), &[])]
+    fn the_devices_that_a_plugin_registered_are_read(#[case] devices: Value, #[case] expected: &[&str]) {
+        let dir = tempfile::tempdir().unwrap();
+        let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}], "RegisteredDevices": devices}, "Checksum": 1}).to_string();
+        fs::write(dir.path().join(FILE), text).unwrap();
+        assert_eq!(
+            registered(dir.path()).unwrap().remove("r").unwrap_or_default(),
+            expected
+        );
+    }
+
+    #[test]
+    fn a_checkpoint_without_allocations_has_no_entries() {
+        assert_eq!(parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), []);
+    }
+
+    fn reread(dir: &Path) -> Option<Vec<Allocated>> {
+        Checkpoint::new(dir, ExtendedResourceNames::default())
+            .read()
+            .map(|read| read.to_vec())
+    }
+
+    fn entry(pod: &str, resource: &str, ids: &Value) -> Value {
+        json!({"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": ids, "AllocResp": "CgA="})
+    }
+
+    #[test]
+    fn entries_of_this_plugin_are_read() {
+        let entries = json!([
+            entry("u1", "aliyun.com/gpu-mem", &json!({"-1": ["a-0"], "0": []})),
+            entry("u2", "koordinator.sh/gpu.shared", &json!({"1": ["GPU-a::0"]})),
+            entry("u3", "nvidia.com/gpu", &json!({"0": ["x"]})),
+            entry("u4", "aliyun.com/gpu-mem", &json!({"0": []})),
+            {"PodUID": 7},
+        ]);
+        let dir = tempfile::tempdir().unwrap();
+        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+            .to_string();
+        fs::write(dir.path().join(FILE), text).unwrap();
+        let found = reread(dir.path()).unwrap();
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| (found.pod.as_str(), found.container.as_str(), found.resource))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("u1", "c", ExtendedResource::Memory),
+                ("u2", "c", ExtendedResource::Shared)
+            ]
+        );
+    }
+
+    #[rstest]
+    #[case::empty("")]
+    #[case::cut_short(r#"{"Data":{"PodDeviceEntries":[{"PodUID":"#)]
+    #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
+    fn a_file_that_does_not_parse_has_no_entries(#[case] text: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(reread(dir.path()), None, "no file");
+        fs::write(dir.path().join(FILE), text).unwrap();
+        assert_eq!(reread(dir.path()), None);
+    }
+
+    /// An empty checkpoint says that nothing is allocated; a missing one says nothing.
+    #[test]
+    fn an_empty_checkpoint_differs_from_a_missing_one() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), r#"{"Data":{"PodDeviceEntries":null}}"#).unwrap();
+        assert_eq!(reread(dir.path()), Some(Vec::new()));
+    }
+
+    /// A checkpoint of this plugin and of another one.
+    fn checkpoint() -> Value {
+        let entries = json!([
+            entry("u1", "aliyun.com/gpu-mem", &json!({"-1": ["a-0"], "0": []})),
+            entry("u2", "koordinator.sh/gpu.shared", &json!({"1": ["GPU-a::0"]})),
+            entry("u3", "nvidia.com/gpu", &json!({"0": ["x"]})),
+        ]);
+        let registered = json!({"aliyun.com/gpu-mem": ["a-0"], "nvidia.com/gpu": null});
+        json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1})
+    }
+
+    proptest! {
+        #![proptest_config(fuzz::config(500))]
+
+        #[test]
+        fn no_text_makes_the_reader_panic(text in r#"(\{|\}|\[|\]|"Data":|"PodDeviceEntries":|"DeviceIDs":|"PodUID":|"a"|,|:|1|null){0,20}"#) {
+            let _ = parse(text.as_bytes());
+        }
+
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in fuzz::damaged(vec![checkpoint().to_string().into_bytes()])) {
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn no_json_makes_the_reader_panic(value in fuzz::damaged_json(vec![checkpoint()])) {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(FILE), value.to_string()).unwrap();
+            let _ = (reread(dir.path()), registered(dir.path()));
+        }
+    }
+}

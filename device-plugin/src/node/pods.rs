@@ -1,0 +1,587 @@
+//! The pods of this node as the API server shows them, reduced to the parts that are needed to match kubelet's Allocate calls with
+//! pods, and to verify a container before it starts.
+//!
+//! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and
+//! through [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet
+//! waits.
+
+pub mod annotate;
+mod placement;
+mod requests;
+pub mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use daemon::events::Subject;
+use proto::pod::{ALL_DEVICES, Pod, PodSpec, PodStatus, Variable};
+use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
+use proto::request::hints::HINTS;
+use proto::request::{self, ContainerKind, ContainerRequest, PodRequest};
+use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER, ResourceNames};
+use tokio::sync::watch::Receiver;
+
+use crate::devices::extended_resource::ExtendedResource;
+
+pub use placement::{Others, Placement, Portion, RecordedAmounts, Unplaced};
+pub use requests::{IN_NODE_STATUS, Requests, WHOLE_DEVICE_PERCENT};
+
+/// UID of a pod. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodUid(Arc<str>);
+
+impl PodUid {
+    /// The UID as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for PodUid {
+    fn from(uid: &str) -> Self {
+        Self(uid.into())
+    }
+}
+
+/// kubelet's progress with a pod, as far as the API server shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodStage {
+    /// Bound, and kubelet has not reported on it: kubelet may be admitting it.
+    Bound,
+    /// Pending, and kubelet has reported on it, so it is admitted.
+    Admitted,
+    /// Its containers have been started.
+    Running,
+    /// Its containers have ended, and kubelet starts none of them again.
+    Terminal,
+}
+
+impl PodStage {
+    /// The stage of a pod whose annotations have a record; none if they have no record.
+    pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
+        let annotations = pod.metadata.annotations.as_ref()?;
+        has_record(annotations).then(|| Self::from_status(&pod.status))
+    }
+
+    /// The stage that a pod's status shows.
+    fn from_status(status: &PodStatus) -> Self {
+        match status.phase.as_deref() {
+            Some("Succeeded" | "Failed") => Self::Terminal,
+            // The phase is unknown when the node has not reported for long; the containers may go on.
+            Some("Running" | "Unknown") => Self::Running,
+            _ if status.start_time.is_some() => Self::Admitted,
+            _ => Self::Bound,
+        }
+    }
+}
+
+/// One pod of this node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodePod {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// kubelet's progress with it.
+    pub stage: PodStage,
+    /// True if its deletion has been requested.
+    pub deleting: bool,
+    /// The containers that request resources which kubelet calls this plugin for, in kubelet's order.
+    pub containers: Vec<ContainerRequest>,
+    /// Its record: that of its annotations, or the one that it got by a swap (the plugin exchanges the records of two pods with
+    /// equal requests when one holds the devices that the other's record names); else the reason that it has no usable record.
+    pub placement: Result<Placement, Unplaced>,
+    /// True if its label requests the limits that HAMi-core enforces.
+    pub is_limited: bool,
+    /// Its requests of the resources that the plugin writes into node status itself ([`IN_NODE_STATUS`]); kubelet calls no plugin
+    /// for them.
+    pub requests: Requests,
+    /// True if an annotation asks that it sees all GPUs of its node.
+    pub sees_all: bool,
+    /// The doubt about its request ([`GpuRequest::warning`](proto::request::GpuRequest::warning)), if there is one.
+    pub warning: Option<String>,
+    /// The annotations that constrain the choice of its devices.
+    pub hints: BTreeMap<&'static str, String>,
+    /// The variables that its containers set themselves.
+    pub variables: Arc<[OwnVariable]>,
+    /// ID and name of each container that the container runtime has created.
+    pub created: Vec<(String, String)>,
+}
+
+impl From<&NodePod> for Subject {
+    fn from(pod: &NodePod) -> Self {
+        Self {
+            kind: "Pod",
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.as_str().to_owned(),
+        }
+    }
+}
+
+/// An environment variable in a pod's spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnVariable {
+    /// Name of the container.
+    pub container: String,
+    /// Its name.
+    pub name: String,
+    /// Its value; none if it comes from elsewhere, such as a `ConfigMap`.
+    pub value: Option<String>,
+}
+
+impl NodePod {
+    /// Reduces a pod to the parts that the plugin needs; none if it requests none of the plugin's resources, or is bound to another
+    /// node.
+    pub fn from_pod(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
+        if pod.spec.node_name.as_deref() != Some(node) {
+            return None;
+        }
+        let containers = request::containers(&pod.spec, names);
+        let requests = Requests::from_spec(&pod.spec);
+        // A pod may request only resources in node status, for which kubelet calls no plugin.
+        if containers.is_empty() && requests.is_empty() {
+            return None;
+        }
+        let mut requested = ExtendedResource::ALL.to_vec();
+        requested.retain(|resource| containers.iter().any(|container| resource.count(container) > 0));
+        let labels = pod.metadata.labels.clone().unwrap_or_default();
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        let mut hints = BTreeMap::new();
+        for hint in HINTS {
+            hints.extend(annotations.get(hint.key).map(|value| (hint.key, value.clone())));
+        }
+        Some(Self {
+            uid: PodUid::from(pod.metadata.uid.as_deref()?),
+            namespace: namespace(pod),
+            name: pod.metadata.name.clone()?,
+            stage: PodStage::from_status(&pod.status),
+            deleting: pod.is_deleting(),
+            containers,
+            placement: Placement::read(&annotations, &requested),
+            is_limited: labels.get(ISOLATION_PROVIDER).map(String::as_str) == Some(HAMI_CORE),
+            requests,
+            sees_all: annotations.get(ALL_DEVICES).map(String::as_str) == Some("true"),
+            warning: warning(pod, names),
+            hints,
+            variables: own_variables(&pod.spec),
+            created: created_containers(&pod.status),
+        })
+    }
+
+    /// The pod's record, if it is usable.
+    pub fn record(&self) -> Option<&Placement> {
+        self.placement.as_ref().ok()
+    }
+
+    /// The time at which the scheduler assumed the pod, in unix nanoseconds; none without a usable record.
+    pub fn assumed_at(&self) -> Option<u64> {
+        Some(self.record()?.assumed_at)
+    }
+
+    /// `namespace/name`.
+    pub fn display_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// The pod's container with this name, if it requests any of the plugin's resources.
+    pub fn container(&self, name: &str) -> Option<&ContainerRequest> {
+        self.containers.iter().find(|container| container.name == name)
+    }
+
+    /// True if the two pods can swap their records without changing any device's sums: their records name as many GPUs and the same
+    /// amounts of other devices, and they have the same requests and the same constraints.
+    pub fn can_swap_with(&self, other: &Self) -> bool {
+        self.n_recorded_gpus() == other.n_recorded_gpus()
+            && self.portions() == other.portions()
+            && self.requests == other.requests
+            && self.hints == other.hints
+            && ExtendedResource::ALL
+                .iter()
+                .all(|resource| self.peak(*resource) == other.peak(*resource))
+    }
+
+    /// The number of GPUs that the record of the pod names.
+    fn n_recorded_gpus(&self) -> usize {
+        self.record().map_or(0, |placement| placement.gpus.len())
+    }
+
+    /// The amounts of devices other than GPUs in the pod's record, whichever devices these are: percent, and the number of virtual
+    /// functions.
+    fn portions(&self) -> BTreeMap<&'static str, Vec<(u64, usize)>> {
+        let mut by_type = BTreeMap::new();
+        for (device_type, others) in self.placement.iter().flat_map(|placement| &placement.others) {
+            let mut portions = Vec::new();
+            for portion in &others.held {
+                portions.push((portion.percent, portion.functions.len()));
+            }
+            portions.sort_unstable();
+            by_type.insert(*device_type, portions);
+        }
+        by_type
+    }
+
+    /// True if the pod requests a resource.
+    pub fn asks_for(&self, resource: ExtendedResource) -> bool {
+        self.containers
+            .iter()
+            .any(|container| resource.count(container) > 0)
+    }
+
+    /// The largest amount of a resource that the pod's containers hold at once.
+    pub fn peak(&self, resource: ExtendedResource) -> u64 {
+        let (mut lasting, mut peak) = (0_u64, 0);
+        for container in &self.containers {
+            let now = lasting.saturating_add(resource.count(container));
+            peak = now.max(peak);
+            // An ordinary init container has ended when the next container starts; sidecars go on.
+            if container.kind != ContainerKind::Init {
+                lasting = now;
+            }
+        }
+        peak
+    }
+}
+
+/// A pod of this node that uses resource claims (DRA). It may request the plugin's resources too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimant {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// kubelet's progress with it.
+    pub stage: PodStage,
+}
+
+impl Claimant {
+    /// Reduces a pod of this node to its identity and stage; none if it uses no resource claims.
+    pub fn from_pod(pod: &Pod) -> Option<Self> {
+        pod.uses_claims().then_some(())?;
+        Some(Self {
+            uid: PodUid::from(pod.metadata.uid.as_deref()?),
+            namespace: namespace(pod),
+            name: pod.metadata.name.clone()?,
+            stage: PodStage::from_status(&pod.status),
+        })
+    }
+}
+
+fn namespace(pod: &Pod) -> String {
+    pod.metadata.namespace.as_deref().unwrap_or("default").to_owned()
+}
+
+/// Returns once the pods of this node are known, and never if the watch has ended.
+pub(crate) async fn until_known(pods: &mut Receiver<NodePods>) {
+    if pods.wait_for(NodePods::is_synced).await.is_err() {
+        // The end of the watch ends the process, so the caller need not go on.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// True if the annotations have a record, in either dialect.
+pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
+    annotations.contains_key(DEVICE_ALLOCATED) || annotations.contains_key(MEM_IDX)
+}
+
+/// The doubt about the pod's request for GPUs; none about one that breaks a rule.
+fn warning(pod: &Pod, names: &ResourceNames) -> Option<String> {
+    PodRequest::read(pod, names).ok()??.gpus?.warning()
+}
+
+/// The IDs and names of the containers that the runtime has created.
+fn created_containers(status: &PodStatus) -> Vec<(String, String)> {
+    let mut created = Vec::new();
+    let statuses = status.init_container_statuses.iter();
+    for container in statuses.chain(&status.container_statuses) {
+        if let Some((_, id)) = container.container_id.split_once("://") {
+            created.push((id.to_owned(), container.name.clone()));
+        }
+    }
+    created
+}
+
+/// The variables that the containers of a pod set themselves.
+fn own_variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
+    let mut variables = Vec::new();
+    for container in spec.init_containers.iter().chain(&spec.containers) {
+        for Variable { name, value } in &container.env {
+            variables.push(OwnVariable {
+                container: container.name.clone(),
+                name: name.clone(),
+                value: value.clone(),
+            });
+        }
+    }
+    variables.into()
+}
+
+/// The pods of this node that request the plugin's resources, and a few facts about the other pods.
+#[derive(Clone, Debug, Default)]
+pub struct NodePods {
+    by_uid: BTreeMap<PodUid, NodePod>,
+    /// The place of each pod in the order of arrival.
+    arrivals: BTreeMap<PodUid, u64>,
+    n_arrived: u64,
+    n_left: u64,
+    /// The records that pods have got by swaps; none until they are loaded.
+    swapped: Option<BTreeMap<PodUid, DeviceAllocations>>,
+    /// The record in the annotations of pods that have got another one by a swap.
+    annotated: BTreeMap<PodUid, Result<Placement, Unplaced>>,
+    /// The last complete record of pods whose annotations have lost a part of their record.
+    lost: BTreeMap<PodUid, Placement>,
+    n_altered: u64,
+    /// Pods of this node that request none of the plugin's resources, with their stage if their annotations have a record all the
+    /// same.
+    without_requests: BTreeMap<PodUid, Option<PodStage>>,
+    /// Pods of this node that use resource claims.
+    claimants: BTreeMap<PodUid, Claimant>,
+    is_synced: bool,
+    is_interrupted: bool,
+}
+
+impl NodePods {
+    /// Adds or replaces a pod. Returns true if that changes anything.
+    pub fn apply(&mut self, mut pod: NodePod) -> bool {
+        self.note_arrival(&pod.uid);
+        let mut is_changed = false;
+        self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
+        // A record in the Device object counts before that of the annotations: the plugin writes it first, and the annotations,
+        // which may still name the devices from before the swap, follow.
+        if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
+            // The swapped record has no assume time, so that of the annotations counts, also after they were removed.
+            let lost = self.lost.get(&pod.uid).cloned().map(Ok);
+            let effective = Placement::of_device_object(record, lost.as_ref().unwrap_or(&pod.placement));
+            let annotated = std::mem::replace(&mut pod.placement, effective);
+            is_changed = self.annotated.get(&pod.uid) != Some(&annotated);
+            self.annotated.insert(pod.uid.clone(), annotated);
+        }
+        let before = self.by_uid.get(&pod.uid).map(|before| before.stage);
+        is_changed |= self.by_uid.get(&pod.uid) != Some(&pod);
+        // A pod that has ended frees its devices as a deleted one does.
+        let has_ended = pod.stage == PodStage::Terminal && before != Some(PodStage::Terminal);
+        self.n_left += u64::from(has_ended);
+        self.by_uid.insert(pod.uid.clone(), pod);
+        is_changed
+    }
+
+    /// The record in a pod's annotations, if it is usable.
+    fn annotated(&self, uid: &PodUid) -> Option<&Placement> {
+        let annotated = match self.annotated.get(uid) {
+            Some(annotated) => annotated,
+            None => &self.by_uid.get(uid)?.placement,
+        };
+        annotated.as_ref().ok()
+    }
+
+    /// Keeps the record `before` of a pod whose annotations have lost a part of their record, or have become unreadable.
+    fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
+        let now = now.as_ref().ok();
+        if let Some(pod) = self.by_uid.get(uid)
+            && pod.stage == PodStage::Running
+            && let Some(before) = &before
+            && now.is_none_or(|now| !now.is_complete_copy_of(before))
+        {
+            self.n_altered += 1;
+        }
+        // An older record is more complete: annotations may lose their keys one after the other.
+        let whole = self.lost.remove(uid).or(before);
+        if let Some(whole) = whole.filter(|whole| now.is_none_or(|now| now.lacks_annotations_of(whole))) {
+            self.lost.insert(uid.clone(), whole);
+        }
+    }
+
+    /// The last complete record of a pod whose annotations have lost a part of their record.
+    pub fn lost_record(&self, uid: &PodUid) -> Option<&Placement> {
+        self.lost.get(uid)
+    }
+
+    /// A number that changes whenever the record in the annotations of a running pod changes or loses a part.
+    pub fn n_altered(&self) -> u64 {
+        self.n_altered
+    }
+
+    /// Removes a pod that the API server does not have any more, with all that is known of it.
+    pub fn delete(&mut self, uid: &PodUid) {
+        self.n_left += 1;
+        self.by_uid.remove(uid);
+        self.arrivals.remove(uid);
+        self.annotated.remove(uid);
+        self.lost.remove(uid);
+        self.without_requests.remove(uid);
+        self.claimants.remove(uid);
+    }
+
+    /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations have a record all
+    /// the same. Returns true if that changes anything.
+    pub fn note_without_requests(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
+        self.without_requests.insert(uid, recorded) != Some(recorded)
+    }
+
+    /// The pods that request none of the plugin's resources and whose annotations have a record, in the order of UIDs.
+    pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
+        self.without_requests
+            .iter()
+            .filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
+    }
+
+    /// Adds a pod that uses resource claims. Returns true if that changes anything.
+    pub fn note_claimant(&mut self, claimant: Claimant) -> bool {
+        let is_changed = self.claimants.get(&claimant.uid) != Some(&claimant);
+        self.claimants.insert(claimant.uid.clone(), claimant);
+        is_changed
+    }
+
+    /// The pods that use resource claims, in the order of UIDs.
+    pub fn claimants(&self) -> impl Iterator<Item = &Claimant> {
+        self.claimants.values()
+    }
+
+    /// The pod with this UID, if it uses resource claims.
+    pub fn claimant(&self, uid: &PodUid) -> Option<&Claimant> {
+        self.claimants.get(uid)
+    }
+
+    /// True if the pod is known to request none of the plugin's resources.
+    pub fn asks_for_nothing(&self, uid: &PodUid) -> bool {
+        self.without_requests.contains_key(uid)
+    }
+
+    /// Replaces the records that pods have got by swaps. These records count before those in the pods' annotations.
+    pub fn set_swapped(&mut self, swapped: BTreeMap<PodUid, DeviceAllocations>) {
+        // Pods that are not among the new ones have the record of their annotations again.
+        for (uid, annotated) in std::mem::take(&mut self.annotated) {
+            if let Some(pod) = self.by_uid.get_mut(&uid) {
+                pod.placement = annotated;
+            }
+        }
+        let mut affected = Vec::new();
+        for uid in swapped.keys() {
+            affected.extend(self.by_uid.get(uid).cloned());
+        }
+        self.swapped = Some(swapped);
+        for pod in affected {
+            self.apply(pod);
+        }
+    }
+
+    /// The records that pods have got by swaps; none until they are loaded.
+    pub fn swapped(&self) -> Option<&BTreeMap<PodUid, DeviceAllocations>> {
+        self.swapped.as_ref()
+    }
+
+    /// The pods that have got a record by a swap which their annotations do not show yet, with that record.
+    pub fn with_old_annotations(&self) -> Vec<(NodePod, DeviceAllocations)> {
+        let mut behind = Vec::new();
+        for (uid, record) in self.swapped.iter().flatten() {
+            let Some((pod, annotated)) = self.by_uid.get(uid).zip(self.annotated.get(uid)) else {
+                continue;
+            };
+            if annotated.as_ref().ok().map(|annotated| &annotated.allocations) != Some(record) {
+                behind.push((pod.clone(), record.clone()));
+            }
+        }
+        behind
+    }
+
+    /// Replaces all pods by those of a complete list; from then on the set is in step with the API server. New pods arrive in the
+    /// order of the list.
+    pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
+        // Pods may have gone while no watch was open.
+        self.n_left += 1;
+        let mut before = Vec::new();
+        for uid in self.by_uid.keys() {
+            if let Some(annotated) = self.annotated(uid) {
+                before.push((uid.clone(), annotated.clone()));
+            }
+        }
+        self.by_uid.clear();
+        self.annotated.clear();
+        self.without_requests.clear();
+        self.claimants.clear();
+        for pod in pods {
+            self.apply(pod);
+        }
+        // Annotations may have been removed while the watch was interrupted.
+        for (uid, annotated) in before {
+            if let Some(pod) = self.by_uid.get(&uid) {
+                let now = self.annotated.get(&uid).unwrap_or(&pod.placement).clone();
+                self.note_loss(&uid, Some(annotated), &now);
+            }
+        }
+        self.lost.retain(|uid, _| self.by_uid.contains_key(uid));
+        // Pods that are still there keep their place: kubelet has seen them in that order.
+        self.arrivals.retain(|uid, _| self.by_uid.contains_key(uid));
+        self.is_synced = true;
+    }
+
+    /// Gives a new pod its place in the order of arrival; a known pod keeps its place.
+    fn note_arrival(&mut self, uid: &PodUid) {
+        if !self.arrivals.contains_key(uid) {
+            self.n_arrived += 1;
+            self.arrivals.insert(uid.clone(), self.n_arrived);
+        }
+    }
+
+    /// The pod's place in the order of arrival.
+    pub fn arrival(&self, uid: &PodUid) -> Option<u64> {
+        self.arrivals.get(uid).copied()
+    }
+
+    /// The number of pods that have ever arrived.
+    pub fn n_arrived(&self) -> u64 {
+        self.n_arrived
+    }
+
+    /// A number that changes whenever a pod has gone or ended.
+    pub fn n_left(&self) -> u64 {
+        self.n_left
+    }
+
+    /// True once the API server has sent a complete list of pods.
+    pub fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// True if the set is in step with the API server, as far as this process knows.
+    pub fn is_current(&self) -> bool {
+        self.is_synced && !self.is_interrupted
+    }
+
+    /// Sets whether the watch is interrupted, so that the set may be out of date.
+    pub fn set_interrupted(&mut self, is_interrupted: bool) {
+        self.is_interrupted = is_interrupted;
+    }
+
+    /// The pod with this UID.
+    pub fn get(&self, uid: &PodUid) -> Option<&NodePod> {
+        self.by_uid.get(uid)
+    }
+
+    /// The pod with this UID, if it has not ended.
+    pub fn get_live(&self, uid: &PodUid) -> Option<&NodePod> {
+        self.get(uid).filter(|pod| pod.stage != PodStage::Terminal)
+    }
+
+    /// `namespace/name` of the pod with this UID; empty if the pod is gone.
+    pub fn display_name(&self, uid: &PodUid) -> String {
+        self.get(uid).map(NodePod::display_name).unwrap_or_default()
+    }
+
+    /// Every pod that has not ended.
+    pub fn live(&self) -> impl Iterator<Item = &NodePod> {
+        self.iter().filter(|pod| pod.stage != PodStage::Terminal)
+    }
+
+    /// Every pod, in the order of UIDs.
+    pub fn iter(&self) -> impl Iterator<Item = &NodePod> {
+        self.by_uid.values()
+    }
+}
+
+#[cfg(test)]
+mod tests;

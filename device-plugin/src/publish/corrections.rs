@@ -1,0 +1,184 @@
+//! Changes of health that come from the node's Device object and not from a watch of the devices.
+//!
+//! At its start the process loads the XIDs that the object names, which no probe finds again. It does not load lost devices and
+//! failed probes: probes find these. It does not load XIDs of an earlier boot either, because a boot resets devices.
+//!
+//! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
+//! separated by commas, or `all`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::api_server::{Backoff, Connection, one_line};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use proto::device::{BOOT_ID, CLEAR_UNHEALTHY, CONDITION_HEALTHY, DeviceSpec, RawDevice, TYPE_GPU};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::devices::fleet::NodeFleet;
+use crate::devices::fleet::watch::{Correction, EarlierXid};
+use crate::devices::health::HealthReason;
+use crate::devices::inventory::PhysicalId;
+use crate::publish::own_objects::StoredDevice;
+
+/// Longest time that one request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+/// The shortest and the longest pause after a failure.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// Sends corrections until the task is dropped. `boot_id` is the present boot, if the kernel names it.
+pub async fn correct_health(
+    connection: Connection,
+    node_name: String,
+    boot_id: Option<String>,
+    device: watch::Receiver<StoredDevice>,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
+    corrections: mpsc::Sender<Correction>,
+) {
+    let devices = Api::all(connection.client.clone());
+    let mut backoff = connection.contact.backoff(PAUSES);
+    let errors = load_xids(&devices, &node_name, boot_id.as_deref(), &mut backoff).await;
+    // The task that watches the devices keeps this channel's other end as long as the process lives.
+    let _ = corrections.send(Correction::Loaded(errors)).await;
+    clear_devices(devices, device, fleet, corrections).await;
+}
+
+/// The XIDs in the node's Device object; none if there is no such object, or it cannot be read.
+///
+/// kubelet gets the devices before the XIDs are loaded. Until they are, the plugin does not write the Device object and starts no
+/// container.
+async fn load_xids(
+    devices: &Api<RawDevice>,
+    node: &str,
+    boot_id: Option<&str>,
+    backoff: &mut Backoff,
+) -> Vec<EarlierXid> {
+    let Some(device) = read_device(devices, node, backoff).await else {
+        return Vec::new();
+    };
+    let annotations = device.metadata.annotations.as_ref();
+    let written_in = annotations.and_then(|annotations| annotations.get(BOOT_ID));
+    // If one of the two boot IDs is not known, the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
+    if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
+        info!("this node has booted since its Device object was written, so its devices have been reset");
+        return Vec::new();
+    }
+    let spec = device.read().unwrap_or_else(|error| {
+        warn!(%error, "the present Device object is not valid, so all devices start as healthy");
+        DeviceSpec::default()
+    });
+    earlier_xids(&spec)
+}
+
+/// The XIDs that the Device object of an earlier process gives as reasons why GPUs are unhealthy.
+fn earlier_xids(spec: &DeviceSpec) -> Vec<EarlierXid> {
+    let mut errors = Vec::new();
+    for info in &spec.devices {
+        for condition in &info.conditions {
+            let is_unhealthy = condition.condition_type == CONDITION_HEALTHY && condition.status == "False";
+            // Only GPUs have XIDs.
+            if !is_unhealthy || info.device_type != TYPE_GPU {
+                continue;
+            }
+            // Another reason is trouble that probes find again.
+            if let (Ok(device), Some(xid)) = (info.id.parse(), HealthReason::xid(&condition.reason)) {
+                let since = condition.last_transition_time.clone();
+                errors.push(EarlierXid { device, xid, since });
+            }
+        }
+    }
+    errors
+}
+
+/// Reads the Device object of this node, again and again while the API server is away or cannot answer.
+async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff) -> Option<RawDevice> {
+    let mut is_logged = false;
+    loop {
+        let error = match timeout(REQUEST_LIMIT, devices.get_opt(node)).await {
+            Ok(Ok(found)) => return found,
+            // Another attempt would get the same answer, and containers must start in the end.
+            Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
+                warn!(
+                    error = one_line(&status),
+                    "the present Device object cannot be read, so all devices start as healthy"
+                );
+                return None;
+            }
+            Ok(Err(error)) => one_line(&error),
+            Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
+        };
+        // The pauses between attempts may be short, so only the first failure is logged.
+        if !is_logged {
+            warn!(
+                error,
+                "the present Device object cannot be read yet; containers start once it is"
+            );
+            is_logged = true;
+        }
+        backoff.pause().await;
+    }
+}
+
+/// Clears the devices that an operator names in the annotation `gpushare/clear-unhealthy` of the Device object, and removes the
+/// annotation, until the task is dropped.
+async fn clear_devices(
+    devices: Api<RawDevice>,
+    mut device: watch::Receiver<StoredDevice>,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
+    corrections: mpsc::Sender<Correction>,
+) {
+    while device.changed().await.is_ok() {
+        let Some((node, value)) = clear_annotation(&device.borrow_and_update()) else {
+            continue;
+        };
+        let named = named_devices(&value, &fleet.borrow());
+        // The annotation is removed in any case, so that a mistyped name does not clear a device that comes later.
+        if named.is_empty() {
+            warn!(
+                node,
+                value, "the annotation {CLEAR_UNHEALTHY} names no device of this node"
+            );
+        }
+        for device in named {
+            info!(%device, "an operator clears a device");
+            if corrections.send(Correction::Cleared(device)).await.is_err() {
+                return;
+            }
+        }
+        // Later trouble must make the device unhealthy again.
+        let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
+        if let Err(error) = devices.patch(&node, &PatchParams::default(), &removal).await {
+            warn!(
+                node,
+                error = one_line(&error),
+                "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again"
+            );
+        }
+    }
+}
+
+/// The name of the node and the value of the annotation, if the object has it.
+fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
+    let object = device.object()?;
+    let value = object.metadata.annotations.as_ref()?.get(CLEAR_UNHEALTHY)?;
+    Some((object.metadata.name.clone()?, value.clone()))
+}
+
+/// The devices of the fleet that the annotation's value names.
+fn named_devices(value: &str, fleet: &NodeFleet) -> Vec<PhysicalId> {
+    let names: Vec<&str> = value.split(',').map(str::trim).collect();
+    let mut devices = Vec::new();
+    for entry in fleet.all_entries() {
+        if names.contains(&"all") || names.contains(&entry.key.id.as_str()) {
+            devices.push(entry.key.id);
+        }
+    }
+    devices
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,310 @@
+//! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, is added or removed; events on the
+//! pods that hold the device; and eviction of these pods, if the operator wants it.
+//!
+//! [`crate::devices::health`] decides whether a device is healthy, and the Device object, which has its health, keeps the scheduler from
+//! placing pods on it; nothing here does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::events::{EventType, Recorder};
+use kube::Client;
+use proto::device::TYPE_GPU;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::{DeviceKey, DeviceName, FleetEntry, NodeFleet, type_name};
+use crate::node::eviction::evict;
+use crate::node::pods::{NodePod, NodePods, PodUid, until_known};
+
+/// The time for which a device must have been unhealthy before its pods are evicted: some errors pass.
+const EVICTION_GRACE: Duration = Duration::from_secs(60);
+
+/// Delay before another attempt after a refused eviction.
+const EVICTION_RETRY: Duration = Duration::from_secs(15);
+
+/// The error of a device that is not on the node any more.
+const GONE: &str = "is no longer on this node";
+
+/// The type and the ID of a device.
+type DeviceId = (String, String);
+
+/// An action that follows from a change of health.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum HealthAction {
+    /// Write an event on the node, with this reason and message.
+    NodeEvent(EventType, &'static str, String),
+    /// Write an event on a pod, with this reason and message.
+    PodEvent(PodUid, &'static str, String),
+    /// Evict the pod.
+    Evict(PodUid),
+}
+
+/// The last known state of one device.
+#[derive(Clone, Debug)]
+struct DeviceState {
+    key: DeviceKey,
+    /// The error and the time since when the device is unhealthy; none while it is healthy.
+    trouble: Option<(String, Instant)>,
+    /// Pods with an event about this error.
+    notified: BTreeSet<PodUid>,
+}
+
+/// Tracks the health of devices and decides on actions. Pure: the caller passes the time.
+#[derive(Clone, Debug, Default)]
+struct HealthTracker {
+    /// The devices at the last update; none before the first one.
+    devices: Option<BTreeMap<DeviceId, DeviceState>>,
+    /// True if pods are evicted from unhealthy devices.
+    evicts: bool,
+    /// The time of the last attempt to evict each pod.
+    evicted: BTreeMap<PodUid, Instant>,
+    /// The GPUs of pods' records that this process has never seen, each with an event on its pod.
+    unknown: BTreeSet<(PodUid, DeviceName)>,
+}
+
+impl HealthTracker {
+    /// A tracker before its first update, which evicts pods from unhealthy devices if `evicts` is true.
+    fn new(evicts: bool) -> Self {
+        Self {
+            evicts,
+            ..Self::default()
+        }
+    }
+
+    /// Compares devices and pods with the last update and returns the actions that follow.
+    fn update(&mut self, fleet: &NodeFleet, pods: &NodePods, now: Instant) -> Vec<HealthAction> {
+        let mut actions = self.update_devices(fleet, now);
+        self.evicted.retain(|uid, _| pods.get(uid).is_some());
+        actions.extend(self.report_unknown(pods));
+        for ((device_type, id), device) in self.devices.iter_mut().flatten() {
+            let Some((trouble, since)) = &device.trouble else {
+                continue;
+            };
+            for pod in pods.live() {
+                if !holds(pod, device_type, &device.key) {
+                    continue;
+                }
+                if device.notified.insert(pod.uid.clone()) {
+                    let name = type_name(device_type);
+                    let message = if trouble == GONE {
+                        gone_message(&format!("{name} {id}"))
+                    } else {
+                        format!(
+                            "{name} {id}, which this pod holds, is unhealthy: {trouble}. Delete the pod to reschedule it."
+                        )
+                    };
+                    actions.push(HealthAction::PodEvent(pod.uid.clone(), "GPUUnhealthy", message));
+                }
+                let last = self.evicted.get(&pod.uid);
+                let is_recent = last.is_some_and(|last| *last + EVICTION_RETRY > now);
+                if self.evicts && !pod.deleting && now >= *since + EVICTION_GRACE && !is_recent {
+                    // A disruption budget may refuse the eviction for long, so it is not requested at every change.
+                    self.evicted.insert(pod.uid.clone(), now);
+                    actions.push(HealthAction::Evict(pod.uid.clone()));
+                }
+            }
+        }
+        actions
+    }
+
+    /// Compares the devices with those of the last update. A removed device stays in the tracker, unhealthy, until it is back.
+    fn update_devices(&mut self, fleet: &NodeFleet, now: Instant) -> Vec<HealthAction> {
+        // At the start of the process every device is new, and only an unhealthy one is worth an event.
+        let is_first = self.devices.is_none();
+        let devices = self.devices.get_or_insert_default();
+        let mut gone: BTreeSet<DeviceId> = devices.keys().cloned().collect();
+        let mut actions = Vec::new();
+        for entry in fleet.all_entries() {
+            let id = (entry.device_type.to_owned(), entry.key.id.to_string());
+            gone.remove(&id);
+            let before = devices.get(&id);
+            let event = if is_first && entry.is_healthy {
+                None
+            } else {
+                node_event(before, &entry)
+            };
+            // The time of eviction counts from the first error, also when another error follows.
+            let trouble = (!entry.is_healthy).then(|| {
+                let since = before.and_then(|before| before.trouble.as_ref());
+                (entry.message.to_owned(), since.map_or(now, |(_, since)| *since))
+            });
+            let notified = match before {
+                // Without a new error the pods that know of it get no second event.
+                Some(before) if event.is_none() => before.notified.clone(),
+                _ => BTreeSet::new(),
+            };
+            actions.extend(event);
+            let state = DeviceState {
+                key: entry.key,
+                trouble,
+                notified,
+            };
+            devices.insert(id, state);
+        }
+        for id in gone {
+            let Some(device) = devices.get_mut(&id) else {
+                continue;
+            };
+            let since = match &device.trouble {
+                Some((trouble, _)) if trouble == GONE => continue,
+                Some((_, since)) => *since,
+                None => now,
+            };
+            let message = format!("{} {} {GONE}", type_name(&id.0), id.1);
+            actions.push(HealthAction::NodeEvent(EventType::Warning, "GPUGone", message));
+            device.trouble = Some((GONE.to_owned(), since));
+            device.notified.clear();
+        }
+        actions
+    }
+
+    /// The events on pods whose records name GPUs that were gone before this process started, one for each GPU.
+    fn report_unknown(&mut self, pods: &NodePods) -> Vec<HealthAction> {
+        let mut now = BTreeSet::new();
+        for pod in pods.live() {
+            let named = pod.placement.iter();
+            for name in named.flat_map(|placement| placement.names(ExtendedResource::Whole)) {
+                let mut devices = self.devices.iter().flatten();
+                let is_known = |((device_type, _), device): (&DeviceId, &DeviceState)| {
+                    device_type == TYPE_GPU && name.is(&device.key)
+                };
+                if !devices.any(is_known) {
+                    now.insert((pod.uid.clone(), name.clone()));
+                }
+            }
+        }
+        let mut actions = Vec::new();
+        for (uid, name) in now.difference(&self.unknown) {
+            let gpu = match name {
+                DeviceName::Id(id) => format!("GPU {id}"),
+                DeviceName::Minor(minor) => format!("GPU minor {minor}"),
+            };
+            actions.push(HealthAction::PodEvent(
+                uid.clone(),
+                "GPUUnhealthy",
+                gone_message(&gpu),
+            ));
+        }
+        self.unknown = now;
+        actions
+    }
+
+    /// The time of the next eviction, if no device and no pod changes until then.
+    fn next_eviction(&self, now: Instant) -> Option<Instant> {
+        if !self.evicts {
+            return None;
+        }
+        let mut next = None;
+        for device in self.devices.iter().flat_map(BTreeMap::values) {
+            if let Some((_, since)) = &device.trouble {
+                let due = *since + EVICTION_GRACE;
+                // An eviction that was due is tried again after a while: it was refused, or the pod is not
+                // gone yet.
+                let due = if due > now { due } else { now + EVICTION_RETRY };
+                next = Some(next.map_or(due, |next| due.min(next)));
+            }
+        }
+        next
+    }
+}
+
+/// The message to a pod whose device is not on the node any more.
+fn gone_message(device: &str) -> String {
+    format!("{device}, which this pod holds, {GONE}. Delete the pod to reschedule it.")
+}
+
+/// The event on the node about a device that is new, or whose health or error differs from `before`.
+fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<HealthAction> {
+    let device = format!("{} {}", type_name(entry.device_type), entry.key.id);
+    let trouble_before = before.and_then(|before| before.trouble.as_ref());
+    let (weight, reason, message) = match (before, trouble_before) {
+        (_, Some((trouble, _))) if !entry.is_healthy && trouble == entry.message => return None,
+        (Some(_), None) if entry.is_healthy => return None,
+        (None, _) if entry.is_healthy => (EventType::Normal, "GPUAdded", format!("{device} has come")),
+        _ if entry.is_healthy => (
+            EventType::Normal,
+            "GPUHealthy",
+            format!("{device} is healthy again: {}", entry.message),
+        ),
+        _ => (
+            EventType::Warning,
+            "GPUUnhealthy",
+            format!("{device} is unhealthy: {}", entry.message),
+        ),
+    };
+    Some(HealthAction::NodeEvent(weight, reason, message))
+}
+
+/// True if the pod holds the device: its record names it.
+fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
+    let Ok(placement) = &pod.placement else {
+        return false;
+    };
+    // A record names the same GPUs for all resources of GPUs.
+    let resource = ExtendedResource::of_type(device_type).unwrap_or(ExtendedResource::Whole);
+    placement.has_device(resource, key)
+}
+
+/// The task that reacts to changes of health.
+#[expect(missing_debug_implementations, reason = "a client has none")]
+pub struct HealthReaction {
+    /// The devices and their health.
+    pub fleet: watch::Receiver<Arc<NodeFleet>>,
+    /// The pods of this node.
+    pub pods: watch::Receiver<NodePods>,
+    /// Writes the events.
+    pub recorder: Recorder,
+    /// The client for evictions.
+    pub client: Client,
+    /// True if pods are evicted from unhealthy devices.
+    pub evicts: bool,
+}
+
+impl HealthReaction {
+    /// Writes events and evicts pods until the task is dropped.
+    pub async fn run(mut self) {
+        let mut tracker = HealthTracker::new(self.evicts);
+        until_known(&mut self.pods).await;
+        loop {
+            let now = Instant::now();
+            let fleet = Arc::clone(&self.fleet.borrow_and_update());
+            let actions = tracker.update(&fleet, &self.pods.borrow_and_update(), now);
+            self.perform(actions).await;
+            let next = tracker.next_eviction(now);
+            tokio::select! {
+                _ = self.fleet.changed() => {}
+                _ = self.pods.changed() => {}
+                () = sleep_until(next.unwrap_or(now)), if next.is_some() => {}
+            }
+        }
+    }
+
+    /// Carries out what the tracker has decided: records the events, and evicts the pods.
+    async fn perform(&self, actions: Vec<HealthAction>) {
+        for action in actions {
+            match action {
+                HealthAction::NodeEvent(weight, reason, message) => {
+                    self.recorder.node(weight, reason, message);
+                }
+                HealthAction::PodEvent(uid, reason, message) => {
+                    if let Some(pod) = self.pods.borrow().get(&uid) {
+                        self.recorder.warn(pod, reason, message);
+                    }
+                }
+                HealthAction::Evict(uid) => {
+                    // The lock of the pods must not be held during the request.
+                    let pod = self.pods.borrow().get(&uid).cloned();
+                    if let Some(pod) = pod {
+                        evict(&self.client, &pod, "it holds an unhealthy device").await;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

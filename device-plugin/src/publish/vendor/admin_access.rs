@@ -1,0 +1,285 @@
+//! Finds devices of a claim that are allocated for administration only: a monitor sees them, and other pods may use them meanwhile.
+//!
+//! kubelet does not report such an allocation, so the plugin reads each `ResourceClaim` that kubelet has prepared from the API
+//! server, once. The devices of a claim count as used until the claim can be read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use daemon::api_server::one_line;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client};
+use serde::Deserialize;
+use serde_json::json;
+use tracing::warn;
+
+use crate::node::api_request::within;
+
+use super::allocation::{ClaimName, DraDevice};
+use super::claims::ClaimedDevice;
+
+/// Time limit of one request.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+/// Reads claims.
+#[expect(missing_debug_implementations, reason = "a client has none")]
+pub struct AdminAccess {
+    api: Client,
+    /// The claims that containers used at the last call.
+    known: BTreeMap<ClaimName, ReadClaim>,
+}
+
+/// A claim that a container uses, as last read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ReadClaim {
+    /// The claim's CDI devices, which identify the object: a claim may be deleted and created again with the same name.
+    cdi_names: BTreeSet<String>,
+    /// The devices that are allocated for administration only; none until the claim has been read.
+    devices: Option<BTreeSet<DraDevice>>,
+}
+
+/// A device that a claim has been allocated.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ClaimResult {
+    driver: String,
+    pool: String,
+    device: String,
+    #[serde(default)]
+    admin_access: Option<bool>,
+}
+
+impl AdminAccess {
+    /// Reads with this client.
+    pub fn new(api: Client) -> Self {
+        Self {
+            api,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// The claimed devices without those that are allocated for administration only.
+    pub(super) async fn without_admin_access(&mut self, claimed: Vec<ClaimedDevice>) -> Vec<ClaimedDevice> {
+        let mut cdi_names: BTreeMap<ClaimName, BTreeSet<String>> = BTreeMap::new();
+        for device in &claimed {
+            cdi_names
+                .entry(device.claim.clone())
+                .or_default()
+                .extend(device.cdi_names.iter().cloned());
+        }
+        // Claims that no container uses any more are forgotten.
+        let mut before = std::mem::take(&mut self.known);
+        for (claim, cdi_names) in cdi_names {
+            let known = before.remove(&claim).filter(|known| known.cdi_names == cdi_names);
+            let now = match known {
+                // The allocation of a claim does not change while a pod uses it.
+                Some(known) if known.devices.is_some() => known,
+                known => self.read(&claim, cdi_names, known.is_some()).await,
+            };
+            self.known.insert(claim, now);
+        }
+        let mut used = Vec::new();
+        for claimed in claimed {
+            let known = self.known.get(&claimed.claim);
+            match known.and_then(|known| known.devices.as_ref()) {
+                Some(for_administration) if for_administration.contains(&claimed.device) => {}
+                _ => used.push(claimed),
+            }
+        }
+        used
+    }
+
+    /// Reads a claim from the API server. `has_failed` says that the last attempt failed, and was logged.
+    async fn read(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> ReadClaim {
+        let devices = match self.get(claim, &cdi_names).await {
+            Ok(devices) => Some(devices),
+            Err(error) => {
+                // The plugin tries again once a minute, and one log line is enough.
+                if !has_failed {
+                    warn!(
+                        error = one_line(error.as_ref()),
+                        "the devices of the claim count as used"
+                    );
+                }
+                None
+            }
+        };
+        ReadClaim { cdi_names, devices }
+    }
+
+    /// The devices of a claim that are allocated for administration only.
+    ///
+    /// # Errors
+    /// The API server does not answer, or has another claim of this name.
+    async fn get(
+        &self,
+        claim: &ClaimName,
+        cdi_names: &BTreeSet<String>,
+    ) -> anyhow::Result<BTreeSet<DraDevice>> {
+        let resource = ApiResource::from_gvk_with_plural(
+            &GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"),
+            "resourceclaims",
+        );
+        let api: Api<DynamicObject> = Api::namespaced_with(self.api.clone(), &claim.namespace, &resource);
+        let what = format!("get ResourceClaim {claim} (resource.k8s.io/v1)");
+        let object = within(REQUEST_LIMIT, what, api.get(&claim.name)).await?;
+        let uid = object.metadata.uid.unwrap_or_default();
+        // A claim of this name may have been deleted and created again since kubelet prepared its devices.
+        ensure!(
+            !uid.is_empty() && cdi_names.iter().any(|name| name.contains(&uid)),
+            "kubelet's CDI devices of ResourceClaim {claim} do not bear its UID {uid}"
+        );
+        let results = object.data.pointer("/status/allocation/devices/results");
+        let results = results.cloned().unwrap_or_else(|| json!([]));
+        let results = serde_json::from_value(results)
+            .with_context(|| format!("ResourceClaim {claim} is not of the form of resource.k8s.io/v1"))?;
+        Ok(for_administration(results))
+    }
+}
+
+/// The devices that a claim has for administration only. A device that it also has for use is used.
+fn for_administration(results: Vec<ClaimResult>) -> BTreeSet<DraDevice> {
+    let (mut for_administration, mut used) = (BTreeSet::new(), BTreeSet::new());
+    for result in results {
+        let device = DraDevice {
+            driver: result.driver,
+            pool: result.pool,
+            name: result.device,
+        };
+        if result.admin_access == Some(true) {
+            for_administration.insert(device);
+        } else {
+            used.insert(device);
+        }
+    }
+    for_administration.retain(|device| !used.contains(device));
+    for_administration
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use rstest::rstest;
+    use serde_json::Value;
+    use tower_test::mock::Handle;
+
+    use super::*;
+    use crate::publish::vendor::PodKey;
+
+    const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
+
+    fn claimed(device: &str) -> ClaimedDevice {
+        ClaimedDevice {
+            pod: PodKey::Named {
+                namespace: "team".to_owned(),
+                name: "monitor".to_owned(),
+            },
+            container: "main".to_owned(),
+            claim: ClaimName {
+                namespace: "team".to_owned(),
+                name: "all-gpus".to_owned(),
+            },
+            device: DraDevice {
+                driver: "gpu.nvidia.com".to_owned(),
+                pool: "n1".to_owned(),
+                name: device.to_owned(),
+            },
+            cdi_names: [format!("k8s.gpu.nvidia.com/claim={UID}-{device}")].into(),
+        }
+    }
+
+    fn result(device: &str, admin_access: Option<bool>) -> Value {
+        json!({"request": "r", "driver": "gpu.nvidia.com", "pool": "n1", "device": device, "adminAccess": admin_access})
+    }
+
+    fn claim(uid: &str, results: &[Value]) -> Value {
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": "all-gpus", "namespace": "team", "uid": uid},
+            "status": {"allocation": {"devices": {"results": results}}},
+        })
+    }
+
+    fn refusal(code: u16) -> Value {
+        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "x", "code": code})
+    }
+
+    /// Answers one request; its line.
+    async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, object: &Value) -> String {
+        let (request, response) = requests.next_request().await.unwrap();
+        let code = object
+            .get("code")
+            .and_then(Value::as_u64)
+            .map_or(200, |code| u16::try_from(code).unwrap());
+        response.send_response(
+            Response::builder()
+                .status(code)
+                .body(Body::from(object.to_string().into_bytes()))
+                .unwrap(),
+        );
+        format!("{} {}", request.method(), request.uri().path())
+    }
+
+    /// The names of the devices that count, of `gpu-0` and `gpu-1`.
+    async fn counted(object: &Value) -> Vec<String> {
+        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let mut access = AdminAccess::new(Client::new(service, "default"));
+        let (left, line) = tokio::join!(
+            access.without_admin_access(vec![claimed("gpu-0"), claimed("gpu-1")]),
+            answer(&mut requests, object)
+        );
+        assert_eq!(
+            line,
+            "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/all-gpus"
+        );
+        left.into_iter().map(|claimed| claimed.device.name).collect()
+    }
+
+    #[rstest]
+    #[case::all_for_administration(claim(UID, &[result("gpu-0", Some(true)), result("gpu-1", Some(true))]), &[])]
+    #[case::one_for_use(claim(UID, &[result("gpu-0", Some(true)), result("gpu-1", Some(false))]), &["gpu-1"])]
+    #[case::not_said(claim(UID, &[result("gpu-0", None), result("gpu-1", None)]), &["gpu-0", "gpu-1"])]
+    #[case::for_both(claim(UID, &[result("gpu-0", Some(true)), result("gpu-0", None), result("gpu-1", Some(true))]), &["gpu-0"])]
+    #[case::another_claim_of_its_name(claim("another", &[result("gpu-0", Some(true)), result("gpu-1", Some(true))]), &["gpu-0", "gpu-1"])]
+    #[case::not_allocated(json!({"metadata": {"name": "all-gpus", "uid": UID}}), &["gpu-0", "gpu-1"])]
+    #[case::forbidden(refusal(403), &["gpu-0", "gpu-1"])]
+    #[case::not_served(refusal(404), &["gpu-0", "gpu-1"])]
+    #[case::nonsense(json!({"metadata": {"name": "all-gpus", "uid": UID}, "status": 7}), &["gpu-0", "gpu-1"])]
+    #[tokio::test]
+    async fn devices_with_admin_access_are_left_out(#[case] object: Value, #[case] expected: &[&str]) {
+        assert_eq!(counted(&object).await, expected);
+    }
+
+    /// A claim is read once, again if it could not be read, and again if another one has come in its place.
+    #[tokio::test]
+    async fn each_claim_is_read_once() {
+        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let mut access = AdminAccess::new(Client::new(service, "default"));
+        let failure = refusal(500);
+        let (left, _) = tokio::join!(
+            access.without_admin_access(vec![claimed("gpu-0")]),
+            answer(&mut requests, &failure)
+        );
+        assert_eq!(left.len(), 1);
+        let object = claim(UID, &[result("gpu-0", Some(true))]);
+        let (left, _) = tokio::join!(
+            access.without_admin_access(vec![claimed("gpu-0")]),
+            answer(&mut requests, &object)
+        );
+        assert_eq!(left, []);
+        // No request is answered here.
+        assert_eq!(access.without_admin_access(vec![claimed("gpu-0")]).await, []);
+        let successor = ClaimedDevice {
+            cdi_names: ["k8s.gpu.nvidia.com/claim=e1-gpu-0".to_owned()].into(),
+            ..claimed("gpu-0")
+        };
+        let object = claim("e1", &[result("gpu-0", None)]);
+        let (left, _) = tokio::join!(
+            access.without_admin_access(vec![successor]),
+            answer(&mut requests, &object)
+        );
+        assert_eq!(left.len(), 1);
+    }
+}

@@ -1,0 +1,239 @@
+//! Devices that kubelet allocated to containers for resources of other plugins, and those among them that no record of gpushare's
+//! scheduler names.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use proto::kubelet::podresources::{ListPodResourcesResponse, PodResources};
+use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
+
+use crate::devices::fleet::NodeFleet;
+use crate::node::kubelet_checkpoint::CheckpointEntry;
+use crate::node::pods::{NodePod, NodePods, PodStage, PodUid};
+
+/// Devices of one resource that kubelet allocated to one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The pod of the container.
+    pub pod: PodKey,
+    /// The container.
+    pub container: String,
+    /// The resource; of a claim its DRA driver.
+    pub resource: String,
+    /// kubelet's IDs of the devices.
+    pub device_ids: Vec<String>,
+    /// True if the container sees the devices of its pod's record, whatever IDs kubelet allocated.
+    pub is_by_record: bool,
+    /// The claim, if a DRA driver serves the devices.
+    pub claim: Option<Claim>,
+}
+
+impl From<CheckpointEntry> for Allocation {
+    fn from(entry: CheckpointEntry) -> Self {
+        let pod = PodKey::Uid(PodUid::from(entry.pod_uid.as_str()));
+        Self::new(pod, entry.container_name, entry.resource_name, entry.device_ids)
+    }
+}
+
+impl Allocation {
+    /// An allocation of a device plugin, whose container sees the devices that kubelet allocated.
+    pub(super) fn new(pod: PodKey, container: String, resource: String, device_ids: Vec<String>) -> Self {
+        Self {
+            pod,
+            container,
+            resource,
+            device_ids,
+            is_by_record: false,
+            claim: None,
+        }
+    }
+
+    /// Returns true if the pod of the allocation has ended, so that it holds the devices no longer.
+    pub(super) fn has_ended(&self, pods: &NodePods) -> bool {
+        let Some(uid) = self.pod.uid(pods) else {
+            // kubelet removes entries of ended pods from its checkpoint only when it allocates again; its pod-resources API lists
+            // only pods that exist.
+            return matches!(self.pod, PodKey::Uid(_));
+        };
+        let stage = match (pods.get(uid), pods.claimant(uid)) {
+            (Some(pod), _) => pod.stage,
+            (None, Some(claimant)) => claimant.stage,
+            (None, None) => return false,
+        };
+        stage == PodStage::Terminal
+    }
+
+    /// The devices in the form of the Device object's annotation; none if the pod has ended or its record names them.
+    fn unrecorded(&self, pods: &NodePods, fleet: &NodeFleet) -> Option<KubeletAllocation> {
+        // Parts of one GPU, such as the replicas of time-slicing, have one name here.
+        let mut device_ids = BTreeSet::new();
+        for id in &self.device_ids {
+            device_ids.insert(device_name(id, fleet));
+        }
+        if self.has_ended(pods) || device_ids.is_empty() {
+            return None;
+        }
+        let uid = self.pod.uid(pods);
+        // The scheduler counts the devices of a record already.
+        if let Some(pod) = uid.and_then(|uid| pods.get(uid))
+            && (self.is_by_record && has_recorded_gpus(pod) || is_recorded(pod, &device_ids, fleet))
+        {
+            return None;
+        }
+        Some(KubeletAllocation {
+            // Without a UID the scheduler cannot find the pod, and counts the devices as used.
+            pod_uid: uid.map_or("", PodUid::as_str).to_owned(),
+            container_name: self.container.clone(),
+            resource_name: self.resource.clone(),
+            device_ids: device_ids.into_iter().collect(),
+            alloc_resp: None,
+        })
+    }
+}
+
+/// The devices of these resources that kubelet lists. A resource may come in several parts, one for each NUMA node.
+pub(super) fn plugin_allocations(
+    listed: &ListPodResourcesResponse,
+    resources: &BTreeSet<String>,
+) -> Vec<Allocation> {
+    let mut allocations = Vec::<Allocation>::new();
+    for pod in &listed.pod_resources {
+        for container in &pod.containers {
+            for resource in resources {
+                let mut device_ids = Vec::new();
+                for devices in &container.devices {
+                    if devices.resource_name == *resource {
+                        device_ids.extend(devices.device_ids.iter().cloned());
+                    }
+                }
+                if !device_ids.is_empty() {
+                    let (pod, name) = (PodKey::of(pod), container.name.clone());
+                    allocations.push(Allocation::new(pod, name, resource.clone(), device_ids));
+                }
+            }
+        }
+    }
+    allocations
+}
+
+/// kubelet's name for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodKey {
+    /// Namespace and name, in the pod-resources API.
+    Named {
+        /// The pod's namespace.
+        namespace: String,
+        /// The pod's name.
+        name: String,
+    },
+    /// The UID, in the checkpoint.
+    Uid(PodUid),
+}
+
+impl PodKey {
+    /// The name of a pod in kubelet's list.
+    pub(super) fn of(pod: &PodResources) -> Self {
+        Self::Named {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+        }
+    }
+
+    /// The UID of the pod, if the plugin knows it: the pod requests a resource of this plugin, or uses claims.
+    pub fn uid<'a>(&self, pods: &'a NodePods) -> Option<&'a PodUid> {
+        let (namespace, name) = match self {
+            Self::Uid(uid) => return pods.get(uid).map(|pod| &pod.uid),
+            Self::Named { namespace, name } => (namespace, name),
+        };
+        for pod in pods.iter() {
+            if pod.name == *name && pod.namespace == *namespace {
+                return Some(&pod.uid);
+            }
+        }
+        for claimant in pods.claimants() {
+            if claimant.name == *name && claimant.namespace == *namespace {
+                return Some(&claimant.uid);
+            }
+        }
+        None
+    }
+}
+
+/// The name of a `ResourceClaim`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClaimName {
+    /// The claim's namespace.
+    pub namespace: String,
+    /// The claim's name.
+    pub name: String,
+}
+
+impl fmt::Display for ClaimName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A device as its driver publishes it; unique in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DraDevice {
+    /// The driver.
+    pub driver: String,
+    /// The pool of the driver, which is the node's name for devices of one node.
+    pub pool: String,
+    /// The device.
+    pub name: String,
+}
+
+/// The claim by which a container holds a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The claim.
+    pub name: ClaimName,
+    /// The device.
+    pub device: DraDevice,
+    /// True if the device is known to be of one certain GPU. If not, every GPU counts as allocated.
+    pub is_mapped: bool,
+}
+
+/// The devices of those `allocations` that no record of gpushare's scheduler names.
+pub fn unrecorded(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> KubeletAllocations {
+    let mut entries = BTreeSet::new();
+    for allocation in allocations {
+        entries.extend(allocation.unrecorded(pods, fleet));
+    }
+    KubeletAllocations {
+        entries: entries.into_iter().collect(),
+    }
+}
+
+/// The UUID of the GPU that kubelet's ID stands for; the ID of the physical device as it is, if that is no known GPU.
+pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
+    let physical = physical_id(id);
+    // NVIDIA's plugin may list an index such as `0`, or `0:1` for an instance of that GPU.
+    let (index, _) = physical.split_once(':').unwrap_or((physical, ""));
+    let mut gpus = fleet.gpus.iter();
+    match gpus.find(|entry| index.parse() == Ok(entry.device.index)) {
+        Some(entry) => entry.device.uuid.to_string(),
+        None => physical.to_owned(),
+    }
+}
+
+fn has_recorded_gpus(pod: &NodePod) -> bool {
+    let placement = pod.placement.as_ref();
+    placement.is_ok_and(|placement| !placement.gpus.is_empty())
+}
+
+/// Returns true if the pod's record names all of these devices.
+fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) -> bool {
+    let Ok(placement) = &pod.placement else {
+        return false;
+    };
+    for id in device_ids {
+        let Ok(uuid) = id.parse() else { return false };
+        if !fleet.gpu(&uuid).is_some_and(|gpu| placement.has_gpu(gpu)) {
+            return false;
+        }
+    }
+    true
+}

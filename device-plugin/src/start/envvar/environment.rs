@@ -1,0 +1,208 @@
+//! Checks that the environment of a container agrees with its pod's record, for answers by the vendor's variable. With a CDI spec
+//! that is not necessary: the runtime applies the spec last.
+//!
+//! kubelet puts the variables of an answer first, then those of the pod's `envFrom`, then those of its `env`; of two values the
+//! later one counts. Values from a `ConfigMap` or a Secret are not known here.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use proto::device::TYPE_GPU;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::{DeviceKey, FleetDevice, NodeFleet};
+use crate::inject::content::{named_devices, visible_variable};
+use crate::inject::enforcement::Enforcements;
+use crate::inject::enforcement::limits::{Recipient, is_limit, is_of_driver, limits};
+use crate::inject::settings::NodeSettings;
+use crate::node::pods::{OwnVariable, PodStage};
+use crate::start::verify::StartRefusal;
+use crate::start::verify::container::StartingContainer;
+
+/// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable.
+///
+/// # Errors
+/// Something else than the record decides the devices or limits of the container.
+pub(super) fn check_environment(
+    starting: &StartingContainer<'_>,
+    enforcements: &Enforcements,
+    settings: &NodeSettings,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let Some(answer) = starting.answer() else {
+        return Ok(());
+    };
+    check_nodes(starting, answer, fleet)?;
+    check_own_variables(starting, answer, fleet)?;
+    check_limits(starting, answer, enforcements, settings, fleet)
+}
+
+/// Checks that the answer's device nodes are those of the record's devices.
+fn check_nodes(
+    starting: &StartingContainer<'_>,
+    answer: &ContainerAllocateResponse,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let Ok(placement) = &starting.pod.placement else {
+        return Ok(());
+    };
+    let nodes = device_nodes(fleet, starting.resource);
+    for given in &answer.devices {
+        let (mut is_known, mut is_recorded) = (false, false);
+        for (device, function, path) in &nodes {
+            if *path == Path::new(&given.container_path) {
+                is_known = true;
+                is_recorded |= placement.gives(starting.resource, device, *function);
+            }
+        }
+        // After a reboot the number of a device node can be that of another device, while kubelet keeps the answer.
+        if is_known && !is_recorded {
+            return Err(StartRefusal::Mismatch {
+                seen: given.container_path.clone(),
+                recorded: placement.to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no variable in the pod's spec contradicts the answer.
+fn check_own_variables(
+    starting: &StartingContainer<'_>,
+    answer: &ContainerAllocateResponse,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let StartingContainer { pod, resource, .. } = starting;
+    for own in pod.variables.iter() {
+        let is_devices = own.name == visible_variable(*resource);
+        if !starting.may_be(&own.container) || !(is_devices || is_limit(&own.name)) {
+            continue;
+        }
+        // A variable that the answer does not set overrides nothing.
+        let Some(given) = answer.envs.get(&own.name) else {
+            continue;
+        };
+        // The driver's limits are refused whatever their value: the words are those of the validating webhook.
+        if is_of_driver(&own.name) {
+            return Err(StartRefusal::SetsLimit {
+                container: own.container.clone(),
+                variable: own.name.clone(),
+            });
+        }
+        // A pod that sees all GPUs is charged for all of them, and may see fewer.
+        let may_differ = is_devices && pod.sees_all;
+        if !may_differ && !has_value_of_answer(own, given, is_devices.then_some(*resource), fleet) {
+            return Err(StartRefusal::Overridden {
+                container: own.container.clone(),
+                variable: own.name.clone(),
+                given: given.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// True if the pod's own variable has the value of the answer, or names the same devices of a resource in other words.
+fn has_value_of_answer(
+    own: &OwnVariable,
+    given: &str,
+    devices: Option<ExtendedResource>,
+    fleet: &NodeFleet,
+) -> bool {
+    let Some(value) = &own.value else {
+        return false;
+    };
+    if value == given {
+        return true;
+    }
+    let Some(resource) = devices else {
+        return false;
+    };
+    let named = named_devices(resource, value, fleet);
+    named.is_some() && named == named_devices(resource, given, fleet)
+}
+
+/// Checks that the limits in the variables of the answer are those that follow from the record and the container's request.
+fn check_limits(
+    starting: &StartingContainer<'_>,
+    answer: &ContainerAllocateResponse,
+    enforcements: &Enforcements,
+    settings: &NodeSettings,
+    fleet: &NodeFleet,
+) -> Result<(), StartRefusal> {
+    let StartingContainer { pod, resource, .. } = starting;
+    // Of a container's answers, the one that names its devices has the limits.
+    let shown = answer.envs.get(visible_variable(*resource));
+    let Some(devices) = shown.and_then(|value| named_devices(*resource, value, fleet)) else {
+        return Ok(());
+    };
+    // A running pod keeps the limits that it started with, whatever has become of its label or of the node's unit.
+    if pod.stage == PodStage::Running || resource.device_type() != TYPE_GPU {
+        return Ok(());
+    }
+    let mut gpus = Vec::new();
+    for uuid in &devices {
+        gpus.extend(fleet.gpu(uuid));
+    }
+    let mut kept = BTreeMap::new();
+    for (name, value) in &answer.envs {
+        if is_limit(name) {
+            kept.insert(name.clone(), value.clone());
+        }
+    }
+    let mut recorded = BTreeMap::new();
+    for container in starting.containers() {
+        let recipient = Recipient {
+            pod,
+            container,
+            placement: pod.record(),
+            enforcements,
+        };
+        recorded = limits(settings.memory_unit, &recipient, &gpus);
+        // An init and an app container can have the same device IDs, each with an answer of its own.
+        if kept == recorded {
+            return Ok(());
+        }
+    }
+    Err(StartRefusal::Limits {
+        kept: limits_as_text(&kept),
+        recorded: limits_as_text(&recorded),
+    })
+}
+
+/// A device, its virtual function if the device node belongs to one, and the path of the device node.
+type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
+
+/// Every device node of this node's devices of a resource's type, with the device that it belongs to. Those of GPUs are left out:
+/// answers to kubelet never name them.
+fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
+    let mut nodes = Vec::new();
+    for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {
+        let key = DeviceKey::from(device);
+        for path in &device.device_nodes {
+            nodes.push((key.clone(), None, path.as_path()));
+        }
+        for (function, paths) in &device.function_nodes {
+            for path in paths {
+                nodes.push((key.clone(), Some(function.as_str()), path));
+            }
+        }
+    }
+    nodes
+}
+
+/// Variables with limits as text, for the error about other limits.
+fn limits_as_text(limits: &BTreeMap<String, String>) -> String {
+    if limits.is_empty() {
+        return "no limits".to_owned();
+    }
+    let mut pairs = Vec::new();
+    for (name, value) in limits {
+        pairs.push(format!("{name}={value}"));
+    }
+    pairs.join(" ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Finds pods that can swap their records: kubelet admits equal pods in another order than the scheduler assumed them in, and
+//! answers by variable then name the devices of other pods' records.
+//!
+//! A pod that sees the devices of another pod's record takes that record, unless the other pod has started with it.
+
+use std::collections::BTreeSet;
+
+use crate::devices::inventory::PhysicalId;
+use crate::node::pods::{NodePod, PodUid};
+use crate::start::verify::{
+    DevicesByType, StartEvidence, StartRefusal, Visible, VisibleByType, differing_types, fixed_devices,
+    visible_by_answer, visible_to_pod,
+};
+
+/// The result of verifying a pod whose containers may have got their devices by the vendor's variable.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verification {
+    /// The pod's containers may start.
+    Passed,
+    /// The pod's containers must not start.
+    Refused(StartRefusal),
+    /// The pod's containers see the devices of this other pod's record, and the two pods can swap their records.
+    Swap(PodUid),
+    /// As for `Swap`, but kubelet may have allocated devices to the other pod since the snapshot, which has to be taken again.
+    LookAgain(PodUid),
+}
+
+/// Verifies a pod whose containers see `seen`, and looks for a swap if these are the devices of another pod's record.
+pub fn verify_or_swap(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
+    match evidence.verify(pod, seen) {
+        Ok(()) => Verification::Passed,
+        Err(refusal) => swap_or_refusal(evidence, pod, seen, refusal),
+    }
+}
+
+/// Returns a swap that lets a refused pod start, if there is one, else the refusal.
+pub(super) fn swap_or_refusal(
+    evidence: &StartEvidence<'_>,
+    pod: &NodePod,
+    seen: &VisibleByType,
+    refusal: StartRefusal,
+) -> Verification {
+    if !matches!(refusal, StartRefusal::Mismatch { .. }) {
+        return Verification::Refused(refusal);
+    }
+    match find_partner(evidence, pod, seen) {
+        Some((PartnerRank::MayBeAnswered, other)) => Verification::LookAgain(other),
+        Some((_, partner)) => Verification::Swap(partner),
+        None => Verification::Refused(refusal),
+    }
+}
+
+/// Finds the best partner for a pod whose containers see other devices than its record names.
+fn find_partner(
+    evidence: &StartEvidence<'_>,
+    pod: &NodePod,
+    seen: &VisibleByType,
+) -> Option<(PartnerRank, PodUid)> {
+    let recorded = recorded_devices(evidence, pod)?;
+    let fixed = fixed_devices(seen, &recorded).ok()?;
+    // A container of the pod that started by its CDI spec sees the devices of its record, which must stay its own.
+    if evidence.may_have_started(pod) && has_spec(evidence, pod) {
+        return None;
+    }
+    best_partner(evidence, pod, &fixed, &recorded)
+}
+
+/// True if a container of the pod was given its devices by a CDI spec.
+fn has_spec(evidence: &StartEvidence<'_>, pod: &NodePod) -> bool {
+    let mut own = evidence.allocated.iter().filter(|entry| entry.pod == pod.uid);
+    own.any(|entry| {
+        let visible = visible_by_answer(entry.resource, &entry.answer, evidence.fleet);
+        visible == Some(Visible::BySpec)
+    })
+}
+
+/// The suitability of another pod for a swap, the best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum PartnerRank {
+    /// The other pod sees the devices of the refused pod's record: the swap puts both right.
+    SeesOurs,
+    /// The other pod sees devices of a third record, or starts by a CDI spec, which follows its record.
+    SeesOthers,
+    /// No answer to Allocate names devices for the other pod.
+    NotAnswered,
+    /// An answer to Allocate that is not known yet may name devices for the other pod.
+    MayBeAnswered,
+}
+
+/// The most suitable other pod whose record names exactly the devices `fixed`, which this pod sees for as long as it lives; the
+/// containers of the other pod do not see them.
+fn best_partner(
+    evidence: &StartEvidence<'_>,
+    pod: &NodePod,
+    fixed: &DevicesByType,
+    recorded: &DevicesByType,
+) -> Option<(PartnerRank, PodUid)> {
+    let mut candidates = Vec::new();
+    for other in evidence.pods.live() {
+        // Equal pods alone can swap: then no sum of a device changes, whatever the scheduler decides meanwhile.
+        if other.uid == pod.uid || !pod.can_swap_with(other) {
+            continue;
+        }
+        let Some(others) = recorded_devices(evidence, other) else {
+            continue;
+        };
+        // Only the record of exactly these devices lets the pod start.
+        if !differing_types(fixed, &others).is_empty() {
+            continue;
+        }
+        let visible = visible_to_pod(evidence.allocated, &other.uid, evidence.fleet);
+        // A record is swapped whole, so the type of device that fits worst decides.
+        let mut worst = Some(PartnerRank::SeesOurs);
+        for device_type in differing_types(fixed, recorded) {
+            let rank = rank(
+                evidence,
+                other,
+                visible.get(device_type),
+                fixed.get(device_type),
+                recorded.get(device_type),
+            );
+            worst = worst.and_then(|worst| rank.map(|rank| worst.max(rank)));
+        }
+        if let Some(rank) = worst {
+            candidates.push((rank, other.assumed_at(), &other.uid));
+        }
+    }
+    let (rank, _, uid) = candidates.into_iter().min()?;
+    Some((rank, uid.clone()))
+}
+
+/// The devices of a pod's record, if it has a usable one.
+fn recorded_devices(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option<DevicesByType> {
+    evidence.recorded_devices(pod, pod.record()?).ok()
+}
+
+/// The rank of the pod `other` by one type of device, of which it sees `visible`, while the refused pod sees `seen` and its record
+/// names `recorded`; none if `other` must keep its record.
+fn rank(
+    evidence: &StartEvidence<'_>,
+    other: &NodePod,
+    visible: Option<&Visible>,
+    seen: Option<&BTreeSet<PhysicalId>>,
+    recorded: Option<&BTreeSet<PhysicalId>>,
+) -> Option<PartnerRank> {
+    match visible {
+        // `other` sees the devices of its own record, so it must keep that record.
+        Some(Visible::Devices(own)) if Some(own) == seen => None,
+        Some(Visible::Devices(own)) if Some(own) == recorded => Some(PartnerRank::SeesOurs),
+        Some(Visible::Devices(_)) => Some(PartnerRank::SeesOthers),
+        // As far as is known, the containers of `other` run with the devices of its record.
+        _ if evidence.may_have_started(other) => None,
+        Some(_) => Some(PartnerRank::SeesOthers),
+        None if !evidence.is_checkpoint_known || evidence.log.is_answered_unproven(&other.uid) => {
+            Some(PartnerRank::MayBeAnswered)
+        }
+        None => Some(PartnerRank::NotAnswered),
+    }
+}

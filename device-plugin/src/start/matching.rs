@@ -1,0 +1,486 @@
+//! Matches kubelet's Allocate calls with the pending pods of this node by assume timestamp. Pure: no clock, no channel, no API.
+//!
+//! kubelet does not name the pod that it allocates for. But it admits one pod at a time, the containers of a pod in the order of
+//! its spec (init containers first), the resources of a container in any order, with exactly one call per container and resource.
+//! So a pod of this node is a candidate if this call is the next one that kubelet has to make for it. Among candidates the order
+//! is:
+//!
+//! 1. the pod that kubelet is admitting (some of its calls have been answered, not all);
+//! 2. pods whose recorded devices are those of the device IDs in the call;
+//! 3. if kubelet's checkpoint cannot be read, pods that came since this process started before those that it found, as an earlier
+//!    process may have answered for the latter;
+//! 4. the pod that the scheduler assumed first.
+//!
+//! The match is the likeliest pod and no proof: the check before a start finds the owner of the container. So no call is refused
+//! here, as kubelet fails a pod for good on that. In mode `cdi` the match only chooses the preferred device IDs, and in mode
+//! `envvar` it also decides the answer.
+//!
+//! [`AllocateLog`] remembers the answered calls per pod UID and container. A pod that has left Pending is never a candidate.
+//! kubelet's checkpoint corrects the log: a call that was another pod's moves to that pod. If the two pods request the same, the
+//! further calls of each are matched with the record of the other, so that no record is used twice; the records themselves are
+//! swapped before a container starts.
+//!
+//! After a start of this process, or another registration with kubelet, the log continues from kubelet's checkpoint, which kubelet
+//! writes at each registration and after each container. The plugin reads it again as long as calls are missing for a pod that
+//! existed before, so a restart may fall between any two calls.
+//!
+//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. If the pod's call
+//! were matched with the next pod, that pod's own call would find no candidate. If kubelet does not admit the deleted pod, the next
+//! equal pod gets its devices, once. As soon as a call was answered for a pod assumed later, or kubelet has reported such a pod as
+//! admitted, kubelet has passed the deleted pod over: it is matched only on the last attempt then, if no other pod fits.
+//!
+//! A pod without a usable record has no assume time, and its place is that of its arrival. If it came before the pod that would be
+//! matched, the call is its own. kubelet can pass it over as well.
+//!
+//! If several pods wait for the same call, the match can turn out wrong at a later call that kubelet does not make for the matched
+//! pod. If all calls so far can be those of another pod with the same devices, nothing has gone wrong, and the calls move to that
+//! pod. Otherwise kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it
+//! was given. A pod that kubelet seemed to have given up is matched again only on the last attempt, if no other pod fits.
+
+mod allocate_log;
+mod swap_plan;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::DeviceKey;
+use crate::node::pods::{NodePod, NodePods, Placement, PodStage, PodUid};
+
+pub use allocate_log::{AllocateLog, AnsweredCall};
+
+/// An Allocate or `GetPreferredAllocation` call of kubelet, for one container and resource.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    /// The resource whose socket the call came over.
+    pub resource: ExtendedResource,
+    /// The number of device IDs that kubelet allocates.
+    pub count: u64,
+    /// The devices that the IDs in the call belong to.
+    pub devices: &'a [DeviceKey],
+}
+
+/// An attempt to match a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatchAttempt {
+    /// The caller waits and tries again when the pods change.
+    Early,
+    /// The caller waits no longer: doubtful candidates count too.
+    Last,
+}
+
+/// The container that a call is matched with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Match {
+    /// The pod.
+    pub pod: PodUid,
+    /// Index in [`NodePod::containers`].
+    pub container: usize,
+    /// The record that decides the devices of the call; none if the pod has no usable record.
+    pub placement: Option<Placement>,
+    /// The pod to which the record in `placement` belongs: mostly the pod of the match itself.
+    record_of: PodUid,
+    /// The calls that kubelet has made for the pod, this one included.
+    calls: Vec<AnsweredCall>,
+    /// The pod with which the earlier calls in `calls` were matched by mistake.
+    corrects: Option<PodUid>,
+}
+
+/// The reason that a call cannot be matched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoMatch {
+    /// The pods of this node are not known yet.
+    NotSynced,
+    /// A pod waits for this call, and its record is missing or cannot be used.
+    Unplaced {
+        /// `namespace/name`.
+        pod: String,
+    },
+    /// Earlier calls were answered for a pod that they cannot have been for, with other devices.
+    Ambiguous,
+    /// No pod of this node waits for this call.
+    NoPod,
+}
+
+/// Finds the container that `call` is most likely for.
+///
+/// # Errors
+/// No container fits. The caller decides whether it waits for more pods.
+pub fn match_call(
+    pods: &NodePods,
+    log: &AllocateLog,
+    call: &Call<'_>,
+    attempt: MatchAttempt,
+) -> Result<Match, NoMatch> {
+    let is_last = attempt == MatchAttempt::Last;
+    let admitting = log
+        .admitting
+        .as_ref()
+        .and_then(|uid| pods.get(uid))
+        .filter(|pod| is_candidate(pod, log));
+    // kubelet finishes the admission of a pod before it begins with another.
+    if let Some(found) = admitting.and_then(|pod| match_if_next(pods, pod, log, call)) {
+        return Ok(found);
+    }
+    let choice = match_new_pod(pods, log, call);
+    // Calls that kubelet's checkpoint names are certainly those of this pod.
+    let doubtful = admitting.filter(|pod| !log.was_answered_before(&pod.uid));
+    // kubelet does not make this call for the pod that it seemed to admit: it gave that pod up, or the earlier calls were another
+    // pod's.
+    if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| find_correction(pods, log, pod, call)) {
+        return match choice {
+            // A pod on the devices of the answers so far explains them without any mistake, so it comes first.
+            Some(choice) if !is_harmless && is_on_devices_of(pods, &corrected, &choice) => Ok(choice),
+            _ if is_harmless || is_last => Ok(corrected),
+            _ => Err(NoMatch::Ambiguous),
+        };
+    }
+    if let Some(choice) = choice {
+        return match earlier_unplaced(pods, log, call, &choice) {
+            Some(unplaced) if is_last => Ok(unplaced),
+            Some(unplaced) => Err(unplaced_error(pods, &unplaced)),
+            None => Ok(choice),
+        };
+    }
+    if is_last && let Some(found) = match_doubtful(pods, log, call) {
+        return Ok(found);
+    }
+    if !pods.is_synced() {
+        return Err(NoMatch::NotSynced);
+    }
+    match first_unplaced(pods, pods.iter(), log, call) {
+        Some(unplaced) if is_last => Ok(unplaced),
+        Some(unplaced) => Err(unplaced_error(pods, &unplaced)),
+        None => Err(NoMatch::NoPod),
+    }
+}
+
+/// The match of the last `GetPreferredAllocation`, if this call is the Allocate that follows it and the pod is still due.
+pub fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+    let found = log.preferred()?;
+    let answered = found.calls.last()?;
+    // kubelet calls Allocate for the same container right after `GetPreferredAllocation`.
+    let is_same_call = answered.resource == call.resource && answered.count == call.count;
+    (is_same_call && is_candidate(pods.get(&found.pod)?, log)).then(|| found.clone())
+}
+
+/// True if both pods exist and can swap their records without changing any device's sums.
+fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
+    match (pods.get(one), pods.get(other)) {
+        (Some(one), Some(other)) => one.can_swap_with(other),
+        _ => false,
+    }
+}
+
+/// The same calls as calls of `pod`; none if kubelet cannot have made them for this pod.
+fn as_calls_of_pod(
+    pod: &NodePod,
+    calls: &[AnsweredCall],
+    offered: &[ExtendedResource],
+) -> Option<Vec<AnsweredCall>> {
+    let mut explained = Vec::new();
+    for call in calls {
+        let repeated = Call {
+            resource: call.resource,
+            count: call.count,
+            devices: &[],
+        };
+        let container = next_container(pod, &explained, &repeated, offered)?;
+        explained.push(AnsweredCall { container, ..*call });
+    }
+    Some(explained)
+}
+
+/// True if kubelet may still make Allocate calls for the pod: it is bound, and no earlier process has marked it assigned.
+fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
+    if pod.stage != PodStage::Bound {
+        return false;
+    }
+    match &pod.placement {
+        // The plugin itself marks a pod assigned after its first start, and kubelet may still call for another container.
+        Ok(placement) => !placement.is_assigned() || log.is_answered(&pod.uid),
+        Err(_) => true,
+    }
+}
+
+/// The record of a pod that kubelet may still make calls for; none if the pod has no usable record.
+fn record_of_candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
+    pod.record().filter(|_| is_candidate(pod, log))
+}
+
+/// True if kubelet has gone on to later pods without this pod, though nothing kept kubelet from admitting it.
+fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
+    // kubelet admits every pod in its turn, unless the pod was deleted before.
+    if pod.assumed_at().is_some() && !pod.deleting {
+        return false;
+    }
+    let mut latest_assumed = log.latest_assumed;
+    let mut latest_arrival = log.latest_arrival;
+    for other in pods.iter() {
+        if matches!(other.stage, PodStage::Admitted | PodStage::Running) {
+            latest_assumed = latest_assumed.max(other.assumed_at());
+            latest_arrival = latest_arrival.max(pods.arrival(&other.uid));
+        }
+    }
+    match pod.assumed_at() {
+        Some(own) => latest_assumed > Some(own),
+        None => latest_arrival > pods.arrival(&pod.uid),
+    }
+}
+
+/// True if the pod of `found` has a record for the same devices that `choice` would answer with.
+fn is_on_devices_of(pods: &NodePods, found: &Match, choice: &Match) -> bool {
+    match (pods.get(&found.pod), &choice.placement) {
+        (Some(pod), Some(placement)) => has_devices(pod, placement),
+        _ => false,
+    }
+}
+
+/// True if the pod's record names the same devices as this record.
+fn has_devices(pod: &NodePod, placement: &Placement) -> bool {
+    pod.record().is_some_and(|own| own.is_on_devices_of(placement))
+}
+
+/// The match with this pod, if `call` is the next one that kubelet has to make for it.
+fn match_if_next(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+    let answered = log.answered_calls(&pod.uid);
+    let container = next_container(pod, answered, call, log.offered())?;
+    Some(new_match(pods, pod, log, container, answered, call))
+}
+
+/// The match of `call` with a container of this pod, after the calls in `answered`.
+fn new_match(
+    pods: &NodePods,
+    pod: &NodePod,
+    log: &AllocateLog,
+    container: usize,
+    answered: &[AnsweredCall],
+    call: &Call<'_>,
+) -> Match {
+    let mut calls = answered.to_vec();
+    calls.push(AnsweredCall {
+        container,
+        resource: call.resource,
+        count: call.count,
+    });
+    // If a swap of records is planned, the answer has the devices that the pod will have after it.
+    let record_of = log.record_of(&pod.uid).clone();
+    let holder = pods.get(&record_of).unwrap_or(pod);
+    Match {
+        pod: pod.uid.clone(),
+        container,
+        placement: holder.record().cloned(),
+        record_of,
+        calls,
+        corrects: None,
+    }
+}
+
+/// The container that `call` is for, if it is the next call that kubelet has to make for the pod after those in `answered`.
+fn next_container(
+    pod: &NodePod,
+    answered: &[AnsweredCall],
+    call: &Call<'_>,
+    offered: &[ExtendedResource],
+) -> Option<usize> {
+    for (idx, container) in pod.containers.iter().enumerate() {
+        let mut is_open = false;
+        for resource in offered {
+            let count = resource.count(container);
+            let mut calls = answered.iter();
+            if count == 0 || calls.any(|call| call.container == idx && call.resource == *resource) {
+                continue;
+            }
+            if *resource == call.resource && count == call.count {
+                return Some(idx);
+            }
+            is_open = true;
+        }
+        // kubelet allocates container by container: no later container is due while this one lacks an answer.
+        if is_open {
+            return None;
+        }
+    }
+    None
+}
+
+/// The match with the best of the pods that kubelet has made no call for yet.
+fn match_new_pod(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+    let mut candidates = Vec::new();
+    for pod in pods.iter() {
+        // kubelet seems to have passed over a doubtful pod: it is matched only if no other pod fits.
+        if pod.stage != PodStage::Bound || log.is_answered(&pod.uid) || log.is_doubtful(&pod.uid) {
+            continue;
+        }
+        let Some(placement) = record_of_candidate(pod, log) else {
+            continue;
+        };
+        // kubelet begins with the first container of a pod.
+        let Some(container) = next_container(pod, &[], call, log.offered()) else {
+            continue;
+        };
+        if !is_passed_over(pods, pod, log) {
+            candidates.push((placement, pod, container));
+        }
+    }
+    let (pod, container) = first_candidate(candidates, log, call)?;
+    Some(new_match(pods, pod, log, container, &[], call))
+}
+
+/// The match with a pod without usable record that came before the pod of `choice` and waits for the same call.
+fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
+    let place = |uid: &PodUid| (log.is_uncertain(uid), pods.arrival(uid));
+    let earlier = pods.iter().filter(|pod| {
+        pod.placement.is_err() && place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, log)
+    });
+    // With the devices of `choice` that pod would use devices that are counted for another pod.
+    first_unplaced(pods, earlier, log, call)
+}
+
+/// The match with the first of these pods to arrive that has no usable record and waits for the call.
+fn first_unplaced<'a>(
+    pods: &NodePods,
+    among: impl Iterator<Item = &'a NodePod>,
+    log: &AllocateLog,
+    call: &Call<'_>,
+) -> Option<Match> {
+    let mut waiting = Vec::new();
+    for pod in among {
+        if pod.placement.is_err() && is_candidate(pod, log) {
+            waiting.extend(match_if_next(pods, pod, log, call));
+        }
+    }
+    waiting.into_iter().min_by_key(|found| pods.arrival(&found.pod))
+}
+
+/// The error for a call that a pod without usable record waits for.
+fn unplaced_error(pods: &NodePods, unplaced: &Match) -> NoMatch {
+    NoMatch::Unplaced {
+        pod: pods.display_name(&unplaced.pod),
+    }
+}
+
+/// The best candidate in the order of candidates that the head of this file gives, with the value beside it.
+fn first_candidate<'a, T>(
+    candidates: Vec<(&'a Placement, &'a NodePod, T)>,
+    log: &AllocateLog,
+    call: &Call<'_>,
+) -> Option<(&'a NodePod, T)> {
+    let rank = |(placement, pod, _): &(&'a Placement, &'a NodePod, T)| {
+        (
+            !placement.includes(call.resource, call.devices),
+            log.is_uncertain(&pod.uid),
+            placement.assumed_at,
+            // The rest makes the order the same in every process.
+            pod.namespace.as_str(),
+            pod.name.as_str(),
+            pod.uid.as_str(),
+        )
+    };
+    let best = candidates
+        .into_iter()
+        .min_by(|one, other| rank(one).cmp(&rank(other)));
+    best.map(|(_, pod, value)| (pod, value))
+}
+
+/// The match with another pod for which kubelet can have made the calls that were matched with `mistaken`, and this one; and true
+/// if that pod has the same devices.
+fn find_correction(
+    pods: &NodePods,
+    log: &AllocateLog,
+    mistaken: &NodePod,
+    call: &Call<'_>,
+) -> Option<(Match, bool)> {
+    let mut explaining = Vec::new();
+    let mut harmless = Vec::new();
+    for pod in pods.iter() {
+        if log.is_answered(&pod.uid) {
+            continue;
+        }
+        let Some(placement) = record_of_candidate(pod, log) else {
+            continue;
+        };
+        let Some(found) = match_as_correction(pods, log, pod, mistaken, call) else {
+            continue;
+        };
+        if has_devices(mistaken, placement) {
+            harmless.push((placement, pod, found));
+        } else {
+            explaining.push((placement, pod, found));
+        }
+    }
+    if let Some((_, found)) = first_candidate(harmless, log, call) {
+        return Some((found, true));
+    }
+    let (_, likeliest) = first_candidate(explaining, log, call)?;
+    let record_of = log.record_of(&mistaken.uid).clone();
+    let placement = pods.get(&record_of).and_then(|pod| pod.record());
+    let corrected = Match {
+        placement: placement.cloned(),
+        record_of,
+        ..likeliest
+    };
+    Some((corrected, false))
+}
+
+/// The match with `pod`, if kubelet can have made the calls for it that were matched with `mistaken`, and then this one.
+fn match_as_correction(
+    pods: &NodePods,
+    log: &AllocateLog,
+    pod: &NodePod,
+    mistaken: &NodePod,
+    call: &Call<'_>,
+) -> Option<Match> {
+    let calls = as_calls_of_pod(pod, log.answered_calls(&mistaken.uid), log.offered())?;
+    let container = next_container(pod, &calls, call, log.offered())?;
+    Some(Match {
+        corrects: Some(mistaken.uid.clone()),
+        ..new_match(pods, pod, log, container, &calls, call)
+    })
+}
+
+/// The match with a pod that comes into question only if no other fits: one that kubelet seemed to have given up or passed over, or
+/// one some of whose calls an earlier process may have answered.
+fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+    let (mut doubtful, mut resumed) = (Vec::new(), Vec::new());
+    for pod in pods.iter() {
+        let Some(placement) = record_of_candidate(pod, log) else {
+            continue;
+        };
+        let is_answered = log.is_answered(&pod.uid);
+        let is_doubtful = log.is_doubtful(&pod.uid) || (!is_answered && is_passed_over(pods, pod, log));
+        if is_doubtful && let Some(found) = match_if_next(pods, pod, log, call) {
+            doubtful.push((placement, pod, found));
+        }
+        if !is_answered
+            && log.is_uncertain(&pod.uid)
+            && let Some(found) = match_any_container(pods, pod, log, call)
+        {
+            resumed.push((placement, pod, found));
+        }
+    }
+    let found = first_candidate(doubtful, log, call).or_else(|| first_candidate(resumed, log, call));
+    found.map(|(_, found)| found)
+}
+
+/// The match with the first container of the pod that requests as much; the calls of the containers before it count as answered.
+fn match_any_container(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+    let at = pod
+        .containers
+        .iter()
+        .position(|container| call.resource.count(container) == call.count)?;
+    let mut answered = Vec::new();
+    for (container, earlier) in pod.containers.iter().take(at).enumerate() {
+        for resource in log.offered() {
+            let count = resource.count(earlier);
+            if count > 0 {
+                answered.push(AnsweredCall {
+                    container,
+                    resource: *resource,
+                    count,
+                });
+            }
+        }
+    }
+    Some(new_match(pods, pod, log, at, &answered, call))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,579 @@
+//! The log of answered Allocate calls, per pod UID and container. It is kept in memory for the life of the process.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::{NodePod, NodePods, PodStage, PodUid};
+
+use super::swap_plan::SwapPlan;
+use super::{Match, are_alike, as_calls_of_pod};
+
+/// Most answers that the log keeps: kubelet runs a few hundred pods.
+const MAX_ANSWERS: usize = 16_384;
+
+/// One answered Allocate call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnsweredCall {
+    /// Index in [`NodePod::containers`].
+    pub container: usize,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The number of device IDs in the call.
+    pub count: u64,
+}
+
+/// An answer that this process has given.
+#[derive(Clone, Debug)]
+struct LoggedAnswer {
+    /// The pod that the call was matched with, if any.
+    pod: Option<PodUid>,
+    response: ContainerAllocateResponse,
+}
+
+/// Values by resource and sorted device IDs, by which kubelet names a container. Nested, so that a look-up copies no ID: a
+/// container may have thousands.
+type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
+
+/// The answered calls of every pod of this node.
+#[derive(Clone, Debug, Default)]
+pub struct AllocateLog {
+    /// The answered calls of each pod that calls were matched with, in kubelet's order.
+    calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
+    /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a time.
+    pub(super) admitting: Option<PodUid>,
+    /// Pods that kubelet seems to have given up before it made all their calls.
+    doubtful: BTreeSet<PodUid>,
+    /// Pods that were bound before this process began, for which an earlier process may have answered; none until the first
+    /// complete list of pods.
+    existing: Option<BTreeSet<PodUid>>,
+    /// kubelet's checkpoint at the start of this process, kept until the existing pods are known.
+    checkpoint_at_start: Option<Vec<Allocated>>,
+    /// True if kubelet's checkpoint could be read: no process has answered for an existing pod that the checkpoint does not name.
+    is_checkpoint_loaded: bool,
+    /// Existing pods that the checkpoint names.
+    answered_before: BTreeSet<PodUid>,
+    /// The match of the last `GetPreferredAllocation`, until the next answered call.
+    preferred: Option<Match>,
+    /// True if the last `GetPreferredAllocation` waited for its pod without success.
+    has_waited: bool,
+    /// The latest assume time of a pod that calls were answered for.
+    pub(super) latest_assumed: Option<u64>,
+    /// The latest arrival of a pod that calls were answered for.
+    pub(super) latest_arrival: Option<u64>,
+    /// The last answer of this process about each set of device IDs.
+    answers: ByIds<LoggedAnswer>,
+    /// The number of answers that were ever added.
+    n_added: u64,
+    /// The pods whose further calls are matched with another pod's record.
+    plan: SwapPlan,
+    /// Pods for which kubelet's checkpoint confirms an answer.
+    proven: BTreeSet<PodUid>,
+    /// Pods one of whose containers this process has let start.
+    started: BTreeSet<PodUid>,
+    /// Containers that this process has let start with the device IDs of its last answer.
+    started_containers: ByIds<()>,
+    /// The resources that kubelet calls for, once they are known.
+    offered: Option<Vec<ExtendedResource>>,
+    /// [`NodePods::n_left`] when pods that are gone were last removed; none if the pods have to be compared in any case.
+    seen_left: Option<u64>,
+    /// The checkpoint that the log was last corrected by.
+    corrected_by: Option<Arc<Vec<Allocated>>>,
+    /// At the last correction by a checkpoint, the numbers of answers, of pods that had come, and of pods that had left.
+    corrected_state: (u64, u64, u64),
+}
+
+impl AllocateLog {
+    /// A log that begins with the answers of an earlier process, as far as kubelet's checkpoint names them.
+    pub fn after(checkpoint: Option<Vec<Allocated>>) -> Self {
+        Self {
+            checkpoint_at_start: checkpoint,
+            ..Self::default()
+        }
+    }
+
+    /// Sets the resources that kubelet calls for from now on.
+    pub fn set_offered(&mut self, resources: Vec<ExtendedResource>) {
+        self.offered = Some(resources);
+    }
+
+    /// The resources that kubelet calls for.
+    pub fn offered(&self) -> &[ExtendedResource] {
+        self.offered.as_deref().unwrap_or(&ExtendedResource::ALWAYS)
+    }
+
+    /// Notes the pods of the first complete list of pods, once. Before that list has come it does nothing.
+    pub fn note_existing_pods(&mut self, pods: &NodePods) {
+        if self.existing.is_some() || !pods.is_synced() {
+            return;
+        }
+        self.existing = Some(pods.iter().map(|pod| pod.uid.clone()).collect());
+        if let Some(allocated) = self.checkpoint_at_start.take() {
+            self.load(&allocated, pods);
+        }
+    }
+
+    /// True if an earlier process may have answered for a waiting pod, and the log does not show that.
+    pub fn needs_checkpoint(&self, pods: &NodePods) -> bool {
+        let mut existing = self.existing.iter().flatten().filter_map(|uid| pods.get(uid));
+        existing
+            .any(|pod| pod.stage == PodStage::Bound && !self.is_doubtful(&pod.uid) && !self.is_complete(pod))
+    }
+
+    /// Adds the calls of existing pods that kubelet's checkpoint names. If it names only a part of a pod's calls, the pod's
+    /// admission is under way.
+    pub fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
+        self.is_checkpoint_loaded = true;
+        let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
+            return;
+        };
+        let mut by_pod = HashMap::<&PodUid, Vec<&Allocated>>::new();
+        for entry in allocated {
+            by_pod.entry(&entry.pod).or_default().push(entry);
+        }
+        let mut begun = Vec::new();
+        for pod in existing.iter().filter_map(|uid| pods.get(uid)) {
+            let Some(entries) = by_pod.get(&pod.uid) else {
+                continue;
+            };
+            let Some(calls) = self.with_missing_calls(pod, entries) else {
+                continue;
+            };
+            self.calls.insert(pod.uid.clone(), calls);
+            self.answered_before.insert(pod.uid.clone());
+            self.note_latest(&pod.uid, pods);
+            if !self.is_complete(pod) {
+                begun.push(pod);
+            } else if self.admitting.as_ref() == Some(&pod.uid) {
+                self.admitting = None;
+            }
+        }
+        // kubelet admits one pod at a time: it is admitting the latest of these, and has given up the others.
+        begun.sort_by_key(|pod| (pod.assumed_at(), pods.arrival(&pod.uid)));
+        let latest = begun.pop().map(|pod| pod.uid.clone());
+        for pod in begun {
+            self.doubtful.insert(pod.uid.clone());
+        }
+        self.admitting = self.admitting.take().or(latest);
+    }
+
+    /// All answered calls of an existing pod; none if its entries in the checkpoint name no call that is not in the log.
+    fn with_missing_calls(&self, pod: &NodePod, entries: &[&Allocated]) -> Option<Vec<AnsweredCall>> {
+        if self.is_doubtful(&pod.uid) {
+            return None;
+        }
+        let known = self.answered_calls(&pod.uid);
+        let mut calls = Vec::new();
+        for entry in entries {
+            if let Some(call) = answered_call(entry, pod)
+                && !contains(known, call)
+            {
+                calls.push(call);
+            }
+        }
+        if calls.is_empty() {
+            return None;
+        }
+        calls.extend(known);
+        calls.sort_by_key(|call| (call.container, call.resource));
+        Some(calls)
+    }
+
+    /// Prepares for another registration with kubelet, which may have restarted.
+    pub fn resume(&mut self, allocated: &[Allocated], pods: &NodePods) {
+        self.preferred = None;
+        // A kubelet that has restarted remembers of the admission under way only what its checkpoint names.
+        if let Some(uid) = self.admitting.take() {
+            self.calls.remove(&uid);
+            if let Some(existing) = &mut self.existing {
+                existing.insert(uid);
+            }
+        }
+        if self.existing.is_some() {
+            self.load(allocated, pods);
+        }
+    }
+
+    /// Sets the match of a `GetPreferredAllocation`.
+    pub fn set_preferred(&mut self, found: Option<Match>) {
+        self.preferred = found;
+    }
+
+    /// The match of the last `GetPreferredAllocation`, until the next answered call.
+    pub fn preferred(&self) -> Option<&Match> {
+        self.preferred.as_ref()
+    }
+
+    /// Sets whether the last `GetPreferredAllocation` waited for its pod without success.
+    pub fn set_waited(&mut self, has_waited: bool) {
+        self.has_waited = has_waited;
+    }
+
+    /// True once after a `GetPreferredAllocation` that waited without success: the Allocate that follows it need not wait again.
+    pub fn take_waited(&mut self) -> bool {
+        std::mem::take(&mut self.has_waited)
+    }
+
+    /// Adds the answer to a call, and the pod that the call was matched with.
+    pub fn add_answer(
+        &mut self,
+        resource: ExtendedResource,
+        ids: &[String],
+        pod: Option<PodUid>,
+        response: ContainerAllocateResponse,
+    ) {
+        // kubelet names the IDs of a container in any order.
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        self.n_added += 1;
+        self.started_containers.entry(resource).or_default().remove(&ids);
+        // An earlier answer about these IDs is out of date even if there is no room for this one.
+        self.answers.entry(resource).or_default().remove(&ids);
+        // Answers without a pod are removed first: no event shows when they are out of date.
+        if len(&self.answers) >= MAX_ANSWERS {
+            for answers in self.answers.values_mut() {
+                answers.retain(|_, answer| answer.pod.is_some());
+            }
+        }
+        if len(&self.answers) < MAX_ANSWERS {
+            let answers = self.answers.entry(resource).or_default();
+            answers.insert(ids, LoggedAnswer { pod, response });
+        }
+    }
+
+    /// The answer of this process about these device IDs, sorted.
+    pub fn response(&self, resource: ExtendedResource, ids: &[String]) -> Option<&ContainerAllocateResponse> {
+        let answer = self.answers.get(&resource)?.get(ids)?;
+        Some(&answer.response)
+    }
+
+    /// The device IDs of a resource that this process has answered for, without those of pods that have ended.
+    pub fn ids_in_use<'a>(&'a self, resource: ExtendedResource, pods: &NodePods) -> HashSet<&'a str> {
+        let mut in_use = HashSet::new();
+        for (ids, answer) in self.answers.get(&resource).into_iter().flatten() {
+            // An answer without a pod may be that of any pod.
+            if answer.pod.as_ref().is_none_or(|uid| pods.get_live(uid).is_some()) {
+                in_use.extend(ids.iter().map(String::as_str));
+            }
+        }
+        in_use
+    }
+
+    /// Records the call that this match answers, as the latest call of the matched pod. A match that corrects an earlier one moves
+    /// that pod's calls first.
+    pub fn record(&mut self, found: Match, pods: &NodePods) {
+        let Match {
+            pod: uid,
+            calls,
+            corrects,
+            record_of,
+            ..
+        } = found;
+        self.preferred = None;
+        self.note_latest(&uid, pods);
+        if let Some(mistaken) = corrects {
+            self.correct(&mistaken, &uid, record_of, pods);
+        } else if let Some(before) = self.admitting.take()
+            && before != uid
+        {
+            // kubelet has gone on to another pod, so the admission before is over. Calls that the checkpoint names stay.
+            if !self.answered_before.contains(&before) {
+                self.calls.remove(&before);
+            }
+            self.doubtful.insert(before);
+        }
+        self.doubtful.remove(&uid);
+        self.calls.insert(uid.clone(), calls);
+        self.admitting = Some(uid);
+        self.end_admission(pods);
+        self.forget_gone(pods);
+    }
+
+    /// Moves the calls of `mistaken` to the pod `uid`, whose further calls are answered with the same record as the moved ones.
+    fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &NodePods) {
+        self.admitting = None;
+        self.seen_left = None;
+        self.calls.remove(mistaken);
+        self.swap_answers(mistaken, uid);
+        if record_of == *self.plan.record_of(uid) {
+            return;
+        }
+        if are_alike(pods, mistaken, uid) {
+            self.plan.swap(mistaken, uid);
+        } else {
+            // The check before a start refuses the pod, but its containers must not see more than one pod's devices.
+            self.plan.set(uid, record_of);
+        }
+    }
+
+    /// Exchanges two pods in the logged answers: the answers that were matched with one now count for the other.
+    fn swap_answers(&mut self, one: &PodUid, other: &PodUid) {
+        for answer in self.answers.values_mut().flat_map(HashMap::values_mut) {
+            match &mut answer.pod {
+                Some(uid) if uid == one => uid.clone_from(other),
+                Some(uid) if uid == other => uid.clone_from(one),
+                _ => {}
+            }
+        }
+    }
+
+    /// Corrects the log by kubelet's checkpoint. Returns at once if neither the checkpoint nor the log has changed since the last
+    /// call.
+    pub fn correct_by_checkpoint(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
+        let state = (self.n_added, pods.n_arrived(), pods.n_left());
+        // Called at every start, and the checkpoint of a full node has thousands of IDs.
+        if let Some(last) = &self.corrected_by
+            && Arc::ptr_eq(last, allocated)
+            && self.corrected_state == state
+        {
+            return;
+        }
+        for entry in allocated.iter() {
+            self.correct_by_entry(entry, pods);
+        }
+        (self.corrected_by, self.corrected_state) = (Some(Arc::clone(allocated)), state);
+    }
+
+    /// Corrects the log by one entry of kubelet's checkpoint, which proves to which pod the answer about these device IDs belongs.
+    fn correct_by_entry(&mut self, entry: &Allocated, pods: &NodePods) {
+        let answers = self.answers.get_mut(&entry.resource);
+        let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
+            return;
+        };
+        let matched = answer.pod.get_or_insert_with(|| entry.pod.clone()).clone();
+        if matched == entry.pod {
+            self.add_call(entry, pods);
+            self.proven.insert(matched);
+            return;
+        }
+        // A proven match stays: kubelet removes the entries of pods that have ended late.
+        if self.proven.contains(&matched) || self.proven.contains(&entry.pod) {
+            return;
+        }
+        if let Some(real) = pods.get_live(&entry.pod)
+            && let Some(call) = answered_call(entry, real)
+        {
+            self.transpose(&matched, &entry.pod, call, pods);
+            self.proven.insert(entry.pod.clone());
+        }
+    }
+
+    /// Adds the call of this entry to its pod: it may have been answered before the pod was known.
+    fn add_call(&mut self, entry: &Allocated, pods: &NodePods) {
+        let Some(call) = pods.get(&entry.pod).and_then(|pod| answered_call(entry, pod)) else {
+            return;
+        };
+        let calls = self.calls.entry(entry.pod.clone()).or_default();
+        if !contains(calls, call) {
+            calls.push(call);
+        }
+    }
+
+    /// Exchanges the calls of two pods: the calls that were matched with `mistaken` were those of `real`. The reverse is not
+    /// proven, but as likely as anything else.
+    fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
+        self.preferred = None;
+        self.seen_left = None;
+        let moved = self.calls.remove(mistaken).unwrap_or_default();
+        let back = self.calls.remove(real).unwrap_or_default();
+        let mut moved = self.as_calls_of(real, &moved, pods);
+        let back = self.as_calls_of(mistaken, &back, pods);
+        if !contains(&moved, call) {
+            // Not all of the calls can have been those of `real`, but kubelet's checkpoint proves `call`.
+            moved = vec![call];
+        }
+        self.calls.insert(real.clone(), moved);
+        if !back.is_empty() {
+            self.calls.insert(mistaken.clone(), back);
+        }
+        self.swap_answers(mistaken, real);
+        if are_alike(pods, mistaken, real) {
+            self.plan.swap(mistaken, real);
+        }
+        self.doubtful.remove(real);
+        if self.admitting.as_ref() == Some(mistaken) {
+            self.admitting = Some(real.clone());
+        }
+        self.end_admission(pods);
+    }
+
+    /// The calls as calls of this pod; empty if the pod cannot have made them.
+    fn as_calls_of(&self, uid: &PodUid, calls: &[AnsweredCall], pods: &NodePods) -> Vec<AnsweredCall> {
+        pods.get(uid)
+            .and_then(|pod| as_calls_of_pod(pod, calls, self.offered()))
+            .unwrap_or_default()
+    }
+
+    /// Notes that kubelet admits no pod any more, if the calls of the last one are all answered or that pod is gone.
+    fn end_admission(&mut self, pods: &NodePods) {
+        let admitting = self.admitting.as_ref().and_then(|uid| pods.get(uid));
+        if admitting.is_none_or(|pod| self.is_complete(pod)) {
+            self.admitting = None;
+        }
+    }
+
+    /// Notes that the two pods have swapped their records.
+    pub fn note_swap(&mut self, one: &PodUid, other: &PodUid) {
+        self.seen_left = None;
+        self.plan.note_swap(one, other);
+    }
+
+    /// Matches the further calls of each of the two pods with the other's record until their records are swapped.
+    pub fn plan_swap(&mut self, one: &PodUid, other: &PodUid) {
+        self.preferred = None;
+        self.seen_left = None;
+        if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
+            self.plan.swap(one, other);
+        }
+    }
+
+    /// Notes that the pod's container with these device IDs (sorted) may start. kubelet starts it after all calls of the pod.
+    pub fn note_start(&mut self, uid: &PodUid, resource: ExtendedResource, ids: &[String]) {
+        self.started.insert(uid.clone());
+        if len(&self.started_containers) < MAX_ANSWERS {
+            let containers = self.started_containers.entry(resource).or_default();
+            containers.insert(ids.to_vec(), ());
+        }
+    }
+
+    /// True if this process has let one of the pod's containers start.
+    pub fn has_started(&self, uid: &PodUid) -> bool {
+        self.started.contains(uid)
+    }
+
+    /// True if a container of the pod has started, and the pod has not ended.
+    pub fn is_started(&self, pod: &NodePod) -> bool {
+        pod.stage == PodStage::Running || (pod.stage != PodStage::Terminal && self.has_started(&pod.uid))
+    }
+
+    /// True if this process has let the container of this entry start.
+    pub fn has_started_container(&self, entry: &Allocated) -> bool {
+        self.started_containers
+            .get(&entry.resource)
+            .is_some_and(|containers| containers.contains_key(&entry.ids))
+    }
+
+    /// Forgets the starts of containers that are not in kubelet's checkpoint any more.
+    pub fn forget_starts(&mut self, allocated: &[Allocated]) {
+        // Looked up once for each start: the checkpoint of a full node has thousands of entries.
+        let mut kept = HashSet::<(ExtendedResource, &[String])>::new();
+        for entry in allocated {
+            kept.insert((entry.resource, &entry.ids));
+        }
+        for (resource, containers) in &mut self.started_containers {
+            containers.retain(|ids, ()| kept.contains(&(*resource, ids.as_slice())));
+        }
+    }
+
+    /// True if a call was matched with the pod.
+    pub fn is_answered(&self, uid: &PodUid) -> bool {
+        !self.answered_calls(uid).is_empty()
+    }
+
+    /// True if calls were matched with the pod, none of which kubelet's checkpoint confirms.
+    pub fn is_answered_unproven(&self, uid: &PodUid) -> bool {
+        self.is_answered(uid) && !self.proven.contains(uid) && !self.answered_before.contains(uid)
+    }
+
+    /// True if an earlier process answered for the pod, so that the pod may have started since.
+    pub fn was_answered_before(&self, uid: &PodUid) -> bool {
+        self.answered_before.contains(uid)
+    }
+
+    /// Removes everything about pods that the API server does not have any more.
+    pub fn forget_gone(&mut self, pods: &NodePods) {
+        // Called at every change of a pod, and only a pod that leaves makes an entry out of date.
+        if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {
+            return;
+        }
+        let is_there = |uid: &PodUid| pods.get(uid).is_some();
+        self.calls.retain(|uid, _| is_there(uid));
+        for answers in self.answers.values_mut() {
+            answers.retain(|_, answer| answer.pod.as_ref().is_none_or(is_there));
+        }
+        let sets = [
+            &mut self.doubtful,
+            &mut self.answered_before,
+            &mut self.proven,
+            &mut self.started,
+        ];
+        for set in sets.into_iter().chain(&mut self.existing) {
+            set.retain(is_there);
+        }
+        self.plan.forget_gone(|uid| pods.get_live(uid).is_some());
+    }
+
+    /// True if all calls that kubelet makes for the pod have been answered.
+    pub(super) fn is_complete(&self, pod: &NodePod) -> bool {
+        let answered = self.answered_calls(&pod.uid);
+        for (idx, container) in pod.containers.iter().enumerate() {
+            for resource in self.offered() {
+                let call = AnsweredCall {
+                    container: idx,
+                    resource: *resource,
+                    count: resource.count(container),
+                };
+                if call.count > 0 && !contains(answered, call) {
+                    return false;
+                }
+            }
+        }
+        !answered.is_empty()
+    }
+
+    /// The answered calls of a pod, in kubelet's order.
+    pub(super) fn answered_calls(&self, uid: &PodUid) -> &[AnsweredCall] {
+        self.calls.get(uid).map_or(&[], Vec::as_slice)
+    }
+
+    /// True if kubelet seems to have given up the pod before it made all its calls.
+    pub(super) fn is_doubtful(&self, uid: &PodUid) -> bool {
+        self.doubtful.contains(uid)
+    }
+
+    /// True if an earlier process may have answered for the pod, and kubelet's checkpoint, which would show that, cannot be read.
+    pub(super) fn is_uncertain(&self, uid: &PodUid) -> bool {
+        !self.is_checkpoint_loaded && self.existing.as_ref().is_some_and(|pods| pods.contains(uid))
+    }
+
+    /// The pod whose record decides the devices of this pod's calls: mostly the same pod.
+    pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
+        self.plan.record_of(uid)
+    }
+
+    /// Notes that calls were answered for this pod, for `latest_assumed` and `latest_arrival`.
+    fn note_latest(&mut self, uid: &PodUid, pods: &NodePods) {
+        let assumed_at = pods.get(uid).and_then(NodePod::assumed_at);
+        self.latest_assumed = self.latest_assumed.max(assumed_at);
+        self.latest_arrival = self.latest_arrival.max(pods.arrival(uid));
+    }
+}
+
+/// The call of this entry of kubelet's checkpoint, if the pod has a container of that name which requests the resource.
+fn answered_call(entry: &Allocated, pod: &NodePod) -> Option<AnsweredCall> {
+    let idx = pod
+        .containers
+        .iter()
+        .position(|container| container.name == entry.container)?;
+    let count = entry.resource.count(pod.containers.get(idx)?);
+    (count > 0).then_some(AnsweredCall {
+        container: idx,
+        resource: entry.resource,
+        count,
+    })
+}
+
+/// True if one of these calls is for the same container and resource.
+fn contains(calls: &[AnsweredCall], call: AnsweredCall) -> bool {
+    calls
+        .iter()
+        .any(|known| known.container == call.container && known.resource == call.resource)
+}
+
+/// The number of values for all resources together.
+fn len<T>(by_ids: &ByIds<T>) -> usize {
+    by_ids.values().map(HashMap::len).sum()
+}

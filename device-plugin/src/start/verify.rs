@@ -1,0 +1,501 @@
+//! Verifies before a container starts that it will see the devices of its pod's record, and that these devices are healthy and
+//! have capacity for the pod.
+//!
+//! The plugin answers Allocate before it knows for which pod. Before a container starts, kubelet calls with exactly the device IDs
+//! of the container, and kubelet's own data ([`snapshot`]) proves which pod they belong to ([`owner`]). `verify_start` reads the
+//! facts of one moment from the node's state; all that it calls is pure. [`snapshot`] asks kubelet.
+
+pub mod capacity;
+pub(crate) mod container;
+pub mod owner;
+pub mod snapshot;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::device::TYPE_GPU;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::memory_unit::MemoryUnit;
+use proto::pod::ALL_DEVICES;
+use proto::record::VISIBLE_DEVICES;
+use proto::request::ContainerRequest;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::devices::fleet::{NodeFleet, Unavailable, type_name};
+use crate::devices::inventory::PhysicalId;
+use crate::inject::cdi::device_of;
+use crate::inject::content;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::{NodePod, NodePods, Placement, PodStage, PodUid, Unplaced};
+use crate::start::matching::AllocateLog;
+use crate::start::node_state::NodeState;
+
+use capacity::NoCapacity;
+use container::StartingContainer;
+use owner::{KubeletSnapshot, OwnerUnknown};
+
+/// The reason that a container must not start. kubelet tries again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartRefusal {
+    /// The pod has no usable record.
+    #[error("{0}; delete the pod to reschedule it")]
+    Unplaced(String),
+    /// The record names a device that the pod cannot have.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// A device of the record has no capacity for the pod.
+    #[error(transparent)]
+    NoCapacity(#[from] NoCapacity),
+    /// The pod sees other devices than its record names, for as long as it lives.
+    #[error(
+        "kubelet allocated {seen}, but the scheduler assigned {recorded}; delete the pod to reschedule it"
+    )]
+    Mismatch {
+        /// The devices that the pod sees.
+        seen: String,
+        /// The devices of its record.
+        recorded: String,
+    },
+    /// The pod's author sets a variable that contradicts the record and overrides the answer to Allocate.
+    #[error(
+        "container {container:?} sets {variable}, which is not allowed in a pod that shares devices: it would override {given:?}, which is \
+         counted for it; remove it from the pod, or run this node's plugin with --inject=cdi"
+    )]
+    Overridden {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+        /// The value that is counted for the container.
+        given: String,
+    },
+    /// The pod's author sets a variable by which NVIDIA's driver limits containers.
+    #[error(
+        "container {container:?} sets {variable}, which is not allowed in a pod that shares devices; remove it from the pod"
+    )]
+    SetsLimit {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+    },
+    /// The pod's author sets the vendor's variable, and this plugin has not seen the container runtime read CDI specs.
+    #[error(
+        "container {container:?} sets {variable}, and this node's runtime has not been seen reading CDI specs yet: without CDI the variable \
+         could show it GPUs that are not counted for it; remove it from the pod"
+    )]
+    OverridesVoid {
+        /// The container.
+        container: String,
+        /// The variable.
+        variable: String,
+    },
+    /// An annotation of the pod asks to see all GPUs, which the operator has not allowed.
+    #[error(
+        "annotation {ALL_DEVICES}: this node's device plugin runs without --allow-all-devices, so that no pod sees all GPUs uncounted; remove \
+         the annotation and request amounts, or set the flag on the scheduler and its device plugins"
+    )]
+    AllDevicesForbidden,
+    /// An annotation of the pod asks to see all GPUs, and its record names fewer: the pod would not be charged for the others.
+    #[error(
+        "annotation {ALL_DEVICES} counts only where the record names every healthy GPU of the node: {recorded} is recorded, {unnamed} is not; \
+         delete the pod to reschedule it"
+    )]
+    NotAllDevices {
+        /// The devices of the record.
+        recorded: String,
+        /// The first GPU that the record does not name.
+        unnamed: PhysicalId,
+    },
+    /// The pod has other limits than its record says, for as long as it lives.
+    #[error("kubelet gave it {kept}, but its record says {recorded}; delete the pod to reschedule it")]
+    Limits {
+        /// The limits of the answer to Allocate.
+        kept: String,
+        /// The limits of the record.
+        recorded: String,
+    },
+    /// No answer to Allocate that names the container's devices is known.
+    #[error(
+        "the devices of the container are not known: no answer that names devices is in kubelet's checkpoint or was given by this process"
+    )]
+    Unknown,
+}
+
+impl StartRefusal {
+    /// True if another try cannot succeed.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::Mismatch { .. } | Self::Limits { .. } | Self::NotAllDevices { .. }
+        )
+    }
+
+    /// The `reason` of the Kubernetes event about the refusal.
+    pub fn event_reason(&self) -> &'static str {
+        match self {
+            Self::Unplaced(_) => "GPUNotPlaced",
+            Self::Unavailable(_) => "GPUUnavailable",
+            Self::NoCapacity(_) => "GPUOvercommitted",
+            Self::Mismatch { .. }
+            | Self::NotAllDevices { .. }
+            | Self::Limits { .. }
+            | Self::Overridden { .. }
+            | Self::SetsLimit { .. }
+            | Self::OverridesVoid { .. } => "GPUMismatch",
+            Self::AllDevicesForbidden => "GPUAllDevicesForbidden",
+            Self::Unknown => "GPUNotReady",
+        }
+    }
+}
+
+/// The start of a container with the result of its verification.
+pub(crate) struct CheckedStart<'a> {
+    pub(crate) starting: StartingContainer<'a>,
+    /// The devices that the pod's containers see, as far as answers to Allocate name them.
+    pub(crate) seen: VisibleByType,
+    pub(crate) verified: Result<(), StartRefusal>,
+    /// True if a CDI spec decides the devices of the container.
+    pub(crate) is_by_spec: bool,
+    /// True if the container ran before this process gave any answer for it, and sees the same devices again.
+    pub(crate) is_inherited: bool,
+}
+
+/// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
+///
+/// # Errors
+/// The watch does not show the pod.
+pub(crate) fn verify_start<'a>(
+    node: &NodeState,
+    snapshot: &'a KubeletSnapshot,
+    resource: ExtendedResource,
+    ids: &'a [String],
+    uid: &PodUid,
+) -> Result<CheckedStart<'a>, OwnerUnknown> {
+    let (offered, is_young) = (node.offered(), node.is_young());
+    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
+    let pods = node.pods.borrow();
+    let mut log = node.log();
+    log.set_offered(offered);
+    // kubelet's checkpoint proves which pod has which device IDs, so it corrects the log of Allocate calls before the verification
+    // reads that log.
+    if let Some(allocated) = &snapshot.allocated {
+        log.correct_by_checkpoint(allocated, &pods);
+    }
+    let pod = pods.get(uid).cloned().ok_or(OwnerUnknown::NotSeen)?;
+    let fleet = node.fleet.borrow();
+    let allocated = snapshot.entries();
+    let logged = log.response(resource, ids).cloned();
+    let mut checked = CheckedStart {
+        // All containers of a running pod have been created before: this is no first start, and kubelet repeats its answer of the
+        // first one.
+        is_inherited: pod.stage == PodStage::Running && logged.is_none(),
+        starting: StartingContainer::find(pod, resource, ids, allocated, logged),
+        seen: visible_to_pod(allocated, uid, &fleet),
+        verified: Ok(()),
+        is_by_spec: false,
+    };
+    let starting = &checked.starting;
+    let own = starting
+        .answer()
+        .and_then(|answer| visible_by_answer(resource, answer, &fleet));
+    if own.is_none() && (starting.answer().is_none() || must_name_devices(starting)) {
+        checked.verified = Err(StartRefusal::Unknown);
+    }
+    if resource.device_type() == TYPE_GPU
+        && let Err(refusal) = check_all_devices(&starting.pod, &fleet, node.settings.allows_all_devices)
+    {
+        checked.verified = Err(refusal);
+        checked.is_inherited = false;
+    }
+    if checked.verified.is_err() {
+        return Ok(checked);
+    }
+    checked.is_by_spec = own == Some(Visible::BySpec);
+    // No plugin but this one answers with its CDI devices, so such a container did not get its devices from another.
+    checked.is_inherited &= !checked.is_by_spec;
+    if let Some(own) = own {
+        add_visible(&mut checked.seen, resource.device_type(), own);
+    }
+    let evidence = StartEvidence {
+        pods: &pods,
+        fleet: &fleet,
+        log: &log,
+        allocated,
+        is_checkpoint_known: snapshot.allocated.is_some(),
+        is_young,
+        unit: node.settings.memory_unit,
+    };
+    checked.verified = evidence.verify(&starting.pod, &checked.seen);
+    if checked.is_by_spec && checked.verified.is_ok() && !node.is_cdi_proven() {
+        checked.verified = check_variable(starting);
+    }
+    Ok(checked)
+}
+
+/// True if the answer for this resource is the one that names the devices, in every container of the pod that this one may be.
+fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
+    let resource = starting.resource;
+    let containers = starting.containers();
+    let names = |container: &&ContainerRequest| {
+        resource.count(container) == 0 || content::names_devices(resource, container)
+    };
+    !containers.is_empty() && containers.iter().all(names)
+}
+
+/// Checks that the container does not set the vendor's variable to a value that may show it a GPU: a runtime that drops CDI devices
+/// would act on the variable.
+fn check_variable(starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
+    for own in starting.pod.variables.iter() {
+        let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
+        if own.name == VISIBLE_DEVICES && !shows_none && starting.may_be(&own.container) {
+            return Err(StartRefusal::OverridesVoid {
+                container: own.container.clone(),
+                variable: VISIBLE_DEVICES.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Checks a pod whose annotation asks to see all GPUs of its node against the operator's setting and the pod's record: the pod's
+/// author may have written both annotation and record.
+///
+/// # Errors
+/// The pod may not see all GPUs.
+fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Result<(), StartRefusal> {
+    if !pod.sees_all {
+        return Ok(());
+    }
+    if !is_allowed {
+        return Err(StartRefusal::AllDevicesForbidden);
+    }
+    // The verification refuses a pod without a usable record, and names the reason.
+    let Ok(placement) = &pod.placement else {
+        return Ok(());
+    };
+    // The record need not name an unhealthy GPU: the scheduler assigns none.
+    for entry in fleet.gpus.iter().filter(|entry| entry.is_healthy) {
+        if !placement.has_gpu(&entry.device) {
+            return Err(StartRefusal::NotAllDevices {
+                recorded: placement.to_string(),
+                unnamed: entry.device.uuid.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Device IDs by device type.
+pub type DevicesByType = BTreeMap<&'static str, BTreeSet<PhysicalId>>;
+
+/// The facts that a verification depends on, all of one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct StartEvidence<'a> {
+    /// The pods, each with the record that counts for it: that of a swap before that of its annotations.
+    pub pods: &'a NodePods,
+    /// The devices.
+    pub fleet: &'a NodeFleet,
+    /// The answered Allocate calls.
+    pub log: &'a AllocateLog,
+    /// kubelet's checkpoint.
+    pub allocated: &'a [Allocated],
+    /// False if the checkpoint could not be read: the devices of pods for which an earlier process answered are unknown then.
+    pub is_checkpoint_known: bool,
+    /// True soon after the start of this process: the API server may not show yet which pods an earlier process let start.
+    pub is_young: bool,
+    /// The size of a memory unit.
+    pub unit: MemoryUnit,
+}
+
+impl StartEvidence<'_> {
+    /// Verifies a pod: the devices that its containers see (`seen`) are those of its record, they are healthy, and they have
+    /// capacity for the pod.
+    ///
+    /// # Errors
+    /// No container of the pod may start.
+    pub fn verify(&self, pod: &NodePod, seen: &VisibleByType) -> Result<(), StartRefusal> {
+        let placement = pod
+            .placement
+            .as_ref()
+            .map_err(|unplaced| StartRefusal::Unplaced(unplaced.to_string()))?;
+        // Allocation: no container of the pod may have been given other devices than the record names.
+        let recorded = self.recorded_devices(pod, placement)?;
+        let mismatch = |seen: String| StartRefusal::Mismatch {
+            seen,
+            recorded: placement.to_string(),
+        };
+        let fixed = fixed_devices(seen, &recorded).map_err(mismatch)?;
+        if !differing_types(&fixed, &recorded).is_empty() {
+            let ids: Vec<&str> = fixed.values().flatten().map(PhysicalId::as_str).collect();
+            return Err(mismatch(ids.join(",")));
+        }
+        // Health: `resolve` fails on a device that is unhealthy or not shared.
+        for resource in self.requested(pod) {
+            match self.fleet.resolve(resource, placement.names(resource)) {
+                // The pod started before the operator took the GPU out of sharing.
+                Err(Unavailable::NotShared(_)) if pod.stage == PodStage::Running => {}
+                resolved => drop(resolved?),
+            }
+        }
+        // Capacity: the plugin sums up the amounts of all pods itself, since the scheduler may have counted something else.
+        Ok(self.check_capacity(&pod.uid)?)
+    }
+
+    /// The pod's requested resources, as far as this plugin serves them.
+    fn requested(&self, pod: &NodePod) -> impl Iterator<Item = ExtendedResource> {
+        let offered = self.log.offered().iter().copied();
+        offered.filter(|resource| pod.asks_for(*resource))
+    }
+
+    /// The devices that a pod's record names, with their virtual functions, for each device type that the pod requests. Health does
+    /// not matter here.
+    ///
+    /// # Errors
+    /// The record names no device of a requested type, or one that is not on this node.
+    pub fn recorded_devices(
+        &self,
+        pod: &NodePod,
+        placement: &Placement,
+    ) -> Result<DevicesByType, StartRefusal> {
+        let mut recorded = DevicesByType::new();
+        for resource in self.requested(pod) {
+            let names = placement.names(resource);
+            if names.is_empty() {
+                let unplaced = Unplaced::NoDevice(resource.device_type());
+                return Err(StartRefusal::Unplaced(unplaced.to_string()));
+            }
+            let mut ids = BTreeSet::new();
+            for name in names {
+                let Some(key) = self.fleet.find(resource, name) else {
+                    return Err(StartRefusal::Unplaced(format!(
+                        "its record names {placement}, which this node does not have"
+                    )));
+                };
+                ids.insert(key.id);
+            }
+            ids.extend(placement.functions(resource).cloned());
+            recorded.insert(resource.device_type(), ids);
+        }
+        Ok(recorded)
+    }
+
+    /// Checks that the devices of the pod's record have capacity for it beside the pods that come before it.
+    ///
+    /// # Errors
+    /// A device has no capacity for the pod.
+    pub fn check_capacity(&self, uid: &PodUid) -> Result<(), NoCapacity> {
+        let has_started = |other: &PodUid| {
+            // Two pods that do not fit together both wait until it is known which of them an earlier process let start.
+            let may_run = self.is_young && other != uid && self.log.was_answered_before(other);
+            self.log.has_started(other) || may_run
+        };
+        let visible_gpus =
+            |other: &PodUid| match visible_to_pod(self.allocated, other, self.fleet).remove(TYPE_GPU) {
+                Some(Visible::Devices(gpus)) => gpus,
+                _ => BTreeSet::new(),
+            };
+        capacity::check(self.pods, self.fleet, self.unit, has_started, visible_gpus, uid)
+    }
+
+    /// True if a container of the pod may be running, as far as this process knows.
+    pub fn may_have_started(&self, pod: &NodePod) -> bool {
+        pod.stage == PodStage::Running
+            || self.log.has_started(&pod.uid)
+            || self.log.was_answered_before(&pod.uid)
+    }
+}
+
+/// The devices that answers to Allocate fixed for as long as the pod lives, of the types that its record names. A CDI spec fixes
+/// none, as it is written for the record.
+///
+/// # Errors
+/// The answers name something that is no device of this node, or contradict each other.
+pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<DevicesByType, String> {
+    let mut fixed = DevicesByType::new();
+    for (device_type, visible) in seen {
+        match visible {
+            // The verification compares what the pod requests of this plugin; another plugin may have given it more.
+            _ if !recorded.contains_key(*device_type) => {}
+            Visible::Unclear(problem) => return Err(problem.clone()),
+            Visible::Devices(devices) => drop(fixed.insert(device_type, devices.clone())),
+            Visible::BySpec => {}
+        }
+    }
+    Ok(fixed)
+}
+
+/// The device types of which the pod sees other devices than recorded.
+pub fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&'static str> {
+    let mut differing = Vec::new();
+    for (device_type, devices) in fixed {
+        if recorded.get(device_type) != Some(devices) {
+            differing.push(*device_type);
+        }
+    }
+    differing
+}
+
+/// The devices of one type that the containers of one pod see, read from the answers to Allocate, which kubelet keeps as long as
+/// the containers live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Visible {
+    /// The devices that the CDI spec names when the runtime creates the container.
+    BySpec,
+    /// These devices, and virtual functions of them, for as long as the containers live.
+    Devices(BTreeSet<PhysicalId>),
+    /// The answers name something that is no device of this node, or contradict each other; with the reason.
+    Unclear(String),
+}
+
+/// The visible devices by device type; a type has no entry if no answer names devices of it.
+pub type VisibleByType = BTreeMap<&'static str, Visible>;
+
+/// The devices that a container sees by the answer to Allocate for one resource; none if the answer names no devices.
+pub fn visible_by_answer(
+    resource: ExtendedResource,
+    answer: &ContainerAllocateResponse,
+    fleet: &NodeFleet,
+) -> Option<Visible> {
+    if device_of(answer).is_some() {
+        return Some(Visible::BySpec);
+    }
+    let variable = content::visible_variable(resource);
+    let value = answer.envs.get(variable)?;
+    let functions = content::functions_variable(resource).and_then(|variable| answer.envs.get(variable));
+    let seen = content::named_devices(resource, value, fleet).and_then(|mut devices| {
+        for function in functions.iter().flat_map(|value| value.split(',')) {
+            devices.push(function.parse().ok()?);
+        }
+        Some(devices)
+    });
+    Some(match seen {
+        Some(devices) => Visible::Devices(devices.into_iter().collect()),
+        None => Visible::Unclear(format!(
+            "{variable}={value}, which is not a list of {} devices of this node",
+            type_name(resource.device_type())
+        )),
+    })
+}
+
+/// The devices that the containers of a pod see by the answers in kubelet's checkpoint.
+pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) -> VisibleByType {
+    let mut visible = VisibleByType::new();
+    for entry in allocated.iter().filter(|entry| entry.pod == *uid) {
+        if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
+            add_visible(&mut visible, entry.resource.device_type(), seen);
+        }
+    }
+    visible
+}
+
+/// Adds to `visible` the devices that one more container of the pod sees; containers that were given different devices are
+/// [`Visible::Unclear`].
+fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
+    let known = visible.entry(device_type).or_insert(Visible::BySpec);
+    // A spec follows the pod's record, so it contradicts no devices that other containers of the pod were given.
+    if *known == Visible::BySpec {
+        *known = seen;
+    } else if seen != Visible::BySpec && *known != seen {
+        *known = Visible::Unclear("its containers were given different devices".to_owned());
+    }
+}

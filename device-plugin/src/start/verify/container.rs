@@ -1,0 +1,75 @@
+//! The container that kubelet is about to start, as far as it is known: kubelet's call names device IDs alone.
+
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+use proto::request::ContainerRequest;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::NodePod;
+
+/// A container that kubelet is about to start.
+#[derive(Debug)]
+pub(crate) struct StartingContainer<'a> {
+    /// The pod that owns the device IDs.
+    pub(crate) pod: NodePod,
+    /// The resource of the device IDs.
+    pub(crate) resource: ExtendedResource,
+    /// The device IDs, sorted.
+    pub(crate) ids: &'a [String],
+    /// The entries of kubelet's checkpoint that may be this container's: an init and an app container of a pod can have the same
+    /// device IDs, and kubelet does not say which of them it starts.
+    pub(crate) entries: Vec<&'a Allocated>,
+    /// The answer of this process about these IDs.
+    logged: Option<ContainerAllocateResponse>,
+}
+
+impl<'a> StartingContainer<'a> {
+    /// Finds the container of this pod among the entries of kubelet's checkpoint. `logged` is this process's answer about the IDs.
+    pub(crate) fn find(
+        pod: NodePod,
+        resource: ExtendedResource,
+        ids: &'a [String],
+        allocated: &'a [Allocated],
+        logged: Option<ContainerAllocateResponse>,
+    ) -> Self {
+        let mut entries = Vec::new();
+        for entry in allocated {
+            if entry.pod == pod.uid && entry.resource == resource && entry.ids == ids {
+                entries.push(entry);
+            }
+        }
+        Self {
+            pod,
+            resource,
+            ids,
+            entries,
+            logged,
+        }
+    }
+
+    /// The answer to Allocate that kubelet applies to the container: the one in its checkpoint, else the one that this process
+    /// gave.
+    pub(crate) fn answer(&self) -> Option<&ContainerAllocateResponse> {
+        // Containers of the pod with the same IDs have equal answers, or the verification refuses the pod.
+        let kept = self.entries.first().map(|entry| &entry.answer);
+        kept.or(self.logged.as_ref())
+    }
+
+    /// The containers of the pod that this one may be: those to which kubelet allocated the IDs, else those that request as many.
+    pub(crate) fn containers(&self) -> Vec<&ContainerRequest> {
+        let mut containers = Vec::new();
+        for container in &self.pod.containers {
+            let is_allocated = self.entries.iter().any(|entry| entry.container == container.name);
+            let requests_as_many = self.resource.count(container) == self.ids.len() as u64;
+            if is_allocated || (self.entries.is_empty() && requests_as_many) {
+                containers.push(container);
+            }
+        }
+        containers
+    }
+
+    /// True if this may be the container with this name.
+    pub(crate) fn may_be(&self, name: &str) -> bool {
+        self.containers().iter().any(|container| container.name == name)
+    }
+}

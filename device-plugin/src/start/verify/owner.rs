@@ -1,0 +1,279 @@
+//! Finds the pod that owns device IDs, from the list of kubelet's pod-resources API and from its checkpoint. Never a guess.
+//!
+//! The list names app containers and sidecars, and no UIDs. The checkpoint names every container with the pod's UID, but kubelet
+//! does not promise its form, and removes the entries of pods that have ended late. So the two must agree where both can be read.
+//! The list shows an ordinary init container only by the device IDs that the containers after it take over.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::devices::extended_resource::ExtendedResource;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::kubelet_pod_resources::PodResourcesError;
+use crate::node::pods::{NodePod, NodePods, PodUid};
+
+/// The devices that kubelet has allocated, at one moment.
+#[derive(Clone, Debug)]
+pub struct KubeletSnapshot {
+    /// The devices that its pod-resources API lists.
+    pub listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
+    /// The entries of its checkpoint; none if the file cannot be read.
+    pub allocated: Option<Arc<Vec<Allocated>>>,
+}
+
+impl KubeletSnapshot {
+    /// The entries of kubelet's checkpoint; an empty list if the file cannot be read.
+    pub fn entries(&self) -> &[Allocated] {
+        self.allocated
+            .as_ref()
+            .map_or(&[], |allocated| allocated.as_slice())
+    }
+}
+
+/// The devices of one resource of one container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedDevices {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod, as the API has no UIDs.
+    pub pod: String,
+    /// The resource.
+    pub resource: ExtendedResource,
+    /// The device IDs, sorted.
+    pub ids: Vec<String>,
+}
+
+/// The pod that owns the device IDs of a container is not known for certain. kubelet tries the start again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OwnerUnknown {
+    /// kubelet's pod-resources API does not answer, and the checkpoint alone does not name the pod.
+    #[error(transparent)]
+    NoList(#[from] PodResourcesError),
+    /// The plugin's watch of pods may be behind kubelet.
+    #[error("the watch of pods does not show the pod yet that kubelet starts a container of")]
+    NotSeen,
+    /// Neither source names a pod that holds the IDs.
+    #[error("kubelet names no pod that holds these device IDs")]
+    NoPod,
+    /// A source names several pods that hold the IDs, and the other does not decide between them.
+    #[error("kubelet names several pods that hold these device IDs: {0}")]
+    Several(String),
+    /// The two sources name different pods.
+    #[error("kubelet's list and its checkpoint name different pods for these device IDs: {0}")]
+    Contradiction(String),
+}
+
+/// Finds the pod of the container that holds exactly these device IDs (sorted) of a resource.
+///
+/// # Errors
+/// kubelet does not name exactly one pod.
+pub fn find_owner(
+    snapshot: &KubeletSnapshot,
+    pods: &NodePods,
+    resource: ExtendedResource,
+    ids: &[String],
+) -> Result<PodUid, OwnerUnknown> {
+    // Until the first list of pods is complete, a pod that is not known may exist all the same.
+    if !pods.is_synced() {
+        return Err(OwnerUnknown::NotSeen);
+    }
+    let mut allocated = snapshot.allocated.as_ref().map(|_| BTreeSet::new());
+    for entry in snapshot.allocated.iter().flat_map(|allocated| allocated.iter()) {
+        // All IDs must be equal: kubelet names exactly those of the container.
+        if entry.resource == resource && entry.ids == ids {
+            allocated.get_or_insert_default().insert(&entry.pod);
+        }
+    }
+    let listed = match &snapshot.listed {
+        Ok(listed) => listed,
+        // kubelet runs, since it has asked for the start; without its list only the checkpoint can name the pod.
+        Err(no_list) => {
+            let only = allocated.and_then(|allocated| only_live(pods, &allocated).ok().flatten());
+            return only.ok_or_else(|| no_list.clone().into());
+        }
+    };
+    let mut names = BTreeSet::new();
+    for devices in listed.iter() {
+        // One common ID is enough: an app container has those of the init containers before it, and others beside them.
+        if devices.resource == resource && devices.ids.iter().any(|id| ids.binary_search(id).is_ok()) {
+            names.insert((devices.namespace.as_str(), devices.pod.as_str()));
+        }
+    }
+    match allocated {
+        Some(allocated) => by_both(pods, &names, &allocated),
+        None => by_name(pods, &names),
+    }
+}
+
+/// The owner by both sources: the pods that the list names, and those that the checkpoint names.
+fn by_both(
+    pods: &NodePods,
+    listed: &BTreeSet<(&str, &str)>,
+    allocated: &BTreeSet<&PodUid>,
+) -> Result<PodUid, OwnerUnknown> {
+    if listed.is_empty() {
+        // All GPU containers of the pod are init containers, or kubelet no longer counts it as active.
+        return only_live(pods, allocated)?.ok_or(OwnerUnknown::NotSeen);
+    }
+    let is_listed = |pod: &&NodePod| listed.contains(&(&*pod.namespace, &*pod.name));
+    let known = live_pods(pods, allocated);
+    let both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
+    let is_any_unknown = allocated.iter().any(|uid| pods.get(uid).is_none());
+    match both.as_slice() {
+        // kubelet has allocated the IDs to two pods, one of which the watch does not show yet: either may be starting.
+        [_, ..] if listed.len() > 1 && is_any_unknown => Err(OwnerUnknown::NotSeen),
+        [only] => Ok(only.uid.clone()),
+        // An unknown UID may be that of a new pod of the same name.
+        [] if known.is_empty() || is_any_unknown => Err(OwnerUnknown::NotSeen),
+        [] => Err(OwnerUnknown::Contradiction(names_and_uids(known.into_iter()))),
+        several => Err(OwnerUnknown::Several(names_and_uids(several.iter().copied()))),
+    }
+}
+
+/// The owner by kubelet's list alone, if its checkpoint cannot be read. The list has names of pods and no UIDs.
+fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
+    let mut names_listed = listed.iter();
+    let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
+        let mut text = Vec::new();
+        for (namespace, name) in listed {
+            text.push(format!("{namespace}/{name}"));
+        }
+        return Err(if text.is_empty() {
+            OwnerUnknown::NoPod
+        } else {
+            OwnerUnknown::Several(text.join(", "))
+        });
+    };
+    let mut found = pods
+        .live()
+        .filter(|pod| pod.namespace == *namespace && pod.name == *name);
+    match (found.next(), found.next()) {
+        (Some(pod), None) => Ok(pod.uid.clone()),
+        (None, _) => Err(OwnerUnknown::NotSeen),
+        (Some(one), Some(other)) => Err(OwnerUnknown::Several(names_and_uids([one, other].into_iter()))),
+    }
+}
+
+/// The pods with these UIDs that have not ended.
+fn live_pods<'a>(pods: &'a NodePods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
+    // The checkpoint names pods that have ended until kubelet allocates again.
+    uids.iter().filter_map(|uid| pods.get_live(uid)).collect()
+}
+
+/// The only pod among these that has not ended; none if there is no such pod, or if the watch does not show one of them.
+fn only_live(pods: &NodePods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>, OwnerUnknown> {
+    if uids.is_empty() {
+        return Err(OwnerUnknown::NoPod);
+    }
+    if uids.iter().any(|uid| pods.get(uid).is_none()) {
+        return Ok(None);
+    }
+    match live_pods(pods, uids).as_slice() {
+        [only] => Ok(Some(only.uid.clone())),
+        [] => Ok(None),
+        several => Err(OwnerUnknown::Several(names_and_uids(several.iter().copied()))),
+    }
+}
+
+/// Names and UIDs of pods, for errors.
+fn names_and_uids<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
+    let mut names = Vec::new();
+    for pod in pods {
+        names.push(format!("{} ({})", pod.display_name(), pod.uid.as_str()));
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::kubelet::deviceplugin::ContainerAllocateResponse;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::node::pods::PodStage;
+    use crate::tests::builders::{pod, pods, units};
+
+    /// Pods and their IDs, written `pod=ids` with blanks between them; each letter is an ID.
+    fn entries(text: &str) -> impl Iterator<Item = (&str, Vec<String>)> {
+        let pairs = text.split_whitespace().filter_map(|entry| entry.split_once('='));
+        pairs.map(|(pod, ids)| (pod, ids.chars().map(String::from).collect()))
+    }
+
+    fn listed((pod, ids): (&str, Vec<String>)) -> ListedDevices {
+        ListedDevices {
+            namespace: "default".to_owned(),
+            pod: pod.to_owned(),
+            resource: ExtendedResource::Memory,
+            ids,
+        }
+    }
+
+    fn allocated((pod, ids): (&str, Vec<String>)) -> Allocated {
+        let answer = ContainerAllocateResponse::default();
+        Allocated {
+            pod: PodUid::from(pod),
+            container: "c".to_owned(),
+            resource: ExtendedResource::Memory,
+            ids,
+            answer,
+        }
+    }
+
+    /// The container has the IDs x and y. The node has pod a with UID `a`, and b whose UID is `b2`: it was recreated.
+    #[rstest]
+    #[case::alone("a=xy", Some("a=xy"), "a")]
+    #[case::without_checkpoint("a=xy", None, "a")]
+    #[case::an_init_container_shares_an_id("a=x b=z", None, "a")]
+    #[case::an_init_container_in_both("a=x b=z", Some("a=xy a=x b2=z"), "a")]
+    #[case::only_an_init_container("b=z", Some("a=xy b2=z"), "a")]
+    #[case::no_pod("", Some(""), "kubelet names no pod")]
+    #[case::no_pod_without_checkpoint("b=z", None, "kubelet names no pod")]
+    #[case::several_settled_by_the_checkpoint("a=x b=x", Some("b2=xy"), "b2")]
+    #[case::several(
+        "a=x b=y",
+        None,
+        "kubelet names several pods that hold these device IDs: default/a, default/b"
+    )]
+    #[case::several_everywhere("a=x b=x", Some("a=xy b2=xy"), "kubelet names several")]
+    #[case::recreated_and_not_seen("b=x", Some("b3=xy"), "the watch of pods does not show the pod yet")]
+    #[case::recreated_and_the_old_one_in_the_checkpoint("b=x", Some("b1=xy b2=xy"), "b2")]
+    #[case::an_ended_pod_in_the_checkpoint("a=x", Some("a=xy ended=xy"), "a")]
+    #[case::allocated_twice_and_one_not_seen(
+        "a=x new=x",
+        Some("a=xy new=xy"),
+        "the watch of pods does not show the pod yet"
+    )]
+    #[case::only_init_containers_and_one_not_seen(
+        "",
+        Some("a=xy new=xy"),
+        "the watch of pods does not show the pod yet"
+    )]
+    #[case::contradiction("a=x", Some("b2=xy"), "kubelet's list and its checkpoint name different pods")]
+    fn the_owner_of_device_ids_is_found(
+        #[case] list: &str,
+        #[case] checkpoint: Option<&str>,
+        #[case] expected: &str,
+    ) {
+        let recreated = NodePod {
+            uid: PodUid::from("b2"),
+            ..pod("b", 2, [units(2)])
+        };
+        let ended = NodePod {
+            stage: PodStage::Terminal,
+            ..pod("ended", 2, [units(2)])
+        };
+        let pods = pods([pod("a", 1, [units(2)]), recreated, ended]);
+        let snapshot = KubeletSnapshot {
+            listed: Ok(Arc::new(entries(list).map(listed).collect())),
+            allocated: checkpoint.map(|text| Arc::new(entries(text).map(allocated).collect())),
+        };
+        let found = find_owner(
+            &snapshot,
+            &pods,
+            ExtendedResource::Memory,
+            &["x".to_owned(), "y".to_owned()],
+        );
+        let found = found.map_or_else(|error| error.to_string(), |uid| uid.as_str().to_owned());
+        assert!(found.starts_with(expected), "{found}");
+    }
+}
