@@ -143,6 +143,45 @@ pub struct Node {
     pub plugin: Option<String>,
     /// Its GPUs, in the order of their minor numbers.
     pub gpus: Vec<Gpu>,
+    /// Its devices of other types, by type and minor number; absent if it has none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_devices: Vec<OtherDevice>,
+}
+
+/// A device of another type than GPU, such as a network adapter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct OtherDevice {
+    /// Its type, such as `rdma` or `fpga`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its ID in the Device object.
+    pub id: String,
+    /// Its minor number.
+    pub minor: u32,
+    /// False if it takes no new pods.
+    pub healthy: bool,
+    /// Its amounts by resource name, in the unit of the resource.
+    pub resources: BTreeMap<String, FreeAmount>,
+    /// Its virtual functions (SR-IOV); absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub virtual_functions: Option<FreeAmount>,
+    /// The number of its NUMA node; absent if the node does not report it.
+    #[serde(rename = "numaNode", skip_serializing_if = "Option::is_none")]
+    pub numa: Option<u32>,
+    /// The PCIe switch or root complex that it is below; absent if the node does not report it.
+    #[serde(rename = "pcieID", skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<String>,
+}
+
+/// A total, and the part of it that no pod holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FreeAmount {
+    /// The part that no pod holds.
+    pub free: u64,
+    /// The total.
+    pub total: u64,
 }
 
 /// One GPU of a node.
@@ -169,6 +208,9 @@ pub struct Gpu {
     /// The number of its NUMA node; absent if the node does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
+    /// The PCIe switch or root complex that it is below; absent if the node does not report it.
+    #[serde(rename = "pcieID", skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<String>,
     /// The level at which memory limits are enforced: `none`, `hami-core` or `driver`; absent if its node reports none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<String>,

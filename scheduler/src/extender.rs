@@ -3,6 +3,7 @@
 //! This file has the routes and reads requests. Each verb is a module with a function `answer`, from the body of the request
 //! to the body of the answer.
 
+mod access;
 mod avoided_nodes;
 pub mod bind;
 mod bind_limiter;
@@ -45,12 +46,12 @@ use crate::index::{Index, Shared};
 use crate::keyed_lock::KeyedLock;
 use crate::leader::{LABEL, Leadership, NotLeading};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
+pub(crate) use access::{Access, Denied};
 use bind_limiter::BindLimiter;
 use daemon::http_server::ClientCertificate;
 use daemon::log_limit::LogLimit;
 use filter_clients::FilterClients;
 use inspect::ViewLimits;
-pub(crate) use inspect::{Access, Denied};
 use name_lists::NameLists;
 use pod_memory::PodMemory;
 

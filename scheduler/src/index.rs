@@ -13,7 +13,6 @@ mod eviction;
 mod failing;
 mod gangs;
 mod hints;
-mod inspected;
 mod node_filter;
 mod objects;
 mod openings;
@@ -43,7 +42,6 @@ use tokio::sync::Notify;
 pub use assumption::{AssumeError, Assumed, AssumptionState, Assumptions, Phase};
 
 pub use hints::{Attempt, HintQueue, HintTimes};
-pub use inspected::InspectedNode;
 pub use node_filter::NodeFilter;
 pub use objects::RawDevice;
 pub use openings::Openings;
@@ -321,24 +319,6 @@ impl Index {
         Snapshot::of(self)
     }
 
-    /// Names of nodes that share GPUs or have a problem: the first `most` after `after`, sorted.
-    pub fn gpu_nodes_after(&self, after: Option<&str>, most: usize) -> Vec<String> {
-        let mut names: Vec<&str> = Vec::new();
-        for (name, state) in &self.cluster.nodes {
-            let is_behind = after.is_none_or(|after| **name > *after);
-            if is_behind && (state.shares_gpus() || !state.problems.is_empty()) {
-                names.push(name);
-            }
-        }
-        if most < names.len() {
-            // A page of a large cluster needs no sort of all names.
-            names.select_nth_unstable(most);
-            names.truncate(most);
-        }
-        names.sort_unstable();
-        names.into_iter().map(str::to_owned).collect()
-    }
-
     /// Names of nodes that have devices of any type, in no order.
     pub fn device_nodes(&self) -> Vec<Box<str>> {
         let mut names = Vec::new();
@@ -425,9 +405,9 @@ impl Index {
         &self.hints
     }
 
-    /// One node for people; `None` if there is no such node.
-    pub fn show_node(&self, name: &str) -> Option<InspectedNode> {
-        InspectedNode::of(self, name)
+    /// A node in the terms of the read API; `None` if there is no such node.
+    pub fn show_node(&self, name: &str) -> Option<proto::read_api::Node> {
+        view::node(self, self.cluster.view(name)?.id(), &[])
     }
 
     /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.

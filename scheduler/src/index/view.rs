@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use placement::{Amounts, Device, DeviceView, Fleet, HolderView, NodeId, NodeView, RequestedGpus};
 use proto::device::{ENFORCEMENT, GPU_MODEL_LABEL};
 use proto::memory_text::{memory_text, units_text};
-use proto::read_api::{Amount, Gpu, Holder, Node, PendingPod};
+use proto::read_api::{Amount, FreeAmount, Gpu, Holder, Node, OtherDevice, PendingPod};
 use proto::request::{Dialect, GpuRequest, Memory};
 
 use super::Index;
@@ -30,8 +30,20 @@ pub(crate) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
     typical
 }
 
+/// All nodes with devices, in the order of their names.
+pub(crate) fn nodes_by_name(index: &Index) -> Vec<NodeId> {
+    let mut nodes: Vec<NodeView<'_>> = index.cluster.fleet.nodes().collect();
+    nodes.sort_unstable_by_key(|node| node.name());
+    nodes.into_iter().map(NodeView::id).collect()
+}
+
 /// A node in the terms of the read API; `None` if it shares no GPUs and has no problem.
-pub(crate) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
+pub(crate) fn listed_node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
+    node(index, id, typical).filter(|node| !node.gpus.is_empty() || !node.problems.is_empty())
+}
+
+/// A node in the terms of the read API; `None` if there is no Node object.
+pub(super) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
     let cluster = &index.cluster;
     let view = cluster.fleet.view(id)?;
     let state = cluster.nodes.get(view.name()).filter(|state| state.exists())?;
@@ -40,8 +52,9 @@ pub(crate) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Opti
     for gpu_view in view.gpus() {
         gpus.push(gpu(cluster, &gpu_view, typical, unit));
     }
-    if gpus.is_empty() && state.problems.is_empty() {
-        return None;
+    let mut other_devices = Vec::new();
+    for device in view.other_devices() {
+        other_devices.push(other_device(view, &device));
     }
     Some(Node {
         name: view.name().to_owned(),
@@ -50,7 +63,35 @@ pub(crate) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Opti
         problems: state.problems.clone(),
         plugin: index.filter().plugin_problem(view.name()),
         gpus,
+        other_devices,
     })
+}
+
+/// A device of another type than GPU in the terms of the read API.
+fn other_device(node: NodeView<'_>, view: &DeviceView<'_>) -> OtherDevice {
+    let mut resources = BTreeMap::new();
+    for (resource, total) in &view.device.resources {
+        let free = view.free_resources.get(resource).copied().unwrap_or_default();
+        resources.insert(resource.to_string(), FreeAmount { free, total: *total });
+    }
+    let mut functions = FreeAmount::default();
+    for function in view.device.attributes.all_functions() {
+        let mut held = node.held().flat_map(|held| &held.holdings.parts);
+        let is_held = held.any(|held| held.kind == *view.kind && held.functions.contains(&function.id));
+        functions.total += 1;
+        functions.free += u64::from(!is_held);
+    }
+    let location = view.device.attributes.location.as_ref();
+    OtherDevice {
+        kind: view.kind.to_string(),
+        id: record_id(view.device.id.as_str()).to_owned(),
+        minor: view.device.minor,
+        healthy: view.device.healthy,
+        resources,
+        virtual_functions: Some(functions).filter(|functions| functions.total > 0),
+        numa: location.and_then(|location| location.numa),
+        pcie: location.and_then(|location| location.switch.as_ref().map(ToString::to_string)),
+    }
 }
 
 /// The model that a node's label, or else its first GPU, names.
@@ -82,12 +123,7 @@ pub(super) fn shown_total(gpu: &Device, used: u64) -> u64 {
 }
 
 /// A GPU in the terms of the read API; `unit` is the memory unit of its node.
-pub(super) fn gpu(
-    cluster: &Cluster,
-    view: &DeviceView<'_>,
-    typical: &[RequestedGpus],
-    unit: Option<u64>,
-) -> Gpu {
+fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> Gpu {
     let gpu = &view.device;
     let location = gpu.attributes.location.as_ref();
     // A GPU that a pod may hold counts as held: other pods do not get it.
@@ -116,6 +152,7 @@ pub(super) fn gpu(
             allocated: used.slots.into(),
         },
         numa: location.and_then(|location| location.numa),
+        pcie: location.and_then(|location| location.switch.as_ref().map(ToString::to_string)),
         enforcement: gpu.attributes.labels.get(ENFORCEMENT).map(ToString::to_string),
         used: None,
         holders,

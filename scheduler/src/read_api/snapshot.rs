@@ -250,7 +250,7 @@ impl StatePublisher {
             {
                 let index = self.index.read();
                 for (id, version) in chunk {
-                    copies.push((*id, *version, view::node(&index, *id, &changes.typical)));
+                    copies.push((*id, *version, view::listed_node(&index, *id, &changes.typical)));
                 }
             }
             for (id, version, node) in copies {

@@ -49,8 +49,6 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
 
 fn query() -> impl Strategy<Value = String> {
     let parts = [
-        "limit=",
-        "continue=",
         "pod=",
         "format=text",
         "&",

@@ -227,62 +227,6 @@ async fn a_failed_review_denies_access(#[case] fault: Fault) {
     );
 }
 
-async fn page(world: &World, query: &str) -> (Vec<String>, Option<String>) {
-    let (status, answer) = text(answered(world, &format!("{PATH}?{query}"), None, false).await).await;
-    assert_eq!(status, StatusCode::OK, "{answer}");
-    let answer: Value = serde_json::from_str(&answer).unwrap();
-    let names = answer["nodes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|node| node["name"].as_str().unwrap().to_owned())
-        .collect();
-    (
-        names,
-        answer
-            .get("continue")
-            .map(|next| next.as_str().unwrap().to_owned()),
-    )
-}
-
-#[rstest]
-#[case::none("", 25)]
-#[case::no_limit("limit=0", 25)]
-#[case::one("limit=1", 1)]
-#[case::some("limit=7", 7)]
-#[case::all_of_them("limit=25", 25)]
-#[case::more("limit=1000", 25)]
-#[tokio::test]
-async fn pages_of_a_view_list_every_node_once(#[case] query: &str, #[case] per_page: usize) {
-    let mut world = World::new();
-    for idx in 0..25 {
-        world = world.with_node(&format!("n{idx:02}"), &[100]);
-    }
-    let expected: Vec<String> = (0..25).map(|idx| format!("n{idx:02}")).collect();
-    let (mut seen, mut n_pages, mut next) = (Vec::new(), 0, Some(String::new()));
-    while let Some(after) = next {
-        let (names, more) = page(&world, &format!("{query}&continue={after}")).await;
-        assert!(names.len() == per_page || more.is_none(), "{names:?}");
-        // A node that comes meanwhile is seen if its turn is still to come.
-        (n_pages, next) = (n_pages + 1, more);
-        seen.extend(names);
-    }
-    assert_eq!((seen, n_pages), (expected, 25_usize.div_ceil(per_page)));
-    assert_eq!(page(&world, "continue=n23").await, (vec!["n24".to_owned()], None));
-    assert_eq!(page(&world, "limit=2&continue=z").await, (Vec::new(), None));
-}
-
-#[rstest]
-#[case::no_number("limit=many", "limit=\"many\": write a whole number")]
-#[case::negative("limit=-1", "limit=\"-1\": write a whole number")]
-#[case::no_name("continue=%2F", "continue=\"%2F\": write what the page before says")]
-#[tokio::test]
-async fn an_invalid_page_is_refused(#[case] query: &str, #[case] words: &str) {
-    let (status, answer) = text(answered(&World::new(), &format!("{PATH}?{query}"), None, false).await).await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
-    assert!(answer.contains(words), "{answer}");
-}
-
 /// As one text under the lock, the answer for 15,000 nodes would have 43 MB.
 #[tokio::test]
 async fn a_view_is_streamed_and_holds_no_lock_meanwhile() {
@@ -294,7 +238,7 @@ async fn a_view_is_streamed_and_holds_no_lock_meanwhile() {
     let mut taken = body.frame().await.unwrap().unwrap().into_data().unwrap().to_vec();
     assert!((30_000..50_000).contains(&taken.len()), "{}", taken.len());
     assert!(
-        world.index.write().gpu_nodes_after(None, 100).len() == 100,
+        world.index.write().show_node("n99").is_some(),
         "the index is not locked"
     );
     world.delete_node(&crate::objects::node("n98", "MiB"));

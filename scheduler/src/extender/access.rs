@@ -144,7 +144,7 @@ impl IntoResponse for Denied {
 
 impl Access {
     /// Access to the views, for all clients or for those with a certificate.
-    pub(in crate::extender) fn new(is_required: bool) -> Self {
+    pub(super) fn new(is_required: bool) -> Self {
         Self {
             is_required,
             path: format!("{PREFIX}/inspect"),
@@ -155,7 +155,7 @@ impl Access {
     }
 
     /// Grants access to tokens too, which this API server reviews.
-    pub(in crate::extender) fn with_reviews(self, client: Client) -> Self {
+    pub(super) fn with_reviews(self, client: Client) -> Self {
         Self {
             client: Some(client),
             ..self
