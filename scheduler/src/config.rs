@@ -32,8 +32,10 @@ pub const PREFIX: &str = "/gpushare-scheduler";
 /// Most requests that are answered at one time; more wait. A request that only reads memory takes a fraction of a millisecond.
 pub const CONCURRENCY: usize = 512;
 /// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that waits
-/// longer than `--bind-timeout` is given up. More at once make a busy API server slower, not faster.
+/// longer than [`BIND_TIMEOUT`] is given up. More at once make a busy API server slower, not faster.
 pub const BIND_CONCURRENCY: usize = 64;
+/// Longest time of one bind; must be below the extender's `httpTimeout` in kube-scheduler's configuration (3 s as shipped).
+pub const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler's default for `bindTimeoutSeconds` of
 /// `VolumeBindingArgs`, the time for which it waits for them before it binds.
 const VOLUME_BIND_TIMEOUT: Duration = Duration::from_secs(600);
@@ -81,9 +83,6 @@ pub struct Args {
         value_name = "unresolvable|resolvable"
     )]
     misfit_nodes: MisfitNodes,
-    /// Longest time of one bind; must be below the extender's httpTimeout in kube-scheduler's configuration (3s as shipped).
-    #[arg(long, env = "GPUSHARE_BIND_TIMEOUT", default_value = "2s", value_parser = parse_duration)]
-    bind_timeout: Duration,
     /// Time for which filter keeps room for a pod on the node of its answer, or on the best of several, until the pod is bound. Longer for
     /// a pod that is nominated to that node (30m), or that waits for volumes or claims (10m).
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
@@ -155,8 +154,6 @@ pub struct Scheduling {
     pub answer_nodes: AnswerNodes,
     /// The form in which filter reports nodes whose devices have no room.
     pub misfit_nodes: MisfitNodes,
-    /// Longest time of one bind.
-    pub bind_timeout: Duration,
     /// The times for which room is kept for pods that are not bound yet.
     pub hints: HintTimes,
 }
@@ -237,9 +234,6 @@ impl TryFrom<Args> for Config {
     type Error = anyhow::Error;
 
     fn try_from(args: Args) -> anyhow::Result<Self> {
-        if args.bind_timeout.is_zero() {
-            bail!("--bind-timeout must be longer than 0s");
-        }
         // clap has checked that both are given, or neither.
         let tls = match (args.tls_cert_file, args.tls_key_file) {
             (Some(cert), Some(key)) => Some(TlsFiles {
@@ -253,7 +247,7 @@ impl TryFrom<Args> for Config {
             memory: args.memory_resource,
         };
         // The scheduler's own rules come after clap's, and before anything is started.
-        let leader = args.leader.leader(args.bind_timeout)?;
+        let leader = args.leader.leader()?;
         let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
         let serving = Serving {
             listen: args.listen,
@@ -284,7 +278,6 @@ impl TryFrom<Args> for Config {
                 weights: args.policies.weights(),
                 answer_nodes: args.answer_nodes,
                 misfit_nodes: args.misfit_nodes,
-                bind_timeout: args.bind_timeout,
                 hints: HintTimes {
                     plain: args.hint_ttl,
                     // A pod that waits for something keeps its room at least as long as one that does not.

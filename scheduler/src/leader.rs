@@ -25,6 +25,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Notify, watch};
 
+use crate::config::BIND_TIMEOUT;
 use election::LeaseTimes;
 pub(crate) use fence::is_refusal;
 pub use label::LABEL;
@@ -32,13 +33,9 @@ pub use label::LABEL;
 /// Name of the replicas' Lease, and of the object `SchedulerLeader` that repeats it. RBAC and the admission policy name it too.
 pub const LEASE: &str = "gpushare-scheduler";
 
-/// Added to the bind timeout in [`takeover_grace`]: a binding that was sent at the last moment may still reach the API server.
-const AFTER_BIND: Duration = Duration::from_secs(1);
-
-/// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease.
-pub fn takeover_grace(bind_timeout: Duration) -> Duration {
-    bind_timeout + AFTER_BIND
-}
+/// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease: that of a bind, and a second
+/// more, as a binding that was sent at the last moment may still reach the API server.
+pub const TAKEOVER_GRACE: Duration = BIND_TIMEOUT.saturating_add(Duration::from_secs(1));
 
 /// The present time, by a clock that tests can pause.
 fn now() -> Instant {

@@ -32,7 +32,7 @@ use crate::admission;
 use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{Order, issue};
-use crate::config::{Args, Command, Config, PREFIX, Serving};
+use crate::config::{Args, BIND_TIMEOUT, Command, Config, PREFIX, Serving};
 use crate::extender::pod_memory::sweep_memory;
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
@@ -219,7 +219,7 @@ fn extender(
     registry: &mut Registry,
 ) -> Extender {
     let metrics = Metrics::register(registry, index.clone(), leadership);
-    let binder = Binder::new(client.clone(), config.scheduling.bind_timeout, leadership.clone());
+    let binder = Binder::new(client.clone(), BIND_TIMEOUT, leadership.clone());
     Extender::new(index.clone(), metrics, binder, &config.serving)
         .with_token_reviews(client.clone())
         .with_rules(config.admission.rules.clone())

@@ -61,14 +61,7 @@ const SERVICES: [Service; 2] = [
     },
 ];
 /// The flags of the election, with shorter times than the defaults, so that a new leader comes soon.
-const FLAGS: [&str; 6] = [
-    "--leader-elect",
-    "--fence-bindings",
-    "--lease-duration",
-    "4s",
-    "--bind-timeout",
-    "2s",
-];
+const FLAGS: [&str; 4] = ["--leader-elect", "--fence-bindings", "--lease-duration", "4s"];
 /// The manifests of `deploy/` by which the API server takes bindings from the leader alone.
 pub(crate) const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
 /// The policies about replicas, and their bindings: they would refuse a scheduler that has none.

@@ -32,8 +32,8 @@ const LEASE: &str = "gpushare-kube-scheduler";
 const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-scheduler");
 /// The names of the pods.
 const PODS: [&str; 2] = ["gpushare-scheduler-0", "gpushare-scheduler-1"];
-/// Times of the election, for the extender; shorter than by default, in the same proportions.
-const FLAGS: [&str; 4] = ["--lease-duration", "4s", "--bind-timeout", "2s"];
+/// Time of the election, for the extender; shorter than by default.
+const FLAGS: [&str; 2] = ["--lease-duration", "4s"];
 /// The pause between two looks at a condition that is waited for, and the longest wait.
 const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 /// The metric of an extender that may bind.

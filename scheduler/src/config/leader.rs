@@ -6,6 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use daemon::duration::parse_duration;
 
+use super::BIND_TIMEOUT;
 use crate::leader::election::LeaseTimes;
 
 /// The election of a leader among replicas.
@@ -29,7 +30,7 @@ pub(super) struct LeaderArgs {
     #[arg(long, env = "GPUSHARE_FENCE_BINDINGS", requires = "leading")]
     fence_bindings: bool,
     /// Time after which other replicas take a Lease that is not renewed; whole seconds. The leader itself gives up after two thirds of
-    /// it, or earlier with a long --bind-timeout, and renews the Lease five times as often.
+    /// it, and renews the Lease five times as often. Shorten it where the configuration of kube-scheduler has a shorter one.
     #[arg(long, env = "GPUSHARE_LEASE_DURATION", default_value = "15s", value_parser = parse_duration)]
     lease_duration: Duration,
     /// Name of this replica's pod, which has the label gpushare/leader while it leads.
@@ -52,7 +53,7 @@ pub struct LeaderElection {
 
 impl LeaderArgs {
     /// The election that this replica takes part in; `None` if it is the only replica.
-    pub(super) fn leader(self, bind_timeout: Duration) -> anyhow::Result<Option<LeaderElection>> {
+    pub(super) fn leader(self) -> anyhow::Result<Option<LeaderElection>> {
         // The pod's name may be set by the manifest for a single replica as well.
         let is_one_of_several = self.leader_elect || self.kube_scheduler_lease.is_some();
         let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else {
@@ -68,18 +69,17 @@ impl LeaderArgs {
             );
         }
         let lease = self.lease_duration;
-        // The Lease object has whole seconds, and one second would mean that it is released.
-        if lease.subsec_nanos() != 0 || lease < Duration::from_secs(2) {
-            bail!("--lease-duration must be whole seconds, at least 2s");
-        }
-        if bind_timeout * 2 > lease {
+        // The Lease object has whole seconds.
+        // A leader's last bind must end before another replica leads.
+        if lease.subsec_nanos() != 0 || lease < BIND_TIMEOUT * 2 {
             bail!(
-                "--lease-duration must be at least twice --bind-timeout: a leader's last bind must end before another replica leads"
+                "--lease-duration must be whole seconds, at least {:?}",
+                BIND_TIMEOUT * 2
             );
         }
         Ok(Some(LeaderElection {
             kube_scheduler_lease: self.kube_scheduler_lease,
-            times: LeaseTimes::new(lease, bind_timeout),
+            times: LeaseTimes::new(lease),
             pod,
             fences_bindings: self.fence_bindings,
         }))

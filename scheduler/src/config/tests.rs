@@ -34,10 +34,6 @@ fn the_default_paths_are_those_of_the_old_extender() {
         ),
         (1, 1, 0, 2)
     );
-    assert!(
-        config.scheduling.bind_timeout.as_secs() < 3,
-        "below the httpTimeout of deploy/"
-    );
 }
 
 #[test]
@@ -64,9 +60,8 @@ fn policies_and_weights_are_read_from_flags() {
 #[case::weight(&["--score-weights", "koordinator.sh/rdma"], "write a resource, = and a weight")]
 #[case::great_weight(&["--score-weights", "koordinator.sh/rdma=1000"], "a whole number up to 100")]
 #[case::weight_of_nothing(&["--score-weights", "rdma=1"], "must be a resource name with a domain")]
-#[case::bare_number(&["--bind-timeout", "4"], "write a whole number and ms, s, m or h")]
-#[case::negative(&["--bind-timeout=-4s"], "write a whole number and ms, s, m or h")]
-#[case::zero(&["--bind-timeout", "0s"], "must be longer than 0s")]
+#[case::bare_number(&["--hint-ttl", "4"], "write a whole number and ms, s, m or h")]
+#[case::negative(&["--hint-ttl=-4s"], "write a whole number and ms, s, m or h")]
 #[case::endless(&["--hint-ttl", "99999999999999999h"], "at most 24h")]
 #[case::cert_without_key(&["--tls-cert-file", "a"], "--tls-key-file")]
 #[case::client_ca_without_cert(&["--client-ca-file", "a"], "--tls-cert-file")]
@@ -83,7 +78,7 @@ fn policies_and_weights_are_read_from_flags() {
 #[case::neighbour_without_a_lease(&["--kube-scheduler-lease=", "--pod-name=p"], "resourceName in the leaderElection")]
 #[case::fence_without_a_lease(&["--fence-bindings"], "--leader-elect|--kube-scheduler-lease")]
 #[case::lease_of_part_of_a_second(&["--leader-elect", "--pod-name", "p", "--lease-duration", "15500ms"], "whole seconds")]
-#[case::lease_shorter_than_binds(&["--leader-elect", "--pod-name", "p", "--bind-timeout", "8s"], "must end before another replica leads")]
+#[case::lease_shorter_than_binds(&["--leader-elect", "--pod-name", "p", "--lease-duration", "3s"], "at least 4s")]
 #[case::open_to_all(&["--listen=0.0.0.0:12345"], "--listen=0.0.0.0:12345: every client that reaches this address could bind pods. Set --tls-cert-file")]
 #[case::open_to_all_of_ipv6(&["--listen=[::]:12345"], "or listen on 127.0.0.1")]
 #[case::open_on_one_address(&["--listen=10.0.0.1:12345"], "--client-ca-file")]
@@ -207,9 +202,8 @@ proptest! {
     /// Every value of a flag is accepted within its bounds or refused.
     #[test]
     fn no_value_panics(flag in 0..5_usize, value in "([a-z0-9.=/,_ {}-]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)") {
-        let flags = ["memory-resource", "score-weights", "bind-timeout", "hint-ttl", "log-level"];
+        let flags = ["memory-resource", "score-weights", "lease-duration", "hint-ttl", "log-level"];
         if let Ok(config) = parse(&[&format!("--{}={value}", flags[flag])]) {
-            prop_assert!(!config.scheduling.bind_timeout.is_zero());
             prop_assert!(config.scheduling.names.memory.contains('/'));
         }
     }

@@ -8,6 +8,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::config::BIND_TIMEOUT;
+
 /// The times of a Lease, as in client-go's leader election. Each replica goes by the times of its own flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
@@ -21,10 +23,10 @@ pub struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// The times for a Lease of this duration: by default (15 s, and binds of 2 s) those of client-go.
-    pub fn new(lease: Duration, bind_timeout: Duration) -> Self {
+    /// The times for a Lease of this duration: by default (15 s) those of client-go.
+    pub fn new(lease: Duration) -> Self {
         // The last bind of a leader that cannot renew must end before another replica may take the Lease.
-        let renew = (lease * 2 / 3).min(lease.saturating_sub(bind_timeout));
+        let renew = (lease * 2 / 3).min(lease.saturating_sub(BIND_TIMEOUT));
         Self {
             lease,
             renew,

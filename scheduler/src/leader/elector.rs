@@ -16,7 +16,7 @@ use super::kube_scheduler_lease::{self, KubeSchedulerLease};
 use super::label::{LabelKeeper, PodLabel};
 use super::lease::LeaseObject;
 use super::watch_barrier::WatchBarrier;
-use super::{LEASE, Leadership, PodName, now, takeover_grace};
+use super::{LEASE, Leadership, PodName, TAKEOVER_GRACE, now};
 use crate::config::LeaderElection;
 use crate::index::{Index, Shared};
 
@@ -32,8 +32,6 @@ pub struct ElectorSettings {
     pub election: LeaderElection,
     /// This replica's pod; its namespace is that of the objects too.
     pub pod: PodName,
-    /// Longest time that one bind may take.
-    pub bind_timeout: Duration,
 }
 
 /// The election from the side of one replica.
@@ -59,15 +57,10 @@ pub struct Elector {
 ///
 /// An earlier process may have sent bindings that reach the API server later. They can only be of pods that were pending at the
 /// start, so without such a pod nothing is waited for.
-pub async fn take_over_alone(
-    leadership: Leadership,
-    index: Shared<Index>,
-    barrier: WatchBarrier,
-    bind_timeout: Duration,
-) {
+pub async fn take_over_alone(leadership: Leadership, index: Shared<Index>, barrier: WatchBarrier) {
     until_ready(&index).await;
     if index.read().began_with_pending() {
-        tokio::time::sleep(takeover_grace(bind_timeout)).await;
+        tokio::time::sleep(TAKEOVER_GRACE).await;
         barrier.wait_for_new_list().await;
     }
     leadership.end_takeover();
@@ -263,7 +256,6 @@ impl Elector {
         let since = jiff::Timestamp::now().to_string();
         let (leadership, barrier, wanted) =
             (self.leadership.clone(), self.barrier.clone(), self.label.sender());
-        let grace = takeover_grace(self.settings.bind_timeout);
         let fence = self.fence.clone();
         tokio::spawn(named("takeover", async move {
             if let Some(fence) = &fence {
@@ -272,10 +264,10 @@ impl Elector {
             // A leader that releases the Lease has waited for its last bind.
             if !term.is_handed_over {
                 info!(
-                    ?grace,
+                    grace = ?TAKEOVER_GRACE,
                     "previous leader did not release the Lease; waiting for its in-flight binds"
                 );
-                tokio::time::sleep(grace).await;
+                tokio::time::sleep(TAKEOVER_GRACE).await;
             }
             wanted.send_replace(PodLabel::Leader(since.clone()));
             barrier.wait_for_annotation(&since).await;

@@ -1,7 +1,5 @@
 //! Starts leader election as configured, or the one replica that decides alone.
 
-use std::time::Duration;
-
 use daemon::api_server::Connection;
 use daemon::events;
 use daemon::panics::named;
@@ -23,23 +21,17 @@ pub(super) struct OwnReplica {
     pub(super) barrier: WatchBarrier,
     /// The settings of the election; `None` for a replica without others.
     settings: Option<ElectorSettings>,
-    bind_timeout: Duration,
 }
 
 impl OwnReplica {
     /// This replica before it leads. Without an election it leads alone, once the wait for an earlier process is over.
     pub(super) fn new(config: &Config, namespace: &str) -> Self {
-        let bind_timeout = config.scheduling.bind_timeout;
         let settings = config.leader.clone().map(|election| {
             let pod = PodName {
                 namespace: namespace.to_owned(),
                 name: election.pod.clone(),
             };
-            ElectorSettings {
-                election,
-                pod,
-                bind_timeout,
-            }
+            ElectorSettings { election, pod }
         });
         let leadership = if settings.is_some() {
             Leadership::standby()
@@ -51,7 +43,6 @@ impl OwnReplica {
             leadership,
             barrier,
             settings,
-            bind_timeout,
         }
     }
 
@@ -67,7 +58,7 @@ impl OwnReplica {
             // The takeover ends soon, so it is no task whose end is a fault.
             tokio::spawn(named(
                 "takeover",
-                take_over_alone(self.leadership, index, self.barrier, self.bind_timeout),
+                take_over_alone(self.leadership, index, self.barrier),
             ));
             return Farewell::of_only_replica();
         };

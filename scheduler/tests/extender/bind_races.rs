@@ -356,13 +356,8 @@ async fn binds_wait_after_a_start(#[case] listed: Value, #[case] waits: bool) {
     let (following, index) = (barrier.clone(), world.index.clone());
     let pods = watch("pods", Api::all(lister(listed)), &Contact::default());
     tokio::spawn(async move { following.follow(pods, index).await });
-    tokio::spawn(take_over_alone(
-        leadership,
-        world.index.clone(),
-        barrier,
-        Duration::from_secs(4),
-    ));
-    sleep(Duration::from_millis(4900)).await;
+    tokio::spawn(take_over_alone(leadership, world.index.clone(), barrier));
+    sleep(Duration::from_millis(2900)).await;
     assert_eq!(world.fitting(&pod, &["n1"]).await, ["n1"]);
     assert_eq!(world.bind(&pod, "n1").await.starts_with("starting: "), waits);
     sleep(Duration::from_millis(300)).await;

@@ -1,6 +1,7 @@
 //! One scheduler decides: the election's flags, the label that the Service selects, rights, and what a rollout does.
 
 use rstest::rstest;
+use scheduler::config::BIND_TIMEOUT;
 use serde_json::{Value, json};
 use testbed::rbac::SCHEDULER_LEADER;
 
@@ -289,10 +290,6 @@ fn the_termination_grace_covers_the_release_of_the_lease() {
         .as_u64()
         .unwrap();
     let (container, help) = (container(&objects), SCHEDULER.help());
-    let bind: u64 = flag(&container, &help, "--bind-timeout")
-        .trim_end_matches('s')
-        .parse()
-        .unwrap();
     // A request of the elector takes half of the renew deadline at most, which is two thirds of the Lease.
     let lease: u64 = flag(&container, &help, "--lease-duration")
         .trim_end_matches('s')
@@ -300,7 +297,10 @@ fn the_termination_grace_covers_the_release_of_the_lease() {
         .unwrap();
     let requests = lease / 3;
     let (goodbyes, drain) = (2 * 5, 10);
-    assert!(grace > bind + requests + goodbyes + drain, "{grace}");
+    assert!(
+        grace > BIND_TIMEOUT.as_secs() + requests + goodbyes + drain,
+        "{grace}"
+    );
 }
 
 /// Two extenders that decide at one time would give the same device away twice (E11): each decides by the Lease of the

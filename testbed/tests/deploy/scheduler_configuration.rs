@@ -9,6 +9,7 @@ use proto::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, VENDOR_GPUS,
 };
 use rstest::rstest;
+use scheduler::config::BIND_TIMEOUT;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use testbed::kube_scheduler::SchedulerConfiguration;
@@ -102,17 +103,9 @@ fn the_extender_manages_all_resources_of_gpushare(#[case] path: &str) {
         (2..=3).contains(&timeout),
         "kube-scheduler places no other pod while it waits for a hung extender"
     );
-    let bind = SCHEDULER
-        .help()
-        .split_once("--bind-timeout")
-        .and_then(|(_, rest)| rest.split_once("[default: "))
-        .unwrap()
-        .1
-        .to_owned();
-    let bind: u64 = bind.split_once("s]").unwrap().0.parse().unwrap();
     assert!(
-        timeout > bind,
-        "longer than the extender's own limit for a bind, {bind} s"
+        Duration::from_secs(timeout) > BIND_TIMEOUT,
+        "longer than the extender's own limit for a bind, {BIND_TIMEOUT:?}"
     );
 }
 
