@@ -1,199 +1,268 @@
-//! Plots as SVG: panels side by side with axes, curves and bars, and one legend above them.
+//! Plots as SVG: panels side by side with curves or bars, drawn by `plotters`.
 
+use std::error::Error;
+use std::ops::Range;
 use std::path::Path;
 
-use anyhow::Result;
-
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::coord::combinators::LogCoord;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
 use testbed::console::Console;
 use testbed::files;
 
 /// Colours that are distinct for colour-blind readers too; they begin again after the last.
-const COLOURS: [&str; 8] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#4d4d4d",
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(127, 60, 141),
+    RGBColor(77, 77, 77),
 ];
-const INK: &str = "#333333";
-/// Size of a panel of curves.
-pub(crate) const PANEL: (f64, f64) = (380.0, 260.0);
-/// Room for the labels left of the first panel.
-pub(crate) const LEFT: f64 = 56.0;
-const TOP: f64 = 76.0;
-const GAP: f64 = 34.0;
-const BOTTOM: f64 = 48.0;
-const RIGHT: f64 = 20.0;
-/// Width of a character of the legend, about.
-const CHARACTER: f64 = 7.2;
-const BAR: f64 = 18.0;
-/// Most lines of a grid over a range with even steps, but for the first.
-const MOST_LINES: f64 = 8.0;
-/// Most labels along a logarithmic axis; of more than these only every third is written.
-const MOST_LABELS: usize = 9;
+const FONT: &str = "sans-serif";
+/// Width and height of a panel with its axes, in pixels.
+const PANEL: (u32, u32) = (420, 340);
+/// Height of the title above the panels, and of a bar with the gap behind it.
+const TITLE: u32 = 36;
+const BAR: u32 = 26;
 
-/// One axis of a panel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Axis {
-    range: (f64, f64),
-    /// The distance of two lines of the grid; none on a logarithmic axis.
-    step: Option<f64>,
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// An error of the drawing library.
+type DrawError = Box<dyn Error>;
+
+/// One axis of a panel, from one value to another.
+#[derive(Clone, Debug)]
+pub(crate) enum Axis {
+    Even(Range<f64>),
+    /// Both values are positive.
+    Logarithmic(Range<f64>),
 }
 
 impl Axis {
-    /// From one value to another, with lines at multiples of a step.
-    pub(crate) fn even(range: (f64, f64), step: f64) -> Self {
-        Self {
-            range,
-            step: Some(step),
+    fn logarithmic(range: &Range<f64>) -> LogCoord<f64> {
+        range.clone().log_scale().into()
+    }
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        match self {
+            Self::Even(range) => RangedCoordf64::from(range.clone()).map(value, limit),
+            Self::Logarithmic(range) => Self::logarithmic(range).map(value, limit),
         }
     }
 
-    /// From zero to a value or just above it.
-    pub(crate) fn from_zero(highest: f64) -> Self {
-        let step = step_of(highest);
-        Self::even((0.0, (highest / step).ceil() * step), step)
-    }
-
-    /// Logarithmic, from one value or just below it to another or just above it; both are positive.
-    pub(crate) fn log(lowest: f64, highest: f64) -> Self {
-        let from = rounds()
-            .take_while(|round| *round <= lowest * NEARLY)
-            .last()
-            .unwrap_or(lowest);
-        let to = rounds()
-            .find(|round| round * NEARLY >= highest && *round > from * NEARLY)
-            .unwrap_or(highest);
-        Self {
-            range: (from, to),
-            step: None,
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        match self {
+            Self::Even(range) => RangedCoordf64::from(range.clone()).key_points(hint),
+            Self::Logarithmic(range) => Self::logarithmic(range).key_points(hint),
         }
     }
 
-    /// Logarithmic, from one positive value to another.
-    pub(crate) fn log_between(from: f64, to: f64) -> Self {
-        Self {
-            range: (from, to),
-            step: None,
+    fn range(&self) -> Range<f64> {
+        match self {
+            Self::Even(range) | Self::Logarithmic(range) => range.clone(),
         }
     }
-
-    /// The part of the axis before a value, from 0 to 1.
-    fn part(&self, value: f64) -> f64 {
-        let place = |value: f64| if self.step.is_some() { value } else { value.ln() };
-        let (from, to) = (place(self.range.0), place(self.range.1));
-        (place(value.clamp(self.range.0, self.range.1)) - from) / (to - from).max(f64::EPSILON)
-    }
-
-    /// The values at which an axis has a line, with their labels.
-    fn ticks(&self) -> Vec<(f64, String)> {
-        let (from, to) = self.range;
-        if let Some(step) = self.step {
-            let decimals = decimals(step);
-            let ticks = (0_u32..)
-                .map(|nth| ((from / step).ceil() + f64::from(nth)) * step)
-                .take_while(|tick| *tick <= to + step * 1e-9);
-            return ticks
-                .map(|tick| (tick, grouped(&format!("{tick:.decimals$}"))))
-                .collect();
-        }
-        let ticks: Vec<f64> = rounds()
-            .filter(|round| (from..=to * NEARLY).contains(&(round * NEARLY)))
-            .collect();
-        let every = if ticks.len() > MOST_LABELS { 3 } else { 1 };
-        ticks
-            .into_iter()
-            .step_by(every)
-            .map(|tick| (tick, grouped(&format!("{tick:.0$}", decimals(tick)))))
-            .collect()
-    }
 }
 
-/// Slightly more than one: a tolerance for the rounding of floats.
-const NEARLY: f64 = 1.0 + 1e-9;
-
-/// The round numbers 1, 2, 5, 10, 20 and so on, from a millionth to billions.
-fn rounds() -> impl Iterator<Item = f64> {
-    (-6..=9).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)))
+/// A curve through points, with an optional deviation to both sides of each as a shade.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Curve {
+    pub(crate) points: Vec<(f64, f64)>,
+    /// As many as points, or none.
+    pub(crate) deviations: Vec<f64>,
 }
 
-/// The distance of two lines of a grid, so that there are three to eight of them; a tenth at least.
-pub(crate) fn step_of(range: f64) -> f64 {
-    rounds()
-        .find(|step| *step >= 0.1 / NEARLY && range / step <= MOST_LINES)
-        .unwrap_or(range)
-}
-
-/// The number of decimals that a round number needs.
-fn decimals(round: f64) -> usize {
-    (0..6)
-        .find(|places| round * 10_f64.powi(*places) >= 1.0 / NEARLY)
-        .and_then(|places| usize::try_from(places).ok())
-        .unwrap_or(6)
-}
-
-/// A number with commas between thousands.
-pub(crate) fn grouped(number: &str) -> String {
-    let n_whole = number.find('.').unwrap_or(number.len());
-    let is_gap = |at: usize| at > 0 && at < n_whole && (n_whole - at).is_multiple_of(3);
-    number
-        .chars()
-        .enumerate()
-        .flat_map(|(at, digit)| is_gap(at).then_some(',').into_iter().chain([digit]))
-        .collect()
-}
-
-/// A rectangle of a drawing with the values at its edges.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Panel {
-    pub(crate) left: f64,
-    pub(crate) height: f64,
+/// A panel of curves; each has the colour of its place.
+pub(crate) struct CurvePanel {
+    pub(crate) heading: String,
     pub(crate) x: Axis,
     pub(crate) y: Axis,
+    pub(crate) curves: Vec<Curve>,
 }
 
-impl Panel {
-    /// A panel of curves, beside others.
-    pub(crate) fn nth(nth: u32, x: Axis, y: Axis) -> Self {
-        Self {
-            left: left_of(nth, LEFT),
-            height: PANEL.1,
-            x,
-            y,
+/// A panel of bars, each with its length and a deviation; each has the colour of its place.
+pub(crate) struct BarPanel {
+    pub(crate) heading: String,
+    pub(crate) bars: Vec<Option<(f64, f64)>>,
+}
+
+/// Draws curves; the legend names them in their order.
+pub(crate) fn curves(
+    title: &str,
+    (x_label, y_label): (&str, &str),
+    legend: &[&str],
+    panels: &[CurvePanel],
+) -> Result<String> {
+    draw(title, PANEL.1, panels, |area, nth, panel| {
+        let mut chart = ChartBuilder::on(area)
+            .caption(&panel.heading, (FONT, 14))
+            .margin(10)
+            .x_label_area_size(42)
+            .y_label_area_size(58)
+            .build_cartesian_2d(panel.x.clone(), panel.y.clone())?;
+        chart
+            .configure_mesh()
+            .x_desc(x_label)
+            .y_desc(if nth == 0 { y_label } else { "" })
+            .x_labels(6)
+            .label_style((FONT, 12))
+            .x_label_formatter(&|value| grouped(*value))
+            .y_label_formatter(&|value| grouped(*value))
+            .light_line_style(TRANSPARENT)
+            .draw()?;
+        for (at, curve) in panel.curves.iter().enumerate() {
+            let colour = colour(at);
+            chart.draw_series(std::iter::once(Polygon::new(curve.outline(), colour.mix(0.15))))?;
+            let line = LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2));
+            let line = chart.draw_series(line)?;
+            if let Some(name) = legend.get(at).filter(|_| nth == 0) {
+                line.label(*name)
+                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+            }
+            // Many points are a line already.
+            if curve.points.len() <= 20 {
+                chart.draw_series(
+                    curve
+                        .points
+                        .iter()
+                        .map(|point| Circle::new(*point, 3, colour.filled())),
+                )?;
+            }
         }
-    }
+        if nth == 0 && !legend.is_empty() {
+            chart
+                .configure_series_labels()
+                .position(SeriesLabelPosition::UpperLeft)
+                .label_font((FONT, 12))
+                .background_style(WHITE.mix(0.8))
+                .draw()?;
+        }
+        Ok(())
+    })
+}
 
-    /// The horizontal place of a value, in pixels.
-    fn x(&self, value: f64) -> f64 {
-        self.left + PANEL.0 * self.x.part(value)
+/// Draws bars from 0; `names` are those of the bars in their order.
+pub(crate) fn bars(title: &str, x_label: &str, names: &[&str], panels: &[BarPanel]) -> Result<String> {
+    let n_bars = u32::try_from(names.len()).unwrap_or(u32::MAX);
+    let mut longest = 0.1_f64;
+    for (mean, deviation) in panels.iter().flat_map(|panel| &panel.bars).flatten() {
+        longest = longest.max(mean + deviation);
     }
+    let height = n_bars.saturating_mul(BAR).saturating_add(90);
+    draw(title, height, panels, |area, _, panel| {
+        let mut chart = ChartBuilder::on(area)
+            .caption(&panel.heading, (FONT, 14))
+            .margin(10)
+            .x_label_area_size(42)
+            .y_label_area_size(96)
+            .build_cartesian_2d(0.0..longest * 1.2, f64::from(n_bars)..0.0)?;
+        chart
+            .configure_mesh()
+            .x_desc(x_label)
+            .x_labels(6)
+            .label_style((FONT, 12))
+            .disable_y_mesh()
+            .disable_y_axis()
+            .light_line_style(TRANSPARENT)
+            .draw()?;
+        let mut top = 0.0;
+        for (at, (name, bar)) in names.iter().zip(&panel.bars).enumerate() {
+            let middle = top + 0.5;
+            let label = Text::new(format!("{name:>12}"), (-92, -6), (FONT, 12));
+            chart.draw_series(std::iter::once(EmptyElement::at((0.0, middle)) + label))?;
+            if let Some((mean, deviation)) = *bar {
+                let corners = [(0.0, top + 0.15), (mean, top + 0.85)];
+                chart.draw_series([Rectangle::new(corners, colour(at).filled())])?;
+                let ends = [((mean - deviation).max(0.0), middle), (mean + deviation, middle)];
+                chart.draw_series([PathElement::new(ends, BLACK)])?;
+                let length = Text::new(format!("{mean:.2}"), (5, -6), (FONT, 12));
+                chart.draw_series(std::iter::once(EmptyElement::at(ends[1]) + length))?;
+            }
+            top += 1.0;
+        }
+        Ok(())
+    })
+}
 
-    /// The vertical place of a value, in pixels from the top.
-    fn y(&self, value: f64) -> f64 {
-        TOP + self.height * (1.0 - self.y.part(value))
+/// Draws panels of one height side by side under a title.
+fn draw<P>(
+    title: &str,
+    height: u32,
+    panels: &[P],
+    draw_panel: impl Fn(&Area<'_>, usize, &P) -> Result<(), DrawError>,
+) -> Result<String> {
+    let mut svg = String::new();
+    let n_panels = u32::try_from(panels.len().max(1)).unwrap_or(u32::MAX);
+    let size = (PANEL.0.saturating_mul(n_panels), height.saturating_add(TITLE));
+    let mut draw_all = || -> Result<(), DrawError> {
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        // Without a background, dark mode would show dark text on black.
+        root.fill(&WHITE)?;
+        let root = root.titled(title, (FONT, 16))?;
+        for (nth, (area, panel)) in root
+            .split_evenly((1, panels.len().max(1)))
+            .iter()
+            .zip(panels)
+            .enumerate()
+        {
+            draw_panel(area, nth, panel)?;
+        }
+        root.present()?;
+        Ok(())
+    };
+    draw_all().map_err(|error| anyhow!("cannot draw {title:?}: {error}"))?;
+    Ok(svg)
+}
+
+impl Curve {
+    /// The outline of the shade: along its upper edge, and back along the lower one.
+    fn outline(&self) -> Vec<(f64, f64)> {
+        let mut outline: Vec<(f64, f64)> = Vec::with_capacity(2 * self.deviations.len());
+        let (mut upper, mut lower) = (Vec::new(), Vec::new());
+        for ((x, y), deviation) in self.points.iter().zip(&self.deviations) {
+            upper.push((*x, y + deviation));
+            lower.push((*x, y - deviation));
+        }
+        outline.extend(upper);
+        outline.extend(lower.into_iter().rev());
+        outline
     }
 }
 
-/// The left edge of a panel.
-pub(crate) fn left_of(nth: u32, first: f64) -> f64 {
-    first + f64::from(nth) * (PANEL.0 + GAP)
+fn colour(nth: usize) -> RGBColor {
+    COLOURS.get(nth % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
-/// The height of `n` bars.
-pub(crate) fn height_of_bars(n_bars: usize) -> f64 {
-    number(n_bars) * BAR * 1.5
-}
-
-/// The colour of a curve or bar.
-pub(crate) fn colour(nth: usize) -> &'static str {
-    COLOURS.get(nth % COLOURS.len()).copied().unwrap_or(INK)
+/// A number with commas between thousands, and with at most four decimals if it is below 10.
+pub(crate) fn grouped(number: f64) -> String {
+    if number.abs() < 10.0 {
+        let text = format!("{number:.4}");
+        return text.trim_end_matches('0').trim_end_matches('.').to_owned();
+    }
+    let text = format!("{number:.0}");
+    let mut grouped = String::with_capacity(text.len() + 4);
+    for (at, digit) in text.chars().enumerate() {
+        if at > 0 && (text.len() - at).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
 }
 
 /// A small whole number as a float.
 pub(crate) fn number(n: usize) -> f64 {
     u32::try_from(n).map_or(f64::INFINITY, f64::from)
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 /// Writes plots into a directory, each under its name.
@@ -207,208 +276,6 @@ pub(crate) fn write(dir: &Path, plots: &[(String, String)], console: &Console) -
     Ok(())
 }
 
-/// An SVG document under construction.
-#[derive(Debug)]
-pub(crate) struct Drawing(String);
-
-impl Drawing {
-    /// A drawing of panels of one height, the first at `left`.
-    pub(crate) fn new(title: &str, n_panels: usize, left: f64, panel_height: f64) -> Self {
-        let n_panels = number(n_panels.max(1));
-        let width = left + n_panels * PANEL.0 + (n_panels - 1.0) * GAP + RIGHT;
-        let height = TOP + panel_height + BOTTOM;
-        let mut drawing = Self(String::new());
-        drawing.put(&format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" font-family="system-ui, sans-serif" font-size="12" fill="{INK}">"#
-        ));
-        // Without a background, dark mode would show dark text on black.
-        drawing.put(r##"<rect width="100%" height="100%" fill="#ffffff"/>"##);
-        drawing.put(&format!(
-            r#"<text x="{LEFT:.0}" y="22" font-size="15" font-weight="600">{}</text>"#,
-            escaped(title)
-        ));
-        drawing
-    }
-
-    /// Appends a line of SVG.
-    fn put(&mut self, line: &str) {
-        self.0.push_str(line);
-        self.0.push('\n');
-    }
-
-    /// The legend of the colours, from the first on.
-    pub(crate) fn legend(&mut self, names: &[&str]) {
-        let mut x = LEFT;
-        for (nth, name) in names.iter().enumerate() {
-            let colour = colour(nth);
-            self.put(&format!(
-                r#"<line x1="{x:.0}" x2="{:.0}" y1="40" y2="40" stroke="{colour}" stroke-width="3"/>"#,
-                x + 18.0
-            ));
-            self.put(&format!(
-                r#"<text x="{:.0}" y="44">{}</text>"#,
-                x + 24.0,
-                escaped(name)
-            ));
-            x += 42.0 + CHARACTER * number(name.chars().count());
-        }
-    }
-
-    /// The label of the first panel's vertical axis.
-    pub(crate) fn y_label(&mut self, label: &str) {
-        let y = TOP + PANEL.1 / 2.0;
-        self.put(&format!(
-            r#"<text x="16" y="{y:.0}" text-anchor="middle" transform="rotate(-90 16 {y:.0})">{label}</text>"#
-        ));
-    }
-
-    fn heading(&mut self, panel: &Panel, text: &str) {
-        self.put(&format!(
-            r#"<text x="{:.0}" y="{:.0}" font-weight="600">{}</text>"#,
-            panel.left,
-            TOP - 10.0,
-            escaped(text)
-        ));
-    }
-
-    fn x_label(&mut self, panel: &Panel, label: &str) {
-        let (middle, y) = (panel.left + PANEL.0 / 2.0, TOP + panel.height + 36.0);
-        self.put(&format!(
-            r#"<text x="{middle:.1}" y="{y:.1}" text-anchor="middle">{label}</text>"#
-        ));
-    }
-
-    /// The axes of a panel of curves; without numbers on the vertical axis if those of the panel before hold
-    /// here too.
-    pub(crate) fn axes(&mut self, panel: &Panel, heading: &str, x_label: &str, has_numbers: bool) {
-        let (left, right, bottom) = (panel.left, panel.left + PANEL.0, TOP + panel.height);
-        self.heading(panel, heading);
-        for (tick, text) in panel.y.ticks() {
-            let y = panel.y(tick);
-            self.put(&format!(
-                r##"<line x1="{left:.1}" x2="{right:.1}" y1="{y:.1}" y2="{y:.1}" stroke="#e3e3e3"/>"##
-            ));
-            if has_numbers {
-                self.put(&format!(
-                    r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{text}</text>"#,
-                    left - 6.0,
-                    y + 4.0
-                ));
-            }
-        }
-        for (tick, text) in panel.x.ticks() {
-            let x = panel.x(tick);
-            self.put(&format!(
-                r#"<line x1="{x:.1}" x2="{x:.1}" y1="{bottom:.1}" y2="{:.1}" stroke="{INK}"/>"#,
-                bottom + 4.0
-            ));
-            self.put(&format!(
-                r#"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{text}</text>"#,
-                bottom + 17.0
-            ));
-        }
-        self.put(&format!(
-            r#"<path d="M{left:.1} {TOP:.1}V{bottom:.1}H{right:.1}" fill="none" stroke="{INK}"/>"#
-        ));
-        self.x_label(panel, x_label);
-    }
-
-    fn points(panel: &Panel, points: impl Iterator<Item = (f64, f64)>) -> String {
-        points
-            .map(|(x, y)| format!("{:.1},{:.1}", panel.x(x), panel.y(y)))
-            .collect::<Vec<_>>()
-            .join(" ")
-    }
-
-    /// A shade between the points of its outline.
-    pub(crate) fn shade(&mut self, panel: &Panel, outline: impl Iterator<Item = (f64, f64)>, colour: &str) {
-        self.put(&format!(
-            r#"<polygon points="{}" fill="{colour}" opacity="0.15"/>"#,
-            Self::points(panel, outline)
-        ));
-    }
-
-    /// A curve through points.
-    pub(crate) fn curve(&mut self, panel: &Panel, points: impl Iterator<Item = (f64, f64)>, colour: &str) {
-        self.put(&format!(
-            r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>"#,
-            Self::points(panel, points)
-        ));
-    }
-
-    /// A dot at each point.
-    pub(crate) fn dots(&mut self, panel: &Panel, points: impl Iterator<Item = (f64, f64)>, colour: &str) {
-        for (x, y) in points {
-            self.put(&format!(
-                r#"<circle cx="{:.1}" cy="{:.1}" r="3" fill="{colour}"/>"#,
-                panel.x(x),
-                panel.y(y)
-            ));
-        }
-    }
-
-    /// The axes of a panel of bars.
-    pub(crate) fn bar_axis(&mut self, panel: &Panel, heading: &str, label: &str) {
-        let (left, bottom) = (panel.left, TOP + panel.height);
-        self.heading(panel, heading);
-        for (tick, text) in panel.x.ticks() {
-            let x = panel.x(tick);
-            self.put(&format!(
-                r##"<line x1="{x:.1}" x2="{x:.1}" y1="{TOP:.1}" y2="{bottom:.1}" stroke="#e3e3e3"/>"##
-            ));
-            self.put(&format!(
-                r#"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{text}</text>"#,
-                bottom + 15.0
-            ));
-        }
-        self.put(&format!(
-            r#"<path d="M{left:.1} {TOP:.1}V{bottom:.1}" stroke="{INK}"/>"#
-        ));
-        self.x_label(panel, label);
-    }
-
-    /// A bar with its name, its length, and a line for the deviation.
-    pub(crate) fn bar(
-        &mut self,
-        panel: &Panel,
-        at: usize,
-        name: Option<&str>,
-        (mean, deviation): (f64, f64),
-    ) {
-        let top = TOP + height_of_bars(at) + BAR / 4.0;
-        let middle = top + BAR / 2.0;
-        let (left, end) = (panel.left, panel.x(mean));
-        if let Some(name) = name {
-            self.put(&format!(
-                r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
-                left - 6.0,
-                middle + 4.0,
-                escaped(name)
-            ));
-        }
-        let width = (end - left).max(0.0);
-        self.put(&format!(
-            r#"<rect x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{BAR}" fill="{}"/>"#,
-            colour(at)
-        ));
-        let (from, to) = (panel.x((mean - deviation).max(0.0)), panel.x(mean + deviation));
-        self.put(&format!(
-            r#"<line x1="{from:.1}" x2="{to:.1}" y1="{middle:.1}" y2="{middle:.1}" stroke="{INK}"/>"#
-        ));
-        self.put(&format!(
-            r#"<text x="{:.1}" y="{:.1}">{mean:.2}</text>"#,
-            to + 5.0,
-            middle + 4.0
-        ));
-    }
-
-    /// Ends the document and returns it.
-    pub(crate) fn end(mut self) -> String {
-        self.put("</svg>");
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -416,40 +283,14 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case::percent(Axis::even((60.0, 95.0), 10.0), "60 70 80 90")]
-    #[case::tenths(Axis::even((0.0, 0.5), 0.1), "0.0 0.1 0.2 0.3 0.4 0.5")]
-    #[case::up_from_zero(
-        Axis::from_zero(15_000.0),
-        "0 2,000 4,000 6,000 8,000 10,000 12,000 14,000 16,000"
-    )]
-    #[case::parts_of_one(Axis::log(0.03, 1.2), "0.02 0.05 0.1 0.2 0.5 1 2")]
-    #[case::thousands(Axis::log(100.0, 15_000.0), "100 200 500 1,000 2,000 5,000 10,000 20,000")]
-    #[case::round_already(Axis::log(0.1, 0.5), "0.1 0.2 0.5")]
-    #[case::one_value(Axis::log(500.0, 500.0), "500 1,000")]
-    #[case::between(Axis::log_between(100.0, 15_000.0), "100 200 500 1,000 2,000 5,000 10,000")]
-    #[case::many_powers(Axis::log(0.01, 100.0), "0.01 0.1 1 10 100")]
-    fn axes_have_few_round_numbers(#[case] axis: Axis, #[case] numbers: &str) {
-        let ticks = axis.ticks();
-        assert_eq!(
-            ticks
-                .iter()
-                .map(|(_, text)| text.as_str())
-                .collect::<Vec<_>>()
-                .join(" "),
-            numbers
-        );
-        assert!(
-            ticks
-                .iter()
-                .all(|(tick, _)| (-1e-9..=NEARLY).contains(&axis.part(*tick))),
-            "{ticks:?}"
-        );
-    }
-
-    #[test]
-    fn equal_factors_are_equally_far_on_a_logarithmic_axis() {
-        let axis = Axis::log(1.0, 100.0);
-        assert!((axis.part(10.0) - 0.5).abs() < 1e-9 && axis.part(0.1).abs() < 1e-9);
-        assert!((Axis::even((0.0, 100.0), 10.0).part(10.0) - 0.1).abs() < 1e-9);
+    #[case(0.0, "0")]
+    #[case(0.1 + 0.2, "0.3")]
+    #[case(2.0, "2")]
+    #[case(20.0, "20")]
+    #[case(999.0, "999")]
+    #[case(15_000.0, "15,000")]
+    #[case(1_234_567.0, "1,234,567")]
+    fn thousands_are_grouped(#[case] number: f64, #[case] text: &str) {
+        assert_eq!(grouped(number), text);
     }
 }

@@ -219,9 +219,9 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
         // Runs of some policies may end earlier; all are compared at a demand that all of them have reached.
         let offered = ends.map(|spread| spread.offered).min().unwrap_or(0);
         let curves = |title: &str, value| plot::curves(&format!("{title}: {list}"), value, &of_list);
-        let allocated = curves("Allocated GPUs", PlottedValue::Allocated);
-        let fragmentation = curves("Fragmentation", PlottedValue::Fragment);
-        let policies = plot::bars(&format!("Policies compared: {list}"), offered, &of_list);
+        let allocated = curves("Allocated GPUs", PlottedValue::Allocated)?;
+        let fragmentation = curves("Fragmentation", PlottedValue::Fragment)?;
+        let policies = plot::bars(&format!("Policies compared: {list}"), offered, &of_list)?;
         let plots = [
             (format!("allocated-{list}"), allocated),
             (format!("fragmentation-{list}"), fragmentation),

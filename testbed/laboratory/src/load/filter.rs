@@ -99,7 +99,7 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
     console.result(&results.to_string());
     console.json(&measured);
     if let Some(dir) = &args.plots {
-        crate::plot::write(dir, &growth::plots(&measured), console)?;
+        crate::plot::write(dir, &growth::plots(&measured)?, console)?;
     }
     Ok(())
 }

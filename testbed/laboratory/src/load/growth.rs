@@ -1,7 +1,9 @@
 //! Plots of the cost of a filter over the number of names in a request, and over the size of the cluster.
 
+use anyhow::Result;
+
 use super::filter::FilterMeasurement;
-use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, grouped, step_of};
+use crate::plot::{self, Axis, Curve, CurvePanel, grouped};
 
 /// The number of names that clusters of several sizes are compared by, if it was measured: what kube-scheduler
 /// samples of 5,000 nodes.
@@ -13,21 +15,10 @@ const MEASURED_BY: [&str; 3] = [
     "in the daemon",
 ];
 
-/// The points of a curve.
-pub(super) type Points = Vec<(f64, f64)>;
-
-/// The content of one panel.
-pub(super) struct PanelContent<'a> {
-    pub(super) heading: &'a str,
-    pub(super) y: Axis,
-    /// A curve for each name of the legend; some may have no points.
-    pub(super) curves: Vec<Points>,
-}
-
 /// The plots for which there are at least two measurements, with their names.
-pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
+pub(super) fn plots(measured: &[FilterMeasurement]) -> Result<Vec<(String, String)>> {
     let Some(largest) = measured.iter().max_by_key(|one| one.nodes) else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
     let (mut in_largest, mut sampled, mut of_as_many_names) = (Vec::new(), Vec::new(), Vec::new());
     let mut clusters: Vec<&FilterMeasurement> = Vec::new();
@@ -56,7 +47,7 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
     let mut plots = Vec::new();
     if in_largest.len() > 1 {
         let title = format!("Filter by names in the request: {nodes} nodes, {pods} pods");
-        let svg = latencies(&title, "names in the request", &in_largest, n_names_of);
+        let svg = latencies(&title, "names in the request", &in_largest, n_names_of)?;
         plots.push(("latency-by-names".to_owned(), svg));
     }
     if alike.len() > 1 {
@@ -64,13 +55,13 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Vec<(String, String)> {
             "Filter by nodes of the cluster: requests of {} names",
             counted(n_names)
         );
-        let svg = latencies(&title, "nodes of the cluster", &alike, n_nodes);
+        let svg = latencies(&title, "nodes of the cluster", &alike, n_nodes)?;
         plots.push(("latency-by-nodes".to_owned(), svg));
     }
     if clusters.len() > 1 {
-        plots.push(("memory-and-start".to_owned(), memory_and_start(&clusters)));
+        plots.push(("memory-and-start".to_owned(), memory_and_start(&clusters)?));
     }
-    plots
+    Ok(plots)
 }
 
 fn n_names_of(measured: &FilterMeasurement) -> f64 {
@@ -87,8 +78,8 @@ fn latencies(
     x_label: &str,
     measured: &[&FilterMeasurement],
     size: fn(&FilterMeasurement) -> f64,
-) -> String {
-    let (mut medians, mut slowest) = (vec![Points::new(); 3], vec![Points::new(); 3]);
+) -> Result<String> {
+    let (mut medians, mut slowest) = (vec![Curve::default(); 3], vec![Curve::default(); 3]);
     for one in measured {
         let x = size(one);
         let of_one = [one.millis[0], one.floor_millis[0], one.daemon_millis[0]];
@@ -97,86 +88,59 @@ fn latencies(
         push(&mut slowest, x, of_one);
     }
     let (from, to) = extent(measured.iter().map(|one| size(one)));
-    let all = medians.iter().chain(&slowest).flatten();
-    let (lowest, highest) = extent(all.map(|(_, millis)| *millis));
-    // Both panels have one scale, so that median and 99th percentile can be compared by eye.
-    let y = Axis::log(lowest, highest);
-    let panels = [
-        PanelContent {
-            heading: "median",
-            y,
-            curves: medians,
-        },
-        PanelContent {
-            heading: "99th percentile",
-            y,
-            curves: slowest,
-        },
-    ];
-    let mut drawing = Drawing::new(title, panels.len(), LEFT, PANEL.1);
-    drawing.legend(&MEASURED_BY);
-    drawing.y_label("milliseconds");
-    draw(&mut drawing, Axis::log_between(from, to), x_label, &panels, false);
-    drawing.end()
+    let (lowest, highest) = extent(heights(medians.iter().chain(&slowest)));
+    let mut panels = Vec::new();
+    for (heading, curves) in [("median", medians), ("99th percentile", slowest)] {
+        panels.push(CurvePanel {
+            heading: heading.to_owned(),
+            x: Axis::Logarithmic(from..to),
+            // Both panels have one scale, so that median and 99th percentile can be compared by eye.
+            y: Axis::Logarithmic(lowest..highest),
+            curves,
+        });
+    }
+    plot::curves(title, (x_label, "milliseconds"), &MEASURED_BY, &panels)
 }
 
 /// Resident memory, and the time from the start of the process until it is ready.
-fn memory_and_start(clusters: &[&FilterMeasurement]) -> String {
-    let (mut memory, mut start) = (vec![Points::new(); 2], vec![Points::new()]);
+fn memory_and_start(clusters: &[&FilterMeasurement]) -> Result<String> {
+    let (mut memory, mut start) = (vec![Curve::default(); 2], vec![Curve::default()]);
     for one in clusters {
         push(&mut memory, n_nodes(one), [one.rss_mib[0], one.rss_mib[1]]);
         push(&mut start, n_nodes(one), [one.ready_seconds]);
     }
-    let highest = |curves: &[Points]| extent(curves.iter().flatten().map(|(_, value)| *value)).1;
-    let panels = [
-        PanelContent {
-            heading: "resident memory, MiB",
-            y: Axis::from_zero(highest(&memory)),
-            curves: memory,
-        },
-        PanelContent {
-            heading: "start to ready, s",
-            y: Axis::from_zero(highest(&start)),
-            curves: start,
-        },
-    ];
+    let (_, widest) = extent(clusters.iter().map(|one| n_nodes(one)));
+    let mut panels = Vec::new();
+    for (heading, curves) in [("resident memory, MiB", memory), ("start to ready, s", start)] {
+        let (_, highest) = extent(heights(&curves));
+        panels.push(CurvePanel {
+            heading: heading.to_owned(),
+            x: Axis::Even(0.0..widest),
+            y: Axis::Even(0.0..highest),
+            curves,
+        });
+    }
     let most = clusters.iter().max_by_key(|one| one.nodes);
     let (nodes, pods) = most.map_or((0, 0), |most| (most.nodes, most.pods));
     let (nodes, pods) = (counted(nodes), counted(pods));
     let title = format!("Memory and start by nodes of the cluster: up to {nodes} nodes with {pods} pods");
-    let mut drawing = Drawing::new(&title, panels.len(), LEFT, PANEL.1);
-    drawing.legend(&["when it is ready", "after all questions"]);
-    let (_, widest) = extent(clusters.iter().map(|one| n_nodes(one)));
-    // The labels of this axis are wide, so it has half as many as the default.
-    let x = Axis::even((0.0, widest), step_of(2.0 * widest));
-    draw(&mut drawing, x, "nodes of the cluster", &panels, true);
-    drawing.end()
+    let legend = ["when it is ready", "after all questions"];
+    plot::curves(&title, ("nodes of the cluster", ""), &legend, &panels)
 }
 
-/// Draws panels side by side over one horizontal axis.
-pub(super) fn draw(
-    drawing: &mut Drawing,
-    x: Axis,
-    x_label: &str,
-    panels: &[PanelContent<'_>],
-    each_has_numbers: bool,
-) {
-    for (nth, shown) in (0..).zip(panels) {
-        let panel = Panel::nth(nth, x, shown.y);
-        drawing.axes(&panel, shown.heading, x_label, nth == 0 || each_has_numbers);
-        for (nth, points) in shown.curves.iter().enumerate() {
-            let mut points = points.clone();
-            points.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-            drawing.curve(&panel, points.iter().copied(), colour(nth));
-            drawing.dots(&panel, points.iter().copied(), colour(nth));
-        }
-    }
+/// The vertical values of curves.
+fn heights<'a>(curves: impl IntoIterator<Item = &'a Curve>) -> impl Iterator<Item = f64> {
+    curves
+        .into_iter()
+        .flat_map(|curve| &curve.points)
+        .map(|(_, y)| *y)
 }
 
 /// Adds a point to each curve.
-fn push<const N: usize>(curves: &mut [Points], x: f64, values: [f64; N]) {
+fn push<const N: usize>(curves: &mut [Curve], x: f64, values: [f64; N]) {
     for (curve, value) in curves.iter_mut().zip(values) {
-        curve.push((x, value));
+        curve.points.push((x, value));
+        curve.points.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     }
 }
 
@@ -191,7 +155,7 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
 }
 
 fn counted(n: u32) -> String {
-    grouped(&n.to_string())
+    grouped(f64::from(n))
 }
 
 #[cfg(test)]
@@ -235,7 +199,7 @@ mod tests {
                 .filter(move |names| *names <= nodes)
                 .map(|names| measured(*nodes, *names))
         });
-        for (name, svg) in plots(&all.collect::<Vec<_>>()) {
+        for (name, svg) in plots(&all.collect::<Vec<_>>()).unwrap() {
             assert_snapshot!(name, svg);
         }
     }
@@ -244,6 +208,7 @@ mod tests {
     fn a_single_size_gives_no_plot() {
         let names = |measured: &[FilterMeasurement]| {
             plots(measured)
+                .unwrap()
                 .into_iter()
                 .map(|(name, _)| name)
                 .collect::<Vec<_>>()

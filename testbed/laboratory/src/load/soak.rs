@@ -20,9 +20,8 @@ use testbed::process_usage::ProcessUsage;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::growth::{PanelContent, Points, draw};
 use super::{float, mib};
-use crate::plot::{Axis, Drawing, LEFT, PANEL};
+use crate::plot::{self, Axis, Curve, CurvePanel};
 
 /// Time between two samples.
 const SAMPLE: Duration = Duration::from_secs(10);
@@ -160,7 +159,7 @@ pub(super) async fn run(console: &Console, args: &SoakArgs) -> Result<bool> {
     console.result(&results.to_string());
     console.json(&courses);
     if let Some(file) = &args.plot {
-        std::fs::write(file, plot(&courses)).with_context(|| format!("cannot write {}", file.display()))?;
+        std::fs::write(file, plot(&courses)?).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(is_flat)
 }
@@ -269,34 +268,23 @@ async fn ask(url: String, body: Option<String>) -> Result<()> {
 }
 
 /// The memory of each daemon over time.
-fn plot(courses: &[Course]) -> String {
+fn plot(courses: &[Course]) -> Result<String> {
     let mut panels = Vec::new();
-    let mut longest = 1.0_f64;
     for course in courses {
-        let points: Points = course
-            .samples
-            .iter()
-            .map(|sample| (sample.minutes, sample.memory_mib))
-            .collect();
-        let mut highest = 1.0_f64;
-        for (minutes, memory) in &points {
-            (longest, highest) = (longest.max(*minutes), highest.max(*memory));
+        let (mut curve, mut longest, mut highest) = (Curve::default(), 1.0_f64, 1.0_f64);
+        for sample in &course.samples {
+            (longest, highest) = (longest.max(sample.minutes), highest.max(sample.memory_mib));
+            curve.points.push((sample.minutes, sample.memory_mib));
         }
-        panels.push(PanelContent {
-            heading: course.daemon,
-            y: Axis::from_zero(highest),
-            curves: vec![points],
+        panels.push(CurvePanel {
+            heading: course.daemon.to_owned(),
+            x: Axis::Even(0.0..longest),
+            y: Axis::Even(0.0..highest),
+            curves: vec![curve],
         });
     }
-    let mut drawing = Drawing::new(
-        "Memory under a load that stays the same",
-        panels.len(),
-        LEFT,
-        PANEL.1,
-    );
-    drawing.y_label("resident memory, MiB");
-    draw(&mut drawing, Axis::from_zero(longest), "minutes", &panels, true);
-    drawing.end()
+    let labels = ("minutes", "resident memory, MiB");
+    plot::curves("Memory under a load that stays the same", labels, &[], &panels)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Plots of replays: curves over offered demand, a panel for each condition, and bars of the unallocated GPUs.
 
-use super::summary::{AllocationSpread, Summary};
-use crate::plot::{Axis, Drawing, LEFT, PANEL, Panel, colour, height_of_bars, left_of, number, step_of};
+use anyhow::Result;
 
-/// Room for names of policies left of the first panel.
-const BARS_LEFT: f64 = 120.0;
+use super::summary::{AllocationSpread, Summary};
+use crate::plot::{self, Axis, BarPanel, Curve, CurvePanel, number};
+
 /// Curves begin where this part of the greatest demand is offered: before that all policies place everything.
 const FROM: f64 = 0.6;
 /// The horizontal axis of curves.
@@ -37,7 +37,7 @@ impl PlottedValue {
 }
 
 /// Curves of all policies over offered demand, a panel for each condition, with their standard deviation as a shade.
-pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> String {
+pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Result<String> {
     let (conditions, policies) = heads(summaries);
     let points = || summaries.iter().flat_map(|summary| &summary.curve);
     let mut last: f64 = 1.0;
@@ -51,71 +51,48 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Str
         lowest = lowest.min(mean - deviation).max(0.0);
         highest = highest.max(mean + deviation).min(100.0);
     }
-    let step = step_of(highest - lowest);
-    let y = Axis::even(
-        ((lowest / step).floor() * step, (highest / step).ceil() * step),
-        step,
-    );
-    let mut drawing = Drawing::new(title, conditions.len(), LEFT, PANEL.1);
-    drawing.legend(&policies);
-    drawing.y_label(measure.label());
-    for (nth, condition) in (0..).zip(&conditions) {
-        let panel = Panel::nth(nth, Axis::even((first, last), 10.0), y);
-        drawing.axes(&panel, &format!("condition {condition}"), OFFERED, nth == 0);
-        for (policy, summary) in under(summaries, condition, &policies) {
-            let (mut upper, mut lower, mut middle) = (Vec::new(), Vec::new(), Vec::new());
-            for spread in summary
-                .curve
-                .iter()
-                .filter(|spread| number(spread.offered) >= first)
-            {
-                let (x, (mean, deviation)) = (number(spread.offered), measure.of(spread));
-                upper.push((x, mean + deviation));
-                lower.push((x, mean - deviation));
-                middle.push((x, mean));
+    let mut panels = Vec::new();
+    for condition in &conditions {
+        let mut curves = vec![Curve::default(); policies.len()];
+        for (summary, curve) in of_policies(summaries, condition, &policies)
+            .into_iter()
+            .zip(&mut curves)
+        {
+            for spread in summary.iter().flat_map(|summary| &summary.curve) {
+                let (mean, deviation) = measure.of(spread);
+                if number(spread.offered) >= first {
+                    curve.points.push((number(spread.offered), mean));
+                    curve.deviations.push(deviation);
+                }
             }
-            // The outline of the shade: along the upper edge, and back along the lower one.
-            upper.extend(lower.into_iter().rev());
-            drawing.shade(&panel, upper.into_iter(), colour(policy));
-            drawing.curve(&panel, middle.into_iter(), colour(policy));
         }
+        panels.push(CurvePanel {
+            heading: format!("condition {condition}"),
+            x: Axis::Even(first..last),
+            y: Axis::Even(lowest..highest),
+            curves,
+        });
     }
-    drawing.end()
+    plot::curves(title, (OFFERED, measure.label()), &policies, &panels)
 }
 
 /// Bars of the GPUs that stay unallocated at a percentage of offered demand, a panel for each condition; shorter is better.
-pub fn bars(title: &str, offered: usize, summaries: &[&Summary]) -> String {
+pub fn bars(title: &str, offered: usize, summaries: &[&Summary]) -> Result<String> {
     let (conditions, policies) = heads(summaries);
-    let mut most: f64 = 0.1;
-    for spread in summaries.iter().filter_map(|summary| summary.at(offered)) {
-        most = most.max(100.0 - spread.allocated + spread.allocated_sd);
-    }
-    let step = step_of(most);
-    let height = height_of_bars(policies.len());
-    let mut drawing = Drawing::new(title, conditions.len(), BARS_LEFT, height);
-    let x = Axis::even((0.0, (most * 1.2 / step).ceil() * step), step);
     let x_label = format!("GPUs unallocated at {offered} % offered, % (shorter is better)");
-    for (nth, condition) in (0..).zip(&conditions) {
-        let panel = Panel {
-            left: left_of(nth, BARS_LEFT),
-            height,
-            x,
-            y: Axis::from_zero(1.0),
-        };
-        drawing.bar_axis(&panel, &format!("condition {condition}"), &x_label);
-        for (policy, summary) in under(summaries, condition, &policies) {
-            if let Some(spread) = summary.at(offered) {
-                let idle = (100.0 - spread.allocated, spread.allocated_sd);
-                drawing.bar(
-                    &panel,
-                    policy,
-                    (nth == 0).then_some(summary.policy.as_str()),
-                    idle,
-                );
-            }
+    let mut panels = Vec::new();
+    for condition in &conditions {
+        let mut bars = Vec::with_capacity(policies.len());
+        for summary in of_policies(summaries, condition, &policies) {
+            let spread = summary.and_then(|summary| summary.at(offered));
+            bars.push(spread.map(|spread| (100.0 - spread.allocated, spread.allocated_sd)));
         }
+        panels.push(BarPanel {
+            heading: format!("condition {condition}"),
+            bars,
+        });
     }
-    drawing.end()
+    plot::bars(title, &x_label, &policies, &panels)
 }
 
 /// The conditions and the policies of the summaries, without repetition.
@@ -134,16 +111,16 @@ fn heads<'a>(summaries: &[&'a Summary]) -> (Vec<&'a str>, Vec<&'a str>) {
     (conditions, policies)
 }
 
-/// The summaries of one condition, with the indices of their policies.
-fn under<'a>(summaries: &[&'a Summary], condition: &str, policies: &[&str]) -> Vec<(usize, &'a Summary)> {
-    let mut found = Vec::new();
-    for summary in summaries {
-        let policy = policies.iter().position(|policy| *policy == summary.policy);
-        if let Some(policy) = policy
-            && summary.conditions == condition
-        {
-            found.push((policy, *summary));
-        }
+/// The summary of each policy under one condition, in the order of the policies.
+fn of_policies<'a>(
+    summaries: &[&'a Summary],
+    condition: &str,
+    policies: &[&str],
+) -> Vec<Option<&'a Summary>> {
+    let mut found = Vec::with_capacity(policies.len());
+    for policy in policies {
+        let is_wanted = |summary: &&&Summary| summary.conditions == condition && summary.policy == *policy;
+        found.push(summaries.iter().find(is_wanted).copied());
     }
     found
 }

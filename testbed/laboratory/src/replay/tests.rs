@@ -111,7 +111,7 @@ async fn policies_are_compared_under_each_condition() {
             .filter(|summary| summary.conditions == "A")
             .collect::<Vec<_>>(),
     );
-    assert_snapshot!(svg);
+    assert_snapshot!(svg.unwrap());
 }
 
 #[tokio::test]
