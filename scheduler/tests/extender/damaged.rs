@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use fuzz::damaged_json;
 use http::StatusCode;
+use placement::Violation;
 use proptest::prelude::*;
 use proto::node::Node;
 use proto::pod::Pod;
@@ -44,7 +45,10 @@ fn devices() -> Vec<Value> {
         "vfGroups": [{"labels": {"type": "fast"}, "vfs": [{"minor": 0, "busID": "0000:01:00.2"}, {"minor": 1, "busID": "0000:01:00.3"}]}],
     });
     full["spec"]["devices"].as_array_mut().unwrap().push(adapter);
-    vec![plain, full]
+    // The record of a pod below claims more of the adapter than this object has.
+    let mut shrunken = full.clone();
+    shrunken["spec"]["devices"][4]["resources"]["koordinator.sh/rdma"] = json!("0");
+    vec![plain, full, shrunken]
 }
 
 /// Nodes, one of them with all that the scheduler reads.
@@ -119,8 +123,20 @@ where
 {
     if let Ok(object) = serde_json::from_value::<K>(object.clone()) {
         world.index.write().apply(object);
-        world.check();
+        oversubscribed_by_records(world);
     }
+}
+
+/// The violations that objects from outside make: a record may claim more than its device has. There must be no others.
+fn oversubscribed_by_records(world: &World) -> Vec<Violation> {
+    let violations = world.index.read().fleet().check();
+    for violation in &violations {
+        assert!(
+            matches!(violation, Violation::Oversubscribed { .. }),
+            "{violation:?}"
+        );
+    }
+    violations
 }
 
 async fn ask_all(world: &World, asked: &Value) -> Result<(), TestCaseError> {
@@ -156,10 +172,11 @@ async fn ask_all(world: &World, asked: &Value) -> Result<(), TestCaseError> {
             json!({"pod": asked, "replicas": 3, "addNodes": [{"like": "n1", "count": 1}]}),
         ),
     ];
+    let before = oversubscribed_by_records(world);
     for (routes, path, body) in sent {
         let (status, text) = world.send_to(routes, "POST", &path, body.to_string()).await;
         prop_assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "{}: {}", path, text);
-        world.check();
+        prop_assert_eq!(&oversubscribed_by_records(world), &before, "after {}", path);
     }
     for path in [
         "/v1/state",
