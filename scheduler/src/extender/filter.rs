@@ -32,16 +32,29 @@ const NO_NODE: &str = "none of the nodes that were asked about has devices for t
 pub struct FilterResult {
     /// The JSON for kube-scheduler.
     pub json: Vec<u8>,
-    /// The refusal, if no node has room for the pod and kube-scheduler will try it again only after an event.
-    refusal: Option<PodRefusal>,
-    /// True if the text of the refusal differs from the last one, so that kube-scheduler tries the pod again soon.
-    is_retried: bool,
+    outcome: Outcome,
     /// The pod's UID; `None` if the pod requests nothing that this scheduler counts.
     uid: Option<Box<str>>,
-    /// True if some node fits.
-    fits: bool,
     /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
     n_refused: [u64; Reason::ALL.len()],
+}
+
+/// The outcome of a request, by what kube-scheduler does with the pod next.
+#[derive(Debug)]
+enum Outcome {
+    /// Some node fits.
+    Fits,
+    /// No node fits, for a reason of the pod itself.
+    Rejected,
+    /// No node is offered for a while: the pod waits until its gang may have room again.
+    GangPaused,
+    /// No node has room. kube-scheduler tries the `PodGroup` again after its back-off, whatever the answer is.
+    GroupRefused,
+    /// No node has room. kube-scheduler tries the pod again after an event.
+    Refused(PodRefusal),
+    /// No node of a sample has room. kube-scheduler tries the pod again soon, since this suffix on one node's text makes the refusal
+    /// differ from the last one.
+    SampleRefused(PodRefusal, &'static str),
 }
 
 /// The request that is filtered, and the state that it is answered from.
@@ -77,16 +90,15 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
     extender.check_leading()?;
     let request = FilterRequest::parse("filter", body, &extender.name_lists)?;
     let mut result = answer_once(extender, &request, now())?;
-    let refusal = result.refusal.take().filter(|_| !result.is_retried);
-    if let Some(refusal) = refusal
-        && extender.memory().recheck.should_recheck(&refusal, now())
+    if let Outcome::Refused(refusal) = &result.outcome
+        && extender.memory().recheck.should_recheck(refusal, now())
     {
         // No lock is held while waiting: the watch needs it to bring the update.
-        let is_updated = wait_for_update(&extender.index, &refusal).await;
+        let is_updated = wait_for_update(&extender.index, refusal).await;
         // The wait is long enough for another replica to have taken over.
         extender.check_leading()?;
         result = answer_once(extender, &request, now())?;
-        let refusal = result.refusal.as_ref();
+        let refusal = result.outcome.refusal();
         extender.memory().recheck.finish(refusal, is_updated, now());
         extender.metrics.count_recheck(refusal.is_none());
     }
@@ -124,17 +136,10 @@ fn answer_once(
     let facts = PodFacts::of(pod, index.names());
     let demand = filter.demand(facts.as_ref());
     let evaluation = filter.evaluate(&demand);
-    let refused = demand.resources().filter(|_| evaluation.n_fitting == 0);
-    let texts = filter.refusal_texts(&demand, refused, &evaluation);
+    let outcome = filter.outcome(&demand, &evaluation);
+    let texts = filter.refusal_texts(&demand, &evaluation, &outcome);
     // Read under the same lock as the evaluation: room that opens after it was not taken into account.
     let openings = index.openings();
-    // kube-scheduler tries a PodGroup again after its back-off, whatever the answer is.
-    let is_waiting = refused.is_some() && group.is_none();
-    let refusal = is_waiting.then(|| PodRefusal {
-        uid: pod.uid().into(),
-        is_unseen: !index.is_shown(pod.uid()),
-        n_openings: openings.all,
-    });
     // The facts of a pod that the watch shows are newer than those of any request.
     let unseen_facts = facts.filter(|_| index.pod(pod.uid()).is_none());
     drop(index);
@@ -143,13 +148,11 @@ fn answer_once(
     // The identity in a request is anyone's; state is kept only for pods that can exist.
     let can_exist = is_pod_identity(pod.uid(), namespace.unwrap_or_default(), name.unwrap_or_default());
     if can_exist {
-        let is_waiting = is_waiting || matches!(demand, Demand::GangPaused);
         let mut memory = extender.memory();
         if let Some(facts) = unseen_facts {
             memory.facts.insert(pod.uid(), facts);
         }
-        if is_waiting {
-            // The openings of room that the refusal took into account.
+        if outcome.waits_for_room() {
             memory.waiting.refuse(pod.uid(), openings);
         }
         drop(memory);
@@ -158,16 +161,28 @@ fn answer_once(
         }
     }
     let is_counted = can_exist && (demand.rejection().is_some() || demand.has_devices());
-    // Written last, since the next pod's filter may come before this result is complete.
-    let json = write_result(request, &evaluation, &texts, extender.misfit_nodes);
     Ok(FilterResult {
-        json,
-        refusal,
-        is_retried: texts.suffix.is_some(),
+        // Written last, since the next pod's filter may come before this result is complete.
+        json: write_result(request, &evaluation, &texts, extender.misfit_nodes),
+        outcome,
         uid: is_counted.then(|| pod.uid().into()),
-        fits: evaluation.n_fitting > 0,
         n_refused: count_reasons(&demand, &evaluation),
     })
+}
+
+impl Outcome {
+    /// The refusal, if no node has room and kube-scheduler does not try the pod again by itself.
+    const fn refusal(&self) -> Option<&PodRefusal> {
+        match self {
+            Self::Refused(refusal) | Self::SampleRefused(refusal, _) => Some(refusal),
+            Self::Fits | Self::Rejected | Self::GangPaused | Self::GroupRefused => None,
+        }
+    }
+
+    /// Returns true if the pod has to be tried again once room opens, even where kube-scheduler sees no event.
+    const fn waits_for_room(&self) -> bool {
+        matches!(self, Self::GangPaused) || self.refusal().is_some()
+    }
 }
 
 /// Ends hints whose time is up, and those of other `PodGroup`s whose scheduling cycle ended without binds.
@@ -244,18 +259,40 @@ impl<'r> Filter<'_, 'r> {
         evaluate_all(self.index, demand, self.request, n_reported.map(|n| (ranker, n)))
     }
 
-    /// The texts for the nodes that do not fit; `refused` is the demand if that is all of them.
+    /// The outcome of an evaluation.
+    fn outcome(&self, demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> Outcome {
+        let refused = match demand {
+            Demand::Rejected(_) => return Outcome::Rejected,
+            Demand::GangPaused => return Outcome::GangPaused,
+            Demand::Resources(resources) if evaluation.n_fitting == 0 => resources,
+            Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_) => return Outcome::Fits,
+        };
+        if self.group.is_some() {
+            return Outcome::GroupRefused;
+        }
+        let refusal = PodRefusal {
+            uid: refused.uid.into(),
+            is_unseen: !self.index.is_shown(refused.uid),
+            n_openings: self.index.openings().all,
+        };
+        match self.retry_suffix(refused) {
+            Some(suffix) => Outcome::SampleRefused(refusal, suffix),
+            None => Outcome::Refused(refusal),
+        }
+    }
+
+    /// The texts for the nodes that do not fit.
     fn refusal_texts<'d>(
         &self,
         demand: &'d Demand<'_>,
-        refused: Option<&ResourceDemand<'_>>,
         evaluation: &Evaluation<'r>,
+        outcome: &Outcome,
     ) -> RefusalTexts<'d>
     where
         'r: 'd,
     {
         let uniform = demand.rejection();
-        let Some(resources) = refused else {
+        let Some(resources) = demand.resources().filter(|_| evaluation.n_fitting == 0) else {
             return RefusalTexts {
                 uniform,
                 ..RefusalTexts::default()
@@ -266,10 +303,9 @@ impl<'r> Filter<'_, 'r> {
             let text = awaited_victims_text(self.extender, self.index, &self.request.pod, node, self.now)?;
             Some((node, text))
         });
-        // kube-scheduler tries a PodGroup again after its back-off, whatever the text is.
-        let suffix = match self.group {
-            Some(_) => None,
-            None => self.retry_suffix(resources),
+        let suffix = match outcome {
+            Outcome::SampleRefused(_, suffix) => Some(*suffix),
+            _ => None,
         };
         let is_constant = nominated.is_none() && suffix.is_none() && self.may_be_sample();
         RefusalTexts {
@@ -460,7 +496,7 @@ impl FilterResult {
         if let Some(uid) = &self.uid {
             metrics.note_filter(uid, self.refusal_label(), now);
         }
-        if self.is_retried {
+        if let Outcome::SampleRefused(..) = self.outcome {
             metrics.count_sample_retry();
         }
         for (reason, n_nodes) in Reason::ALL.into_iter().zip(self.n_refused) {
@@ -472,7 +508,7 @@ impl FilterResult {
 
     /// The metrics label of the reason that most nodes have, if no node fits.
     fn refusal_label(&self) -> Option<&'static str> {
-        if self.fits {
+        if let Outcome::Fits = self.outcome {
             return None;
         }
         let (mut reason, mut n_most) = (None, 0);
