@@ -2,8 +2,6 @@
 
 use serde::de::DeserializeOwned;
 
-use crate::request::excerpt;
-
 pub(crate) mod keys;
 
 /// An annotation that cannot be read, or whose value would be refused by its readers.
@@ -44,23 +42,6 @@ pub(crate) fn parse<T: DeserializeOwned>(
     serde_json::from_str(text)
         .and_then(keys::read_value)
         .map_err(|cause| AnnotationError::new(key, format!("does not parse: {cause}")))
-}
-
-/// The first characters of an annotation's value in quotes, for errors.
-///
-/// JSON is in single quotes, so that its own ones need no backslashes; characters that do not print are escaped.
-pub(crate) fn quoted(value: &str) -> String {
-    let mut shown = excerpt(value);
-    if shown.len() < value.len() {
-        shown.push('…');
-    }
-    let escaped = format!("{shown:?}");
-    if shown.contains('"') && !shown.contains('\'') && escaped.replace("\\\"", "\"") == format!("\"{shown}\"")
-    {
-        format!("'{shown}'")
-    } else {
-        escaped
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod annotation;
 pub mod device;
+mod excerpt;
 pub mod extender;
 #[cfg(feature = "kubelet")]
 pub mod kubelet;

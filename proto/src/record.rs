@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use crate::annotation::{keys, quoted};
+use crate::annotation::keys;
 use crate::device::{TYPE_GPU, VirtualFunction};
+use crate::excerpt::quoted;
 use crate::pod::null_as_default;
 use crate::quantity::Quantity;
 use crate::resource::canonical;

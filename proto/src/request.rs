@@ -24,8 +24,6 @@ const MAX_DEVICES: u64 = 1024;
 const MAX_AMOUNT: u64 = 1 << 50;
 /// A request for this many times the memory of the largest GPU, or more, is taken for a mistake in the unit.
 const MAX_TIMES_LARGEST: u64 = 1000;
-/// Most characters of a value that an error repeats: a pod's author may have written a file there.
-const EXCERPT: usize = 64;
 
 /// The family of resource names with which a pod requests GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -430,11 +428,6 @@ impl fmt::Display for PodRequest {
         }
         f.write_str(&parts.join(", "))
     }
-}
-
-/// The beginning of a value, for errors.
-pub(crate) fn excerpt(text: &str) -> String {
-    text.chars().take(EXCERPT).collect()
 }
 
 #[cfg(test)]

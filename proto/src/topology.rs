@@ -12,9 +12,9 @@ use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::annotation::{self, AnnotationError};
+use crate::excerpt::excerpt;
 use crate::pod::is_default;
 use crate::quantity::Quantity;
-use crate::request::excerpt;
 
 /// Annotation of the Device object: JSON of a [`GpuPartitionTable`] (proposal "GPU Partitioning APIs").
 pub const GPU_PARTITIONS: &str = "scheduling.koordinator.sh/gpu-partitions";

@@ -7,7 +7,7 @@ use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Error as _, IntoDeserializer, Unexpected, Visitor};
 use serde_json::{Error, Map, Value};
 
-use crate::request::excerpt;
+use crate::excerpt::excerpt;
 
 /// The treatment of keys that the type of an object does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

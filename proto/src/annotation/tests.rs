@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::json;
 
-use super::quoted;
+use crate::excerpt::quoted;
 use crate::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use crate::plugin_reports::{EXCHANGED_RECORDS, PluginState, read_swapped_records};
 use crate::pod::Pod;

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Dialect, GpuRequest, MAX_AMOUNT, MAX_DEVICES, Memory, PodRequest, RequestError, excerpt, sees_all_devices,
+    Dialect, GpuRequest, MAX_AMOUNT, MAX_DEVICES, Memory, PodRequest, RequestError, sees_all_devices,
 };
+use crate::excerpt::excerpt;
 use crate::pod::{ALL_DEVICES, Container, Pod, PodSpec, QuantityText};
 use crate::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, GPU_SHARES, OLD_NAMES, RDMA,

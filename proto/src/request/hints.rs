@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{PodRequest, RequestError, excerpt};
+use super::{PodRequest, RequestError};
 use crate::annotation::keys::{UnknownKeys, nearest, parse_object};
-use crate::annotation::quoted;
 use crate::device::{ENFORCED_BY_DRIVER, ENFORCEMENT, TYPE_GPU};
+use crate::excerpt::{excerpt, quoted};
 use crate::pod::Pod;
 use crate::quantity::Quantity;
 use crate::topology;

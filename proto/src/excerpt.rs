@@ -1,0 +1,26 @@
+//! Values of annotations and other fields, as errors show them: in part, and in quotes.
+
+/// Most characters of a value that an error repeats: a pod's author may have written a file there.
+const EXCERPT: usize = 64;
+
+/// The beginning of a value.
+pub(crate) fn excerpt(text: &str) -> String {
+    text.chars().take(EXCERPT).collect()
+}
+
+/// The first characters of an annotation's value in quotes, for errors.
+///
+/// JSON is in single quotes, so that its own ones need no backslashes; characters that do not print are escaped.
+pub(crate) fn quoted(value: &str) -> String {
+    let mut shown = excerpt(value);
+    if shown.len() < value.len() {
+        shown.push('…');
+    }
+    let escaped = format!("{shown:?}");
+    if shown.contains('"') && !shown.contains('\'') && escaped.replace("\\\"", "\"") == format!("\"{shown}\"")
+    {
+        format!("'{shown}'")
+    } else {
+        escaped
+    }
+}
