@@ -4,7 +4,9 @@
 //! unknown, and fails no other.
 
 mod checks;
+mod facts;
 mod node_checks;
+mod report;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,8 +20,8 @@ use crate::format::count;
 use crate::offline;
 use crate::output::{Colour, Screen};
 use crate::read_api::{ReadApiClient, SCHEDULER, is_ready};
-pub(crate) use checks::AskedReplica;
-use checks::InstallationFacts;
+pub(crate) use facts::AskedReplica;
+use facts::InstallationFacts;
 pub(crate) use node_checks::PLUGIN;
 
 /// The kinds whose objects are listed in the whole cluster, each after the path of its API group.

@@ -2,15 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::read_api::{Diagnosis, Finding, Node, PORT, Severity};
+use proto::read_api::{Finding, PORT, Severity};
 use serde_json::Value;
 
+use super::facts::InstallationFacts;
 use super::node_checks;
+use super::report::{CheckReport, Outcome};
 use crate::fields::{array, has_condition, image_tag, images, is_named, name, number, text};
 use crate::read_api::SCHEDULER;
-
-/// The objects of one list, or the reason that they could not be listed.
-pub(super) type Objects = Result<Vec<Value>, String>;
 
 /// The names of the admission policies of the installation.
 pub(super) const POLICIES: [&str; 9] = [
@@ -44,16 +43,6 @@ fn edit_scheduler(facts: &InstallationFacts, change: &str) -> String {
     )
 }
 
-/// One ready replica of the scheduler.
-#[derive(Clone, Debug)]
-pub(crate) struct AskedReplica {
-    pub(crate) pod: String,
-    pub(crate) diagnosis: Result<Diagnosis, String>,
-}
-
-/// The result of a check that found no fault: the sentence that says so, or the reason that the check could not be made.
-pub(super) type Outcome = Result<String, String>;
-
 /// A check: adds the faults that it finds to the report.
 type Check = fn(&InstallationFacts, &mut CheckReport) -> Outcome;
 
@@ -78,96 +67,6 @@ const CHECKS: [(&str, Check); 18] = [
     ("failed-pods", node_checks::failed_pods),
     ("nodes", node_checks::nodes),
 ];
-
-/// Everything that the checks look at.
-#[derive(Clone, Debug)]
-pub(super) struct InstallationFacts {
-    /// The namespace of the installation.
-    pub(super) namespace: String,
-    /// The answer of the API server to `/version`.
-    pub(super) version: Value,
-    /// The objects of each kind, by the plural name of the kind.
-    pub(super) objects: BTreeMap<&'static str, Objects>,
-    /// The ready replicas of the scheduler.
-    pub(super) replicas: Result<Vec<AskedReplica>, String>,
-    /// The nodes as the scheduler's library understands the objects.
-    pub(super) state: Result<Vec<Node>, String>,
-}
-
-impl InstallationFacts {
-    /// The objects of a kind.
-    ///
-    /// # Errors
-    /// The reason that they could not be listed.
-    pub(super) fn list(&self, kind: &str) -> Result<&[Value], String> {
-        match self.objects.get(kind) {
-            Some(objects) => objects.as_deref().map_err(String::clone),
-            None => Err(format!("{kind} are not listed")),
-        }
-    }
-
-    /// The ready replicas of the scheduler.
-    ///
-    /// # Errors
-    /// The reason that their pods could not be listed.
-    fn replicas(&self) -> Result<&[AskedReplica], String> {
-        self.replicas.as_deref().map_err(String::clone)
-    }
-
-    /// The answers of the replicas that could be asked.
-    fn diagnoses(&self) -> impl Iterator<Item = (&str, &Diagnosis)> {
-        let replicas = self.replicas.iter().flatten();
-        replicas.filter_map(|replica| Some((replica.pod.as_str(), replica.diagnosis.as_ref().ok()?)))
-    }
-}
-
-/// The findings of one check.
-pub(super) struct CheckReport {
-    check: &'static str,
-    findings: Vec<Finding>,
-}
-
-impl CheckReport {
-    /// Adds one finding of this check.
-    fn add(
-        &mut self,
-        severity: Severity,
-        object: impl Into<String>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.findings.push(Finding {
-            check: self.check.to_owned(),
-            severity,
-            object: object.into(),
-            message: message.into(),
-            remedy: remedy.into(),
-        });
-    }
-
-    pub(super) fn error(
-        &mut self,
-        object: impl Into<String>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.add(Severity::Error, object, message, remedy);
-    }
-
-    pub(super) fn warn(
-        &mut self,
-        object: impl Into<String>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.add(Severity::Warning, object, message, remedy);
-    }
-
-    /// Adds findings that the scheduler's library made.
-    pub(super) fn extend(&mut self, findings: Vec<Finding>) {
-        self.findings.extend(findings);
-    }
-}
 
 /// The findings of all checks, those without a fault included.
 pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {

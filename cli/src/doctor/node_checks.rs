@@ -9,7 +9,8 @@ use proto::resource::GPU_MEM;
 use scheduler::read_api::node_findings;
 use serde_json::Value;
 
-use super::checks::{CheckReport, InstallationFacts, Outcome};
+use super::facts::InstallationFacts;
+use super::report::{CheckReport, Outcome};
 use crate::fields::{
     NODE_LABEL, annotation, array, condition, has_condition, images, label, label_node, name, number, text,
 };

@@ -4,7 +4,8 @@ use proto::read_api::{Diagnosis, Replica as ReplicaState};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::checks::{Objects, findings};
+use super::checks::findings;
+use super::facts::Objects;
 use super::*;
 
 fn condition(kind: &str, status: &str) -> Value {

@@ -1,0 +1,54 @@
+//! The findings of one check of an installation.
+
+use proto::read_api::{Finding, Severity};
+
+/// The result of a check that found no fault: the sentence that says so, or the reason that the check could not be made.
+pub(super) type Outcome = Result<String, String>;
+
+/// The findings of one check.
+pub(super) struct CheckReport {
+    pub(super) check: &'static str,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl CheckReport {
+    /// Adds one finding of this check.
+    pub(super) fn add(
+        &mut self,
+        severity: Severity,
+        object: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.findings.push(Finding {
+            check: self.check.to_owned(),
+            severity,
+            object: object.into(),
+            message: message.into(),
+            remedy: remedy.into(),
+        });
+    }
+
+    pub(super) fn error(
+        &mut self,
+        object: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.add(Severity::Error, object, message, remedy);
+    }
+
+    pub(super) fn warn(
+        &mut self,
+        object: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.add(Severity::Warning, object, message, remedy);
+    }
+
+    /// Adds findings that the scheduler's library made.
+    pub(super) fn extend(&mut self, findings: Vec<Finding>) {
+        self.findings.extend(findings);
+    }
+}
