@@ -6,6 +6,7 @@
 pub mod files;
 pub mod issue;
 pub mod material;
+pub mod metrics;
 pub mod server_tls;
 
 use std::collections::BTreeMap;
@@ -23,7 +24,8 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use material::{Change, Material, PARTS};
-use server_tls::{CertificateMetrics, Clients, ServerTls};
+use metrics::CertificateMetrics;
+use server_tls::{Clients, ServerTls};
 
 /// Pause between two reads of the Secret and the webhook configurations.
 const INTERVAL: Duration = Duration::from_secs(30);

@@ -1,10 +1,10 @@
 //! The index: the cluster's state as watches have shown it and as binds have decided it. Every request is answered from it.
 //!
-//! Changes only through [`ObjectStore`] (watches), through [`Assumptions`] (binds), and
+//! Changes only through [`ObjectStore`] (watches, in `objects`), through [`Assumptions`] (binds), and
 //! through [`Index::tick`] (time). Does no I/O, reads no clock: callers bring the time.
 //!
-//! `cluster` accounts which pods hold which devices; the other parts keep hints, budgets, failing nodes and the state of
-//! device plugins, and know nothing of each other.
+//! `cluster` is the data, and accounts which pods hold which devices. Assumptions, hints, victims and views stand over it, and it
+//! knows none of them: a change of the cluster that concerns them leaves it as a value, which the caller passes on.
 
 mod assumption;
 mod budgets;
@@ -14,6 +14,7 @@ mod failing;
 mod gangs;
 mod hints;
 mod node_filter;
+mod node_state;
 mod objects;
 mod openings;
 mod plugins;
@@ -25,7 +26,7 @@ mod stamp;
 mod victims;
 pub(crate) mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,17 +37,16 @@ use proto::pod::{Pod, Taint};
 use proto::request::RequestError;
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
-use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::Notify;
 
-pub use assumption::{AssumeError, Assumed, AssumptionState, Assumptions, Phase};
-
+pub use assumption::{AssumeError, Assumed, Assumptions};
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use node_filter::NodeFilter;
-pub use objects::RawDevice;
 pub use openings::Openings;
+pub use pods::{AssumptionState, Phase};
+pub use proto::device::RawDevice;
 pub use resource_demand::ResourceDemand;
-pub use snapshot::{AllocationSnapshot, GpuSnapshot, NamespaceSnapshot, Snapshot};
+pub use snapshot::Snapshot;
 pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
 
@@ -56,9 +56,7 @@ use crate::kube_scheduler::{NodeFacts, PodRequests, PodRules, RequestSums};
 pub use crate::watch::Shared;
 
 use crate::watch::ObjectStore;
-use budgets::Budgets;
 use cluster::Cluster;
-use eviction::PlainPods;
 use failing::FailingNodes;
 use plugins::Plugins;
 use resource_demand::requests_devices;
@@ -70,15 +68,6 @@ pub struct Index {
     plugins: Plugins,
     failing: FailingNodes,
     hints: HintQueue,
-    budgets: Budgets,
-    /// Pods that use only CPU and memory of their nodes.
-    plain: PlainPods,
-    /// Pods that request device resources and that kube-scheduler keeps a node for.
-    nominated: FxHashSet<OwnerId>,
-    /// Pods that request device resources and that no watch has shown bound.
-    unbound: BTreeSet<OwnerId>,
-    /// `PreferNoSchedule` taints by node name.
-    soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     stamps: Stamps,
     /// True if a refreshed workload model is prewarmed before it counts.
     prewarms: bool,
@@ -127,11 +116,6 @@ impl Index {
             plugins: Plugins::default(),
             failing: FailingNodes::default(),
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
-            budgets: Budgets::default(),
-            plain: PlainPods::default(),
-            nominated: FxHashSet::default(),
-            unbound: BTreeSet::new(),
-            soft_taints: FxHashMap::default(),
             stamps: Stamps::default(),
             prewarms: false,
             n_changes_at_refresh: 0,
@@ -244,7 +228,12 @@ impl Index {
 
     /// The assumptions of all pods, to change them.
     pub fn assumptions(&mut self) -> Assumptions<'_> {
-        Assumptions { index: self }
+        Assumptions {
+            cluster: &mut self.cluster,
+            hints: &mut self.hints,
+            stamps: &mut self.stamps,
+            plugins: &self.plugins,
+        }
     }
 
     /// Returns true if a Node object of this name exists.
@@ -316,7 +305,13 @@ impl Index {
 
     /// The state in numbers.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::of(self)
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        Snapshot {
+            n_failing: count(self.failing.n_ranking_last()),
+            n_plugin_away: count(self.plugins.n_left_out()),
+            synced: self.synced(),
+            ..Snapshot::of(&self.cluster)
+        }
     }
 
     /// Names of nodes that have devices of any type, in no order.
@@ -376,7 +371,12 @@ impl Index {
     /// as important as `priority`, but not the pod `uid` itself.
     pub fn nominated_requests(&self, uid: &str, priority: i32) -> BTreeMap<Box<str>, RequestSums> {
         let mut nominated: BTreeMap<Box<str>, RequestSums> = BTreeMap::new();
-        for owner in self.nominated.iter().filter(|owner| owner.as_str() != uid) {
+        for owner in self
+            .cluster
+            .nominated
+            .iter()
+            .filter(|owner| owner.as_str() != uid)
+        {
             let Some(entry) = self.cluster.pods.get(owner) else {
                 continue;
             };
@@ -407,7 +407,7 @@ impl Index {
 
     /// A node in the terms of the read API; `None` if there is no such node.
     pub fn show_node(&self, name: &str) -> Option<proto::read_api::Node> {
-        view::node(self, self.cluster.view(name)?.id(), &[])
+        view::node(self.filter(), self.cluster.view(name)?.id(), &[])
     }
 
     /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.
@@ -480,10 +480,11 @@ impl Index {
     /// The `PreferNoSchedule` taints of a node; `None` if it has none.
     #[inline]
     pub fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
-        if self.soft_taints.is_empty() {
+        let soft_taints = &self.cluster.soft_taints;
+        if soft_taints.is_empty() {
             None
         } else {
-            self.soft_taints.get(name).map(|taints| &**taints)
+            soft_taints.get(name).map(|taints| &**taints)
         }
     }
 
@@ -513,7 +514,7 @@ impl Index {
     pub fn is_victim_leaving(&self, uid: &str) -> Option<bool> {
         match self.cluster.pods.get(uid) {
             Some(entry) => Some(entry.eviction.is_leaving),
-            None => self.plain.contains_key(uid).then_some(false),
+            None => self.cluster.plain.contains_key(uid).then_some(false),
         }
     }
 
@@ -522,6 +523,11 @@ impl Index {
         let held = self.cluster.view(node).into_iter().flat_map(NodeView::held);
         let mut entries = held.filter_map(|held| self.cluster.pods.get(held.owner));
         entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
+    }
+
+    /// The GPUs in the record of a bound pod that its node does not have any more, by UUID or minor.
+    pub fn gone_gpus(&self, uid: &str) -> Vec<String> {
+        self.cluster.gone_gpus(uid)
     }
 
     /// The state of a pod's assumption; `None` once a watch has shown the pod bound, or the assumption was taken back.

@@ -2,6 +2,7 @@
 //!
 //! Gauges of state are read from the index at scrape time, so they cannot drift from it.
 
+mod allocations;
 mod unplaced;
 
 use std::collections::BTreeMap;
@@ -20,8 +21,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::index::{AllocationSnapshot, GpuSnapshot, NamespaceSnapshot, Shared, Snapshot};
+use crate::index::{Shared, Snapshot};
 use crate::leader::Leadership;
+pub use allocations::{AllocationSnapshot, GpuSnapshot, NamespaceSnapshot};
 use unplaced::{UnplacedPods, UnplacedSummary};
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.

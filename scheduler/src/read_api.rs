@@ -12,6 +12,7 @@ mod fit;
 mod history;
 mod memory_use;
 mod names;
+mod node_findings;
 mod snapshot;
 mod state;
 
@@ -36,18 +37,18 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::certificates::server_tls::CertificateMetrics;
+use crate::certificates::metrics::CertificateMetrics;
 use crate::extender::{Denied, Extender};
 use crate::index::{Index, Shared};
 use computing_slot::ComputingSlot;
 use daemon::http_server::{ClientCertificate, ClientName};
-pub use doctor::node_findings;
 pub use explain::explain;
 use explain::explain_to;
 pub use fit::{FitError, fit};
 use history::HistoryRecorder;
 use memory_use::PluginMeasurements;
 use names::{SeenNames, Viewer};
+pub use node_findings::node_findings;
 use snapshot::{StatePublisher, StateSnapshot};
 
 /// Most clients that follow changes at one time.
@@ -176,7 +177,7 @@ impl ReadApi {
         let names = if access.may_list_pods(headers, None).await {
             SeenNames::All
         } else {
-            let namespaces = names::largest_namespaces(&*self.snapshot().await);
+            let namespaces = self.snapshot().await.largest_namespaces();
             SeenNames::Of(access.listable(headers, namespaces).await)
         };
         let token = headers.get(header::AUTHORIZATION).cloned();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proto::node::Node;
 use proto::pod::Pod;
-use scheduler::index::AllocationSnapshot;
+use scheduler::metrics::AllocationSnapshot;
 use scheduler::watch::ObjectStore;
 use serde_json::json;
 

@@ -18,7 +18,7 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::server_tls::CertificateMetrics;
+use super::metrics::CertificateMetrics;
 use crate::config::TlsFiles;
 
 /// Pause between two reads of the files.

@@ -1,17 +1,10 @@
-//! The TLS settings of a server whose certificate comes from the Secret, and the metrics of all certificates.
+//! The TLS settings of a server whose certificate comes from the Secret.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use anyhow::Context;
 use daemon::http_server::CurrentTls;
-use daemon::x509::not_after;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -21,19 +14,7 @@ use tokio::sync::watch;
 
 use super::files::{Bytes, client_verifier, read, server_settings, verifier_of};
 use super::material::Material;
-
-/// The label value for the authorities of the webhooks' clients in metrics.
-pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
-
-/// The label values for all certificates in metrics.
-const NAMES: [&str; 6] = [
-    "authority",
-    "server",
-    "extender",
-    "extender-client-ca",
-    "webhook",
-    WEBHOOK_CLIENT_CA,
-];
+use super::metrics::{CertificateMetrics, WEBHOOK_CLIENT_CA};
 
 /// The clients that a server lets in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,87 +26,6 @@ pub enum Clients {
     /// All clients. A certificate that an authority in this file (PEM) signed marks a client as authenticated. The file is read
     /// again when it changes.
     SignedBy(PathBuf),
-}
-
-/// The metrics of certificates.
-#[derive(Clone, Debug)]
-pub struct CertificateMetrics {
-    ends: Family<Labels, Gauge>,
-    rotations: Counter,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
-    certificate: &'static str,
-}
-
-impl CertificateMetrics {
-    /// Registers the metrics of certificates.
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            ends: Family::default(),
-            rotations: Counter::default(),
-        };
-        registry.register_with_unit(
-            "certificate_expiry_timestamp",
-            "When a certificate ends",
-            Unit::Seconds,
-            metrics.ends.clone(),
-        );
-        registry.register(
-            "certificate_rotations",
-            "Times that the certificate that servers show was replaced",
-            metrics.rotations.clone(),
-        );
-        metrics
-    }
-
-    /// Shows the ends of the certificates in the Secret.
-    pub(super) fn show(&self, material: &Material) {
-        let (authority, certificate) = material.ends();
-        self.show_end("authority", Some(authority));
-        self.show_end("server", certificate);
-    }
-
-    /// Shows the earliest end of these certificates under a label value.
-    pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
-        self.show_end(
-            name,
-            certificates
-                .iter()
-                .filter_map(|certificate| not_after(certificate))
-                .min(),
-        );
-    }
-
-    /// Shows an end under a label value; no end as 0, so that an alert on certificates that end fires.
-    fn show_end(&self, name: &'static str, ends: Option<SystemTime>) {
-        let since_epoch = ends
-            // A certificate that ended before 1970 is shown as 0 too.
-            .and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok())
-            .unwrap_or_default();
-        let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
-        self.ends
-            .get_or_create(&Labels { certificate: name })
-            .set(seconds);
-    }
-
-    /// The end of each certificate in unix seconds, with the certificate's label value.
-    pub fn all_ends(&self) -> Vec<(&'static str, i64)> {
-        let mut ends = Vec::new();
-        // The family cannot list its own labels.
-        for certificate in NAMES {
-            if let Some(end) = self.ends.get(&Labels { certificate }) {
-                ends.push((certificate, end.get()));
-            }
-        }
-        ends
-    }
-
-    /// Counts a replacement of the certificates in the Secret.
-    pub(super) fn count_rotation(&self) {
-        self.rotations.inc();
-    }
 }
 
 /// The TLS settings of one server.
@@ -200,40 +100,5 @@ impl ServerTls {
             return None;
         };
         Some(read(path))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
-
-    use super::*;
-
-    /// An alert needs a metric for certificates from files too.
-    #[test]
-    fn the_earliest_expiry_of_several_certificates_is_shown() {
-        let ending = |year: i32| {
-            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-            params.not_after = date_time_ymd(year, 1, 1);
-            params
-                .self_signed(&KeyPair::generate().unwrap())
-                .unwrap()
-                .der()
-                .clone()
-        };
-        let mut registry = Registry::default();
-        let metrics = CertificateMetrics::register(&mut registry);
-        metrics.show_ends("extender", &[ending(2031), ending(2030), ending(2052)]);
-        metrics.show_ends("webhook", &[CertificateDer::from(b"nonsense".to_vec())]);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(
-            text.contains("certificate_expiry_timestamp_seconds{certificate=\"extender\"} 1893456000\n"),
-            "{text}"
-        );
-        assert!(
-            text.contains("certificate_expiry_timestamp_seconds{certificate=\"webhook\"} 0\n"),
-            "an alert sees it: {text}"
-        );
     }
 }

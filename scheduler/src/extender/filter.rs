@@ -171,7 +171,7 @@ fn answer_once(
 }
 
 impl Outcome {
-    /// The refusal, if no node has room and kube-scheduler does not try the pod again by itself.
+    /// The refusal for want of room of a pod that kube-scheduler tries by itself, and not with its `PodGroup`.
     const fn refusal(&self) -> Option<&PodRefusal> {
         match self {
             Self::Refused(refusal) | Self::SampleRefused(refusal, _) => Some(refusal),

@@ -66,7 +66,7 @@ async fn inspect_all(State(extender): State<Arc<Extender>>) -> Response {
         Ok(permit) => permit,
         Err(refusal) => return refusal,
     };
-    let nodes = view::nodes_by_name(&extender.index.read());
+    let nodes = view::nodes_by_name(extender.index.read().fleet());
     let all = NodeStream {
         nodes: nodes.into_iter(),
         n_written: 0,
@@ -147,7 +147,7 @@ impl NodeStream {
                 break;
             };
             // A node may be gone since the list was made.
-            let shown = view::listed_node(&self.extender.index.read(), id, &[]);
+            let shown = view::listed_node(self.extender.index.read().filter(), id, &[]);
             if let Some(node) = shown {
                 if self.n_written > 0 {
                     piece.push(b',');

@@ -141,7 +141,7 @@ fn find_candidates(
             break;
         }
         // One node at a time under the lock: the search on a node may take milliseconds.
-        let victims = preemptor.victims_on(&extender.index.read(), &node, &proposed);
+        let victims = preemptor.victims_on(extender.index.read().filter(), &node, &proposed);
         let outcome = match &victims {
             None => PreemptionCandidate::Dropped,
             Some(victims) if victims.are_same_pods(&proposed) => PreemptionCandidate::Kept,

@@ -8,11 +8,14 @@ use placement::{Hints, Holdings, NodeId, OwnerId, Placement, Reason, RequestedGp
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 
-use super::Index;
-use super::objects::remove_pod;
-use super::pods::PodEntry;
+use super::cluster::Cluster;
+use super::hints::HintQueue;
+use super::node_filter::NodeFilter;
+use super::plugins::Plugins;
+use super::pods::{Assumption, AssumptionState, Phase, PodEntry};
 use super::record::record;
 use super::resource_demand::ResourceDemand;
+use super::stamp::Stamps;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 
@@ -22,43 +25,10 @@ const UNDER_WAY: Duration = Duration::from_secs(60);
 /// The assumptions of all pods, through which binds change the index.
 #[derive(Debug)]
 pub struct Assumptions<'i> {
-    pub(super) index: &'i mut Index,
-}
-
-/// The decision of a bind that the watch of pods has not shown yet.
-#[derive(Clone, Debug)]
-pub(super) struct Assumption {
-    /// The binding as it is written, every time it is written.
-    pub(super) binding: PodBinding,
-    /// The progress of the write.
-    pub(super) state: AssumptionState,
-    /// True if a complete list of pods, after the binding was written, lacks its pod: the pod was deleted, or is younger than the
-    /// list.
-    pub(super) unlisted: bool,
-    /// True if this replica's term as the leader has ended since the decision, so that the binding must not be written again.
-    pub(super) outlived: bool,
-}
-
-/// The phase of an assumption.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// The binding is being written.
-    Writing,
-    /// The binding was written, and no watch has shown it yet.
-    Written,
-    /// The binding may have been written or not.
-    Unknown,
-}
-
-/// The state of an assumption at one moment, to compare with a later one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AssumptionState {
-    /// The assume time, which differs from that of every other assumption.
-    pub stamp: u64,
-    /// The phase of the write.
-    pub phase: Phase,
-    /// The beginning of the phase.
-    pub(super) since: Instant,
+    pub(super) cluster: &'i mut Cluster,
+    pub(super) hints: &'i mut HintQueue,
+    pub(super) stamps: &'i mut Stamps,
+    pub(super) plugins: &'i Plugins,
 }
 
 /// The result of [`Assumptions::assume`].
@@ -130,42 +100,25 @@ fn with_detail(text: &str, detail: Option<&str>) -> String {
     }
 }
 
-impl Assumption {
-    /// The assumption of a binding that is about to be written.
-    pub(super) fn new(binding: PodBinding, stamp: u64, now: Instant) -> Self {
-        let state = AssumptionState {
-            stamp,
-            phase: Phase::Writing,
-            since: now,
-        };
-        Self {
-            binding,
-            state,
-            unlisted: false,
-            outlived: false,
-        }
+/// Returns the same binding as before, to be written again: the API server merges the annotations into the pod, so that another choice of
+/// devices would contradict a write that got through.
+fn repeat(assumption: &mut Assumption, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
+    if assumption.binding.node != node {
+        return Err(AssumeError::AssumedElsewhere {
+            node: assumption.binding.node.clone(),
+        });
     }
-
-    /// Returns the same binding, to be written again: the API server merges the annotations into the pod, so that another choice of
-    /// devices would contradict a write that got through.
-    pub(super) fn repeat(&mut self, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
-        if self.binding.node != node {
-            return Err(AssumeError::AssumedElsewhere {
-                node: self.binding.node.clone(),
-            });
-        }
-        // Another leader may have given the room away since.
-        if self.outlived {
-            return Err(AssumeError::Outlived);
-        }
-        self.state.phase = Phase::Writing;
-        self.state.since = now;
-        Ok(Assumed::Write {
-            binding: self.binding.clone(),
-            stamp: self.state.stamp,
-            repeated: true,
-        })
+    // Another leader may have given the room away since.
+    if assumption.outlived {
+        return Err(AssumeError::Outlived);
     }
+    assumption.state.phase = Phase::Writing;
+    assumption.state.since = now;
+    Ok(Assumed::Write {
+        binding: assumption.binding.clone(),
+        stamp: assumption.state.stamp,
+        repeated: true,
+    })
 }
 
 impl Assumptions<'_> {
@@ -181,7 +134,7 @@ impl Assumptions<'_> {
         nanos: u64,
         now: Instant,
     ) -> Result<Assumed, AssumeError> {
-        let entry = self.index.cluster.pods.get_mut(pod.uid.as_str());
+        let entry = self.cluster.pods.get_mut(pod.uid.as_str());
         let shown = entry.as_ref().and_then(|entry| entry.facts.bound.as_ref());
         if let Some(bound) = shown.or(facts.bound.as_ref()) {
             if *bound.node == *node {
@@ -192,10 +145,10 @@ impl Assumptions<'_> {
         }
         // kube-scheduler repeats a bind whose answer it did not get.
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
-            return assumption.repeat(node, now);
+            return repeat(assumption, node, now);
         }
         // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
-        if !self.index.knows_node(node) {
+        if !self.cluster.knows_node(node) {
             return Err(AssumeError::NoRoom {
                 node: node.to_owned(),
                 reason: Reason::NoDevice,
@@ -204,10 +157,10 @@ impl Assumptions<'_> {
             });
         }
         // Device objects may have changed since the caller looked, so that the pod requests no device any more.
-        let demand = ResourceDemand::of_pod(&self.index.cluster, &pod.uid, facts)?.unwrap_or_default();
+        let demand = ResourceDemand::of_pod(self.cluster, &pod.uid, facts)?.unwrap_or_default();
         let placement = self.choose_and_reserve(&demand, node)?;
-        let stamp = self.index.stamps.next(nanos);
-        let record = record(&self.index.cluster, facts.request.gpus(), node, &placement, stamp);
+        let stamp = self.stamps.next(nanos);
+        let record = record(self.cluster, facts.request.gpus(), node, &placement, stamp);
         let mut annotations = record.annotations();
         // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
         annotations
@@ -219,20 +172,18 @@ impl Assumptions<'_> {
             annotations,
             labels: facts.labels_on(node),
         };
-        let owner = self.index.cluster.owner(&pod.uid);
-        let entry = self.index.cluster.pods.entry(owner.clone());
+        let owner = self.cluster.owner(&pod.uid);
+        let entry = self.cluster.pods.entry(owner.clone());
         let entry = entry.or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
         // The pod's requests count on the node now, not only when a watch shows the pod bound.
         if let Some(rules) = &entry.rules {
-            let requests = &mut self.index.cluster.requests;
+            let requests = &mut self.cluster.requests;
             requests.put(owner.clone(), node, &rules.requests, false);
         }
         // The hint has served its purpose; on another node its room is free again.
-        self.index
-            .hints
-            .end_hint(&mut self.index.cluster, &pod.uid, Some(node));
-        self.index.cluster.fleet.set_host_use(&owner, node, facts.host);
+        self.hints.end_hint(self.cluster, &pod.uid, Some(node));
+        self.cluster.fleet.set_host_use(&owner, node, facts.host);
         Ok(Assumed::Write {
             binding,
             stamp,
@@ -247,11 +198,11 @@ impl Assumptions<'_> {
         demand: &ResourceDemand<'_>,
         node: &str,
     ) -> Result<Placement, AssumeError> {
-        let owner = self.index.cluster.owner(demand.uid);
-        let placement = match self.index.cluster.fleet.node_id(node) {
+        let owner = self.cluster.owner(demand.uid);
+        let placement = match self.cluster.fleet.node_id(node) {
             Some(id) => self.choose_devices_on(id, node, demand),
             // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
-            None => match self.index.filter().fit(node, demand) {
+            None => match self.filter().fit(node, demand) {
                 Ok(_) => return Ok(self.hold_unknown_gpus(&owner, demand, node)),
                 Err(reason) => Err(reason),
             },
@@ -260,12 +211,12 @@ impl Assumptions<'_> {
             node: node.to_owned(),
             reason,
             text: demand.refusal(reason),
-            detail: self.index.filter().detail(node, demand, reason),
+            detail: self.filter().detail(node, demand, reason),
         })?;
-        if let Some(id) = self.index.cluster.fleet.node_id(node)
+        if let Some(id) = self.cluster.fleet.node_id(node)
             && placement != Placement::default()
         {
-            let reserved = self.index.cluster.fleet.reserve(&owner, id, &placement);
+            let reserved = self.cluster.fleet.reserve(&owner, id, &placement);
             reserved.map_err(|source| AssumeError::Reserve {
                 node: node.to_owned(),
                 source,
@@ -282,8 +233,8 @@ impl Assumptions<'_> {
         demand: &ResourceDemand<'_>,
     ) -> Result<Placement, Reason> {
         // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
-        self.index.filter().check_served(node, demand)?;
-        let (fleet, policy) = (&self.index.cluster.fleet, demand.policies.device);
+        self.filter().check_served(node, demand)?;
+        let (fleet, policy) = (&self.cluster.fleet, demand.policies.device);
         let respecting = Hints::RespectOthers(demand.uid);
         fleet
             .choose_devices(id, demand.devices(), policy, respecting)
@@ -295,10 +246,7 @@ impl Assumptions<'_> {
         let mut placement = Placement::default();
         if let RequestedGpus::Whole(n) = demand.gpus {
             (placement.unknown_whole, placement.is_vendor) = (n, true);
-            self.index
-                .cluster
-                .fleet
-                .hold(owner, node, Holdings::from(&placement));
+            self.cluster.fleet.hold(owner, node, Holdings::from(&placement));
         }
         placement
     }
@@ -318,14 +266,14 @@ impl Assumptions<'_> {
         now: Instant,
     ) {
         self.confirm(uid, stamp, now);
-        let Some(assumption) = self.index.cluster.assumption_mut(uid, stamp) else {
+        let Some(assumption) = self.cluster.assumption_mut(uid, stamp) else {
             return;
         };
         let binding = &mut assumption.binding;
         if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(stamp) {
             binding.annotations.clone_from(annotations);
-            let owner = self.index.cluster.owner(uid);
-            self.index.cluster.account(&owner);
+            let owner = self.cluster.owner(uid);
+            self.cluster.account(&owner);
         }
     }
 
@@ -336,7 +284,7 @@ impl Assumptions<'_> {
 
     /// Notes the phase in which the assumption with this stamp is since `now`; an assumption of another stamp stays as it is.
     fn set_phase(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
-        if let Some(assumption) = self.index.cluster.assumption_mut(uid, stamp) {
+        if let Some(assumption) = self.cluster.assumption_mut(uid, stamp) {
             assumption.state.phase = phase;
             assumption.state.since = now;
             assumption.unlisted = false;
@@ -345,19 +293,19 @@ impl Assumptions<'_> {
 
     /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
     pub fn forget(&mut self, uid: &str, stamp: u64) {
-        if self.index.cluster.assumption_mut(uid, stamp).is_none() {
+        if self.cluster.assumption_mut(uid, stamp).is_none() {
             return;
         }
-        let Some(entry) = self.index.cluster.pods.get_mut(uid) else {
+        let Some(entry) = self.cluster.pods.get_mut(uid) else {
             return;
         };
         (entry.assumption, entry.problem) = (None, None);
         let is_unseen = entry.list == 0;
-        self.index.cluster.fleet.release(uid);
-        self.index.cluster.requests.remove(uid);
-        self.index.cluster.fleet.clear_host_use(uid);
+        self.cluster.fleet.release(uid);
+        self.cluster.requests.remove(uid);
+        self.cluster.fleet.clear_host_use(uid);
         if is_unseen {
-            remove_pod(self.index, uid);
+            self.remove_pod(uid);
         }
     }
 
@@ -366,30 +314,30 @@ impl Assumptions<'_> {
     ///
     /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
     pub fn settle(&mut self, uid: &str, state: AssumptionState, found: &PodLookup, now: Instant) -> bool {
-        let Some(assumption) = self.index.cluster.assumption(uid) else {
+        let Some(assumption) = self.cluster.assumption(uid) else {
             return true;
         };
         if assumption.state != state {
             return false;
         }
-        let n_openings = self.index.cluster.fleet.n_openings();
+        let n_openings = self.cluster.fleet.n_openings();
         match found {
             PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
                 self.confirm_found(uid, state.stamp, annotations, now);
             }
             PodLookup::Unbound if now.saturating_duration_since(state.since) < UNDER_WAY => return false,
-            PodLookup::Gone => remove_pod(self.index, uid),
+            PodLookup::Gone => self.remove_pod(uid),
             // If another scheduler has bound it, the watch will show where; the room here is free.
             PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, state.stamp),
         }
-        self.index.cluster.note_silent_since(n_openings);
+        self.cluster.note_silent_since(n_openings);
         true
     }
 
     /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the devices of
     /// open assumptions, so that their bindings are not written again.
     pub fn end_term(&mut self) {
-        for entry in self.index.cluster.pods.values_mut() {
+        for entry in self.cluster.pods.values_mut() {
             // The assumption itself stays counted: a write of its binding that is under way may still get through.
             if let Some(assumption) = &mut entry.assumption {
                 assumption.outlived = true;
@@ -397,20 +345,17 @@ impl Assumptions<'_> {
         }
     }
 
-    /// Marks the assumptions whose binding is written and whose pod is not in the complete list of pods. Such a pod was deleted, or
-    /// is younger than the list; the list cannot say which. So this wakes the task that asks the API server about the pod
-    /// (`extender::bind::sweep_unseen`).
-    pub(super) fn mark_unlisted(&mut self) {
-        let index = &mut *self.index;
-        for entry in index.cluster.pods.values_mut() {
-            if let Some(assumption) = entry.assumption.as_mut()
-                && entry.list != index.pod_list.number
-                && assumption.state.phase == Phase::Written
-            {
-                assumption.unlisted = true;
-                // If the task is not waiting at this moment, `Notify` keeps the notification for its next wait.
-                index.unlisted.notify_one();
-            }
+    /// Removes a pod, with its hint and its holdings.
+    fn remove_pod(&mut self, uid: &str) {
+        self.hints.end_hint(self.cluster, uid, None);
+        self.cluster.remove_pod(uid);
+    }
+
+    /// The filter's view of the nodes.
+    fn filter(&self) -> NodeFilter<'_> {
+        NodeFilter {
+            cluster: self.cluster,
+            plugins: self.plugins,
         }
     }
 }

@@ -6,21 +6,24 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use placement::{Fleet, NodeView, OwnerId, PodProfile, Policies};
-use proto::node::Node;
-use proto::plugin_reports::{PodUids, SwappedRecords};
+use placement::{Fleet, HostAmounts, HostLoad, NodeView, OwnerId, PodProfile, Policies};
+use proto::plugin_reports::PodUids;
+use proto::pod::{Pod, Taint};
 use proto::request::hints::DemandedEnforcement;
-use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
-use rustc_hash::FxHashMap;
+use proto::resource::ResourceNames;
+use proto::totals::HostResources;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::warn;
 
-use super::assumption::Assumption;
-use super::pods::PodEntry;
+use super::budgets::Budgets;
+use super::eviction::{Eviction, EvictionRank, PlainPod, PlainPods};
+use super::node_state::NodeState;
+use super::pods::{Assumption, Phase, PodEntry};
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
-use crate::accounting::{self, Bound, NodeContext, PluginReport, Recorded};
+use crate::accounting::{self, Bound, NodeContext, PodFacts, Recorded};
 use crate::inventory::device_types::Kinds;
-use crate::inventory::{self, DeviceReport, NodeReport};
-use crate::kube_scheduler::{NodeFacts, NodeRequests};
+use crate::inventory::{self, DeviceReport};
+use crate::kube_scheduler::{NodeRequests, PodRules, requests_of};
 
 /// Nodes, pods and the devices that pods hold.
 #[derive(Debug)]
@@ -42,40 +45,23 @@ pub(super) struct Cluster {
     pub(super) enforcement: DemandedEnforcement,
     /// The number of nodes whose memory unit is not known.
     pub(super) n_opaque: usize,
+    /// `PreferNoSchedule` taints by node name.
+    pub(super) soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     /// The number of nodes with each size of a memory unit, in bytes.
     n_nodes_by_unit: BTreeMap<u64, usize>,
     /// Pods that request device resources and are not terminal, by UID. Boxed, since a hash table that has grown is half empty.
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
+    /// Those of `pods` that no watch has shown bound.
+    pub(super) unbound: BTreeSet<OwnerId>,
+    /// Those of `pods` that kube-scheduler keeps a node for.
+    pub(super) nominated: FxHashSet<OwnerId>,
+    /// Pods that use only CPU and memory of their nodes.
+    pub(super) plain: PlainPods,
+    pub(super) budgets: Budgets,
     /// What all pods request of their nodes.
     pub(super) requests: NodeRequests,
     /// The number of times room has opened without an event that kube-scheduler sees.
     pub(super) n_silent_openings: u64,
-}
-
-/// A node and its Device object.
-#[derive(Debug, Default)]
-pub(super) struct NodeState {
-    pub(super) node: Option<Node>,
-    pub(super) device: Option<DeviceReport>,
-    /// The serial number of the newest list of nodes at the time when a list or a watch event last showed the node. Nodes with an
-    /// older number than that of a complete list are gone.
-    pub(super) node_list: u32,
-    /// The same for lists of Device objects and the node's Device object.
-    pub(super) device_list: u32,
-    /// The records that its plugin has swapped between pods, by UID.
-    pub(super) swapped: BTreeMap<String, Recorded>,
-    /// The devices that its kubelet allocated to pods of other schedulers.
-    pub(super) kubelet_allocations: AllocationsByPod,
-    /// Pods that were allocated no device, as its plugin reports; `None` if it reports no such pods.
-    pub(super) without_devices: Option<PodUids>,
-    /// Pods bound to it that hold nothing and have a problem.
-    pub(super) unheld: BTreeSet<OwnerId>,
-    /// The inventory that follows from both objects.
-    report: Option<NodeReport>,
-    /// The fields that kube-scheduler compares with a pod's.
-    pub(super) facts: NodeFacts,
-    /// Problems of the two objects that keep devices from use.
-    pub(super) problems: Vec<String>,
 }
 
 impl Cluster {
@@ -92,8 +78,13 @@ impl Cluster {
             allows_all_devices: false,
             enforcement: DemandedEnforcement::Any,
             n_opaque: 0,
+            soft_taints: FxHashMap::default(),
             n_nodes_by_unit: BTreeMap::new(),
             pods: FxHashMap::default(),
+            unbound: BTreeSet::new(),
+            nominated: FxHashSet::default(),
+            plain: PlainPods::default(),
+            budgets: Budgets::default(),
             requests: NodeRequests::default(),
             n_silent_openings: 0,
         }
@@ -243,6 +234,128 @@ impl Cluster {
         {
             self.nodes.remove(name);
         }
+    }
+
+    /// Takes over a pod that requests device resources, as the list of this number or a later event shows it; `rules` are those of a
+    /// pod without a node.
+    pub(super) fn put_pod(&mut self, uid: &str, facts: PodFacts, list: u32, rules: Option<Box<PodRules>>) {
+        let owner = self.owner(uid);
+        let is_bound = facts.bound.is_some();
+        let entry = self
+            .pods
+            .entry(owner.clone())
+            .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
+        let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
+        let is_known = is_bound && entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
+        entry.show(facts, list, rules);
+        if is_bound {
+            // The watch now shows the bound pod itself.
+            entry.assumption = None;
+            self.unbound.remove(uid);
+            // A bound pod is shown many times; only its first binding, or a changed record, is news.
+            if !is_known || self.fleet.held_by(uid).is_none() {
+                self.account(&owner);
+            }
+            return;
+        }
+        // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
+        if was_bound {
+            (entry.problem, entry.contradicts) = (None, false);
+            self.fleet.release(uid);
+        }
+        self.unbound.insert(owner);
+    }
+
+    /// Removes a pod that requests device resources, with its holdings.
+    pub(super) fn remove_pod(&mut self, uid: &str) {
+        self.fleet.release(uid);
+        self.nominated.remove(uid);
+        self.unbound.remove(uid);
+        let Some(entry) = self.pods.remove(uid) else {
+            return;
+        };
+        if let Some(bound) = entry.bound()
+            && let Some(state) = self.nodes.get_mut(&*bound.node)
+        {
+            state.unheld.remove(uid);
+        }
+        self.requests.remove(uid);
+        self.fleet.clear_host_use(uid);
+        if let Some(profile) = entry.counted {
+            self.fleet.workload_mut().remove(&profile);
+        }
+    }
+
+    /// Updates the fields of a pod by which kube-scheduler chooses the victims of a preemption; returns true if they show that
+    /// kubelet has admitted the bound pod.
+    pub(super) fn put_eviction(&mut self, pod: &Pod) -> bool {
+        let eviction = Eviction::of(pod);
+        let owner = self.owner(pod.uid());
+        // kubelet updates the status of a pod often; most updates change nothing that matters here.
+        let Some(entry) = self
+            .pods
+            .get_mut(&owner)
+            .filter(|entry| entry.eviction != eviction)
+        else {
+            return false;
+        };
+        if eviction.nominated.is_some() {
+            self.nominated.insert(owner);
+        } else {
+            self.nominated.remove(&owner);
+        }
+        let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
+        entry.eviction = eviction;
+        is_admitted && entry.facts.bound.is_some()
+    }
+
+    /// Counts the amounts that a pod requests of its node; `requested` is known of pods that request device resources.
+    pub(super) fn put_host_use(&mut self, pod: &Pod, requested: Option<HostAmounts>, list: u32) {
+        let uid = pod.uid();
+        let node = pod.spec.node_name.as_deref().unwrap_or_default();
+        if node.is_empty() || pod.is_terminal() {
+            // The amounts of an assumed pod stay counted as long as its assumption exists.
+            if self.assumption(uid).is_none() {
+                self.remove_host_use(uid);
+            }
+            return;
+        }
+        let owner = self.owner(uid);
+        let load = HostLoad {
+            amounts: requested.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod))),
+            is_daemon: pod.is_tied_to_node(),
+        };
+        self.fleet.set_host_use(&owner, node, load);
+        self.requests
+            .put(owner.clone(), node, &requests_of(pod), load.is_daemon);
+        if requested.is_some() {
+            self.plain.remove(uid);
+            return;
+        }
+        let rank = EvictionRank::of(pod);
+        self.plain.insert(owner, PlainPod { rank, list });
+    }
+
+    /// No longer counts the amounts that a pod requests of its node.
+    pub(super) fn remove_host_use(&mut self, uid: &str) {
+        self.requests.remove(uid);
+        self.fleet.clear_host_use(uid);
+        self.plain.remove(uid);
+    }
+
+    /// Marks the assumptions whose binding is written and whose pod is not in the complete list of this number; returns true if there
+    /// are any. Such a pod was deleted, or is younger than the list; the list cannot say which.
+    pub(super) fn mark_unlisted(&mut self, list: u32) -> bool {
+        let mut is_any_unlisted = false;
+        for entry in self.pods.values_mut() {
+            if let Some(assumption) = entry.assumption.as_mut()
+                && entry.list != list
+                && assumption.state.phase == Phase::Written
+            {
+                (assumption.unlisted, is_any_unlisted) = (true, true);
+            }
+        }
+        is_any_unlisted
     }
 
     /// Works out the devices that a bound or assumed pod holds, and passes them to the engine.
@@ -459,74 +572,5 @@ fn effective_record<'a>(state: Option<&NodeState>, uid: &str, bound: &'a Bound) 
     match state.and_then(|state| state.swapped.get(uid)) {
         Some(swapped) => Cow::Owned(swapped.clone().or_units_of(&bound.record)),
         None => Cow::Borrowed(&bound.record),
-    }
-}
-
-impl NodeState {
-    /// Returns true if there is a Node object, and not a Device object alone.
-    pub(super) fn exists(&self) -> bool {
-        self.node.is_some()
-    }
-
-    /// The size of a memory unit in bytes, if the node has devices and the size is known.
-    fn unit(&self) -> Option<u64> {
-        let report = self.report.as_ref().filter(|report| !report.opaque)?;
-        report.inventory.unit_bytes
-    }
-
-    /// Returns true if the memory unit of the node is not known.
-    pub(super) fn is_opaque(&self) -> bool {
-        self.report.as_ref().is_some_and(|report| report.opaque)
-    }
-
-    /// Replaces the records that the plugin has swapped, and returns true if they have changed.
-    pub(super) fn replace_swapped_records(&mut self, swapped: SwappedRecords) -> bool {
-        let mut records = BTreeMap::new();
-        for (uid, record) in swapped {
-            records.insert(uid, Recorded::of_allocations(&record));
-        }
-        let has_changed = self.swapped != records;
-        self.swapped = records;
-        has_changed
-    }
-
-    /// The node's devices as far as they can be read; `None` if it has none.
-    pub(super) fn report(&self) -> Option<&NodeReport> {
-        self.report.as_ref()
-    }
-
-    /// Returns true if the node has devices of any type.
-    pub(super) fn has_devices(&self) -> bool {
-        let report = self.report.as_ref();
-        report.is_some_and(|report| report.inventory.has_devices())
-    }
-
-    /// Returns true if the node has GPUs.
-    pub(super) fn shares_gpus(&self) -> bool {
-        let report = self.report.as_ref();
-        report.is_some_and(|report| !report.inventory.gpus.is_empty())
-    }
-
-    /// The devices that kubelet allocated to a pod.
-    pub(super) fn allocated_to(&self, uid: &str) -> &[AllocatedDevice] {
-        self.kubelet_allocations
-            .get(uid)
-            .map(Vec::as_slice)
-            .unwrap_or_default()
-    }
-
-    /// The report of the node's plugin on a pod.
-    pub(super) fn report_on(&self, uid: &str) -> PluginReport {
-        match &self.without_devices {
-            None => PluginReport::Silent,
-            Some(uids) if uids.contains(uid) => PluginReport::NoDevices,
-            Some(_) => PluginReport::Pending,
-        }
-    }
-
-    /// The isolation provider in the node's label.
-    pub(super) fn isolation(&self) -> Option<&str> {
-        let labels = self.node.as_ref()?.metadata.labels.as_ref()?;
-        labels.get(ISOLATION_PROVIDER).map(String::as_str)
     }
 }

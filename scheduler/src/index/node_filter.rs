@@ -5,7 +5,8 @@
 
 use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
 
-use super::cluster::{Cluster, NodeState};
+use super::cluster::Cluster;
+use super::node_state::NodeState;
 use super::plugins::{Plugins, Standing, TRIED_AT_ONCE};
 use super::resource_demand::ResourceDemand;
 use crate::api_server::shorten;
@@ -206,7 +207,7 @@ impl<'a> NodeFilter<'a> {
             // Without a look-up of the node: a filter asks for each node that it refuses.
             _ => return None,
         };
-        problem_in(self.cluster.nodes.get(name)?.report()?).as_deref()
+        problem_in(self.cluster.nodes.get(name)?.report.as_ref()?).as_deref()
     }
 
     /// The reason for which a node gets no pods, or few, on account of its plugin.

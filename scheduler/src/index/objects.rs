@@ -1,11 +1,11 @@
-//! Objects of watches, carried into the index.
+//! Objects of watches, carried into the index: into the cluster, and from there to hints, plugins, failing nodes and assume times.
 
 use std::cmp::max;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use placement::{HostAmounts, HostLoad, OwnerId};
+use placement::OwnerId;
 use proto::annotation::AnnotationError;
-pub use proto::device::RawDevice;
+use proto::device::RawDevice;
 use proto::kubelet_allocations::KubeletAllocations;
 use proto::node::Node;
 use proto::plugin_reports::{self, PluginState};
@@ -16,17 +16,15 @@ use tracing::warn;
 
 use super::Index;
 use super::budgets::{Budget, namespace_and_name};
-use super::cluster::NodeState;
-use super::eviction::{Eviction, EvictionRank, PlainPod};
 use super::failing::is_refused_by_kubelet;
 use super::hints::Attempt;
+use super::node_state::NodeState;
 use super::plugins::Standing;
-use super::pods::PodEntry;
 use super::resource_demand::requests_devices;
 use crate::accounting::kubelet_allocations::{self, AllocationsByPod};
 use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
-use crate::kube_scheduler::{NodeFacts, PodRules, requests_of};
+use crate::kube_scheduler::{NodeFacts, PodRules};
 use crate::watch::ObjectStore;
 
 /// The workload model is refreshed once this part of all pods has come or gone.
@@ -55,7 +53,7 @@ impl ObjectStore<Node> for Index {
         state.facts = facts;
         // Nodes report their health every few seconds; most of that changes nothing here.
         if state.node.as_ref() != Some(&trimmed) {
-            set_soft_taints(&mut self.soft_taints, name, &trimmed.spec.taints);
+            set_soft_taints(&mut self.cluster.soft_taints, name, &trimmed.spec.taints);
             let isolation_before = state.isolation().map(str::to_owned);
             state.node = Some(trimmed);
             if state.isolation() != isolation_before.as_deref() {
@@ -114,7 +112,7 @@ fn set_soft_taints(by_node: &mut FxHashMap<Box<str>, Box<[Taint]>>, name: &str, 
 
 /// Forgets the Node object of a node that is gone. The state of its Device object stays while that exists.
 fn forget_node(index: &mut Index, name: &str) {
-    set_soft_taints(&mut index.soft_taints, name, &[]);
+    set_soft_taints(&mut index.cluster.soft_taints, name, &[]);
     index.failing.remove(name);
     index.plugins.forget_node(name);
     index.cluster.fleet.set_host(name, None);
@@ -239,24 +237,22 @@ impl ObjectStore<Pod> for Index {
         if uid.is_empty() {
             return;
         }
-        if self.plugins.put_pod(&pod, self.pod_list.number) {
+        let list = self.pod_list.number;
+        if self.plugins.put_pod(&pod, list) {
             self.cluster.note_silent_opening();
         }
         let facts = PodFacts::of(&pod, &self.cluster.names);
         let requested = facts.as_ref().map(|facts| facts.host);
         match facts {
             Some(facts) if !pod.is_terminal() => {
-                let is_bound = facts.bound.is_some();
-                let rules = (!is_bound).then(|| Box::new(PodRules::of(&pod)));
-                put_pod(self, uid, facts, rules);
-                put_eviction(self, &pod);
-                if !is_bound {
-                    self.hints
-                        .update_attempt(&mut self.cluster, uid, &Attempt::of(&pod));
-                }
-                // Pending pods may ask for anything, in any number; bound pods have passed admission.
-                if is_bound && !pod.is_tied_to_node() {
-                    self.cluster.count_request(uid);
+                if facts.bound.is_some() {
+                    put_bound_pod(self, &pod, facts);
+                } else {
+                    let rules = Box::new(PodRules::of(&pod));
+                    self.cluster.put_pod(uid, facts, list, Some(rules));
+                    self.cluster.put_eviction(&pod);
+                    let attempt = Attempt::of(&pod);
+                    self.hints.update_attempt(&mut self.cluster, uid, &attempt);
                 }
             }
             Some(facts) => {
@@ -270,13 +266,11 @@ impl ObjectStore<Pod> for Index {
                     self.plugins.note_failure(&bound.node, &pod);
                 }
                 remove_pod(self, uid);
-                self.cluster
-                    .ended
-                    .insert(OwnerId::from(uid), self.pod_list.number);
+                self.cluster.ended.insert(OwnerId::from(uid), list);
             }
             None => remove_pod(self, uid),
         }
-        put_host_use(self, &pod, requested);
+        self.cluster.put_host_use(&pod, requested, list);
         self.cluster.account_kubelet_allocations(uid);
         self.hints.keep_for_nominees(&mut self.cluster);
         refresh_workload_if_due(self);
@@ -288,7 +282,7 @@ impl ObjectStore<Pod> for Index {
             self.cluster.note_silent_opening();
         }
         remove_pod(self, pod.uid());
-        remove_host_use(self, pod.uid());
+        self.cluster.remove_host_use(pod.uid());
         refresh_workload_if_due(self);
         self.cluster.ended.remove(pod.uid());
         self.cluster.account_kubelet_allocations(pod.uid());
@@ -301,7 +295,11 @@ impl ObjectStore<Pod> for Index {
 
     /// Forgets the pods that the complete list did not show.
     fn end_list(&mut self) {
-        self.assumptions().mark_unlisted();
+        if self.cluster.mark_unlisted(self.pod_list.number) {
+            // If the task that asks the API server about the pods (`extender::bind::sweep_unseen`) is not waiting at this moment,
+            // `Notify` keeps the notification for its next wait.
+            self.unlisted.notify_one();
+        }
         remove_unlisted_pods(self);
         if self.plugins.end_list(self.pod_list.number) {
             self.cluster.note_silent_opening();
@@ -318,129 +316,30 @@ impl ObjectStore<Pod> for Index {
     }
 }
 
-/// Puts a pod that requests device resources into the cluster, as a watch shows it; `rules` are those of a pod without a node.
-fn put_pod(index: &mut Index, uid: &str, facts: PodFacts, rules: Option<Box<PodRules>>) {
-    let owner = index.cluster.owner(uid);
-    let list = index.pod_list.number;
-    let entries = &mut index.cluster.pods;
-    let Some(bound) = facts.bound.clone() else {
-        index.unbound.insert(owner.clone());
-        let entry = entries
-            .entry(owner)
-            .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
-        let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
-        entry.show(facts, list, rules);
-        // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
-        if was_bound {
-            (entry.problem, entry.contradicts) = (None, false);
-            index.cluster.fleet.release(uid);
-        }
-        return;
-    };
+/// Takes over a bound pod that requests device resources.
+fn put_bound_pod(index: &mut Index, pod: &Pod, facts: PodFacts) {
+    let uid = pod.uid();
+    let node = pod.spec.node_name.as_deref().unwrap_or_default();
     // Records of an earlier leader order the binds too, so new assume times begin above theirs.
-    if let Some(nanos) = bound.assumed_at {
+    if let Some(nanos) = facts.bound.as_ref().and_then(|bound| bound.assumed_at) {
         index.stamps.note_recorded(nanos);
     }
-    index.unbound.remove(uid);
-    let entry = entries
-        .entry(owner.clone())
-        .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
-    let is_known = entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
-    entry.show(facts, list, None);
-    // The watch now shows the bound pod itself.
-    entry.assumption = None;
-    index.hints.end_hint(&mut index.cluster, uid, Some(&bound.node));
-    // A bound pod is shown many times; only its first binding, or a changed record, is news.
-    if !is_known || index.cluster.fleet.held_by(uid).is_none() {
-        index.cluster.account(&owner);
+    index.hints.end_hint(&mut index.cluster, uid, Some(node));
+    index.cluster.put_pod(uid, facts, index.pod_list.number, None);
+    // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
+    if index.cluster.put_eviction(pod) && index.plugins.standing(node) == Standing::Tried {
+        index.cluster.note_silent_opening();
+    }
+    // Pending pods may ask for anything, in any number; bound pods have passed admission.
+    if !pod.is_tied_to_node() {
+        index.cluster.count_request(uid);
     }
 }
 
 /// Removes a pod that requests device resources, with its hint and its holdings.
-pub(super) fn remove_pod(index: &mut Index, uid: &str) {
+fn remove_pod(index: &mut Index, uid: &str) {
     index.hints.end_hint(&mut index.cluster, uid, None);
-    index.cluster.fleet.release(uid);
-    index.nominated.remove(uid);
-    index.unbound.remove(uid);
-    let Some(entry) = index.cluster.pods.remove(uid) else {
-        return;
-    };
-    if let Some(bound) = entry.bound()
-        && let Some(state) = index.cluster.nodes.get_mut(&*bound.node)
-    {
-        state.unheld.remove(uid);
-    }
-    index.cluster.requests.remove(uid);
-    index.cluster.fleet.clear_host_use(uid);
-    if let Some(profile) = entry.counted {
-        index.cluster.fleet.workload_mut().remove(&profile);
-    }
-}
-
-/// Updates the fields of a pod by which kube-scheduler chooses the victims of a preemption.
-fn put_eviction(index: &mut Index, pod: &Pod) {
-    let eviction = Eviction::of(pod);
-    let owner = index.cluster.owner(pod.uid());
-    let Some(entry) = index.cluster.pods.get_mut(&owner) else {
-        return;
-    };
-    // kubelet updates the status of a pod often; most updates change nothing that matters here.
-    if entry.eviction == eviction {
-        return;
-    }
-    if eviction.nominated.is_some() {
-        index.nominated.insert(owner);
-    } else {
-        index.nominated.remove(&owner);
-    }
-    let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
-    entry.eviction = eviction;
-    // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
-    if let Some(bound) = &entry.facts.bound
-        && is_admitted
-        && index.plugins.standing(&bound.node) == Standing::Tried
-    {
-        index.cluster.note_silent_opening();
-    }
-}
-
-/// Counts the amounts that a pod requests of its node; `requested` is known of pods that request device resources.
-fn put_host_use(index: &mut Index, pod: &Pod, requested: Option<HostAmounts>) {
-    let uid = pod.uid();
-    let node = pod.spec.node_name.as_deref().unwrap_or_default();
-    if node.is_empty() || pod.is_terminal() {
-        // The amounts of an assumed pod stay counted as long as its assumption exists.
-        if index.cluster.assumption(uid).is_none() {
-            remove_host_use(index, uid);
-        }
-        return;
-    }
-    let owner = index.cluster.owner(uid);
-    let load = HostLoad {
-        amounts: requested.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod))),
-        is_daemon: pod.is_tied_to_node(),
-    };
-    index.cluster.fleet.set_host_use(&owner, node, load);
-    index
-        .cluster
-        .requests
-        .put(owner.clone(), node, &requests_of(pod), load.is_daemon);
-    if requested.is_some() {
-        index.plain.remove(uid);
-        return;
-    }
-    let plain = PlainPod {
-        rank: EvictionRank::of(pod),
-        list: index.pod_list.number,
-    };
-    index.plain.insert(owner, plain);
-}
-
-/// No longer counts the amounts that a pod requests of its node.
-fn remove_host_use(index: &mut Index, uid: &str) {
-    index.cluster.requests.remove(uid);
-    index.cluster.fleet.clear_host_use(uid);
-    index.plain.remove(uid);
+    index.cluster.remove_pod(uid);
 }
 
 /// Refreshes the workload model of the policies that look ahead if enough pods have come or gone since the last time.
@@ -465,7 +364,7 @@ fn remove_unlisted_pods(index: &mut Index) {
     let number = index.pod_list.number;
     let mut gone: Vec<OwnerId> = Vec::new();
     for (uid, entry) in &index.cluster.pods {
-        // An assumed pod may be younger than the list: it stays, see `Assumptions::mark_unlisted`.
+        // An assumed pod may be younger than the list: it stays, see `Cluster::mark_unlisted`.
         if entry.list != number && entry.assumption.is_none() {
             gone.push(uid.clone());
         }
@@ -474,9 +373,13 @@ fn remove_unlisted_pods(index: &mut Index) {
         remove_pod(index, uid.as_str());
         index.cluster.account_kubelet_allocations(uid.as_str());
     }
-    let unlisted: Vec<_> = index.plain.extract_if(|_, plain| plain.list != number).collect();
+    let unlisted: Vec<_> = index
+        .cluster
+        .plain
+        .extract_if(|_, plain| plain.list != number)
+        .collect();
     for (uid, _) in unlisted {
-        remove_host_use(index, uid.as_str());
+        index.cluster.remove_host_use(uid.as_str());
     }
     // Nothing shows the end of these pods any more, so kubelet's checkpoint decides again what they hold.
     let ended = &mut index.cluster.ended;
@@ -491,14 +394,14 @@ impl ObjectStore<PodDisruptionBudget> for Index {
     const MAY_BE_ABSENT: bool = true;
 
     fn apply(&mut self, budget: PodDisruptionBudget) {
-        self.budgets.insert(
+        self.cluster.budgets.insert(
             namespace_and_name(&budget),
             Budget::of(&budget, self.budget_list.number),
         );
     }
 
     fn delete(&mut self, budget: &PodDisruptionBudget) {
-        self.budgets.remove(&namespace_and_name(budget));
+        self.cluster.budgets.remove(&namespace_and_name(budget));
     }
 
     fn begin_list(&mut self) {
@@ -508,7 +411,7 @@ impl ObjectStore<PodDisruptionBudget> for Index {
     /// Forgets the budgets that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.budget_list.number;
-        self.budgets.retain(|_, budget| budget.list == number);
+        self.cluster.budgets.retain(|_, budget| budget.list == number);
         self.budget_list.synced = true;
     }
 }

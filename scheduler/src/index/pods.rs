@@ -1,13 +1,14 @@
-//! A pod that requests device resources, with what the cluster cache derives from it.
+//! A pod that requests device resources: what a watch shows of it, what the cluster cache derives from that, and its assumption.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
 
 use placement::PodProfile;
 
-use super::assumption::Assumption;
 use super::eviction::Eviction;
 use crate::accounting::{Bound, PodFacts};
+use crate::bind::PodBinding;
 use crate::kube_scheduler::PodRules;
 
 /// A pod that requests device resources.
@@ -29,6 +30,42 @@ pub(super) struct PodEntry {
     pub(super) eviction: Eviction,
     /// The number of the list that named it last; zero if no watch has shown it.
     pub(super) list: u32,
+}
+
+/// The decision of a bind that the watch of pods has not shown yet.
+#[derive(Clone, Debug)]
+pub(super) struct Assumption {
+    /// The binding as it is written, every time it is written.
+    pub(super) binding: PodBinding,
+    /// The progress of the write.
+    pub(super) state: AssumptionState,
+    /// True if a complete list of pods, after the binding was written, lacks its pod: the pod was deleted, or is younger than the
+    /// list.
+    pub(super) unlisted: bool,
+    /// True if this replica's term as the leader has ended since the decision, so that the binding must not be written again.
+    pub(super) outlived: bool,
+}
+
+/// The phase of an assumption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The binding is being written.
+    Writing,
+    /// The binding was written, and no watch has shown it yet.
+    Written,
+    /// The binding may have been written or not.
+    Unknown,
+}
+
+/// The state of an assumption at one moment, to compare with a later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AssumptionState {
+    /// The assume time, which differs from that of every other assumption.
+    pub stamp: u64,
+    /// The phase of the write.
+    pub phase: Phase,
+    /// The beginning of the phase.
+    pub(super) since: Instant,
 }
 
 impl PodEntry {
@@ -62,6 +99,23 @@ impl PodEntry {
                 Some(Cow::Owned(Bound::read(&binding.node, Some(&binding.annotations))))
             }
             (None, None) => None,
+        }
+    }
+}
+
+impl Assumption {
+    /// The assumption of a binding that is about to be written.
+    pub(super) fn new(binding: PodBinding, stamp: u64, now: Instant) -> Self {
+        let state = AssumptionState {
+            stamp,
+            phase: Phase::Writing,
+            since: now,
+        };
+        Self {
+            binding,
+            state,
+            unlisted: false,
+            outlived: false,
         }
     }
 }

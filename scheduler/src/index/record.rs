@@ -9,7 +9,8 @@ use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record}
 use proto::request::{Dialect, GpuRequest, Memory};
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 
-use super::cluster::{Cluster, NodeState};
+use super::cluster::Cluster;
+use super::node_state::NodeState;
 use crate::inventory::record_id;
 
 /// The record of a pod that gets these devices on a node.

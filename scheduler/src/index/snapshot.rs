@@ -1,16 +1,7 @@
 //! A copy of the state in numbers, for metrics.
 
-use std::collections::BTreeMap;
-
-use placement::{DeviceView, NodeId, NodeView, RequestedGpus};
-
 use super::cluster::Cluster;
 use super::resource_demand::requests_devices;
-use super::{Index, Shared, view};
-use crate::inventory::record_id;
-
-/// Nodes that are read under one lock.
-const NODES: usize = 64;
 
 /// The state in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,55 +30,9 @@ pub struct Snapshot {
     pub synced: [(&'static str, bool); 3],
 }
 
-/// All GPUs in numbers, and what pods hold of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AllocationSnapshot {
-    /// Every GPU, by node and minor.
-    pub gpus: Vec<GpuSnapshot>,
-    /// The pods that hold parts of GPUs, by namespace.
-    pub namespaces: BTreeMap<String, NamespaceSnapshot>,
-}
-
-/// The pods of one namespace in numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NamespaceSnapshot {
-    /// Pods that hold parts of GPUs, once for each GPU.
-    pub n_parts: u64,
-    /// Bytes that they hold, or may hold.
-    pub bytes: u64,
-    /// Core percent that they hold.
-    pub core: u64,
-}
-
-/// One GPU in numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuSnapshot {
-    /// Node name.
-    pub node: String,
-    /// Minor number.
-    pub minor: u32,
-    /// UUID, empty if it is not known.
-    pub uuid: String,
-    /// Bytes in all.
-    pub total: u64,
-    /// Bytes that pods hold, or may hold.
-    pub used: u64,
-    /// Free bytes, if no typical pod fits on it.
-    pub stranded: u64,
-    /// Core percent that is held, and in all.
-    pub core: (u32, u32),
-    /// Slots that are held, and in all.
-    pub slots: (u32, u32),
-    /// Pods that hold a part of it.
-    pub n_pods: u32,
-    /// True if it takes new pods.
-    pub healthy: bool,
-}
-
 impl Snapshot {
-    /// Counts a cluster.
-    pub(super) fn of(index: &Index) -> Self {
-        let cluster = &index.cluster;
+    /// Counts a cluster. What other parts of the index know is left out.
+    pub(super) fn of(cluster: &Cluster) -> Self {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let (mut n_pending, mut n_assumed, mut n_conservative, mut n_contradicting) = (0, 0, 0, 0);
         for entry in cluster.pods.values() {
@@ -106,83 +51,7 @@ impl Snapshot {
             n_conservative,
             n_contradicting,
             n_hints: count(cluster.fleet.n_hints()),
-            n_failing: count(index.failing.n_ranking_last()),
-            n_plugin_away: count(index.plugins.n_left_out()),
-            synced: index.synced(),
-        }
-    }
-}
-
-impl AllocationSnapshot {
-    /// Reads all GPUs, those of a few nodes under each lock: filters wait while one is held, with 15,000 nodes under one lock for up to
-    /// 0.3 s.
-    pub fn read(index: &Shared<Index>) -> Self {
-        let (nodes, typical) = {
-            let index = index.read();
-            let nodes: Vec<_> = index.fleet().nodes().map(NodeView::id).collect();
-            (nodes, view::typical_requests(index.fleet()))
-        };
-        let mut snapshot = Self::default();
-        for nodes in nodes.chunks(NODES) {
-            snapshot.add(&index.read().cluster, nodes, &typical);
-        }
-        snapshot.sorted()
-    }
-
-    /// Reads all GPUs of an index at one moment.
-    pub fn of(index: &Index) -> Self {
-        let nodes: Vec<_> = index.fleet().nodes().map(NodeView::id).collect();
-        let mut snapshot = Self::default();
-        snapshot.add(&index.cluster, &nodes, &view::typical_requests(index.fleet()));
-        snapshot.sorted()
-    }
-
-    /// The same snapshot with its GPUs in order.
-    fn sorted(mut self) -> Self {
-        self.gpus
-            .sort_by(|a, b| (&a.node, a.minor).cmp(&(&b.node, b.minor)));
-        self
-    }
-
-    /// Adds the GPUs of these nodes, as far as the nodes still exist.
-    fn add(&mut self, cluster: &Cluster, nodes: &[NodeId], typical: &[RequestedGpus]) {
-        for node in nodes.iter().filter_map(|id| cluster.fleet.view(*id)) {
-            let unit = node.inventory().and_then(|inventory| inventory.unit_bytes);
-            for view in node.gpus() {
-                // An amount that a pod only may hold is no room for others, and so counts as used.
-                let used = view.used.plus(view.suspect);
-                self.gpus.push(GpuSnapshot {
-                    node: node.name().to_owned(),
-                    minor: view.device.minor,
-                    uuid: record_id(view.device.id.as_str()).to_owned(),
-                    total: view::shown_total(view.device, used.memory.bytes_ceil()),
-                    used: used.memory.bytes_ceil(),
-                    stranded: view::stranded_bytes(&view, typical, unit),
-                    core: (used.core, view.device.core),
-                    slots: (used.slots, view.device.slots),
-                    n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),
-                    healthy: view.device.healthy,
-                });
-                self.add_holders(cluster, &view);
-            }
-        }
-    }
-
-    /// Adds the pods that hold a part of a GPU to the sums of their namespaces.
-    fn add_holders(&mut self, cluster: &Cluster, gpu: &DeviceView<'_>) {
-        for holder in &gpu.holders {
-            // Devices of other schedulers' pods are known by kubelet's checkpoint alone, which names no namespace.
-            let Some(entry) = cluster.pods.get(holder.owner) else {
-                continue;
-            };
-            let namespace = &*entry.facts.namespace;
-            let sum = match self.namespaces.get_mut(namespace) {
-                Some(sum) => sum,
-                None => self.namespaces.entry(namespace.to_owned()).or_default(),
-            };
-            sum.n_parts += 1;
-            sum.bytes = sum.bytes.saturating_add(holder.amounts.memory.bytes_ceil());
-            sum.core += u64::from(holder.amounts.core);
+            ..Self::default()
         }
     }
 }

@@ -8,9 +8,10 @@ use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::{AllocationSnapshot, Assumed, Attempt, Index, NamespaceSnapshot, Phase, Shared};
+use super::{Assumed, Attempt, Index, Phase, Shared};
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
+use crate::metrics::{AllocationSnapshot, NamespaceSnapshot};
 use crate::offline;
 use crate::watch::ObjectStore;
 

@@ -12,9 +12,10 @@ use proto::pod::Pod;
 use proto::resource::is_gpu_resource;
 use proto::totals::named_requests;
 
-use super::Index;
 use super::budgets::Budget;
+use super::cluster::Cluster;
 use super::eviction::{Eviction, EvictionRank};
+use super::node_filter::NodeFilter;
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
 
@@ -34,7 +35,7 @@ pub type Promised = BTreeMap<Box<str>, BTreeSet<OwnerId>>;
 
 /// The search for victims on one node.
 struct VictimSearch<'a> {
-    index: &'a Index,
+    cluster: &'a Cluster,
     view: NodeView<'a>,
     preemptor: &'a Preemptor<'a>,
     proposed: &'a MetaVictims,
@@ -65,16 +66,21 @@ impl<'a> Preemptor<'a> {
     /// The victims by which the pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
     ///
     /// If no device is short, these are all the victims that kube-scheduler proposes.
-    pub fn victims_on(&self, index: &Index, node: &str, proposed: &MetaVictims) -> Option<MetaVictims> {
-        index.filter().check_served(node, self.demand).ok()?;
-        let fleet = index.fleet();
+    pub fn victims_on(
+        &self,
+        filter: NodeFilter<'_>,
+        node: &str,
+        proposed: &MetaVictims,
+    ) -> Option<MetaVictims> {
+        filter.check_served(node, self.demand).ok()?;
+        let (cluster, fleet) = (filter.cluster, &filter.cluster.fleet);
         let id = fleet.node_id(node)?;
-        let mut budgets = Vec::with_capacity(index.budgets.len());
-        for ((namespace, _), budget) in &index.budgets {
+        let mut budgets = Vec::with_capacity(cluster.budgets.len());
+        for ((namespace, _), budget) in &cluster.budgets {
             budgets.push((&**namespace, budget));
         }
         let search = VictimSearch {
-            index,
+            cluster,
             view: fleet.view(id)?,
             preemptor: self,
             proposed,
@@ -113,7 +119,7 @@ impl VictimSearch<'_> {
     fn evictable(&self) -> Vec<Evictable> {
         let mut pods = Vec::new();
         for held in self.view.held() {
-            let Some((owner, entry)) = self.index.cluster.pods.get_key_value(held.owner) else {
+            let Some((owner, entry)) = self.cluster.pods.get_key_value(held.owner) else {
                 continue;
             };
             let eviction = &entry.eviction;
@@ -173,8 +179,8 @@ impl VictimSearch<'_> {
         };
         for pod in &self.proposed.pods {
             let uid = pod.uid.as_str();
-            let entry = self.index.cluster.pods.get(uid);
-            let rank = match (entry, self.index.plain.get(uid)) {
+            let entry = self.cluster.pods.get(uid);
+            let rank = match (entry, self.cluster.plain.get(uid)) {
                 (Some(entry), _) => entry.eviction.rank,
                 (None, Some(plain)) => plain.rank,
                 (None, None) => last,
@@ -185,7 +191,7 @@ impl VictimSearch<'_> {
             }
             let host = match entry {
                 Some(entry) => entry.facts.host,
-                None => self.index.fleet().host_use_of(uid).unwrap_or_default(),
+                None => self.cluster.fleet.host_use_of(uid).unwrap_or_default(),
             };
             pods.push(Evictable {
                 owner: OwnerId::from(uid),
@@ -237,7 +243,7 @@ impl VictimSearch<'_> {
     /// The amount of a resource that the node lacks for a request, by kube-scheduler's sum; `None` if pods that are not known here
     /// may have some of it.
     fn shortage(&self, resource: &str, amount: u64) -> Option<u64> {
-        let cluster = &self.index.cluster;
+        let cluster = self.cluster;
         if !is_gpu_resource(resource, &cluster.names) {
             return None;
         }
@@ -251,7 +257,7 @@ impl VictimSearch<'_> {
                 free = free.saturating_sub(entry.eviction.requested(resource));
             }
         }
-        for owner in &self.index.nominated {
+        for owner in &self.cluster.nominated {
             let Some(entry) = cluster.pods.get(owner) else {
                 continue;
             };
@@ -272,7 +278,7 @@ impl VictimSearch<'_> {
     fn outranked_hints(&self) -> Vec<OwnerId> {
         let mut outranked = Vec::new();
         for owner in self.view.hinted() {
-            let entry = self.index.cluster.pods.get(owner);
+            let entry = self.cluster.pods.get(owner);
             let is_outranked =
                 entry.is_some_and(|entry| entry.eviction.rank.priority < self.preemptor.pod.priority());
             if is_outranked || owner.as_str() == self.preemptor.pod.uid() {
@@ -290,7 +296,7 @@ impl VictimSearch<'_> {
         };
         let mut has_unknown_pods = false;
         for owner in &victims.owners {
-            has_unknown_pods |= !self.index.cluster.pods.contains_key(owner);
+            has_unknown_pods |= !self.cluster.pods.contains_key(owner);
             chosen.pods.push(MetaPod {
                 uid: owner.to_string(),
             });

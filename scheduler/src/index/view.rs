@@ -8,8 +8,9 @@ use proto::memory_text::{memory_text, units_text};
 use proto::read_api::{Amount, FreeAmount, Gpu, Holder, Node, OtherDevice, PendingPod};
 use proto::request::{Dialect, GpuRequest, Memory};
 
-use super::Index;
-use super::cluster::{Cluster, NodeState};
+use super::cluster::Cluster;
+use super::node_filter::NodeFilter;
+use super::node_state::NodeState;
 use super::resource_demand::requests_devices;
 use crate::accounting::ParsedRequest;
 use crate::inventory::record_id;
@@ -31,20 +32,20 @@ pub(crate) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
 }
 
 /// All nodes with devices, in the order of their names.
-pub(crate) fn nodes_by_name(index: &Index) -> Vec<NodeId> {
-    let mut nodes: Vec<NodeView<'_>> = index.cluster.fleet.nodes().collect();
+pub(crate) fn nodes_by_name(fleet: &Fleet) -> Vec<NodeId> {
+    let mut nodes: Vec<NodeView<'_>> = fleet.nodes().collect();
     nodes.sort_unstable_by_key(|node| node.name());
     nodes.into_iter().map(NodeView::id).collect()
 }
 
 /// A node in the terms of the read API; `None` if it shares no GPUs and has no problem.
-pub(crate) fn listed_node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
-    node(index, id, typical).filter(|node| !node.gpus.is_empty() || !node.problems.is_empty())
+pub(crate) fn listed_node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
+    node(filter, id, typical).filter(|node| !node.gpus.is_empty() || !node.problems.is_empty())
 }
 
 /// A node in the terms of the read API; `None` if there is no Node object.
-pub(super) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
-    let cluster = &index.cluster;
+pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
+    let cluster = filter.cluster;
     let view = cluster.fleet.view(id)?;
     let state = cluster.nodes.get(view.name()).filter(|state| state.exists())?;
     let unit = view.inventory().and_then(|inventory| inventory.unit_bytes);
@@ -61,7 +62,7 @@ pub(super) fn node(index: &Index, id: NodeId, typical: &[RequestedGpus]) -> Opti
         model: model(state, view),
         unit,
         problems: state.problems.clone(),
-        plugin: index.filter().plugin_problem(view.name()),
+        plugin: filter.plugin_problem(view.name()),
         gpus,
         other_devices,
     })
@@ -106,7 +107,7 @@ fn model(state: &NodeState, view: NodeView<'_>) -> String {
 }
 
 /// The free memory of a healthy GPU on which no typical pod fits; 0 if one does, or if no pods are typical.
-pub(super) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
+pub(crate) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
     let is_usable = |request: &RequestedGpus| has_room(*request, view.free, view.device.total(), unit);
     let is_stranded = view.device.healthy && !typical.is_empty() && !typical.iter().any(is_usable);
     if is_stranded {
@@ -118,7 +119,7 @@ pub(super) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], u
 
 /// The total that is shown of a GPU's memory while pods hold `used` bytes of it. Pods that were placed before the driver's own memory
 /// was withheld may hold a part of that memory, which is added to the total as long as they hold it.
-pub(super) fn shown_total(gpu: &Device, used: u64) -> u64 {
+pub(crate) fn shown_total(gpu: &Device, used: u64) -> u64 {
     gpu.memory_bytes.max(used.min(gpu.memory_with_reserved()))
 }
 
@@ -200,9 +201,9 @@ fn show_holder(cluster: &Cluster, holder: &HolderView<'_>, unit: Option<u64>) ->
 }
 
 /// The GPUs on which a bound pod is counted, by minor, with the bytes of memory.
-pub(crate) fn counted_on(index: &Index, node: &str, uid: &str) -> BTreeMap<u32, u64> {
+pub(crate) fn counted_on(filter: NodeFilter<'_>, node: &str, uid: &str) -> BTreeMap<u32, u64> {
     let mut counted = BTreeMap::new();
-    let gpus = index.cluster.view(node).map(NodeView::gpus);
+    let gpus = filter.cluster.view(node).map(NodeView::gpus);
     for gpu in gpus.unwrap_or_default() {
         for holder in gpu.holders.iter().filter(|holder| holder.owner.as_str() == uid) {
             *counted.entry(gpu.device.minor).or_default() += holder.amounts.memory.bytes_ceil();
@@ -211,16 +212,11 @@ pub(crate) fn counted_on(index: &Index, node: &str, uid: &str) -> BTreeMap<u32, 
     counted
 }
 
-/// The GPUs in the record of a bound pod that its node does not have any more, by UUID or minor.
-pub(crate) fn gone_gpus(index: &Index, uid: &str) -> Vec<String> {
-    index.cluster.gone_gpus(uid)
-}
-
 /// The number of pods that wait for a node, and the first of them.
-pub(crate) fn pending_pods(index: &Index, most: usize) -> (usize, Vec<PendingPod>) {
-    let cluster = &index.cluster;
+pub(crate) fn pending_pods(filter: NodeFilter<'_>, most: usize) -> (usize, Vec<PendingPod>) {
+    let cluster = filter.cluster;
     let (mut total, mut pods) = (0, Vec::new());
-    for uid in &index.unbound {
+    for uid in &cluster.unbound {
         let Some(entry) = cluster.pods.get(uid) else {
             continue;
         };

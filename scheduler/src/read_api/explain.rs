@@ -10,7 +10,7 @@ use proto::read_api::{Explanation, GpuVerdict, NodeVerdict, RefusedBy, VERSION};
 use proto::request::GpuRequest;
 
 use crate::accounting::PodFacts;
-use crate::index::view::{asked, counted_on, gone_gpus};
+use crate::index::view::{asked, counted_on};
 use crate::index::{Index, ResourceDemand, Shared};
 use crate::kube_scheduler::PodRules;
 use crate::verdict::{Asker, Refusal, words};
@@ -55,9 +55,9 @@ pub(super) fn explain_to(
     };
     if let Some(bound) = &facts.bound {
         let index = index.read();
-        explanation.gone = gone_gpus(&index, uid.as_str());
+        explanation.gone = index.gone_gpus(uid.as_str());
         if !explanation.gone.is_empty() {
-            explanation.counted_on = counted_on(&index, &bound.node, uid.as_str());
+            explanation.counted_on = counted_on(index.filter(), &bound.node, uid.as_str());
         }
     }
     let demand = match demand {

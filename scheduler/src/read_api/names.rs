@@ -10,10 +10,7 @@ use proto::read_api::{Node, PendingPod};
 use rustc_hash::FxHasher;
 
 use super::json;
-use super::snapshot::StateSnapshot;
 
-/// Most namespaces that are reviewed for one client, those on the most nodes first; names in other namespaces are hidden.
-const MAX_REVIEWED: usize = 32;
 /// Most forms of one node that are kept: clients with equal rights share one.
 const MAX_FORMS: usize = 4;
 
@@ -34,15 +31,6 @@ pub(super) enum SeenNames {
     All,
     /// The names in these namespaces.
     Of(Arc<BTreeSet<Arc<str>>>),
-}
-
-/// The namespaces of a snapshot that are reviewed for a client without the right to list all pods.
-pub(super) fn largest_namespaces(snapshot: &StateSnapshot) -> Vec<Arc<str>> {
-    let mut by_size: Vec<_> = snapshot.namespaces.iter().collect();
-    // The largest first: where there are more than can be reviewed, most names are shown.
-    by_size.sort_by_key(|(name, size)| (std::cmp::Reverse(**size), Arc::clone(name)));
-    by_size.truncate(MAX_REVIEWED);
-    by_size.into_iter().map(|(name, _)| Arc::clone(name)).collect()
 }
 
 impl SeenNames {

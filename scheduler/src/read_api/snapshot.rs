@@ -3,6 +3,7 @@
 //! A renewal renders only the nodes that have changed, a few at a time under a short read lock, so that no filter waits for it.
 //! While no client asks, the snapshot is renewed only once a minute, for the history.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -14,14 +15,16 @@ use proto::read_api::{Finding, Node, PendingPod, Totals};
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use super::doctor::node_findings;
 use super::names::{HiddenForms, SeenNames};
+use super::node_findings::node_findings;
 use crate::index::{Index, Shared, view};
 
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// Nodes that are copied under one read lock.
 const NODES: usize = 16;
+/// Most namespaces that are reviewed for one client, those on the most nodes first; names in other namespaces are hidden.
+const MAX_REVIEWED: usize = 32;
 /// Most pending pods of a snapshot.
 const MAX_PENDING: usize = 1000;
 /// Most removed nodes that are remembered for clients that resume.
@@ -43,7 +46,7 @@ pub(super) struct StateSnapshot {
     pub(super) totals: Totals,
     pub(super) models: BTreeMap<String, Totals>,
     /// A measure of each namespace: the number of nodes with its pods, and of its pods that wait.
-    pub(super) namespaces: BTreeMap<Arc<str>, usize>,
+    namespaces: BTreeMap<Arc<str>, usize>,
 }
 
 /// The pods that ask for devices and have no node.
@@ -114,6 +117,15 @@ impl StateSnapshot {
     ) -> impl Iterator<Item = (&Arc<str>, &Arc<RenderedNode>)> + use<'_> {
         let from = name.map_or(Bound::Unbounded, |name| Bound::Excluded(Arc::clone(name)));
         self.nodes.range((from, Bound::Unbounded))
+    }
+
+    /// The namespaces that are reviewed for a client without the right to list all pods.
+    pub(super) fn largest_namespaces(&self) -> Vec<Arc<str>> {
+        let mut by_size: Vec<_> = self.namespaces.iter().collect();
+        // The largest first: where there are more than can be reviewed, most names are shown.
+        by_size.sort_by_key(|(name, size)| (Reverse(**size), Arc::clone(name)));
+        by_size.truncate(MAX_REVIEWED);
+        by_size.into_iter().map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// The changes after a revision; `None` if they are not remembered.
@@ -250,7 +262,11 @@ impl StatePublisher {
             {
                 let index = self.index.read();
                 for (id, version) in chunk {
-                    copies.push((*id, *version, view::listed_node(&index, *id, &changes.typical)));
+                    copies.push((
+                        *id,
+                        *version,
+                        view::listed_node(index.filter(), *id, &changes.typical),
+                    ));
                 }
             }
             for (id, version, node) in copies {
@@ -295,7 +311,7 @@ impl StatePublisher {
             let is_gone = |id: &&NodeId| index.fleet().view(**id).is_none();
             gone.extend(self.rendered.keys().filter(is_gone).copied());
         }
-        let (total, pods) = view::pending_pods(&index, MAX_PENDING);
+        let (total, pods) = view::pending_pods(index.filter(), MAX_PENDING);
         Changes {
             nodes,
             gone,

@@ -6,7 +6,8 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 
 use crate::certificates::files::{CertificateFiles, ServerLabels};
-use crate::certificates::server_tls::{CertificateMetrics, Clients, WEBHOOK_CLIENT_CA};
+use crate::certificates::metrics::{CertificateMetrics, WEBHOOK_CLIENT_CA};
+use crate::certificates::server_tls::Clients;
 use crate::certificates::{CertificateSettings, Keeper};
 use crate::config::{Config, TlsFiles};
 

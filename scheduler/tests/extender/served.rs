@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use scheduler::certificates::files::{CertificateFiles, ServerLabels};
-use scheduler::certificates::server_tls::CertificateMetrics;
+use scheduler::certificates::metrics::CertificateMetrics;
 use scheduler::config::TlsFiles;
 use scheduler::offline;
 

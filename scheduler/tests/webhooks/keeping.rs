@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use prometheus_client::registry::Registry;
-use scheduler::certificates::server_tls::CertificateMetrics;
+use scheduler::certificates::metrics::CertificateMetrics;
 use scheduler::certificates::{CertificateSettings, Keeper};
 use serde_json::{Value, json};
 

@@ -118,7 +118,11 @@ const SECTIONS: [Section; 8] = [
     Section {
         heading: "Findings of doctor, each with its remedy behind it",
         demand: Demand::None,
-        sources: &["cli/src/doctor", "scheduler/src/read_api/doctor.rs"],
+        sources: &[
+            "cli/src/doctor",
+            "scheduler/src/read_api/doctor.rs",
+            "scheduler/src/read_api/node_findings.rs",
+        ],
     },
     Section {
         heading: "Answers and errors of the command",

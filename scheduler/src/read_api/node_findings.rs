@@ -1,0 +1,137 @@
+//! The findings of `doctor` about one node.
+
+use std::collections::BTreeSet;
+
+use proto::read_api::{Finding, Holder, Node, Severity};
+
+/// The commands that delete these pods, at most three; without names, the command that shows the pods of the cluster.
+fn delete_commands(holders: &[Holder]) -> String {
+    let mut commands = Vec::new();
+    for holder in holders.iter().filter(|holder| !holder.name.is_empty()).take(3) {
+        commands.push(format!(
+            "`kubectl -n {} delete pod {}`",
+            holder.namespace, holder.name
+        ));
+    }
+    if commands.is_empty() {
+        return "`kubectl gpushare top pods -A` shows the pods".to_owned();
+    }
+    commands.join(" or ")
+}
+
+/// The arguments by which kubectl finds the device plugin's pod on a node, in any namespace.
+fn plugin_pods(node: &Node) -> String {
+    format!(
+        "pods -A -l app.kubernetes.io/name=gpushare-device-plugin --field-selector spec.nodeName={}",
+        node.name
+    )
+}
+
+/// The findings about one node of the state.
+pub fn node_findings(node: &Node) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |check: &str, severity, message: String, remedy: String| {
+        findings.push(Finding {
+            check: check.to_owned(),
+            severity,
+            object: format!("node {}", node.name),
+            message,
+            remedy,
+        });
+    };
+    for problem in &node.problems {
+        add(
+            "node-report",
+            Severity::Error,
+            problem.clone(),
+            format!(
+                "correct the Device object or the node's annotations, or have the device plugin write them again: `kubectl delete {}`",
+                plugin_pods(node)
+            ),
+        );
+    }
+    if let Some(problem) = &node.plugin {
+        add(
+            "plugin-serves",
+            Severity::Error,
+            problem.clone(),
+            format!(
+                "`kubectl get {}` names the device plugin's pod: see its events and its log",
+                plugin_pods(node)
+            ),
+        );
+    }
+    // A pod whose GPU is not known may be counted on each GPU of the node.
+    let mut with_finding = BTreeSet::new();
+    for gpu in &node.gpus {
+        if !gpu.healthy {
+            add(
+                "gpu-health",
+                Severity::Warning,
+                format!(
+                    "GPU {} ({}) is unhealthy and takes no new pods",
+                    gpu.minor, gpu.uuid
+                ),
+                format!(
+                    "see `kubectl describe devices.scheduling.koordinator.sh {}` and the node's kernel log (XID); reset or replace the GPU",
+                    node.name
+                ),
+            );
+        }
+        // The scheduler never places so: a record was edited, or the GPU reports less memory than before.
+        if gpu.memory.allocated > gpu.memory.total {
+            add(
+                "gpu-overcommitted",
+                Severity::Error,
+                format!("pods hold more memory of GPU {} than it has", gpu.minor),
+                format!("delete one of its pods: {}", delete_commands(&gpu.holders)),
+            );
+        }
+        for holder in &gpu.holders {
+            if let Some(problem) = &holder.problem
+                && with_finding.insert(&holder.uid)
+            {
+                add(
+                    "pod-record",
+                    Severity::Warning,
+                    format!("pod {}: {problem}", holder.display_name()),
+                    format!(
+                        "delete the pod to reschedule it: {}",
+                        delete_commands(std::slice::from_ref(holder))
+                    ),
+                );
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::Gpu;
+
+    use super::*;
+
+    #[test]
+    fn a_viewer_without_the_right_to_list_pods_gets_no_names() {
+        let holder = Holder {
+            namespace: "team".to_owned(),
+            name: "secret".to_owned(),
+            uid: "u-1".to_owned(),
+            problem: Some("its record cannot be read".to_owned()),
+            ..Holder::default()
+        };
+        let mut node = Node {
+            gpus: vec![Gpu {
+                holders: vec![holder],
+                ..Gpu::default()
+            }],
+            ..Node::default()
+        };
+        let text = |node: &Node| format!("{:?}", node_findings(node));
+        assert!(text(&node).contains("pod team/secret: its record cannot be read"));
+        node.hide_names(|_| false);
+        assert!(text(&node).contains("pod u-1: its record cannot be read"));
+        assert!(!text(&node).contains("team") && !text(&node).contains("secret"));
+    }
+}
