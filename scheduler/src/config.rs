@@ -32,10 +32,8 @@ pub const PREFIX: &str = "/gpushare-scheduler";
 /// Most requests that are answered at one time; more wait. A request that only reads memory takes a fraction of a millisecond.
 pub const CONCURRENCY: usize = 512;
 /// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that waits
-/// longer than [`BIND_TIMEOUT`] is given up. More at once make a busy API server slower, not faster.
+/// longer than [`BIND_TIMEOUT`](crate::leader::BIND_TIMEOUT) is given up. More at once make a busy API server slower, not faster.
 pub const BIND_CONCURRENCY: usize = 64;
-/// Longest time of one bind; must be below the extender's `httpTimeout` in kube-scheduler's configuration (3 s as shipped).
-pub const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler's default for `bindTimeoutSeconds` of
 /// `VolumeBindingArgs`, the time for which it waits for them before it binds.
 const VOLUME_BIND_TIMEOUT: Duration = Duration::from_secs(600);

@@ -25,7 +25,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Notify, watch};
 
-use crate::config::BIND_TIMEOUT;
+pub use election::BIND_TIMEOUT;
 use election::LeaseTimes;
 pub(crate) use fence::is_refusal;
 pub use label::LABEL;

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use daemon::duration::parse_duration;
 
-use super::BIND_TIMEOUT;
+use crate::leader::BIND_TIMEOUT;
 use crate::leader::election::LeaseTimes;
 
 /// The election of a leader among replicas.

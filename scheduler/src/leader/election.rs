@@ -8,7 +8,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::config::BIND_TIMEOUT;
+/// Longest time of one bind; must be below the extender's `httpTimeout` in kube-scheduler's configuration (3 s as shipped).
+pub const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The times of a Lease, as in client-go's leader election. Each replica goes by the times of its own flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

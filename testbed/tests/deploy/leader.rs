@@ -1,7 +1,7 @@
 //! One scheduler decides: the election's flags, the label that the Service selects, rights, and what a rollout does.
 
 use rstest::rstest;
-use scheduler::config::BIND_TIMEOUT;
+use scheduler::leader::BIND_TIMEOUT;
 use serde_json::{Value, json};
 use testbed::rbac::SCHEDULER_LEADER;
 

@@ -9,7 +9,7 @@ use proto::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, VENDOR_GPUS,
 };
 use rstest::rstest;
-use scheduler::config::BIND_TIMEOUT;
+use scheduler::leader::BIND_TIMEOUT;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use testbed::kube_scheduler::SchedulerConfiguration;
