@@ -29,7 +29,7 @@ use crate::devices::fleet::watch::Correction;
 use crate::inject::cdi::readers::Readers;
 use crate::inject::enforcement::Enforcements;
 use crate::inject::enforcement::detect::detect_enforcement;
-use crate::inject::injection::detect::{InjectionDetector, Listeners, detect_injection};
+use crate::inject::injection::detect::detect_injection;
 use crate::inject::mode::{Injection, Mode};
 use crate::inject::runtime_hook::seen::SeenGpus;
 use crate::inject::runtime_hook::{RuntimeHook, serve_runtime};
@@ -48,9 +48,9 @@ use crate::publish::node_overrides::NodeOverrides;
 use crate::publish::plugin_state::PluginStateWriter;
 use crate::start::assigned::mark_assigned;
 use crate::start::blocked::BlockedStarts;
-use crate::start::envvar::swap::{RecordSwaps, follow_swaps};
 use crate::start::node_state::NodeState;
 use crate::start::reconcile::Reconciler;
+use crate::start::swap::{RecordSwaps, follow_swaps};
 use crate::start::{StartChecker, StartContext};
 
 use advertise::{Published, keeps_memory_units};
@@ -223,18 +223,16 @@ impl Plugin {
 
     /// Starts the task that decides on the injection mode, now and whenever the runtime or the driver changes.
     fn decide_injection(&mut self, injection: watch::Sender<Option<Injection>>) {
-        let listeners = Listeners {
-            injection,
-            recorder: self.recorder.clone(),
-        };
-        let detector = InjectionDetector::new(
+        let detecting = detect_injection(
             self.node.settings.clone(),
             self.node.fleet.clone(),
             self.node.pods.clone(),
             self.node.readers.clone(),
             Arc::clone(&self.node.checkpoint),
+            injection,
+            self.recorder.clone(),
         );
-        self.spawn("injection mode", detect_injection(detector, listeners));
+        self.spawn("injection mode", detecting);
     }
 
     /// Starts the tasks that compare running pods with their records. Returns the check before each start of a container.

@@ -9,9 +9,9 @@
 //!    [capacity](crate::start::verify::capacity),
 //! 4. writes the container's CDI spec (`specs`), and waits until the container runtime has [read](crate::inject::cdi::readers) it.
 //!
-//! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, and
-//! [`crate::start::envvar`] for containers that get their devices by the vendor's variable. kubelet tries a blocked start again, and the
-//! pod's events have the reason. [`reconcile`] compares running pods with their records after the start.
+//! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, the [records](swap)
+//! that count before a pod's annotations, and [`envvar`] for containers that get their devices by the vendor's variable. kubelet tries
+//! a blocked start again, and the pod's events have the reason. [`reconcile`] compares running pods with their records after the start.
 
 mod adopt;
 pub mod assigned;
@@ -22,6 +22,7 @@ pub mod node_state;
 pub mod pod_of_call;
 pub mod reconcile;
 mod specs;
+pub mod swap;
 pub mod verify;
 
 use std::error::Error;
@@ -41,13 +42,12 @@ use crate::metrics::{Metrics, Outcome};
 use crate::node::eviction::evict;
 use crate::node::pods::{NodePod, PodUid};
 use crate::start::envvar::check::settle;
-use crate::start::envvar::partners::Verification;
-use crate::start::envvar::swap::RecordSwaps;
 use crate::start::node_state::NodeState;
+use crate::start::swap::RecordSwaps;
 use crate::start::verify::container::StartingContainer;
 use crate::start::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
 use crate::start::verify::snapshot::Snapshots;
-use crate::start::verify::{StartRefusal, verify_start};
+use crate::start::verify::{CheckedStart, StartRefusal, verify_start};
 
 use adopt::adopt;
 use blocked::{BlockedStarts, StartBlocked};
@@ -58,9 +58,6 @@ const CHECK_LIMIT: Duration = Duration::from_secs(8);
 
 /// Delay before kubelet's state is read again when it was not conclusive yet.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-
-/// Most records that a pod may get, by adoption or by swaps, while one start of it is decided.
-const MAX_RECORDS: usize = 16;
 
 /// The reaction to a pod whose containers see other devices than its record names, for as long as it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -122,8 +119,7 @@ pub struct StartChecker {
 enum StartDecision {
     /// The container starts once the runtime has read these specs.
     Start(SpecFiles),
-    /// Another snapshot may show that this other pod has the devices of the starting one. It is the starting pod itself if its
-    /// record has changed too often to decide by this snapshot.
+    /// Another snapshot may show that this other pod has the devices of the starting one.
     LookAgain(PodUid),
 }
 
@@ -241,66 +237,61 @@ impl StartChecker {
         ids: &[String],
         uid: &PodUid,
     ) -> Result<StartDecision, StartBlocked> {
-        let node = &*self.context.node;
-        let mut swaps = self.context.swaps.lock().await;
+        let (context, node) = (&self.context, &*self.context.node);
+        let mut swaps = context.swaps.lock().await;
         // A record in the Device object counts before the pod's annotations, in either injection mode.
         swaps.load_for(uid).await.map_err(StartBlocked::SwapsUnknown)?;
-        // Each adoption or swap gives the pod another record, by which the next verification goes.
-        for _ in 0..MAX_RECORDS {
-            let checked = verify_start(node, snapshot, resource, ids, uid)?;
-            let (starting, pod) = (&checked.starting, &checked.starting.pod);
-            if checked.is_by_spec
-                && let Some(problem) = node.no_injection(resource.device_type())
-            {
-                return Err(StartBlocked::NoInjection {
-                    pod: pod.display_name(),
-                    problem,
-                });
-            }
-            let verified = match settle(&checked, snapshot, node, &mut swaps).await? {
-                Verification::Passed => Ok(()),
-                Verification::Refused(refusal) => Err(refusal),
-                Verification::Swap(_) => continue,
-                Verification::LookAgain(other) => return Ok(StartDecision::LookAgain(other)),
-            };
-            match verified {
-                Ok(()) => {
-                    let files = if checked.is_by_spec {
-                        write_specs(node, starting).map_err(|source| StartBlocked::Spec {
-                            pod: pod.display_name(),
-                            source,
-                        })?
-                    } else {
-                        SpecFiles::new()
-                    };
-                    // From here on the pod counts as started, also before the watch shows it.
-                    node.log().note_start(uid, resource, ids);
-                    node.answered.notify_one();
-                    self.log_start(starting);
-                    if let Some(doubt) = &pod.warning {
-                        self.context.recorder.warn(pod, "GPUMemoryTiny", doubt.clone());
-                    }
-                    return Ok(StartDecision::Start(files));
-                }
-                Err(StartRefusal::Unplaced(_)) if self.context.unplaced == OnUnplaced::Adopt => {
-                    match adopt(node, &self.context.client, starting, snapshot.entries()).await {
-                        Ok(()) => self.metrics().count(Outcome::Adopted),
-                        Err(not_adopted) if checked.is_inherited => return Ok(go_on(pod, &not_adopted)),
-                        Err(not_adopted) => return Err(not_adopted.into()),
-                    }
-                }
-                Err(refusal) if checked.is_inherited && may_go_on(resource, &refusal) => {
-                    return Ok(go_on(pod, &refusal));
-                }
-                Err(refusal) => {
-                    return Err(StartBlocked::Refused {
-                        pod: pod.display_name(),
-                        refusal,
-                    });
-                }
-            }
+        let mut checked = verify_start(node, snapshot, resource, ids, uid)?;
+        let pod = checked.starting.pod.display_name();
+        if checked.is_by_spec
+            && let Some(problem) = node.no_injection(resource.device_type())
+        {
+            return Err(StartBlocked::NoInjection { pod, problem });
         }
-        Ok(StartDecision::LookAgain(uid.clone()))
+        if context.unplaced == OnUnplaced::Adopt && matches!(checked.verified, Err(StartRefusal::Unplaced(_)))
+        {
+            match adopt(node, &context.client, &checked.starting, snapshot.entries()).await {
+                Ok(()) => self.metrics().count(Outcome::Adopted),
+                Err(not_adopted) if checked.is_inherited => return Ok(go_on(&pod, &not_adopted)),
+                Err(not_adopted) => return Err(not_adopted.into()),
+            }
+            checked = verify_start(node, snapshot, resource, ids, uid)?;
+        }
+        // A mismatch shows that another container of the pod has its devices by variable, also if this one has a spec.
+        let is_by_variable =
+            !checked.is_by_spec || matches!(checked.verified, Err(StartRefusal::Mismatch { .. }));
+        if is_by_variable && let Some(other) = settle(&mut checked, snapshot, node, &mut swaps).await? {
+            return Ok(StartDecision::LookAgain(other));
+        }
+        match &checked.verified {
+            Ok(()) => self.start(&checked),
+            Err(refusal) if checked.is_inherited && may_go_on(resource, refusal) => Ok(go_on(&pod, refusal)),
+            Err(refusal) => Err(StartBlocked::Refused {
+                pod,
+                refusal: refusal.clone(),
+            }),
+        }
+    }
+
+    /// Lets a verified container start: writes its CDI spec, if it has one.
+    fn start(&self, checked: &CheckedStart<'_>) -> Result<StartDecision, StartBlocked> {
+        let (node, starting, pod) = (&*self.context.node, &checked.starting, &checked.starting.pod);
+        let files = if checked.is_by_spec {
+            write_specs(node, starting).map_err(|source| StartBlocked::Spec {
+                pod: pod.display_name(),
+                source,
+            })?
+        } else {
+            SpecFiles::new()
+        };
+        // From here on the pod counts as started, also before the watch shows it.
+        node.log().note_start(&pod.uid, starting.resource, starting.ids);
+        node.answered.notify_one();
+        self.log_start(starting);
+        if let Some(doubt) = &pod.warning {
+            self.context.recorder.warn(pod, "GPUMemoryTiny", doubt.clone());
+        }
+        Ok(StartDecision::Start(files))
     }
 
     /// Logs a start with pod, container, and the devices with their amounts.
@@ -350,9 +341,9 @@ fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
 }
 
 /// Lets a container of a running pod start again without a CDI spec, although the check did not pass for this reason.
-fn go_on(pod: &NodePod, reason: &(dyn Error + 'static)) -> StartDecision {
+fn go_on(pod: &str, reason: &(dyn Error + 'static)) -> StartDecision {
     warn!(
-        pod = pod.display_name(),
+        pod,
         reason = one_line(reason),
         "a container of a running pod starts again with the devices that another plugin gave it"
     );

@@ -11,8 +11,7 @@ use tokio::time::Instant;
 
 use crate::devices::extended_resource::ExtendedResource;
 use crate::inject::cdi::SpecError;
-use crate::start::envvar::check::NotSwapped;
-use crate::start::envvar::swap::SwapError;
+use crate::start::swap::SwapError;
 use crate::start::verify::StartRefusal;
 use crate::start::verify::owner::OwnerUnknown;
 
@@ -36,8 +35,17 @@ pub enum StartBlocked {
         refusal: StartRefusal,
     },
     /// Two pods could not swap their records.
-    #[error(transparent)]
-    NotSwapped(#[from] NotSwapped),
+    #[error(
+        "kubelet allocated the devices of pod {other} to pod {pod}, and their records could not be swapped"
+    )]
+    NotSwapped {
+        /// The pod.
+        pod: String,
+        /// The pod whose record names the devices.
+        other: String,
+        /// The reason.
+        source: SwapError,
+    },
     /// The pod could swap records with another pod, which kubelet may have given the same devices.
     #[error(
         "kubelet allocated devices to pod {pod} that are counted for pod {other}, and the devices of pod {other} are not known yet"
@@ -96,7 +104,7 @@ impl StartBlocked {
     fn label(&self) -> &'static str {
         match self {
             Self::OwnerUnknown(_) => "unproven",
-            Self::NotSwapped(_) | Self::SwapsUnknown(_) | Self::HealthUnknown => "no_api_server",
+            Self::NotSwapped { .. } | Self::SwapsUnknown(_) | Self::HealthUnknown => "no_api_server",
             Self::Unsettled { .. } => "unsettled",
             Self::Spec { .. } => "spec",
             Self::NoInjection { .. } | Self::LimitsUnknown => "no_injection",

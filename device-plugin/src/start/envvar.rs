@@ -3,14 +3,11 @@
 //! The variable is part of the answer to Allocate and stands as long as the container lives. So the pod of a call has to be
 //! matched before the answer ([`answer`]), and before the container starts ([`check`]) its environment must not contradict the
 //! pod's record (`environment`), and where kubelet admitted equal pods in another order, the pods swap their records
-//! ([`partners`], [`swap`]).
+//! ([`partners`]).
 //!
-//! A container in mode `cdi` needs none of this. Allocate has one switch to this folder, and the check before a start one step in
-//! it. In both modes the check, and the comparison of running pods with their records, read the records that an earlier swap left
-//! in the Device object.
+//! A container in mode `cdi` needs none of this. Allocate has one switch to this folder, and the check before a start another.
 
 pub mod answer;
 pub mod check;
 mod environment;
 pub mod partners;
-pub mod swap;

@@ -43,19 +43,28 @@ const CONFIGURATION_INTERVAL: Duration = Duration::from_secs(10);
 /// start that needs a missing spec is refused, and kubelet tries it again.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The receivers of each new decision.
-#[derive(Debug)]
-pub struct Listeners {
-    /// For everything in this process that depends on the mode; none until the first decision.
-    pub injection: watch::Sender<Option<Injection>>,
-    /// The node's events.
-    pub recorder: Recorder,
-}
-
-/// Decides on the injection mode at once and whenever the facts change, and sends decisions to `listeners`, until the task is
-/// dropped.
-pub async fn detect_injection(mut detector: InjectionDetector, listeners: Listeners) {
-    let readers = detector.readers.clone();
+/// Decides on the injection mode at once and whenever the facts change, and sends decisions to `injection` and events to `recorder`,
+/// until the task is dropped.
+pub async fn detect_injection(
+    settings: NodeSettings,
+    fleet: watch::Receiver<Arc<NodeFleet>>,
+    pods: watch::Receiver<NodePods>,
+    readers: Readers,
+    checkpoint: Arc<Checkpoint>,
+    injection: watch::Sender<Option<Injection>>,
+    recorder: Recorder,
+) {
+    let mut detector = InjectionDetector {
+        settings,
+        fleet,
+        pods,
+        readers: readers.clone(),
+        checkpoint,
+        driver: None,
+        prompted: None,
+        has_management_spec: false,
+        configured: None,
+    };
     let mut without_cdi: Option<Instant> = None;
     // Collecting the facts writes the spec of the driver, which prompts the runtime to read.
     detector.collect_facts();
@@ -70,9 +79,9 @@ pub async fn detect_injection(mut detector: InjectionDetector, listeners: Listen
             Some(without_cdi.unwrap_or_else(Instant::now))
         };
         let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
-        let takes_effect = takes_effect(listeners.injection.borrow().as_ref(), &decided, lasted);
+        let takes_effect = takes_effect(injection.borrow().as_ref(), &decided, lasted);
         if takes_effect {
-            listeners.publish(decided);
+            publish(&injection, &recorder, decided);
         }
         tokio::select! {
             () = sleep(INTERVAL) => {}
@@ -91,36 +100,33 @@ fn takes_effect(before: Option<&Injection>, decided: &Injection, lasted: Duratio
     !before.is_some_and(is_by_cdi) || is_by_cdi(decided) || decided.reason == CDI_OFF || lasted >= GRACE
 }
 
-impl Listeners {
-    /// Passes on a verdict that has changed, in the log and an event on the node.
-    fn publish(&self, decided: Injection) {
-        let before = self.injection.borrow().clone();
-        if before.as_ref() == Some(&decided) {
-            return;
-        }
-        // The message may name another version or file each time, so only a change of the reason is worth a log line and an event.
-        if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
-            let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());
-            if decided.is_possible() {
-                let certainty = decided.certainty.as_str();
-                info!(mode, certainty, "containers get their devices: {message}");
-                if before.is_some_and(|before| !before.is_possible()) {
-                    let event = "GPUInjectionPossible";
-                    self.recorder.node(EventType::Normal, event, message);
-                }
-            } else {
-                warn!(mode, reason, "no container can get a device: {message}");
-                let event = "GPUInjectionImpossible";
-                self.recorder.node(EventType::Warning, event, message);
-            }
-        }
-        self.injection.send_replace(Some(decided));
+/// Passes on a verdict that has changed, in the log and an event on the node.
+fn publish(injection: &watch::Sender<Option<Injection>>, recorder: &Recorder, decided: Injection) {
+    let before = injection.borrow().clone();
+    if before.as_ref() == Some(&decided) {
+        return;
     }
+    // The message may name another version or file each time, so only a change of the reason is worth a log line and an event.
+    if before.as_ref().map(|before| before.reason) != Some(decided.reason) {
+        let (mode, reason, message) = (decided.mode.as_str(), decided.reason, decided.message.clone());
+        if decided.is_possible() {
+            let certainty = decided.certainty.as_str();
+            info!(mode, certainty, "containers get their devices: {message}");
+            if before.is_some_and(|before| !before.is_possible()) {
+                let event = "GPUInjectionPossible";
+                recorder.node(EventType::Normal, event, message);
+            }
+        } else {
+            warn!(mode, reason, "no container can get a device: {message}");
+            let event = "GPUInjectionImpossible";
+            recorder.node(EventType::Warning, event, message);
+        }
+    }
+    injection.send_replace(Some(decided));
 }
 
 /// Collects the facts that decide the injection mode, and keeps the CDI device of the driver.
-#[derive(Debug)]
-pub struct InjectionDetector {
+struct InjectionDetector {
     settings: NodeSettings,
     fleet: watch::Receiver<Arc<NodeFleet>>,
     pods: watch::Receiver<NodePods>,
@@ -139,27 +145,6 @@ pub struct InjectionDetector {
 }
 
 impl InjectionDetector {
-    /// A detector on a node of this state, which has collected no fact yet.
-    pub fn new(
-        settings: NodeSettings,
-        fleet: watch::Receiver<Arc<NodeFleet>>,
-        pods: watch::Receiver<NodePods>,
-        readers: Readers,
-        checkpoint: Arc<Checkpoint>,
-    ) -> Self {
-        Self {
-            settings,
-            fleet,
-            pods,
-            readers,
-            checkpoint,
-            driver: None,
-            prompted: None,
-            has_management_spec: false,
-            configured: None,
-        }
-    }
-
     /// Collects the facts of this moment, and writes the driver's spec if it has to change.
     fn collect_facts(&mut self) -> InjectionFacts {
         let configured = self.configured();
@@ -320,7 +305,17 @@ mod tests {
         let fleet = watch::channel(Arc::new(fleet)).1;
         let checkpoint = Arc::new(Checkpoint::new(tree.path(), settings.names.clone()));
         let pods = watch::channel(builders::pods([])).1;
-        let mut detector = InjectionDetector::new(settings, fleet, pods, Readers::default(), checkpoint);
+        let mut detector = InjectionDetector {
+            settings,
+            fleet,
+            pods,
+            readers: Readers::default(),
+            checkpoint,
+            driver: None,
+            prompted: None,
+            has_management_spec: false,
+            configured: None,
+        };
         let mut now = || detector.collect_facts().exposure;
         assert!(matches!(now(), Some(Exposure::Unknown(_))));
         for (name, expected) in [

@@ -1,58 +1,61 @@
 //! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it is
 //! certain for which pod kubelet allocates.
-//!
-//! `settle` is the one step of the pre-start check in this folder; it has nothing to add for a verified container whose CDI spec the
-//! plugin writes. The check also loads records that an earlier swap left in the Device object (`swap`), in either injection mode.
 
 use tracing::info;
 
+use crate::node::pods::PodUid;
+use crate::start::blocked::StartBlocked;
 use crate::start::node_state::NodeState;
+use crate::start::swap::RecordSwaps;
 use crate::start::verify::owner::KubeletSnapshot;
-use crate::start::verify::{CheckedStart, StartEvidence};
+use crate::start::verify::{CheckedStart, StartEvidence, verify_start};
 
 use super::environment::check_environment;
 use super::partners::{Verification, swap_or_refusal};
-use super::swap::{RecordSwaps, SwapError};
 
-/// Two pods could not swap their records.
-#[derive(Debug, thiserror::Error)]
-#[error("kubelet allocated the devices of pod {other} to pod {pod}, and their records could not be swapped")]
-pub struct NotSwapped {
-    pod: String,
-    /// The pod whose record names the devices.
-    other: String,
-    source: SwapError,
-}
+/// Most swaps of a pod while one start of it is decided.
+const MAX_SWAPS: usize = 16;
 
-/// Settles a start that was verified by the devices that the pod's containers see: checks the container's environment, and swaps
-/// records if kubelet gave the pod the devices of an equal pod. After [`Verification::Swap`] the pod has another record, by which its
-/// start has to be verified again.
+/// Settles a start by the devices that the pod's containers see: checks the container's environment, and swaps records if kubelet
+/// gave the pod the devices of an equal pod. `checked` is then verified by the record that the pod has after that.
+///
+/// Returns another pod if only another snapshot can show which of the two has the devices. It is the starting pod itself if its
+/// record has changed too often to decide by this snapshot.
 ///
 /// # Errors
 /// The records could not be swapped.
-pub(crate) async fn settle(
-    checked: &CheckedStart<'_>,
-    snapshot: &KubeletSnapshot,
+pub(crate) async fn settle<'a>(
+    checked: &mut CheckedStart<'a>,
+    snapshot: &'a KubeletSnapshot,
     node: &NodeState,
     swaps: &mut RecordSwaps,
-) -> Result<Verification, NotSwapped> {
-    let starting = &checked.starting;
-    let verification = verification(checked, snapshot, node);
-    let Verification::Swap(partner) = &verification else {
-        return Ok(verification);
-    };
-    let pod = starting.pod.display_name();
-    let other = node.pods.borrow().display_name(partner);
-    match swaps.swap(node, &starting.pod.uid, partner).await {
-        Ok(true) => info!(
-            pod,
-            other, "kubelet admitted these equal pods in another order: swapped their records"
-        ),
-        // The Device object had changed. Its records are loaded now, and the pod may have another one all the same.
-        Ok(false) => {}
-        Err(source) => return Err(NotSwapped { pod, other, source }),
+) -> Result<Option<PodUid>, StartBlocked> {
+    let (resource, ids) = (checked.starting.resource, checked.starting.ids);
+    let uid = checked.starting.pod.uid.clone();
+    for _ in 0..MAX_SWAPS {
+        let partner = match verification(checked, snapshot, node) {
+            Verification::Passed => return Ok(None),
+            Verification::Refused(refusal) => {
+                checked.verified = Err(refusal);
+                return Ok(None);
+            }
+            Verification::LookAgain(other) => return Ok(Some(other)),
+            Verification::Swap(partner) => partner,
+        };
+        let pod = checked.starting.pod.display_name();
+        let other = node.pods.borrow().display_name(&partner);
+        match swaps.swap(node, &uid, &partner).await {
+            Ok(true) => info!(
+                pod,
+                other, "kubelet admitted these equal pods in another order: swapped their records"
+            ),
+            // The Device object had changed. Its records are loaded now, and the pod may have another one all the same.
+            Ok(false) => {}
+            Err(source) => return Err(StartBlocked::NotSwapped { pod, other, source }),
+        }
+        *checked = verify_start(node, snapshot, resource, ids, &uid)?;
     }
-    Ok(verification)
+    Ok(Some(uid))
 }
 
 /// Completes a verification: checks the container's environment after a success, and looks for a pod to swap records with after a
@@ -68,8 +71,6 @@ pub(crate) fn verification(
     let log = node.log();
     let fleet = node.fleet.borrow();
     let refusal = match &checked.verified {
-        // The spec follows the pod's record, and the plugin writes what it sets.
-        Ok(()) if checked.is_by_spec => return Verification::Passed,
         Ok(()) => {
             return match check_environment(starting, &node.enforcements.borrow(), &node.settings, &fleet) {
                 Ok(()) => Verification::Passed,
