@@ -17,7 +17,7 @@ use proto::topology::GpuPartitionPolicy;
 use crate::devices::extended_resource::ExtendedResourceNames;
 use crate::devices::fleet::sharing::{SharedDevices, Sharing};
 use crate::devices::health::{HealthPolicy, Xids};
-use crate::devices::inventory::{DeviceSource, FileSource, MachineSource, NvmlSource};
+use crate::devices::inventory::source::{DeviceSource, FileSource, MachineSource, NvmlSource};
 use crate::inject::cdi::SpecDir;
 use crate::inject::cdi::vendor::VendorSpecs;
 use crate::inject::hami_core::HamiCore;

@@ -18,9 +18,10 @@ use std::{
 };
 
 use device_plugin::devices::health::{Health, HealthChange, HealthPolicy, HealthReason};
+use device_plugin::devices::inventory::source::{DeviceSource, MachineSource, NvmlSource};
 use device_plugin::devices::inventory::{
-    DeviceSource, ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, MachineSource, NodeInventory,
-    NvmlSource, Observation, ObservationKind, PciLocation, PhysicalId,
+    ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, NodeInventory, Observation, ObservationKind,
+    PciLocation, PhysicalId,
 };
 use machine::{Card, LOST, Machine, card};
 use rstest::rstest;

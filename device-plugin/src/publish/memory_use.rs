@@ -21,7 +21,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::warn;
 
 use crate::devices::fleet::{FleetDevice, NodeFleet};
-use crate::devices::inventory::{CgroupOnGpu, DeviceSource, Gpu, InventoryError, PhysicalId, ProcessMemory};
+use crate::devices::inventory::source::DeviceSource;
+use crate::devices::inventory::{CgroupOnGpu, Gpu, InventoryError, PhysicalId, ProcessMemory};
 use crate::inject::enforcement::limits::given_memory;
 use crate::inject::enforcement::{Enforcements, is_by_driver};
 use crate::logged_error::LoggedError;
@@ -355,7 +356,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::devices::inventory::FileSource;
+    use crate::devices::inventory::source::FileSource;
     use crate::inject::enforcement::{Level, same_level};
     use crate::inject::settings::NodeSettings;
     use crate::node::pods::PodStage;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use device_plugin::devices::inventory::{DeviceSource, MachineSource, NvmlSource};
+use device_plugin::devices::inventory::source::{DeviceSource, MachineSource, NvmlSource};
 use tempfile::TempDir;
 
 /// An interval that does not pass during a test.

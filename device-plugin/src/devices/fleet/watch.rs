@@ -18,9 +18,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::devices::health::{ApplicationFault, Health, HealthChange};
-use crate::devices::inventory::{
-    DeviceSource, InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId,
-};
+use crate::devices::inventory::source::DeviceSource;
+use crate::devices::inventory::{InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId};
 
 use super::NodeFleet;
 use super::sharing::Sharing;

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-/// An error of a [`DeviceSource`](super::DeviceSource). The variants are those that the daemon treats in different ways.
+/// An error of a [`DeviceSource`](super::source::DeviceSource). The variants are those that the daemon treats in different ways.
 #[derive(Debug, thiserror::Error)]
 pub enum InventoryError {
     /// The machine has no devices (yet): no library, driver, file or GPU. Waiting may help, and a node without GPUs is no fault.

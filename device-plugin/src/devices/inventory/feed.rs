@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use super::{InventoryError, PhysicalId};
+use super::error::InventoryError;
+use super::physical_id::PhysicalId;
 
 /// The number of observations that may wait in the channel.
 const CAPACITY: usize = 64;

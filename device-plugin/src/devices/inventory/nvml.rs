@@ -35,9 +35,6 @@ pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 /// `NVML_DEVICE_MIG_ENABLE`.
 const MIG_ENABLED: u32 = 1;
 
-/// The reason that a GPU in MIG mode is left out.
-pub(crate) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
-
 /// Limit of the loop over a GPU's links: more than any GPU has.
 const MAX_LINKS: u32 = 64;
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::devices::fleet::sharing::SharedDevices;
 use crate::devices::fleet::watch::EarlierXid;
 use crate::devices::health::{HealthPolicy, HealthReason};
-use crate::devices::inventory::FileSource;
+use crate::devices::inventory::source::FileSource;
 use crate::tests::builders;
 use std::num::NonZeroU32;
 
