@@ -157,6 +157,39 @@ fn the_code_map_is_current() {
     assert!(n_modules > 30, "{n_modules} modules");
 }
 
+/// The code map lists the folders of the device plugin in the order of their dependencies.
+#[test]
+fn folders_of_the_device_plugin_use_only_those_below() {
+    let document = read(&root().join("docs/architecture.md"));
+    let map = document.split("| in `device-plugin/src` |").nth(1).unwrap();
+    let rows = map.lines().take_while(|line| !line.is_empty());
+    let rows: Vec<Vec<&str>> = rows
+        .filter_map(|row| row.strip_prefix("| ")?.split(" |").next())
+        .map(code_spans)
+        .collect();
+    assert!(rows.len() > 5, "{rows:?}");
+    let source = root().join("device-plugin/src");
+    let mut upward = Vec::new();
+    for (row, folders) in rows.iter().enumerate() {
+        let above = rows[..row].concat();
+        for folder in folders {
+            let mut paths = files(&source.join(folder), "rs");
+            paths.push(source.join(folder).with_extension("rs"));
+            for path in paths.iter().filter(|path| !is_test(path)) {
+                let text = read(path);
+                let code = text.lines().take_while(|line| *line != "mod tests {");
+                for line in code.filter(|line| !line.trim_start().starts_with("//")) {
+                    let mut used = line.split("crate::").skip(1);
+                    if used.any(|path| above.contains(&path.split(&[':', ';', ' ']).next().unwrap())) {
+                        upward.push(format!("{}: {line}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(upward.is_empty(), "{upward:#?}");
+}
+
 /// The anchor that a heading gets: lower case, without punctuation, with hyphens for spaces.
 fn anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
