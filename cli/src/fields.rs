@@ -51,10 +51,27 @@ pub(crate) fn number(object: &Value, pointer: &str) -> u64 {
     value.unwrap_or_default()
 }
 
-/// The images of the containers in the list at a pointer.
-pub(crate) fn images<'a>(object: &'a Value, containers: &str) -> impl Iterator<Item = &'a str> {
-    let containers = array(object, containers).iter();
-    containers.map(|container| text(container, "/image"))
+/// The template of a workload's pods, or the pod itself.
+pub(crate) fn pod_template(object: &Value) -> Option<&Value> {
+    match text(object, "/kind") {
+        "Pod" => Some(object),
+        // The template is a level deeper than in a Job.
+        "CronJob" => object.pointer("/spec/jobTemplate/spec/template"),
+        // Every workload of Kubernetes, and most of others, have their pods here.
+        _ => object.pointer("/spec/template"),
+    }
+}
+
+/// The containers of a workload's pods.
+pub(crate) fn containers(object: &Value) -> &[Value] {
+    pod_template(object).map_or(&[], |template| array(template, "/spec/containers"))
+}
+
+/// The images of a workload's containers.
+pub(crate) fn images(object: &Value) -> impl Iterator<Item = &str> {
+    containers(object)
+        .iter()
+        .map(|container| text(container, "/image"))
 }
 
 /// The tag of an image; none of an image by digest alone.

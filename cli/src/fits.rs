@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::args::Question;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
-use crate::fields::{INSTANCE_TYPE, name, text as field};
+use crate::fields::{INSTANCE_TYPE, name, pod_template, text as field};
 use crate::format::count;
 use crate::output::{Colour, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
@@ -206,15 +206,9 @@ impl Manifest {
     fn add(&mut self, document: &Value, number: usize) -> Result<(), CommandFailure> {
         let kind = field(document, "/kind");
         let of = format!("{}/{}", or_unknown(kind), or_unknown(name(document)));
-        let template = match kind {
-            "Pod" => Some(document),
-            // The template is a level deeper than in a Job.
-            "CronJob" => document.pointer("/spec/jobTemplate/spec/template"),
-            // Every workload of Kubernetes, and most of others, have their pods here.
-            _ => document.pointer("/spec/template"),
-        };
         // A template without containers is one of something else.
-        let Some(template) = template.filter(|template| template.pointer("/spec/containers").is_some())
+        let Some(template) =
+            pod_template(document).filter(|template| template.pointer("/spec/containers").is_some())
         else {
             self.others.push(format!("document {number} ({of})"));
             return Ok(());

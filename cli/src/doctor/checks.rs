@@ -297,7 +297,7 @@ fn image_tags<'a>(facts: &'a InstallationFacts, kind: &str, workload: &str) -> B
         if name(object) != workload || text(object, "/metadata/namespace") != facts.namespace {
             continue;
         }
-        for image in images(object, "/spec/template/spec/containers") {
+        for image in images(object) {
             tags.extend(image_tag(image).filter(|_| image.contains("gpushare")));
         }
     }

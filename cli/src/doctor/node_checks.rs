@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::facts::InstallationFacts;
 use super::report::{CheckReport, Outcome};
 use crate::fields::{
-    NODE_LABEL, annotation, array, condition, has_condition, images, label, label_node, name, number, text,
+    NODE_LABEL, annotation, array, condition, containers, has_condition, images, label, label_node, name,
+    number, text,
 };
 
 /// Parts of images of other device plugins, and the resource that each serves.
@@ -236,9 +237,12 @@ pub(super) fn drivers(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
 pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut is_asked_for = false;
     for daemon_set in facts.list("daemonsets")? {
-        let arguments = array(daemon_set, "/spec/template/spec/containers/0/args");
+        let mut arguments = containers(daemon_set)
+            .iter()
+            .take(1)
+            .flat_map(|first| array(first, "/args"));
         is_asked_for |= text(daemon_set, "/metadata/namespace") == facts.namespace
-            && arguments.iter().any(|argument| argument == "--driver-limits");
+            && arguments.any(|argument| argument == "--driver-limits");
     }
     let mut levels = BTreeSet::new();
     for device in facts.list("devices")? {
@@ -328,7 +332,7 @@ pub(super) fn other_plugins(facts: &InstallationFacts, report: &mut CheckReport)
         if namespace == facts.namespace || number(daemon_set, "/status/desiredNumberScheduled") == 0 {
             continue;
         }
-        for image in images(daemon_set, "/spec/template/spec/containers") {
+        for image in images(daemon_set) {
             if let Some((_, resource)) = OTHER_PLUGINS.iter().find(|(part, _)| image.contains(part)) {
                 report.error(
                     format!("daemonset {namespace}/{}", name(daemon_set)),
