@@ -4,7 +4,7 @@
 //! through [`Index::tick`] (time). Does no I/O, reads no clock: callers bring the time.
 //!
 //! `cluster` is the data, and accounts which pods hold which devices. Assumptions, hints, victims and views stand over it, and it
-//! knows none of them: a change of the cluster that concerns them leaves it as a value, which the caller passes on.
+//! knows none of them.
 
 mod assumption;
 mod budgets;
@@ -65,7 +65,6 @@ use resource_demand::requests_devices;
 #[derive(Debug)]
 pub struct Index {
     cluster: Cluster,
-    plugins: Plugins,
     failing: FailingNodes,
     hints: HintQueue,
     stamps: Stamps,
@@ -113,7 +112,6 @@ impl Index {
         };
         Self {
             cluster: Cluster::new(names, policies),
-            plugins: Plugins::default(),
             failing: FailingNodes::default(),
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
             stamps: Stamps::default(),
@@ -155,11 +153,9 @@ impl Index {
 
     /// Sets the namespace of the device plugin's pods. Without one, no pod counts as the plugin's.
     #[must_use]
-    pub fn watching_plugins_in(self, namespace: &str) -> Self {
-        Self {
-            plugins: Plugins::of_namespace(namespace),
-            ..self
-        }
+    pub fn watching_plugins_in(mut self, namespace: &str) -> Self {
+        self.cluster.plugins = Plugins::of_namespace(namespace);
+        self
     }
 
     /// Sets the weights for the policies that weigh resources.
@@ -232,7 +228,6 @@ impl Index {
             cluster: &mut self.cluster,
             hints: &mut self.hints,
             stamps: &mut self.stamps,
-            plugins: &self.plugins,
         }
     }
 
@@ -277,7 +272,6 @@ impl Index {
     pub fn filter(&self) -> NodeFilter<'_> {
         NodeFilter {
             cluster: &self.cluster,
-            plugins: &self.plugins,
         }
     }
 
@@ -308,7 +302,7 @@ impl Index {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Snapshot {
             n_failing: count(self.failing.n_ranking_last()),
-            n_plugin_away: count(self.plugins.n_left_out()),
+            n_plugin_away: count(self.cluster.plugins.n_left_out()),
             synced: self.synced(),
             ..Snapshot::of(&self.cluster)
         }
@@ -412,12 +406,12 @@ impl Index {
 
     /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.
     pub fn plugin_metrics(&self, node: &str) -> Option<(&str, SocketAddr)> {
-        self.plugins.metrics(node)
+        self.cluster.plugins.metrics(node)
     }
 
     /// Returns true if no node is refused for its device plugin.
     pub fn all_plugins_serve(&self) -> bool {
-        self.plugins.all_serve()
+        self.cluster.plugins.all_serve()
     }
 
     /// The pod's UID, as the text that is kept already if there is one.
@@ -439,7 +433,7 @@ impl Index {
 
     /// Returns true if [`Self::tick`] has something to do.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.hints.is_due(now) || self.failing.is_due(now) || self.plugins.is_due(now)
+        self.hints.is_due(now) || self.failing.is_due(now) || self.cluster.plugins.is_due(now)
     }
 
     /// Ends what is over at the time `now`: hints, the time for which failing nodes rank last, and the pauses of nodes whose device
@@ -447,7 +441,7 @@ impl Index {
     pub fn tick(&mut self, now: Instant) {
         self.failing.advance(now);
         // Plugins come before hints: a node that is offered again may have room for a nominated pod.
-        if self.plugins.advance(now) {
+        if self.cluster.plugins.advance(now) {
             self.cluster.note_silent_opening();
         }
         self.hints.advance(&mut self.cluster, now);

@@ -11,7 +11,6 @@ use proto::request::RequestError;
 use super::cluster::Cluster;
 use super::hints::HintQueue;
 use super::node_filter::NodeFilter;
-use super::plugins::Plugins;
 use super::pods::{Assumption, AssumptionState, Phase, PodEntry};
 use super::record::record;
 use super::resource_demand::ResourceDemand;
@@ -28,7 +27,6 @@ pub struct Assumptions<'i> {
     pub(super) cluster: &'i mut Cluster,
     pub(super) hints: &'i mut HintQueue,
     pub(super) stamps: &'i mut Stamps,
-    pub(super) plugins: &'i Plugins,
 }
 
 /// The result of [`Assumptions::assume`].
@@ -175,7 +173,16 @@ impl Assumptions<'_> {
         let owner = self.cluster.owner(&pod.uid);
         let entry = self.cluster.pods.entry(owner.clone());
         let entry = entry.or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
-        entry.assumption = Some(Box::new(Assumption::new(binding.clone(), stamp, now)));
+        entry.assumption = Some(Box::new(Assumption {
+            binding: binding.clone(),
+            state: AssumptionState {
+                stamp,
+                phase: Phase::Writing,
+                since: now,
+            },
+            unlisted: false,
+            outlived: false,
+        }));
         // The pod's requests count on the node now, not only when a watch shows the pod bound.
         if let Some(rules) = &entry.rules {
             let requests = &mut self.cluster.requests;
@@ -355,7 +362,6 @@ impl Assumptions<'_> {
     fn filter(&self) -> NodeFilter<'_> {
         NodeFilter {
             cluster: self.cluster,
-            plugins: self.plugins,
         }
     }
 }

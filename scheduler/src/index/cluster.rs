@@ -18,6 +18,7 @@ use tracing::warn;
 use super::budgets::Budgets;
 use super::eviction::{Eviction, EvictionRank, PlainPod, PlainPods};
 use super::node_state::NodeState;
+use super::plugins::{Plugins, Standing};
 use super::pods::{Assumption, Phase, PodEntry};
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
 use crate::accounting::{self, Bound, NodeContext, PodFacts, Recorded};
@@ -58,6 +59,7 @@ pub(super) struct Cluster {
     /// Pods that use only CPU and memory of their nodes.
     pub(super) plain: PlainPods,
     pub(super) budgets: Budgets,
+    pub(super) plugins: Plugins,
     /// What all pods request of their nodes.
     pub(super) requests: NodeRequests,
     /// The number of times room has opened without an event that kube-scheduler sees.
@@ -85,6 +87,7 @@ impl Cluster {
             nominated: FxHashSet::default(),
             plain: PlainPods::default(),
             budgets: Budgets::default(),
+            plugins: Plugins::default(),
             requests: NodeRequests::default(),
             n_silent_openings: 0,
         }
@@ -236,11 +239,11 @@ impl Cluster {
         }
     }
 
-    /// Takes over a pod that requests device resources, as the list of this number or a later event shows it; `rules` are those of a
-    /// pod without a node.
-    pub(super) fn put_pod(&mut self, uid: &str, facts: PodFacts, list: u32, rules: Option<Box<PodRules>>) {
-        let owner = self.owner(uid);
+    /// Takes over a pod that requests device resources, as the list of this number or a later event shows it.
+    pub(super) fn put_pod(&mut self, pod: &Pod, facts: PodFacts, list: u32) {
+        let (uid, owner) = (pod.uid(), self.owner(pod.uid()));
         let is_bound = facts.bound.is_some();
+        let rules = (!is_bound).then(|| Box::new(PodRules::of(pod)));
         let entry = self
             .pods
             .entry(owner.clone())
@@ -256,14 +259,19 @@ impl Cluster {
             if !is_known || self.fleet.held_by(uid).is_none() {
                 self.account(&owner);
             }
-            return;
+        } else {
+            // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
+            if was_bound {
+                (entry.problem, entry.contradicts) = (None, false);
+                self.fleet.release(uid);
+            }
+            self.unbound.insert(owner);
         }
-        // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
-        if was_bound {
-            (entry.problem, entry.contradicts) = (None, false);
-            self.fleet.release(uid);
+        self.put_eviction(pod);
+        // Pending pods may ask for anything, in any number; bound pods have passed admission.
+        if is_bound && !pod.is_tied_to_node() {
+            self.count_request(uid);
         }
-        self.unbound.insert(owner);
     }
 
     /// Removes a pod that requests device resources, with its holdings.
@@ -286,9 +294,8 @@ impl Cluster {
         }
     }
 
-    /// Updates the fields of a pod by which kube-scheduler chooses the victims of a preemption; returns true if they show that
-    /// kubelet has admitted the bound pod.
-    pub(super) fn put_eviction(&mut self, pod: &Pod) -> bool {
+    /// Updates the fields of a pod by which kube-scheduler chooses the victims of a preemption.
+    fn put_eviction(&mut self, pod: &Pod) {
         let eviction = Eviction::of(pod);
         let owner = self.owner(pod.uid());
         // kubelet updates the status of a pod often; most updates change nothing that matters here.
@@ -297,7 +304,7 @@ impl Cluster {
             .get_mut(&owner)
             .filter(|entry| entry.eviction != eviction)
         else {
-            return false;
+            return;
         };
         if eviction.nominated.is_some() {
             self.nominated.insert(owner);
@@ -306,7 +313,13 @@ impl Cluster {
         }
         let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
         entry.eviction = eviction;
-        is_admitted && entry.facts.bound.is_some()
+        // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
+        if let Some(bound) = &entry.facts.bound
+            && is_admitted
+            && self.plugins.standing(&bound.node) == Standing::Tried
+        {
+            self.note_silent_opening();
+        }
     }
 
     /// Counts the amounts that a pod requests of its node; `requested` is known of pods that request device resources.
@@ -418,7 +431,7 @@ impl Cluster {
     }
 
     /// Counts the request of a bound pod among the pods from which the workload model learns the mix of pods to come.
-    pub(super) fn count_request(&mut self, uid: &str) {
+    fn count_request(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid) else {
             return;
         };

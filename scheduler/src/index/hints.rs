@@ -191,13 +191,6 @@ impl HintQueue {
         }
     }
 
-    /// Forgets the end of a pod's hint and returns its node; the fleet forgets the hint itself when the pod is bound or gone.
-    pub(super) fn remove(&mut self, uid: &str) -> Option<Box<str>> {
-        self.nominees.remove(uid);
-        self.gangs.remove_member(uid);
-        self.take_hint(uid).map(|hint| hint.node)
-    }
-
     /// Takes out the hint of a pod with its entry in `ends`. The caller has the fleet free the room, or puts the hint back.
     fn take_hint(&mut self, uid: &str) -> Option<Hint> {
         let (owner, hint) = self.hints.remove_entry(uid)?;
@@ -514,7 +507,13 @@ impl HintQueue {
 
     /// Ends the hint of a pod that takes its devices on a node, or that is gone: room of the hint elsewhere opens.
     pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
-        if self.remove(uid).is_some_and(|node| bound_to != Some(&*node)) {
+        self.nominees.remove(uid);
+        self.gangs.remove_member(uid);
+        // The fleet forgets the hint itself when the pod is bound or gone.
+        if self
+            .take_hint(uid)
+            .is_some_and(|hint| bound_to != Some(&*hint.node))
+        {
             cluster.note_silent_opening();
         }
     }

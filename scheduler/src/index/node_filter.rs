@@ -7,7 +7,7 @@ use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
 
 use super::cluster::Cluster;
 use super::node_state::NodeState;
-use super::plugins::{Plugins, Standing, TRIED_AT_ONCE};
+use super::plugins::{Standing, TRIED_AT_ONCE};
 use super::resource_demand::ResourceDemand;
 use crate::api_server::shorten;
 use crate::inventory::NodeReport;
@@ -16,7 +16,6 @@ use crate::inventory::NodeReport;
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFilter<'a> {
     pub(super) cluster: &'a Cluster,
-    pub(super) plugins: &'a Plugins,
 }
 
 impl<'a> NodeFilter<'a> {
@@ -133,10 +132,10 @@ impl<'a> NodeFilter<'a> {
     /// Refuses a node whose plugin is away, or is on trial and has as many pods in flight as may be lost.
     #[inline]
     fn check_plugin(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
-        if self.plugins.all_serve() || !demand.has_devices() {
+        if self.cluster.plugins.all_serve() || !demand.has_devices() {
             return Ok(());
         }
-        let is_refused = match self.plugins.standing(name) {
+        let is_refused = match self.cluster.plugins.standing(name) {
             Standing::Offered => false,
             Standing::Tried => {
                 let view = self.cluster.view(name);
@@ -212,7 +211,7 @@ impl<'a> NodeFilter<'a> {
 
     /// The reason for which a node gets no pods, or few, on account of its plugin.
     pub fn plugin_problem(self, name: &str) -> Option<String> {
-        match self.plugins.standing(name) {
+        match self.cluster.plugins.standing(name) {
             Standing::Offered => None,
             Standing::Tried => Some(format!(
                 "the device plugin has come back: {TRIED_AT_ONCE} pods are tried at a time"

@@ -1,4 +1,4 @@
-//! Objects of watches, carried into the index: into the cluster, and from there to hints, plugins, failing nodes and assume times.
+//! Objects of watches, carried into the index: into the cluster, and from there to hints, failing nodes and assume times.
 
 use std::cmp::max;
 
@@ -19,12 +19,11 @@ use super::budgets::{Budget, namespace_and_name};
 use super::failing::is_refused_by_kubelet;
 use super::hints::Attempt;
 use super::node_state::NodeState;
-use super::plugins::Standing;
 use super::resource_demand::requests_devices;
 use crate::accounting::kubelet_allocations::{self, AllocationsByPod};
 use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
-use crate::kube_scheduler::{NodeFacts, PodRules};
+use crate::kube_scheduler::NodeFacts;
 use crate::watch::ObjectStore;
 
 /// The workload model is refreshed once this part of all pods has come or gone.
@@ -90,7 +89,7 @@ impl ObjectStore<Node> for Index {
 fn read_plugin_state(index: &mut Index, name: &str, node: &Node) {
     match PluginState::read(node.metadata.annotations.as_ref()) {
         Ok(state) => {
-            if index.plugins.set_state(name, state) {
+            if index.cluster.plugins.set_state(name, state) {
                 index.cluster.note_silent_opening();
             }
         }
@@ -114,7 +113,7 @@ fn set_soft_taints(by_node: &mut FxHashMap<Box<str>, Box<[Taint]>>, name: &str, 
 fn forget_node(index: &mut Index, name: &str) {
     set_soft_taints(&mut index.cluster.soft_taints, name, &[]);
     index.failing.remove(name);
-    index.plugins.forget_node(name);
+    index.cluster.plugins.forget_node(name);
     index.cluster.fleet.set_host(name, None);
     if let Some(state) = index.cluster.nodes.get_mut(name) {
         (state.node, state.facts) = (None, NodeFacts::default());
@@ -238,19 +237,23 @@ impl ObjectStore<Pod> for Index {
             return;
         }
         let list = self.pod_list.number;
-        if self.plugins.put_pod(&pod, list) {
+        if self.cluster.plugins.put_pod(&pod, list) {
             self.cluster.note_silent_opening();
         }
         let facts = PodFacts::of(&pod, &self.cluster.names);
         let requested = facts.as_ref().map(|facts| facts.host);
         match facts {
             Some(facts) if !pod.is_terminal() => {
-                if facts.bound.is_some() {
-                    put_bound_pod(self, &pod, facts);
-                } else {
-                    let rules = Box::new(PodRules::of(&pod));
-                    self.cluster.put_pod(uid, facts, list, Some(rules));
-                    self.cluster.put_eviction(&pod);
+                let is_bound = facts.bound.is_some();
+                if let Some(bound) = &facts.bound {
+                    // Records of an earlier leader order the binds too, so new assume times begin above theirs.
+                    if let Some(nanos) = bound.assumed_at {
+                        self.stamps.note_recorded(nanos);
+                    }
+                    self.hints.end_hint(&mut self.cluster, uid, Some(&bound.node));
+                }
+                self.cluster.put_pod(&pod, facts, list);
+                if !is_bound {
                     let attempt = Attempt::of(&pod);
                     self.hints.update_attempt(&mut self.cluster, uid, &attempt);
                 }
@@ -263,7 +266,7 @@ impl ObjectStore<Pod> for Index {
                     && is_refused_by_kubelet(&pod)
                 {
                     self.failing.note_failure(&bound.node, uid);
-                    self.plugins.note_failure(&bound.node, &pod);
+                    self.cluster.plugins.note_failure(&bound.node, &pod);
                 }
                 remove_pod(self, uid);
                 self.cluster.ended.insert(OwnerId::from(uid), list);
@@ -278,7 +281,7 @@ impl ObjectStore<Pod> for Index {
 
     /// Removes a pod with all that it holds.
     fn delete(&mut self, pod: &Pod) {
-        if self.plugins.remove_pod(pod.uid()) {
+        if self.cluster.plugins.remove_pod(pod.uid()) {
             self.cluster.note_silent_opening();
         }
         remove_pod(self, pod.uid());
@@ -301,7 +304,7 @@ impl ObjectStore<Pod> for Index {
             self.unlisted.notify_one();
         }
         remove_unlisted_pods(self);
-        if self.plugins.end_list(self.pod_list.number) {
+        if self.cluster.plugins.end_list(self.pod_list.number) {
             self.cluster.note_silent_opening();
         }
         if !self.pod_list.synced {
@@ -313,26 +316,6 @@ impl ObjectStore<Pod> for Index {
         self.cluster.note_silent_since(self.pod_list.n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
         self.refresh_workload();
-    }
-}
-
-/// Takes over a bound pod that requests device resources.
-fn put_bound_pod(index: &mut Index, pod: &Pod, facts: PodFacts) {
-    let uid = pod.uid();
-    let node = pod.spec.node_name.as_deref().unwrap_or_default();
-    // Records of an earlier leader order the binds too, so new assume times begin above theirs.
-    if let Some(nanos) = facts.bound.as_ref().and_then(|bound| bound.assumed_at) {
-        index.stamps.note_recorded(nanos);
-    }
-    index.hints.end_hint(&mut index.cluster, uid, Some(node));
-    index.cluster.put_pod(uid, facts, index.pod_list.number, None);
-    // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
-    if index.cluster.put_eviction(pod) && index.plugins.standing(node) == Standing::Tried {
-        index.cluster.note_silent_opening();
-    }
-    // Pending pods may ask for anything, in any number; bound pods have passed admission.
-    if !pod.is_tied_to_node() {
-        index.cluster.count_request(uid);
     }
 }
 

@@ -103,23 +103,6 @@ impl PodEntry {
     }
 }
 
-impl Assumption {
-    /// The assumption of a binding that is about to be written.
-    pub(super) fn new(binding: PodBinding, stamp: u64, now: Instant) -> Self {
-        let state = AssumptionState {
-            stamp,
-            phase: Phase::Writing,
-            since: now,
-        };
-        Self {
-            binding,
-            state,
-            unlisted: false,
-            outlived: false,
-        }
-    }
-}
-
 /// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, as JavaScript reads it.
 ///
 /// kube-scheduler's last attempt is the pod's own, and does not count.
