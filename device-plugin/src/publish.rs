@@ -2,6 +2,9 @@
 //!
 //! Each of them is a pure function of devices, pods and the objects in the API server, and the plugin writes it only when it
 //! differs from them. It tries again with backoff after a failure; kubelet never waits for any of this.
+//!
+//! Beside them stand all other things that the plugin shows of its node: gauges, the memory in use, events about health, and the
+//! devices that [other plugins](vendor) have allocated. [`uninstall`] removes what was written.
 
 pub mod application_faults;
 pub mod corrections;

@@ -3,15 +3,16 @@
 //!
 //! The check goes through these files once, in this order:
 //!
-//! 1. [`StartChecker`] takes a [snapshot](crate::start::verify::snapshot) of kubelet's allocations,
-//! 2. finds the pod that [owns](crate::start::verify::owner) the device IDs of kubelet's call,
-//! 3. [verifies](crate::start::verify) the pod's allocation, the health of its devices, and their
-//!    [capacity](crate::start::verify::capacity),
+//! 1. [`StartChecker`] takes a [snapshot](verify::snapshot) of kubelet's allocations,
+//! 2. finds the pod that [owns](verify::owner) the device IDs of kubelet's call,
+//! 3. [verifies](verify) the pod's allocation, the health of its devices, and their [capacity](verify::capacity),
 //! 4. writes the container's CDI spec (`specs`), and waits until the container runtime has [read](crate::inject::cdi::readers) it.
 //!
 //! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, the [records](swap)
 //! that count before a pod's annotations, and [`envvar`] for containers that get their devices by the vendor's variable. kubelet tries
 //! a blocked start again, and the pod's events have the reason. [`reconcile`] compares running pods with their records after the start.
+//!
+//! Before the check the pod of a call is a guess ([`matching`]); Allocate waits for it or logs it in [`pod_of_call`].
 
 mod adopt;
 pub mod assigned;
@@ -257,10 +258,9 @@ impl StartChecker {
             }
             checked = verify_start(node, snapshot, resource, ids, uid)?;
         }
-        // A mismatch shows that another container of the pod has its devices by variable, also if this one has a spec.
-        let is_by_variable =
-            !checked.is_by_spec || matches!(checked.verified, Err(StartRefusal::Mismatch { .. }));
-        if is_by_variable && let Some(other) = settle(&mut checked, snapshot, node, &mut swaps).await? {
+        if checked.is_by_variable()
+            && let Some(other) = settle(&mut checked, snapshot, node, &mut swaps).await?
+        {
             return Ok(StartDecision::LookAgain(other));
         }
         match &checked.verified {

@@ -160,6 +160,14 @@ pub(crate) struct CheckedStart<'a> {
     pub(crate) is_inherited: bool,
 }
 
+impl CheckedStart<'_> {
+    /// True if an answer by variable fixes devices of the pod for as long as it lives.
+    pub(crate) fn is_by_variable(&self) -> bool {
+        // A mismatch shows that another container of the pod has such an answer, also if this one has a spec.
+        !self.is_by_spec || matches!(self.verified, Err(StartRefusal::Mismatch { .. }))
+    }
+}
+
 /// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
 ///
 /// # Errors

@@ -120,9 +120,9 @@ fn checked_where(
     let checked = checked.unwrap_or_else(|blocked| panic!("{blocked}"));
     Ending {
         verification: match &checked.verified {
-            // Such a start is not settled by what its container sees.
-            Ok(()) if checked.is_by_spec => Verification::Passed,
-            _ => verification(&checked, &snapshot, &node),
+            _ if checked.is_by_variable() => verification(&checked, &snapshot, &node),
+            Ok(()) => Verification::Passed,
+            Err(refusal) => Verification::Refused(refusal.clone()),
         },
         is_by_spec: checked.is_by_spec,
         is_inherited: checked.is_inherited,
