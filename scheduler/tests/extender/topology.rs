@@ -231,7 +231,7 @@ async fn a_refusal_names_the_mistake_of_a_table_that_cannot_be_read() {
 async fn a_set_with_a_missing_gpu_does_not_count_and_is_named() {
     const MISTAKE: &str = "annotation scheduling.koordinator.sh/gpu-partitions: the set [3, 4] names minor 4, which no GPU of the \
                            object has; the set does not count";
-    let of_more = json!({"2": [{"minors": [3, 4], "allocationScore": "10"}, {"minors": [1, 2]}]});
+    let of_more = json!({"2": [{"minors": [3, 4], "allocationScore": 10}, {"minors": [1, 2]}]});
     let world = world(&with_table(gpus(4), &of_more, "Honor"));
     let problems = &world.inspect(Some("n1")).await["nodes"][0]["problems"];
     assert_eq!(*problems, json!([format!("Device object: {MISTAKE}")]));
