@@ -162,7 +162,7 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     pub inject: Inject,
 
-    /// Report the NUMA node of each device to kubelet, for its topology manager; needs --inject=cdi
+    /// Report the NUMA node of each device to kubelet, on nodes where its topology manager aligns CPUs with devices; needs --inject=cdi
     #[arg(long, env = "GPUSHARE_NUMA_HINTS")]
     pub numa_hints: bool,
 

@@ -61,8 +61,8 @@ pub struct Args {
     memory_resource: String,
     #[command(flatten)]
     policies: PolicyArgs,
-    /// Number of fitting nodes in the answer of filter, the best first; kube-scheduler's own scores count only among these. For a
-    /// pod with preferences among nodes the answer has all fitting nodes.
+    /// Number of fitting nodes in the answer of filter, the best first; kube-scheduler's own scores count only among these: more
+    /// than one where plugins of its profile must have a say. For a pod with preferences among nodes the answer has all fitting nodes.
     #[arg(
         long,
         env = "GPUSHARE_ANSWER_NODES",
@@ -82,7 +82,8 @@ pub struct Args {
     )]
     misfit_nodes: MisfitNodes,
     /// Time for which filter keeps room for a pod on the node of its answer, or on the best of several, until the pod is bound. Longer for
-    /// a pod that is nominated to that node (30m), or that waits for volumes or claims (10m).
+    /// a pod that is nominated to that node (30m), or that waits for volumes or claims (10m). Raise it where pods wait longer for the rest
+    /// of their group (coscheduling, Koordinator).
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
     /// File with the certificate chain of the extender (PEM)

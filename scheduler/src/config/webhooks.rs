@@ -33,7 +33,8 @@ pub(super) struct WebhookArgs {
         requires = "webhook_listen"
     )]
     webhook_client_ca_file: Option<PathBuf>,
-    /// Scheduler that pods asking for GPUs, RDMA or FPGAs are sent to, unless they name one other than the default.
+    /// Scheduler that pods asking for GPUs, RDMA or FPGAs are sent to, unless they name one other than the default: with a second
+    /// kube-scheduler, so that users need not know its name.
     #[arg(
         long,
         env = "GPUSHARE_WEBHOOK_SCHEDULER_NAME",
@@ -69,7 +70,7 @@ pub(super) struct WebhookArgs {
     /// certificates come from files, if at all.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
-    /// Lifetime of these certificates; they are renewed when a third of it is left.
+    /// Lifetime of these certificates, for organisations that limit it; they are renewed when a third of it is left.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = lifetime)]
     certificate_lifetime: Duration,
     /// Serve the extender with these certificates too; filter, prioritize, preempt and bind then demand a client certificate of the same
