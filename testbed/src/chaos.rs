@@ -18,9 +18,9 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use crate::cluster::{NodeKind, NodeSetup, RuntimeSpec, default_deploy};
-use crate::console::Console;
-use crate::daemons::Binaries;
+use kit::cluster::{NodeKind, NodeSetup, RuntimeSpec, default_deploy};
+use kit::console::Console;
+use kit::daemons::Binaries;
 
 pub use recorder::{RunRecorder, Tally};
 pub use report::{Figures, render};

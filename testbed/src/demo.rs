@@ -14,19 +14,19 @@ use proto::resource::GPU_MEM;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_deploy};
-use crate::console::{Check, Console, table};
-use crate::daemons::{Binaries, Program};
-use crate::files;
 use crate::installation;
-use crate::invariants::{self, Accounts, ContainerView, GpuUse};
-use crate::kube_scheduler::{SchedulingAttempt, SchedulingOutcome};
-use crate::manifests;
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::{is_running, node_of, unscheduled_because};
-use crate::pods::{NamespacePods, PodBuilder};
 use crate::replicas::Replicas;
 use crate::second_scheduler;
+use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_deploy};
+use kit::console::{Check, Console, table};
+use kit::daemons::{Binaries, Program};
+use kit::files;
+use kit::invariants::{self, Accounts, ContainerView, GpuUse};
+use kit::kube_scheduler::{SchedulingAttempt, SchedulingOutcome};
+use kit::manifests;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::{is_running, node_of, unscheduled_because};
+use kit::pods::{NamespacePods, PodBuilder};
 
 /// Longest wait for one condition.
 const DEADLINE: Duration = Duration::from_secs(60);

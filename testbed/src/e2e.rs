@@ -10,12 +10,12 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cluster::{LocalCluster, client_of, default_deploy};
-use crate::console::{Console, table};
-use crate::daemons::Binaries;
-use crate::parts::Commands;
 use crate::scenario::real_gpus::{self, GpuOptions, GpuScenario};
 use crate::scenario::{self, Scenario, ScenarioStage, World};
+use kit::cluster::{LocalCluster, client_of, default_deploy};
+use kit::console::{Console, table};
+use kit::daemons::Binaries;
+use kit::parts::Commands;
 
 /// The image with `gpu-probe`, which `deploy/docker/Dockerfile` builds.
 const PROBE_IMAGE: &str = concat!("ghcr.io/gpushare/gpushare-testbed:", env!("CARGO_PKG_VERSION"));

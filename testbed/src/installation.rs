@@ -7,10 +7,10 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::apiserver::ApiObjects;
-use crate::cluster::LocalCluster;
-use crate::manifests;
 use crate::replicas::NAMESPACE;
+use kit::apiserver::ApiObjects;
+use kit::cluster::LocalCluster;
+use kit::manifests;
 
 /// The manifests of `deploy/base` beside those that every cluster of the testbed has.
 const MANIFESTS: [&str; 5] = [

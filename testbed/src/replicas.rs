@@ -15,13 +15,13 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::apiserver::{self, User, object};
-use crate::cluster::{LocalCluster, SCHEDULER_USER};
-use crate::daemons::{Crashes, Daemon, Invocation};
-use crate::http_client;
-use crate::manifests;
-use crate::polling;
-use crate::ports::free_address;
+use kit::apiserver::{self, User, object};
+use kit::cluster::{LocalCluster, SCHEDULER_USER};
+use kit::daemons::{Crashes, Daemon, Invocation};
+use kit::http_client;
+use kit::manifests;
+use kit::polling;
+use kit::ports::free_address;
 
 use front::{Ports, ReplicaAddresses, Selector};
 

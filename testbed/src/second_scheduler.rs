@@ -12,15 +12,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::apiserver::{self, object};
-use crate::cluster::LocalCluster;
-use crate::daemons::{Daemon, Invocation, Program};
-use crate::files;
-use crate::http_client::{HttpClient, is_ok};
-use crate::manifests;
-use crate::polling;
-use crate::ports::free_address;
 use crate::replicas::{self, NAMESPACE};
+use kit::apiserver::{self, object};
+use kit::cluster::LocalCluster;
+use kit::daemons::{Daemon, Invocation, Program};
+use kit::files;
+use kit::http_client::{HttpClient, is_ok};
+use kit::manifests;
+use kit::polling;
+use kit::ports::free_address;
 
 /// Profile of the second kube-scheduler.
 pub(crate) const PROFILE: &str = "gpushare-scheduler";

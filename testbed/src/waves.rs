@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cluster::{LocalCluster, client_of, default_deploy};
-use crate::console::{Console, table};
-use crate::daemons::Binaries;
-use crate::parts::{ClusterPart, Commands, Need};
 use crate::scenario::waves::{Plan, Wave, run as run_wave};
 use crate::scenario::{ScenarioStage, World};
+use kit::cluster::{LocalCluster, client_of, default_deploy};
+use kit::console::{Console, table};
+use kit::daemons::Binaries;
+use kit::parts::{ClusterPart, Commands, Need};
 
 /// The parts of the testbed's cluster that can be killed.
 const OF_TESTBED: [ClusterPart; 4] = [

@@ -1,8 +1,8 @@
 //! A bounded share of the chaos runs: the daemons under schedules that a seed decides.
 
+use kit::cluster::default_deploy;
+use kit::console::Console;
 use testbed::chaos::{Figures, PluginMode, run_schedule};
-use testbed::cluster::default_deploy;
-use testbed::console::Console;
 
 async fn run(mode: PluginMode, seed: u64, steps: usize) -> anyhow::Result<Figures> {
     let run = run_schedule(&Console::new(true), mode, seed, steps, default_deploy()).await?;

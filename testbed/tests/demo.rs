@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
+use kit::daemons::Binaries;
 use serde_json::Value;
-use testbed::daemons::Binaries;
 
 /// The folders of `deploy/` that a build of the images gets.
 fn manifests_of_image() -> tempfile::TempDir {

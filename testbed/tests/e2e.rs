@@ -9,25 +9,26 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
+use kit::apiserver::{Fault, Matching, UsedAccess};
+use kit::cluster::{
+    ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER, RuntimeSpec, SCHEDULER_USER, WebhookSpec,
+    default_deploy,
+};
+use kit::console::Console;
+use kit::kubelet::{PreparedDevice, ProbeProgram};
+use kit::manifests;
+use kit::observer::ClusterSnapshot;
+use kit::parts::Commands;
+use kit::pods::PodBuilder;
+use kit::rbac::{self, Permission, Rbac, RbacTarget};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use proto::kubelet_allocations::DEVICES_CHECKPOINTS;
 use proto::resource::{HAMI_CORE, ISOLATION_PROVIDER};
 use serde_json::json;
-use testbed::apiserver::{Fault, Matching, UsedAccess};
-use testbed::cluster::{
-    ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER, RuntimeSpec, SCHEDULER_USER, WebhookSpec,
-    default_deploy,
-};
-use testbed::console::Console;
-use testbed::kubelet::{PreparedDevice, ProbeProgram};
-use testbed::observer::ClusterSnapshot;
-use testbed::parts::Commands;
-use testbed::pods::PodBuilder;
-use testbed::rbac::{self, Permission, Rbac, RbacTarget};
 use testbed::scenario::real_gpus::{self, GpuOptions, GpuScenario, ProgramTimes};
 use testbed::scenario::{self, World};
-use testbed::{e2e, manifests, replicas};
+use testbed::{e2e, replicas};
 use tokio::time::timeout;
 
 #[tokio::test(flavor = "multi_thread")]

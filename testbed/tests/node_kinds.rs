@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
+use kit::cluster::{ClusterSpec, LocalCluster, NodeKind, NodeSetup, RUNTIME_CLASS, RuntimeSpec};
+use kit::invariants;
+use kit::kubelet::{ContainerStart, RunState, RuntimeContainer, StartHook};
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::{is_running, unscheduled_because};
+use kit::pods::{NamespacePods, PodBuilder};
 use proto::device::{CONDITION_INJECTABLE, CONDITION_ISOLATED, DeviceCondition};
 use proto::record::GPU_DEVICES;
 use proto::resource::GPU_MEM;
-use testbed::cluster::{ClusterSpec, LocalCluster, NodeKind, NodeSetup, RUNTIME_CLASS, RuntimeSpec};
-use testbed::invariants;
-use testbed::kubelet::{ContainerStart, RunState, RuntimeContainer, StartHook};
-use testbed::observer::ClusterSnapshot;
-use testbed::pod_fields::{is_running, unscheduled_because};
-use testbed::pods::{NamespacePods, PodBuilder};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const IMAGE: &str = "nvidia/cuda:12.4.1-base-ubuntu22.04";

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use kit::kubelet::nvidia_runtime::{
+    Created, Modification, NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES, find_gpus,
+};
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
-use testbed::kubelet::nvidia_runtime::{
-    Created, Modification, NvidiaRuntime, RuntimeMode, VISIBLE_DEVICES, find_gpus,
-};
 
 #[derive(Deserialize)]
 struct Recorded {

@@ -5,6 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Event, Pod};
+use kit::apiserver::{Fault, Matching};
+use kit::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup};
+use kit::invariants;
+use kit::kubelet::RunState;
+use kit::pod_fields::is_running;
+use kit::pods::{NamespacePods, PodBuilder};
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use proto::pod::ALL_DEVICES;
@@ -13,12 +19,6 @@ use proto::record::{
 };
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
 use serde_json::{Value, json};
-use testbed::apiserver::{Fault, Matching};
-use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup};
-use testbed::invariants;
-use testbed::kubelet::RunState;
-use testbed::pod_fields::is_running;
-use testbed::pods::{NamespacePods, PodBuilder};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -79,7 +79,7 @@ async fn create(pods: &NamespacePods, pod: &Pod) -> Result<()> {
 }
 
 async fn until_running(cluster: &LocalCluster, name: &str) -> Result<Pod> {
-    let running = |snapshot: &testbed::observer::ClusterSnapshot| {
+    let running = |snapshot: &kit::observer::ClusterSnapshot| {
         snapshot
             .pod(&format!("default/{name}"))
             .filter(|pod| is_running(pod))
@@ -90,7 +90,7 @@ async fn until_running(cluster: &LocalCluster, name: &str) -> Result<Pod> {
 
 /// The minors in a pod's own annotations, once they are these.
 async fn until_recorded(cluster: &LocalCluster, name: &str, minors: &[i32]) -> Result<()> {
-    let is_so = |snapshot: &testbed::observer::ClusterSnapshot| {
+    let is_so = |snapshot: &kit::observer::ClusterSnapshot| {
         let record = invariants::record(snapshot.pod(&format!("default/{name}"))?).ok()?;
         (record.iter().map(|(minor, _)| *minor).collect::<Vec<_>>() == minors).then_some(())
     };
@@ -268,7 +268,7 @@ async fn without_the_api_server_containers_start_again() -> Result<()> {
         .inject(Matching::anything(), Fault::DropConnection);
     cluster.api().faults().drop_watches("");
     let kubelet = cluster.node("n1")?.kubelet();
-    let starts = |kubelet: &testbed::kubelet::Kubelet| {
+    let starts = |kubelet: &kit::kubelet::Kubelet| {
         kubelet
             .container("default", "a", "main")
             .map_or(0, |container| container.starts)
@@ -325,7 +325,7 @@ async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
         pods.create(&PodBuilder::units("honest", 4)).await?;
         if args.is_empty() {
             // The scheduler, which does not believe it either, takes it for the holder of both GPUs.
-            let is_waiting = |snapshot: &testbed::observer::ClusterSnapshot| {
+            let is_waiting = |snapshot: &kit::observer::ClusterSnapshot| {
                 let status = snapshot.pod("default/honest")?.status.as_ref()?;
                 status
                     .conditions

@@ -24,7 +24,7 @@ use crate::replay::policy::Policy;
 use crate::replay::run::{self, Job, RunResult};
 use crate::replay::{Seeds, seeds};
 use cluster::{AllocationMeasure, Family};
-use testbed::console::{Bars, Console, table};
+use kit::console::{Bars, Console, table};
 
 /// Policies that are compared by default.
 const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";

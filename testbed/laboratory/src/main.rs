@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use futures::FutureExt;
-use testbed::cli::{block_on, or_interrupted};
+use kit::command::{block_on, or_interrupted};
 use tracing_subscriber::EnvFilter;
 
 mod families;
@@ -24,8 +24,8 @@ mod replay;
 #[derive(Debug, Parser)]
 #[command(name = "laboratory", version, max_term_width = 100)]
 struct Cli {
-    /// Log filter of the laboratory and the testbed, on standard error, e.g. `info` or `testbed::kubelet=debug`.
-    #[arg(long, global = true, default_value = "error,testbed::observer=info")]
+    /// Log filter of the laboratory and the testbed, on standard error, e.g. `info` or `kit::kubelet=debug`.
+    #[arg(long, global = true, default_value = "error,kit::observer=info")]
     log: EnvFilter,
     #[command(subcommand)]
     command: Command,

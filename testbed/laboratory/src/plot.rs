@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
+use kit::console::Console;
+use kit::files;
 use plotters::coord::Shift;
 use plotters::coord::combinators::LogCoord;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
-use testbed::console::Console;
-use testbed::files;
 
 /// Colours that are distinct for colour-blind readers too; they begin again after the last.
 const COLOURS: [RGBColor; 8] = [

@@ -14,13 +14,13 @@ use tokio::runtime::Handle;
 
 use conditions::{NamedConditions, Overrides, PlainPods, RunConditions};
 use fragment::{TypicalPod, typical_pods};
+use kit::console::{Bars, Console};
 use kube::{SampleSize, Ties};
 use parallel::in_parallel;
 use plot::PlottedValue;
 use policy::{Policy, Reference};
 use run::{Job, RunResult};
 use summary::Summary;
-use testbed::console::{Bars, Console};
 use world::ReplayInput;
 
 pub mod arrivals;

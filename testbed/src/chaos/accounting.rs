@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::http_client::HttpClient;
-use crate::invariants::Accounts;
+use kit::http_client::HttpClient;
+use kit::invariants::Accounts;
 
 #[derive(Debug, Deserialize)]
 struct AccountedNode {
@@ -75,7 +75,7 @@ fn compare(nodes: Vec<NodeAmounts>, accounts: &Accounts) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::invariants::GpuUse;
+    use kit::invariants::GpuUse;
 
     #[test]
     fn accounting_of_scheduler_and_plugin_must_agree_on_every_gpu() {

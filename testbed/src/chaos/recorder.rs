@@ -12,9 +12,9 @@ use parking_lot::{Mutex, MutexGuard};
 use proto::device::Device;
 use serde::de::DeserializeOwned;
 
-use crate::apiserver::ApiObjects as Api;
-use crate::invariants::{self, ContainerView};
-use crate::kubelet::{ContainerStart, PodAdmission, RuntimeContainer};
+use kit::apiserver::ApiObjects as Api;
+use kit::invariants::{self, ContainerView};
+use kit::kubelet::{ContainerStart, PodAdmission, RuntimeContainer};
 
 /// kubelet's pause before it tries to start a container again.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
@@ -277,7 +277,7 @@ mod tests {
     use proto::resource::GPU_MEM;
 
     use super::*;
-    use crate::kubelet::{ContainerType, RunState};
+    use kit::kubelet::{ContainerType, RunState};
 
     fn view(sees: &[&str], should_see: &[&str]) -> ContainerView {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();

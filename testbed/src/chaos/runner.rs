@@ -15,14 +15,14 @@ use super::PluginMode;
 use super::accounting;
 use super::recorder::RunRecorder;
 use super::schedule::{ChaosStep, N_GPUS, UNITS_PER_GPU};
-use crate::cluster::{CdiDir, ClusterSpec, LocalCluster, NodeSetup, SimulatedNode};
-use crate::daemons::Crashes;
-use crate::http_client::HttpClient;
-use crate::invariants::{self, ContainerView};
-use crate::kubelet::{ContainerType, Delays, Kubelet, RunState, RuntimeContainer, StartHook};
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::{has_ended, is_running, node_of, phase};
-use crate::pods::NamespacePods;
+use kit::cluster::{CdiDir, ClusterSpec, LocalCluster, NodeSetup, SimulatedNode};
+use kit::daemons::Crashes;
+use kit::http_client::HttpClient;
+use kit::invariants::{self, ContainerView};
+use kit::kubelet::{ContainerType, Delays, Kubelet, RunState, RuntimeContainer, StartHook};
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::{has_ended, is_running, node_of, phase};
+use kit::pods::NamespacePods;
 
 mod batch;
 

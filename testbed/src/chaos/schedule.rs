@@ -8,7 +8,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
-use crate::kubelet::OrderRule;
+use kit::kubelet::OrderRule;
 
 /// GPUs of each node.
 pub(super) const N_GPUS: u64 = 8;

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::NAMESPACE;
-use crate::apiserver;
+use kit::apiserver;
 
 /// The flag that names the address of one replica.
 pub(super) type Ports = BTreeMap<&'static str, SocketAddr>;

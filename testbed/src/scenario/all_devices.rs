@@ -8,8 +8,8 @@ use proto::resource::GPU_SHARED;
 use serde_json::Value;
 
 use super::{GpuNode, ScenarioEntry, World};
-use crate::invariants;
-use crate::pods::{Limits, PodBuilder};
+use kit::invariants;
+use kit::pods::{Limits, PodBuilder};
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -13,11 +13,11 @@ use kube::api::{Api, LogParams};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 
 use super::{DEADLINE, World};
-use crate::files;
-use crate::observer::ClusterSnapshot;
-use crate::parts::{ClusterPart, Commands, NodeFile};
-use crate::pod_fields::{container_statuses, node_of};
-use crate::polling;
+use kit::files;
+use kit::observer::ClusterSnapshot;
+use kit::parts::{ClusterPart, Commands, NodeFile};
+use kit::pod_fields::{container_statuses, node_of};
+use kit::polling;
 
 /// The label of the pods of both daemons in `deploy/`.
 pub(super) const NAME_LABEL: &str = "app.kubernetes.io/name";
@@ -164,7 +164,7 @@ async fn restart_in_testbed(
         (ClusterPart::KubeScheduler, None) => cluster.start_kube_scheduler().await,
         (ClusterPart::Kubelet, None) => cluster.node(node)?.restart_kubelet().await,
         (ClusterPart::Kubelet, Some(NodeFile::KubeletCheckpoint)) => {
-            let remove = |config: &crate::kubelet::KubeletConfig| {
+            let remove = |config: &kit::kubelet::KubeletConfig| {
                 // kubelet may have no checkpoint yet.
                 let _ = std::fs::remove_file(config.checkpoint());
             };
@@ -295,7 +295,7 @@ async fn until_plugin_logs(world: &World, killed: &Killed, deadline: Duration) -
 pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()> {
     if world.cluster.is_some() {
         let kubelet = world.node(node)?.kubelet();
-        let serves = |kubelet: &crate::kubelet::Kubelet| {
+        let serves = |kubelet: &kit::kubelet::Kubelet| {
             let counts = kubelet.capacity();
             counts.len() >= 2 && counts.values().all(|(_, healthy)| *healthy > 0)
         };

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::vendors::share;
 use super::{ScenarioEntry, World};
-use crate::invariants;
-use crate::kubelet::PreparedDevice;
-use crate::pods::PodBuilder;
+use kit::invariants;
+use kit::kubelet::PreparedDevice;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -154,7 +154,7 @@ async fn until_counted(world: &mut World, minors: &[u32]) -> Result<()> {
         .filter(|gpu| minors.contains(&gpu.minor))
         .map(|gpu| gpu.uuid.clone())
         .collect();
-    let counted = |snapshot: &crate::observer::ClusterSnapshot| {
+    let counted = |snapshot: &kit::observer::ClusterSnapshot| {
         let checkpoints = KubeletAllocations::read(snapshot.devices.get(CLAIMED)?.annotations()).ok()??;
         let is_drivers = checkpoints
             .entries

@@ -5,8 +5,8 @@ use anyhow::Result;
 use proto::resource::GPU_MEM;
 
 use super::{DEADLINE, ScenarioEntry, World, breaking};
-use crate::observer::ClusterSnapshot;
-use crate::parts::ClusterPart;
+use kit::observer::ClusterSnapshot;
+use kit::parts::ClusterPart;
 
 /// Pods that are on their way while something is killed.
 const N_PODS: usize = 24;

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::World;
-use crate::cluster::LocalCluster;
-use crate::invariants;
-use crate::kubelet::RuntimeContainer;
-use crate::pods::PodBuilder;
+use kit::cluster::LocalCluster;
+use kit::invariants;
+use kit::kubelet::RuntimeContainer;
+use kit::pods::PodBuilder;
 
 /// The words of kube-scheduler about a pod that no node has room for, or no node offers the resource of.
 pub(super) const NO_ROOM: &str = "nodes are available";

@@ -10,8 +10,8 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{ScenarioEntry, World};
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

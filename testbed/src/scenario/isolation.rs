@@ -14,8 +14,8 @@ use serde_json::json;
 use super::{ScenarioEntry, World};
 use proto::record::GPU_DEVICES;
 
-use crate::invariants;
-use crate::pods::{Limits, PodBuilder};
+use kit::invariants;
+use kit::pods::{Limits, PodBuilder};
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

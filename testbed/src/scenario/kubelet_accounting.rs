@@ -11,12 +11,12 @@ use serde_json::json;
 use super::breaking::{self, until_registered};
 use super::world::GpuNode;
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::cluster::GpuFault;
-use crate::files;
-use crate::kubelet::{Kubelet, KubeletConfig, OrderRule, RunState};
-use crate::observer::ClusterSnapshot;
-use crate::parts::{ClusterPart, NodeFile};
-use crate::pods::PodBuilder;
+use kit::cluster::GpuFault;
+use kit::files;
+use kit::kubelet::{Kubelet, KubeletConfig, OrderRule, RunState};
+use kit::observer::ClusterSnapshot;
+use kit::parts::{ClusterPart, NodeFile};
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -12,10 +12,10 @@ use serde_json::json;
 
 use super::vendors::{share, until_offered, whole};
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::invariants;
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::invariants;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::parts::{ClusterPart, Commands, Need, NodeFile};
+use kit::parts::{ClusterPart, Commands, Need, NodeFile};
 
 use Need::{Evict, Kill, Pause, Remove};
 

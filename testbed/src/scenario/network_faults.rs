@@ -8,8 +8,8 @@ use proto::resource::GPU_MEM;
 use serde_json::Value;
 
 use super::{ScenarioEntry, World};
-use crate::apiserver::{Fault, Injected, Matching, object};
-use crate::observer::ClusterSnapshot;
+use kit::apiserver::{Fault, Injected, Matching, object};
+use kit::observer::ClusterSnapshot;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

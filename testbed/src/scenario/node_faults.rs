@@ -4,10 +4,10 @@ use anyhow::Result;
 
 use super::breaking::{self, until_registered};
 use super::{ScenarioEntry, World};
-use crate::cluster::GpuFault;
-use crate::observer::ClusterSnapshot;
-use crate::parts::ClusterPart;
-use crate::pods::PodBuilder;
+use kit::cluster::GpuFault;
+use kit::observer::ClusterSnapshot;
+use kit::parts::ClusterPart;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -8,9 +8,9 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde_json::{Value, json};
 
 use super::{ScenarioEntry, World};
-use crate::apiserver::{Fault, Matching};
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::apiserver::{Fault, Matching};
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -44,7 +44,7 @@ fn edits() -> Vec<(&'static str, Value)> {
     let sound = sound_gpu;
     let with = |field: &str, value: Value| {
         let mut gpu = sound(1);
-        crate::pods::set(&mut gpu, field, value);
+        kit::pods::set(&mut gpu, field, value);
         gpu
     };
     let (toaster, unlabelled) = (with("type", json!("toaster")), with("labels", json!(["a", "b"])));
@@ -163,7 +163,7 @@ fn write_devices(world: &mut World, devices: &Value) -> Result<()> {
     let api = world.cluster()?.api().objects().clone();
     let mut device = Value::clone(&*api.get(DEVICES, "", EDITED)?);
     let spec = device.get_mut("spec").context("a Device object without spec")?;
-    crate::pods::set(spec, "devices", devices.clone());
+    kit::pods::set(spec, "devices", devices.clone());
     api.update(DEVICES, device)?;
     Ok(())
 }

@@ -13,8 +13,8 @@ use proto::resource::{GPU_COUNT, GPU_MEM};
 use serde_json::{Value, json};
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 const OLD: &str = "old-node";
 
@@ -121,7 +121,7 @@ fn old_record(idx: &str, units: &str) -> BTreeMap<String, String> {
 /// Waits until a pod is bound; returns its annotations.
 async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, String>> {
     let key = world.key(name);
-    let bound = |snapshot: &crate::observer::ClusterSnapshot| {
+    let bound = |snapshot: &kit::observer::ClusterSnapshot| {
         snapshot
             .pods
             .get(&key)

@@ -9,10 +9,10 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{ScenarioEntry, World};
-use crate::cluster::SCHEDULER_USER;
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::cluster::SCHEDULER_USER;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

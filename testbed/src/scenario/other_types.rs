@@ -9,8 +9,8 @@ use proto::resource::{FPGA, GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::pod_fields::device_record;
-use crate::pods::PodBuilder;
+use kit::pod_fields::device_record;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -116,7 +116,7 @@ async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> 
 /// RDMA adapters and FPGAs that the plugin serves: pods get whole devices and shares of them.
 async fn rdma_and_fpga(world: &mut World) -> Result<()> {
     let kubelet = world.node(MANIFOLD)?.kubelet();
-    let serves = |kubelet: &crate::kubelet::Kubelet| {
+    let serves = |kubelet: &kit::kubelet::Kubelet| {
         let capacity = kubelet.capacity();
         [(RDMA, 200), (FPGA, 100)]
             .iter()

@@ -12,13 +12,13 @@ use proto::resource::{GPU_MEM, GPU_SHARED};
 use tokio::time::sleep;
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::apiserver::{Fault, Matching};
-use crate::cluster::{CdiDir, GpuFault, SimulatedNode};
-use crate::files;
-use crate::kubelet::Kubelet;
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::phase;
-use crate::pods::PodBuilder;
+use kit::apiserver::{Fault, Matching};
+use kit::cluster::{CdiDir, GpuFault, SimulatedNode};
+use kit::files;
+use kit::kubelet::Kubelet;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::phase;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::apiserver::{Fault, Matching};
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::{is_running, phase};
-use crate::pods::PodBuilder;
+use kit::apiserver::{Fault, Matching};
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::{is_running, phase};
+use kit::pods::PodBuilder;
 
 /// The node, and its label, by which all pods are sent there.
 const NODE: &str = "n1";

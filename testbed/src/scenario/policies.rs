@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{ScenarioEntry, World};
-use crate::pods::PodBuilder;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -10,11 +10,11 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use super::{Body, ScenarioEntry, World};
-use crate::cluster::SCHEDULER_USER;
-use crate::invariants;
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::cluster::SCHEDULER_USER;
+use kit::invariants;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_class(world):

@@ -16,9 +16,9 @@ use serde_json::{Map, Value};
 
 use super::World;
 use super::needs::Needs;
-use crate::console::{Console, table};
-use crate::invariants;
-use crate::parts::{ClusterPart, Commands, Need};
+use kit::console::{Console, table};
+use kit::invariants;
+use kit::parts::{ClusterPart, Commands, Need};
 
 pub use target::NodeVersions;
 

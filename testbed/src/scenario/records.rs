@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 
 use super::breaking::until_registered;
 use super::{ScenarioEntry, World};
-use crate::cluster::user_client;
-use crate::manifests;
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::cluster::user_client;
+use kit::manifests;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -13,12 +13,12 @@ use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde_json::{Value, json};
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::apiserver::{self, Fault, Matching};
-use crate::cluster::SCHEDULER_USER;
-use crate::manifests;
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
 use crate::replicas::{NAMESPACE, Replicas};
+use kit::apiserver::{self, Fault, Matching};
+use kit::cluster::SCHEDULER_USER;
+use kit::manifests;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// Pods that are on their way while a leader is killed.
 const N_PODS: usize = 12;

@@ -7,9 +7,9 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_
 
 use super::expected::{Expected, NO_ROOM};
 use super::{ScenarioEntry, World};
-use crate::invariants;
-use crate::pods::{Limits, PodBuilder};
-use crate::vendor_plugin::NVIDIA_GPU;
+use kit::invariants;
+use kit::pods::{Limits, PodBuilder};
+use kit::vendor_plugin::NVIDIA_GPU;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::vendors::{until_offered, whole};
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::invariants::{self, VISIBLE_DEVICES};
-use crate::vendor_plugin::NVIDIA_GPU;
+use kit::invariants::{self, VISIBLE_DEVICES};
+use kit::vendor_plugin::NVIDIA_GPU;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -67,7 +67,7 @@ async fn pinned_by_its_author(world: &mut World) -> Result<()> {
         "kubelet cannot have given a GPU that the vendor's plugin does not offer"
     );
     let uid = pod.uid().unwrap_or_default();
-    let shows = |snapshot: &crate::observer::ClusterSnapshot| {
+    let shows = |snapshot: &kit::observer::ClusterSnapshot| {
         let device = snapshot.devices.get(HOOKED)?;
         let checkpoints = KubeletAllocations::read(device.annotations()).ok()??;
         checkpoints

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::old_nodes::until_extender_shows;
 use super::{ScenarioEntry, World};
-use crate::apiserver::ApiObjects;
-use crate::kube_scheduler::SchedulingOutcome;
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::apiserver::ApiObjects;
+use kit::kube_scheduler::SchedulingOutcome;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::http_client::HttpClient;
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
 use crate::second_scheduler::{PROFILE, SchedulerContainer, SecondScheduler};
+use kit::http_client::HttpClient;
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// Pods that are created in each step of a scenario.
 const N_PODS: usize = 4;

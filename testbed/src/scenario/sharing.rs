@@ -6,8 +6,8 @@ use proto::record::{MEM_CONTAINER, MEM_IDX, MEM_POD};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{ScenarioEntry, World};
-use crate::invariants;
-use crate::pods::{Limits, PodBuilder};
+use kit::invariants;
+use kit::pods::{Limits, PodBuilder};
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tower::Service;
 
 use super::{DEADLINE, ScenarioEntry, World, breaking};
-use crate::pods::PodBuilder;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{claims, migration, nonsense, other_types, runtime_hook, topology, vendors};
-use crate::cluster::{ClusterSpec, NodeSetup, RuntimeSpec, WebhookSpec};
+use kit::cluster::{ClusterSpec, NodeSetup, RuntimeSpec, WebhookSpec};
 
 /// The longest wait of the scheduling loop between two attempts, shorter than the default of ten seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);

@@ -16,7 +16,7 @@ use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT, PART
 use serde_json::Value;
 
 use super::{ScenarioEntry, World};
-use crate::pods::PodBuilder;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: [&[ScenarioEntry]; 3] =

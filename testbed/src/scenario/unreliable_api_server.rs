@@ -13,12 +13,12 @@ use proto::resource::GPU_MEM;
 use tokio::time::sleep;
 
 use super::{ScenarioEntry, World, breaking};
-use crate::apiserver::{Fault, Faults, Injected, Matching};
-use crate::cluster::{PLUGIN_USER, SCHEDULER_USER};
-use crate::invariants;
-use crate::observer::{ClusterSnapshot, reason_not_running};
-use crate::parts::ClusterPart;
-use crate::pod_fields::{is_running, phase};
+use kit::apiserver::{Fault, Faults, Injected, Matching};
+use kit::cluster::{PLUGIN_USER, SCHEDULER_USER};
+use kit::invariants;
+use kit::observer::{ClusterSnapshot, reason_not_running};
+use kit::parts::ClusterPart;
+use kit::pod_fields::{is_running, phase};
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

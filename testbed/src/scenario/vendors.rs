@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::invariants;
-use crate::pods::PodBuilder;
-use crate::vendor_plugin::NVIDIA_GPU;
+use kit::invariants;
+use kit::pods::PodBuilder;
+use kit::vendor_plugin::NVIDIA_GPU;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -37,7 +37,7 @@ pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodBuilder {
 /// Waits until kubelet's node offers `n` of the vendor's resource.
 pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) -> Result<()> {
     let kubelet = world.node(node)?.kubelet();
-    let offered = |kubelet: &crate::kubelet::Kubelet| {
+    let offered = |kubelet: &kit::kubelet::Kubelet| {
         kubelet
             .capacity()
             .get(NVIDIA_GPU)
@@ -49,7 +49,7 @@ pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) 
         kubelet.capacity()
     );
     let text = n_gpus.to_string();
-    let shows = |snapshot: &crate::observer::ClusterSnapshot| {
+    let shows = |snapshot: &kit::observer::ClusterSnapshot| {
         let allocatable = snapshot.nodes.get(node)?.status.as_ref()?.allocatable.as_ref()?;
         allocatable
             .get(NVIDIA_GPU)

@@ -7,9 +7,9 @@ use anyhow::{Result, ensure};
 use tokio::time::sleep;
 
 use super::{ScenarioEntry, World};
-use crate::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
-use crate::pod_fields::node_of;
-use crate::pods::PodBuilder;
+use kit::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
+use kit::pod_fields::node_of;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -10,10 +10,10 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 
 use super::{DEADLINE, World, breaking};
-use crate::invariants;
-use crate::observer::ClusterSnapshot;
-use crate::parts::ClusterPart;
-use crate::pod_fields::{is_running, phase};
+use kit::invariants;
+use kit::observer::ClusterSnapshot;
+use kit::parts::ClusterPart;
+use kit::pod_fields::{is_running, phase};
 
 /// The longest wait for the pods of a wave, and for a part that was killed.
 const LIMIT: Duration = Duration::from_secs(240);

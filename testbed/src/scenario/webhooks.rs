@@ -10,9 +10,9 @@ use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
 use super::{DEADLINE, ScenarioEntry, World};
-use crate::cluster::webhooks::{CONFIGURATION, SECRET};
-use crate::kube_scheduler::SchedulingOutcome;
-use crate::pods::PodBuilder;
+use kit::cluster::webhooks::{CONFIGURATION, SECRET};
+use kit::kube_scheduler::SchedulingOutcome;
+use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -179,7 +179,7 @@ fn set_failure_policy(world: &mut World, policy: &str) -> Result<()> {
             .into_iter()
             .flatten()
         {
-            crate::pods::set(webhook, "failurePolicy", json!(policy));
+            kit::pods::set(webhook, "failurePolicy", json!(policy));
         }
         api.update(kind, configuration)?;
     }

@@ -15,14 +15,14 @@ use serde_json::json;
 use tracing::warn;
 
 use super::{DEADLINE, Scenario, breaking, old_nodes, sampling};
-use crate::cluster::webhooks::CONFIGURATION as WEBHOOKS;
-use crate::cluster::{LocalCluster, SimulatedNode};
-use crate::daemons::Invocation;
-use crate::observer::{ClusterSnapshot, Condition, Observer};
-use crate::parts::{ClusterPart, Commands, Need};
-use crate::pod_fields::{container_statuses, containers, is_running, node_of, phase, unscheduled_because};
-use crate::pods::{NamespacePods, PodBuilder};
-use crate::{invariants, pods};
+use kit::cluster::webhooks::CONFIGURATION as WEBHOOKS;
+use kit::cluster::{LocalCluster, SimulatedNode};
+use kit::daemons::Invocation;
+use kit::observer::{ClusterSnapshot, Condition, Observer};
+use kit::parts::{ClusterPart, Commands, Need};
+use kit::pod_fields::{container_statuses, containers, is_running, node_of, phase, unscheduled_because};
+use kit::pods::{NamespacePods, PodBuilder};
+use kit::{invariants, pods};
 
 /// A cluster as scenarios see it.
 #[derive(Debug)]

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use rstest::rstest;
-use testbed::rbac::{
+use kit::rbac::{
     DEVICE_PLUGIN, Permission, Rbac, RbacTarget, SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER,
     SCHEDULER_ROOM,
 };
+use rstest::rstest;
 
 use crate::render::{documents, render};
 use crate::{all, find, read, texts};

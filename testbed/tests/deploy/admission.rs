@@ -2,10 +2,10 @@
 //!
 //! Only an API server can evaluate the expressions.
 
+use kit::rbac::DEVICE_PLUGIN;
 use proto::device::NODE_LABELS;
 use proto::node::CONDITION_SHARING_READY;
 use serde_json::Value;
-use testbed::rbac::DEVICE_PLUGIN;
 
 use crate::render::render;
 use crate::{all, find, texts};

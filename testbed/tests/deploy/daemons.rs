@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::LazyLock;
 use std::thread;
 
+use kit::daemons::{Binaries, Program};
 use rstest::rstest;
-use testbed::daemons::{Binaries, Program};
 use tokio::runtime::Runtime;
 
 /// A daemon, by the name of its binary, its container and its workload.

@@ -1,10 +1,8 @@
 //! The scheduler's requests do not queue behind every other service account, nor can they hold up kube-scheduler's.
 
+use kit::rbac::{SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER, SCHEDULER_ROOM, SCHEDULER_WEBHOOKS};
 use rstest::rstest;
 use serde_json::json;
-use testbed::rbac::{
-    SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER, SCHEDULER_ROOM, SCHEDULER_WEBHOOKS,
-};
 
 use crate::daemons;
 use crate::render::render;

@@ -1,9 +1,9 @@
 //! One scheduler decides: the election's flags, the label that the Service selects, rights, and what a rollout does.
 
+use kit::rbac::SCHEDULER_LEADER;
 use rstest::rstest;
 use scheduler::leader::BIND_TIMEOUT;
 use serde_json::{Value, json};
-use testbed::rbac::SCHEDULER_LEADER;
 
 use crate::daemons::SCHEDULER;
 use crate::render::render;
@@ -206,10 +206,10 @@ fn only_the_named_scheduler_binds() {
     );
     let resources = texts(&spec["matchConstraints"]["resourceRules"][0]["resources"]);
     // The API server answers a review and stores nothing.
-    let stores = |access: &&testbed::rbac::Permission<'_>| {
+    let stores = |access: &&kit::rbac::Permission<'_>| {
         access.verb == "create" && !access.resource.ends_with("reviews")
     };
-    for access in testbed::rbac::SCHEDULER.iter().filter(stores) {
+    for access in kit::rbac::SCHEDULER.iter().filter(stores) {
         assert!(
             resources.contains(&format!("{}/{}", access.resource, access.subresource).as_str()),
             "not asked about: {access}"

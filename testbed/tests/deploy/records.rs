@@ -1,12 +1,12 @@
 //! The right to write the annotations that record a pod's devices.
 //!
-//! The tests in `testbed/tests/apiserver/policies.rs` evaluate the expressions on requests.
+//! The tests in `testbed/kit/tests/apiserver/policies.rs` evaluate the expressions on requests.
 
+use kit::cluster::{PLUGIN_USER, SCHEDULER_USER};
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
 use serde_json::{Value, json};
-use testbed::cluster::{PLUGIN_USER, SCHEDULER_USER};
 
 use crate::render::{render, render_with};
 use crate::{find, texts};

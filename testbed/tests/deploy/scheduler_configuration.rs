@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use kit::kube_scheduler::SchedulerConfiguration;
 use proto::resource::{
     FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, VENDOR_GPUS,
 };
@@ -12,7 +13,6 @@ use rstest::rstest;
 use scheduler::leader::BIND_TIMEOUT;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use testbed::kube_scheduler::SchedulerConfiguration;
 
 use crate::daemons::SCHEDULER;
 use crate::render::{documents, render};

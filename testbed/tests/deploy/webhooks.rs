@@ -4,6 +4,11 @@
 use std::collections::BTreeSet;
 
 use http::Method;
+use kit::apiserver::{ApiServer, ApiServerConfig};
+use kit::cluster::{PLUGIN_USER, user_client};
+use kit::rbac::{
+    Permission, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS,
+};
 use kube::Client;
 use proto::pod::ALL_DEVICES;
 use proto::record::DEVICE_ALLOCATED;
@@ -12,11 +17,6 @@ use proto::resource::{
 };
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::apiserver::{ApiServer, ApiServerConfig};
-use testbed::cluster::{PLUGIN_USER, user_client};
-use testbed::rbac::{
-    Permission, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS,
-};
 
 use crate::daemons::{DEVICE_PLUGIN, SCHEDULER};
 use crate::render::{render, render_base_with, render_with};

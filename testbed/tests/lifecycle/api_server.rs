@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
+use kit::apiserver::{Fault, Faults, Matching};
+use kit::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup, PLUGIN_USER, SCHEDULER_USER};
+use kit::invariants;
+use kit::kubelet::Kubelet;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::is_running;
+use kit::pods::{NamespacePods, PodBuilder};
 use proto::resource::GPU_MEM;
 use rstest::rstest;
-use testbed::apiserver::{Fault, Faults, Matching};
-use testbed::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup, PLUGIN_USER, SCHEDULER_USER};
-use testbed::invariants;
-use testbed::kubelet::Kubelet;
-use testbed::observer::ClusterSnapshot;
-use testbed::pod_fields::is_running;
-use testbed::pods::{NamespacePods, PodBuilder};
 
 use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
 
@@ -99,7 +99,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
         cluster
             .node("n2")?
             .plugin()
-            .map(testbed::daemons::Daemon::log_tail)
+            .map(kit::daemons::Daemon::log_tail)
             .unwrap_or_default()
     );
     ensure!(seen(kubelet, "b")? == of_b, "b sees another GPU than before");

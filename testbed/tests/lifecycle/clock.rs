@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
+use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec};
+use kit::daemons::Invocation;
+use kit::pods::{NamespacePods, PodBuilder};
 use kube::ResourceExt;
 use proto::record::MEM_ASSUME_TIME;
 use serde_json::{Value, json};
-use testbed::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec};
-use testbed::daemons::Invocation;
-use testbed::pods::{NamespacePods, PodBuilder};
 use testbed::replicas::Replicas;
 
 use crate::{DEADLINE, not_run, starts_again, until_run, verify};

@@ -10,11 +10,11 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use testbed::cluster::LocalCluster;
-use testbed::invariants;
-use testbed::kubelet::Kubelet;
-use testbed::observer::ClusterSnapshot;
-use testbed::pod_fields::is_running;
+use kit::cluster::LocalCluster;
+use kit::invariants;
+use kit::kubelet::Kubelet;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::is_running;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The time for which a container that must not start is watched.
@@ -92,7 +92,7 @@ async fn until_event(cluster: &LocalCluster, object: &str, reason: &str) -> Resu
         cluster
             .nodes()
             .filter_map(|node| node.plugin())
-            .map(testbed::daemons::Daemon::log_tail)
+            .map(kit::daemons::Daemon::log_tail)
             .collect::<String>()
     };
     tokio::time::timeout(DEADLINE, shown)

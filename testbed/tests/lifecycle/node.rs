@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use kit::cluster::{CdiDir, ClusterSpec, GpuSpec, LocalCluster, NodeSetup};
+use kit::http_client::HttpClient;
+use kit::invariants;
+use kit::kubelet::{Kubelet, RunState};
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::{phase, unscheduled_because};
+use kit::pods::{NamespacePods, PodBuilder};
+use kit::polling;
 use proto::read_api::{Diagnosis, Explanation, State};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use testbed::cluster::{CdiDir, ClusterSpec, GpuSpec, LocalCluster, NodeSetup};
-use testbed::http_client::HttpClient;
-use testbed::invariants;
-use testbed::kubelet::{Kubelet, RunState};
-use testbed::observer::ClusterSnapshot;
-use testbed::pod_fields::{phase, unscheduled_because};
-use testbed::pods::{NamespacePods, PodBuilder};
-use testbed::polling;
 
 use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
 
@@ -430,7 +430,7 @@ async fn fill_disk(cluster: &mut LocalCluster, is_full: bool) -> Result<()> {
     let pid = cluster
         .node("n1")?
         .plugin()
-        .and_then(testbed::daemons::Daemon::pid)
+        .and_then(kit::daemons::Daemon::pid)
         .context("no plugin runs")?;
     let limit = if is_full {
         "--fsize=0:"

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
+use kit::cluster::{CdiDir, ClusterSpec, LocalCluster, NodeSetup};
+use kit::pods::{NamespacePods, PodBuilder};
 use serde_json::Value;
-use testbed::cluster::{CdiDir, ClusterSpec, LocalCluster, NodeSetup};
-use testbed::pods::{NamespacePods, PodBuilder};
 
 use crate::{DEADLINE, not_run, starts, starts_again, until_run, verify};
 
@@ -153,7 +153,7 @@ async fn until_said(cluster: &LocalCluster, pod: &str, words: &str) -> Result<()
         let events = cluster.api().objects().list("events", None).unwrap_or_default();
         events.iter().any(|event| says_so(event))
     };
-    testbed::polling::until(
+    kit::polling::until(
         DEADLINE,
         &format!("no event GPUNotReady about {pod} says {words:?}"),
         is_said,

@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use kit::cluster::{ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER};
+use kit::invariants;
+use kit::kubelet::{ContainerStart, Kubelet, OrderRule, RunState, RuntimeContainer, StartHook};
+use kit::observer::ClusterSnapshot;
+use kit::pods::{NamespacePods, PodBuilder};
 use proto::record::{GPU_DEVICES, MEM_CONTAINER};
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
-use testbed::cluster::{ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER};
-use testbed::invariants;
-use testbed::kubelet::{ContainerStart, Kubelet, OrderRule, RunState, RuntimeContainer, StartHook};
-use testbed::observer::ClusterSnapshot;
-use testbed::pods::{NamespacePods, PodBuilder};
 
 use crate::{DEADLINE, seen, starts, starts_again, until_run, verify};
 
@@ -212,7 +212,7 @@ impl Scene {
         node.start_plugin(&[])?;
         until_offered(node.kubelet()).await.with_context(|| {
             node.plugin()
-                .map(testbed::daemons::Daemon::log_tail)
+                .map(kit::daemons::Daemon::log_tail)
                 .unwrap_or_default()
         })?;
         node.kubelet().release(OrderRule::Creation, 0);

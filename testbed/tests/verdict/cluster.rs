@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use kit::kube_scheduler::{OfflineAttempt, OfflineScheduler, SchedulerConfiguration};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use scheduler::bind::PodId;
@@ -13,7 +14,6 @@ use scheduler::offline;
 use scheduler::watch::ObjectStore;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testbed::kube_scheduler::{OfflineAttempt, OfflineScheduler, SchedulerConfiguration};
 
 use crate::generator;
 

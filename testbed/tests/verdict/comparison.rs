@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use kit::kube_scheduler::OfflineAttempt;
 use proto::read_api::{Explanation, FitAnswer, FitRequest, NodeVerdict, RefusedBy};
 use scheduler::read_api::{explain, fit};
 use serde_json::Value;
-use testbed::kube_scheduler::OfflineAttempt;
 
 use crate::cluster::{Case, World, name, namespace, typed};
 

@@ -8,6 +8,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kit::cluster::client_of;
+use kit::http_client::HttpClient;
+use kit::kube_scheduler::no_fit_message;
+use kit::pod_fields::{condition, node_of};
+use kit::polling::until;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, Error, ResourceExt};
@@ -15,11 +20,6 @@ use proto::read_api::{Explanation, VERSION};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testbed::cluster::client_of;
-use testbed::http_client::HttpClient;
-use testbed::kube_scheduler::no_fit_message;
-use testbed::pod_fields::{condition, node_of};
-use testbed::polling::until;
 
 use crate::cluster::{Case, World, name, namespace};
 use crate::setting;

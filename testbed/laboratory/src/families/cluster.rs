@@ -15,9 +15,9 @@ use crate::replay::objects;
 use crate::replay::portion::{floor, real};
 use crate::replay::trace::{NodeRow, TracePod, WHOLE};
 use crate::replay::world::{PlacedPod, ReplayInput};
-use testbed::cli::value_name;
-use testbed::dice::dice;
-use testbed::pods::set;
+use kit::command::value_name;
+use kit::dice::dice;
+use kit::pods::set;
 
 /// The kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

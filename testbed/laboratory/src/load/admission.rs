@@ -7,21 +7,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use parking_lot::Mutex;
 use proto::resource::GPU_MEM;
 use serde::Serialize;
 
-use testbed::chaos::PluginMode;
-use testbed::cluster::{ClusterSpec, LocalCluster, NodeSetup};
-use testbed::console::{Console, table};
-use testbed::daemons::Daemon;
-use testbed::invariants;
-use testbed::kubelet::{Kubelet, OrderRule, StartHook};
-use testbed::observer::ClusterSnapshot;
-use testbed::pods::{NamespacePods, PodBuilder};
-use testbed::process_usage::ProcessUsage;
+use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup};
+use kit::command::value_name;
+use kit::console::{Console, table};
+use kit::daemons::Daemon;
+use kit::invariants;
+use kit::kubelet::{Kubelet, OrderRule, StartHook};
+use kit::observer::ClusterSnapshot;
+use kit::pods::{NamespacePods, PodBuilder};
+use kit::process_usage::ProcessUsage;
 
 use super::{
     create_all, delete_all, failed_pods, float, is_bound, is_settled, mib, quantiles, times, until_all,
@@ -34,6 +34,14 @@ const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Memory of each GPU, in GiB.
 const GIB_OF_GPU: u64 = 80;
+
+/// The way in which containers get their devices, as `--inject` of the plugin names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum InjectionMode {
+    Cdi,
+    Envvar,
+}
 
 /// `laboratory load admission`.
 #[derive(Clone, Debug, Args)]
@@ -49,7 +57,7 @@ pub struct AdmissionArgs {
     pub gpus: u8,
     /// The plugin's mode.
     #[arg(long, value_enum, default_value = "cdi")]
-    pub mode: PluginMode,
+    pub mode: InjectionMode,
     /// True if an init container alone asks for devices, which kubelet's pod-resources list leaves out.
     #[arg(long)]
     pub init_only: bool,
@@ -59,7 +67,7 @@ pub struct AdmissionArgs {
 #[derive(Clone, Debug, Serialize)]
 pub struct Admitted {
     /// The plugin's mode.
-    pub mode: PluginMode,
+    pub mode: InjectionMode,
     /// Pods in all.
     pub pods: usize,
     /// Pods that pass admission in a second.
@@ -87,7 +95,7 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
     let heads = "MODE;PODS;PER SECOND;ALLOCATE P50, P99, MAX ms;START P50, P99, MAX ms;STARTS PER LIST;PLUGIN AT MOST MiB;WRONG";
     let mut results = table(heads.split(';'));
     results.add_row([
-        admitted.mode.to_string(),
+        value_name(&admitted.mode),
         admitted.pods.to_string(),
         format!("{:.0}", admitted.per_second),
         times(admitted.allocate_ms, 2),
@@ -114,8 +122,15 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
     let entered = Arc::clone(&starts);
     let node = NodeSetup {
         started: StartHook::new(move |start| entered.lock().push((start.spent, start.refusals.len()))),
-        inject: args.mode.inject(),
-        plugin_args: args.mode.plugin_args(),
+        inject: match args.mode {
+            InjectionMode::Cdi => "cdi",
+            InjectionMode::Envvar => "envvar",
+        },
+        // A wrong pod would wait for ever in this mode.
+        plugin_args: match args.mode {
+            InjectionMode::Cdi => Vec::new(),
+            InjectionMode::Envvar => vec!["--on-mismatch=evict".to_owned()],
+        },
         // Pods of the last round may still be terminating when the next ones arrive.
         max_pods: args.pods + 10,
         ..NodeSetup::new("n1", &vec![GIB_OF_GPU * 1024; usize::from(args.gpus)])
@@ -220,7 +235,7 @@ fn look(cluster: &mut LocalCluster) -> Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    async fn admitted(mode: PluginMode, init_only: bool) -> Admitted {
+    async fn admitted(mode: InjectionMode, init_only: bool) -> Admitted {
         let args = AdmissionArgs {
             pods: 24,
             rounds: 2,
@@ -233,7 +248,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn every_start_is_confirmed_by_kubelet() {
-        let admitted = admitted(PluginMode::Cdi, false).await;
+        let admitted = admitted(InjectionMode::Cdi, false).await;
         assert_eq!(
             (admitted.wrong.as_slice(), admitted.refused, admitted.pods),
             (&[][..], 0, 48)
@@ -248,7 +263,7 @@ mod tests {
     /// Such pods are not in the list of pod-resources: kubelet's checkpoint names the holders of their devices.
     #[tokio::test(flavor = "multi_thread")]
     async fn pods_with_devices_in_init_containers_only_are_measured() {
-        for mode in [PluginMode::Cdi, PluginMode::Envvar] {
+        for mode in [InjectionMode::Cdi, InjectionMode::Envvar] {
             let admitted = admitted(mode, true).await;
             assert_eq!(admitted.wrong, Vec::<String>::new(), "{admitted:?}");
         }

@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{CONCURRENCY, PERCENTS, Rig, fleet, float, quantiles, until_it_binds};
-use testbed::console::{Console, table};
-use testbed::http_client::HttpClient;
+use kit::console::{Console, table};
+use kit::http_client::HttpClient;
 
 /// Clock ticks per second in `/proc/PID/stat` (`USER_HZ`): 100 on all common platforms.
 const TICKS_PER_SECOND: f64 = 100.0;

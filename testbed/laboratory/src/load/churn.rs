@@ -14,8 +14,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::fleet;
-use testbed::apiserver::ApiObjects;
-use testbed::http_client::HttpClient;
+use kit::apiserver::ApiObjects;
+use kit::http_client::HttpClient;
 
 /// Most binds under way at one time.
 const CONCURRENCY: usize = 64;

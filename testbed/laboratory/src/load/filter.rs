@@ -14,8 +14,8 @@ use super::kept_connection::{KeptConnection, wire};
 use super::requests::PreparedRequests;
 use super::viewers::Viewers;
 use super::{PERCENTS, Rig, fleet, float, growth, quantiles};
-use testbed::console::{Console, table};
-use testbed::http_client::HttpClient;
+use kit::console::{Console, table};
+use kit::http_client::HttpClient;
 
 /// Requests before the first that is measured.
 const WARM_UP: u32 = 50;

@@ -10,8 +10,8 @@ use proto::record::{
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use testbed::apiserver::ApiObjects;
-use testbed::pods::set_in;
+use kit::apiserver::ApiObjects;
+use kit::pods::set_in;
 
 const GPUS: u32 = 8;
 const GIB_OF_GPU: u32 = 16;

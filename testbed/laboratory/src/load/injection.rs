@@ -16,12 +16,12 @@ use clap::Args;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use testbed::cluster::{ClusterSpec, DriverSpecs, LocalCluster, NodeSetup};
-use testbed::console::{Console, table};
-use testbed::files;
-use testbed::kubelet::{ContainerStart, Kubelet, OrderRule, RuntimeConfig, RuntimeContainer, StartHook};
-use testbed::observer::ClusterSnapshot;
-use testbed::pods::{NamespacePods, PodBuilder};
+use kit::cluster::{ClusterSpec, DriverSpecs, LocalCluster, NodeSetup};
+use kit::console::{Console, table};
+use kit::files;
+use kit::kubelet::{ContainerStart, Kubelet, OrderRule, RuntimeConfig, RuntimeContainer, StartHook};
+use kit::observer::ClusterSnapshot;
+use kit::pods::{NamespacePods, PodBuilder};
 
 use super::{
     create_all, delete_all, failed_pods, is_bound, is_settled, quantiles, times, until_all, wrong_devices,
@@ -440,7 +440,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use testbed::kubelet::{ContainerType, RunState};
+    use kit::kubelet::{ContainerType, RunState};
 
     fn container(env: &[(&str, &str)], nodes: &[&str]) -> RuntimeContainer {
         RuntimeContainer {

@@ -12,7 +12,7 @@ use rand::seq::SliceRandom;
 use serde_json::{Value, json};
 
 use super::kept_connection::wire;
-use testbed::pods::{Limits, PodBuilder, set_in};
+use kit::pods::{Limits, PodBuilder, set_in};
 
 /// Requests of pods. Each of them fits a node on which half of the GPUs are half full and one more has some
 /// small pods.

@@ -18,10 +18,10 @@ use super::requests::SHAPES;
 use bindings::{BindingWatch, Rates};
 use fill::{ClusterSize, LABEL, WAITING, path};
 use halt::HaltedProcess;
+use kit::cluster::client_of;
+use kit::console::{Console, table};
+use kit::pods::{PodBuilder, set_in};
 use objects::{Objects, each};
-use testbed::cluster::client_of;
-use testbed::console::{Console, table};
-use testbed::pods::{PodBuilder, set_in};
 
 mod bindings;
 mod fill;

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup};
+use kit::console::{Console, table};
+use kit::daemons::Daemon;
+use kit::http_client::HttpClient;
+use kit::pods::{NamespacePods, PodBuilder};
+use kit::process_usage::ProcessUsage;
 use serde::Serialize;
 use serde_json::json;
-use testbed::cluster::{ClusterSpec, LocalCluster, NodeSetup};
-use testbed::console::{Console, table};
-use testbed::daemons::Daemon;
-use testbed::http_client::HttpClient;
-use testbed::pods::{NamespacePods, PodBuilder};
-use testbed::process_usage::ProcessUsage;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 

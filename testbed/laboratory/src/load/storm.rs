@@ -19,9 +19,9 @@ use tokio::time::{interval, sleep};
 use super::kept_connection::KeptConnection;
 use super::requests::PreparedRequests;
 use super::{Rig, fleet, quantiles};
-use testbed::apiserver::ApiObjects;
-use testbed::console::{Console, table};
-use testbed::pods::set;
+use kit::apiserver::ApiObjects;
+use kit::console::{Console, table};
+use kit::pods::set;
 
 /// `--hint-ttl`, as for `laboratory load filter`: the pods of this load are never bound.
 const HINT: &str = "20ms";
@@ -102,7 +102,7 @@ pub(super) async fn run(console: &Console, args: &StormArgs) -> Result<()> {
     for one in &measured {
         let millis = |values: [f64; 3]| super::times(values, 2);
         results.add_row([
-            testbed::cli::value_name(&one.storm),
+            kit::command::value_name(&one.storm),
             millis(one.before_millis),
             millis(one.storm_millis),
             millis(one.after_millis),

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 
 use super::kube::{SampleSize, Ties};
-use testbed::cli::value_name;
+use kit::command::value_name;
 
 /// The conditions that have a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

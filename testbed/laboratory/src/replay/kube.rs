@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng};
 use super::occupancy::{FreeRoom, NodeUse};
 use super::portion::{floor, portion};
 use super::world::{ReplayInput, ReplayNode, ReplayPod};
-use testbed::kube_scheduler::Sampling;
+use kit::kube_scheduler::Sampling;
 
 /// Thousandths of a CPU that a container counts as when nodes are scored, if it asks for none.
 pub const DEFAULT_CPU: i64 = 100;

@@ -9,7 +9,7 @@ use http::StatusCode;
 use kube::Client;
 use serde_json::Value;
 
-use testbed::cluster::client_of;
+use kit::cluster::client_of;
 
 pub use seen::world;
 

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use super::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
 use super::trace::{NodeRow, PERCENT, TracePod};
 use super::world::{Lifetime, NumberTable, ReplayInput, ReplayNode, ReplayPod};
-use testbed::pods::set;
-use testbed::vendor_plugin::NVIDIA_GPU;
+use kit::pods::set;
+use kit::vendor_plugin::NVIDIA_GPU;
 
 const MIB: i64 = 1 << 20;
 /// Memory of every GPU, in GiB. Pods of a trace ask for parts of a GPU, so that the amount makes no difference.

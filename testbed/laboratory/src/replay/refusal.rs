@@ -15,7 +15,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use super::kube::SearchResult;
 use super::occupancy::{FreeRoom, NodeUse};
 use super::world::{ReplayInput, ReplayPod};
-use testbed::kube_scheduler::no_fit_message;
+use kit::kube_scheduler::no_fit_message;
 
 const NOT_ELIGIBLE: &str = "node(s) didn't match Pod's node affinity/selector";
 

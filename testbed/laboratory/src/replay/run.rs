@@ -25,7 +25,7 @@ use super::portion::{floor, percent, real};
 use super::reference::Chooser;
 use super::refusal;
 use super::world::{ReplayInput, ReplayPod};
-use testbed::console::Bar;
+use kit::console::Bar;
 
 /// The weight of one point of the extender, as `deploy/` configures it, beside kube-scheduler's plugins, which give up to 100.
 const PER_POINT: i64 = 10;

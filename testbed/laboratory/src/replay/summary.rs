@@ -9,7 +9,7 @@ use super::occupancy::FreeRoom;
 use super::portion::{floor, percent, real};
 use super::run::RunResult;
 use super::world::{ReplayInput, ReplayPod};
-use testbed::console::table;
+use kit::console::table;
 
 /// The percentage of offered demand at which allocation is shown, besides the end.
 const ALLOCATED_AT: usize = 100;

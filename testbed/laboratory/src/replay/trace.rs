@@ -7,7 +7,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
-use testbed::files;
+use kit::files;
 
 /// GPU thousandths of a whole device.
 pub const WHOLE: i64 = 1000;

@@ -9,13 +9,13 @@ use futures::future::try_join_all;
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{DEADLINE, Runner, node_name, pod_name};
-use crate::apiserver::{Fault, HeldWatches, Injected, Matching};
 use crate::chaos::PluginMode;
 use crate::chaos::schedule::{Batch, Disruption, Shape};
-use crate::cluster::{PLUGIN_USER, SCHEDULER_USER};
-use crate::kubelet::Kubelet;
-use crate::observer::ClusterSnapshot;
-use crate::pods::PodBuilder;
+use kit::apiserver::{Fault, HeldWatches, Injected, Matching};
+use kit::cluster::{PLUGIN_USER, SCHEDULER_USER};
+use kit::kubelet::Kubelet;
+use kit::observer::ClusterSnapshot;
+use kit::pods::PodBuilder;
 
 /// Longest wait for a first attempt to start every pod of a batch. Pods that kubelet has refused get none, so
 /// the wait may be in vain.
@@ -258,7 +258,7 @@ async fn fill_disk(runner: &mut Runner, node: usize, is_full: bool) -> Result<()
     let pid = runner
         .node(node)?
         .plugin()
-        .and_then(crate::daemons::Daemon::pid)
+        .and_then(kit::daemons::Daemon::pid)
         .context("no plugin runs on the node")?;
     let limit = if is_full {
         "--fsize=0:"

@@ -14,9 +14,9 @@ use tower::Service;
 
 use super::http2::{Flood, beginning};
 use super::target::Target;
-use crate::connector::{Connector, connect_from};
-use crate::kubelet::Kubelet;
 use crate::scenario::{DEADLINE, ScenarioEntry, World};
+use kit::connector::{Connector, connect_from};
+use kit::kubelet::Kubelet;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {

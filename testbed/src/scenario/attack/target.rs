@@ -9,9 +9,9 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::cluster::LocalCluster;
-use crate::http_client::HttpClient;
-use crate::process_usage::ProcessUsage;
+use kit::cluster::LocalCluster;
+use kit::http_client::HttpClient;
+use kit::process_usage::ProcessUsage;
 
 /// The time within which each request must be answered. kubelet's probes have 1 s and kube-scheduler's requests 3 s, but this
 /// machine also runs the attackers, and often other tests.

@@ -13,13 +13,13 @@ use proto::record::MEM_CONTAINER;
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use crate::cluster::LocalCluster;
-use crate::invariants::{self, VISIBLE_DEVICES};
-use crate::observer::ClusterSnapshot;
-use crate::pods::{PodBuilder, set};
 use crate::scenario::expected::{Expected, NO_ROOM};
 use crate::scenario::runtime_hook::HOOKED;
 use crate::scenario::{ScenarioEntry, World};
+use kit::cluster::LocalCluster;
+use kit::invariants::{self, VISIBLE_DEVICES};
+use kit::observer::ClusterSnapshot;
+use kit::pods::{PodBuilder, set};
 
 use Expected::{Exposed, Invalid, Refused, Runs, Waits};
 

@@ -10,10 +10,10 @@ use serde_json::json;
 use super::target::GIB;
 use super::trial::{Finding, Trial, percentiles};
 use super::{GpuEntry, ProgramTimes};
-use crate::observer::ClusterSnapshot;
-use crate::parts::ClusterPart;
-use crate::pod_fields::{container_statuses, is_running};
 use crate::scenario::breaking;
+use kit::observer::ClusterSnapshot;
+use kit::parts::ClusterPart;
+use kit::pod_fields::{container_statuses, is_running};
 
 pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
     "gpu-burst" => burst,

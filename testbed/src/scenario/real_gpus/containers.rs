@@ -8,9 +8,9 @@ use serde_json::json;
 use super::GpuEntry;
 use super::target::{self, GIB, usable};
 use super::trial::{Finding, StateBefore, Trial, mib};
-use crate::kubelet::gpu_probe::SPECS_MOUNT;
-use crate::observer::ClusterSnapshot;
-use crate::pod_fields::container_statuses;
+use kit::kubelet::gpu_probe::SPECS_MOUNT;
+use kit::observer::ClusterSnapshot;
+use kit::pod_fields::container_statuses;
 
 pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
     "gpu-offered" => offered,

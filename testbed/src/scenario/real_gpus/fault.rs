@@ -13,7 +13,7 @@ use super::containers::N_REPEATS;
 use super::plugin::application_xids;
 use super::target::GIB;
 use super::trial::{Finding, Trial};
-use crate::cluster::GpuFault;
+use kit::cluster::GpuFault;
 
 pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
     "gpu-fault" => fault,

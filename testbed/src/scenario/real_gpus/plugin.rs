@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, LogParams};
 
-use crate::cluster::SimulatedNode;
-use crate::pod_fields::node_of;
 use crate::scenario::World;
 use crate::scenario::breaking::{NAME_LABEL, PLUGIN};
+use kit::cluster::SimulatedNode;
+use kit::pod_fields::node_of;
 
 /// The port of the metrics in `deploy/base`.
 const METRICS_PORT: u16 = 8081;
@@ -62,7 +62,7 @@ impl NodePlugin<'_> {
         if let Some(node) = self.simulated_node()? {
             let plugin = node.plugin().context("the node has no plugin")?;
             // All of it: one GPU of the testbed has one fault.
-            return crate::files::read(plugin.log());
+            return kit::files::read(plugin.log());
         }
         let plugin = self.pod()?;
         let (namespace, name) = (plugin.namespace().unwrap_or_default(), plugin.name_any());

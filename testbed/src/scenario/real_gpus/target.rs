@@ -9,8 +9,8 @@ use proto::resource::GPU_MEM;
 use serde::Serialize;
 
 use super::GpuOptions;
-use crate::invariants::{self, GpuUse};
-use crate::observer::ClusterSnapshot;
+use kit::invariants::{self, GpuUse};
+use kit::observer::ClusterSnapshot;
 
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;

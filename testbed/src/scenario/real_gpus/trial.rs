@@ -15,13 +15,13 @@ use super::ProgramTimes;
 use super::answers::Answers;
 use super::plugin::NodePlugin;
 use super::target::{NodeVersions, TargetGpu};
-use crate::invariants;
-use crate::kubelet::DEVICE_NODES;
-use crate::kubelet::gpu_probe::PROGRAM;
-use crate::observer::reason_not_running;
-use crate::pod_fields::{container_statuses, has_ended, phase};
-use crate::pods::{Limits, PodBuilder};
 use crate::scenario::World;
+use kit::invariants;
+use kit::kubelet::DEVICE_NODES;
+use kit::kubelet::gpu_probe::PROGRAM;
+use kit::observer::reason_not_running;
+use kit::pod_fields::{container_statuses, has_ended, phase};
+use kit::pods::{Limits, PodBuilder};
 
 /// The longest wait for a pod, whose node may have to pull the image first.
 const START: Duration = Duration::from_secs(300);

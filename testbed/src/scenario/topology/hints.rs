@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::machines::{COUPLED, FUNCTIONS_PER_ADAPTER, PAIRED};
 use super::{APART, HINT, NO_DEVICE, ScenarioEntry, annotated, ensure_shown, minors, virtual_functions_of};
-use crate::pods::PodBuilder;
 use crate::scenario::World;
-use crate::vendor_plugin::NVIDIA_GPU;
+use kit::pods::PodBuilder;
+use kit::vendor_plugin::NVIDIA_GPU;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -8,9 +8,9 @@ use super::machines::{LONE, PAIRED};
 use super::{
     APART, HINT, JOINT, NO_DEVICE, ScenarioEntry, annotated, ensure_shown, minors, virtual_functions_of,
 };
-use crate::pods::PodBuilder;
 use crate::scenario::World;
-use crate::vendor_plugin::NVIDIA_GPU;
+use kit::pods::PodBuilder;
+use kit::vendor_plugin::NVIDIA_GPU;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{GpuSpec, NodeSetup};
+use kit::cluster::{GpuSpec, NodeSetup};
 
 /// Node of two NUMA nodes with four PCIe switches each, and on each switch a GPU and an adapter with virtual functions.
 pub(in crate::scenario) const PAIRED: &str = "paired";

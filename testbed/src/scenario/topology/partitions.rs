@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 
 use super::machines::PARTITIONED;
 use super::{APART, PARTITION_SPEC, ScenarioEntry, annotated, minors};
-use crate::pods::PodBuilder;
 use crate::scenario::World;
-use crate::vendor_plugin::NVIDIA_GPU;
+use kit::pods::PodBuilder;
+use kit::vendor_plugin::NVIDIA_GPU;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {

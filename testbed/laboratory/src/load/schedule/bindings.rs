@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::fill::{LABEL, NAMESPACE, WAITING};
-use testbed::pod_fields::{node_of, unscheduled_because};
+use kit::pod_fields::{node_of, unscheduled_because};
 
 /// The longest wait without any event of the watch.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::objects::{Objects, each};
 use crate::load::fleet;
-use testbed::console::Console;
-use testbed::pods::set_in;
+use kit::console::Console;
+use kit::pods::set_in;
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "gpushare-load";

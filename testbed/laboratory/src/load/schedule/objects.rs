@@ -8,7 +8,7 @@ use http::{Request, StatusCode, header};
 use kube::Client;
 use serde_json::Value;
 
-use testbed::console::Console;
+use kit::console::Console;
 
 /// Requests under way at one time.
 const CONCURRENCY: usize = 64;

@@ -2,8 +2,8 @@ use rstest::rstest;
 
 use super::*;
 use crate::load::Rig;
-use testbed::cluster::{default_deploy, user_client};
-use testbed::kube_scheduler::{KubeScheduler, Options, SchedulerConfiguration};
+use kit::cluster::{default_deploy, user_client};
+use kit::kube_scheduler::{KubeScheduler, Options, SchedulerConfiguration};
 
 fn args(schedulers: &[&str]) -> ScheduleArgs {
     ScheduleArgs {

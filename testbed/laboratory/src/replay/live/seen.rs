@@ -25,8 +25,8 @@ use crate::replay::objects;
 use crate::replay::occupancy::GpuShare;
 use crate::replay::trace::{PERCENT, TracePod, WHOLE};
 use crate::replay::world::{Lifetime, NumberTable, PlacedPod, ReplayInput, ReplayNode, ReplayPod};
-use testbed::kube_scheduler::{ResourceAmounts, repels};
-use testbed::pod_fields::{has_ended, node_of};
+use kit::kube_scheduler::{ResourceAmounts, repels};
+use kit::pod_fields::{has_ended, node_of};
 
 /// Annotations that a scheduler or plugin writes, which a pod that is placed again does not have yet.
 const WRITTEN: [&str; 9] = [

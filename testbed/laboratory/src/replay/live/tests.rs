@@ -7,8 +7,8 @@ use serde_json::json;
 use super::*;
 use crate::replay::occupancy::GpuShare;
 use crate::replay::{trace, world::ReplayInput};
-use testbed::apiserver::{ApiObjects, ApiServer, ApiServerConfig};
-use testbed::cluster::user_kubeconfig;
+use kit::apiserver::{ApiObjects, ApiServer, ApiServerConfig};
+use kit::cluster::user_kubeconfig;
 
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
 

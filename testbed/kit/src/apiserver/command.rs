@@ -1,0 +1,27 @@
+//! The command `testbed api-server`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::{ApiServer, ApiServerConfig};
+
+/// Flags of `testbed api-server`.
+#[derive(Clone, Debug, Args)]
+pub struct ApiServerArgs {
+    /// File to write a kubeconfig to.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: PathBuf,
+}
+
+/// Serves until it is interrupted.
+pub async fn run(args: ApiServerArgs) -> Result<bool> {
+    let server = ApiServer::start(ApiServerConfig::loopback())
+        .await
+        .context("cannot start the API server")?;
+    server
+        .kubeconfig(&args.kubeconfig, "admin")
+        .with_context(|| format!("cannot write {}", args.kubeconfig.display()))?;
+    std::future::pending().await
+}

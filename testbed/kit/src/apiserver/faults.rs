@@ -1,0 +1,345 @@
+//! Faults that tests inject into the HTTP layer: requests that are delayed, refused or lost, and watches that
+//! are cut or held back.
+//!
+//! In-process callers ([`super::ApiObjects`]) meet no faults.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tokio::sync::{broadcast, watch};
+
+use super::status::ApiError;
+use crate::dice::dice;
+
+/// The effect of a fault on a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The request is handled after a delay.
+    Delay(Duration),
+    /// The request is refused with this HTTP status.
+    Refuse(u16),
+    /// The request is refused with this HTTP status and a Retry-After in seconds.
+    RefuseUntil(u16, u32),
+    /// The connection closes before the request is handled.
+    DropConnection,
+    /// The request is handled and the connection closes instead of a reply.
+    DropReply,
+}
+
+type NamePredicate = dyn Fn(&str) -> bool + Send + Sync;
+
+/// Selects the requests that a fault meets. Every condition that is set has to hold.
+#[derive(Clone, Default)]
+pub struct Matching {
+    user: Option<String>,
+    verb: Option<String>,
+    resource: Option<String>,
+    subresource: Option<String>,
+    name: Option<Arc<NamePredicate>>,
+    percent: Option<u8>,
+    times: Option<u64>,
+}
+
+impl std::fmt::Debug for Matching {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matching")
+            .field("user", &self.user)
+            .field("verb", &self.verb)
+            .field("resource", &self.resource)
+            .field("subresource", &self.subresource)
+            .field("percent", &self.percent)
+            .field("times", &self.times)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Matching {
+    /// Every request for a resource; the other methods narrow the selection.
+    pub fn anything() -> Self {
+        Self::default()
+    }
+
+    /// Only the requests of this user.
+    #[must_use]
+    pub fn user(mut self, name: &str) -> Self {
+        self.user = Some(name.to_owned());
+        self
+    }
+
+    /// Only this RBAC verb.
+    #[must_use]
+    pub fn verb(mut self, verb: &str) -> Self {
+        self.verb = Some(verb.to_owned());
+        self
+    }
+
+    /// Only this plural resource.
+    #[must_use]
+    pub fn resource(mut self, plural: &str) -> Self {
+        self.resource = Some(plural.to_owned());
+        self
+    }
+
+    /// Only this subresource; empty for the object itself.
+    #[must_use]
+    pub fn subresource(mut self, subresource: &str) -> Self {
+        self.subresource = Some(subresource.to_owned());
+        self
+    }
+
+    /// Only requests for objects whose name satisfies a predicate; the name of a collection is empty.
+    #[must_use]
+    pub fn name(mut self, accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.name = Some(Arc::new(accepts));
+        self
+    }
+
+    /// Only a random part of the requests that the other conditions select.
+    #[must_use]
+    pub fn percent(mut self, percent: u8) -> Self {
+        self.percent = Some(percent);
+        self
+    }
+
+    /// Only the first `times` matching requests.
+    #[must_use]
+    pub fn times(mut self, times: u64) -> Self {
+        self.times = Some(times);
+        self
+    }
+
+    /// Returns true if a rule with these conditions may apply to a call; a condition that is not set accepts everything.
+    fn accepts(&self, call: &ApiCall<'_>) -> bool {
+        let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
+        is(&self.user, call.user)
+            && is(&self.verb, call.verb)
+            && is(&self.resource, call.resource)
+            && is(&self.subresource, call.subresource)
+            && self.name.as_ref().is_none_or(|accepts| accepts(call.name))
+    }
+}
+
+/// A request, as faults see it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ApiCall<'a> {
+    pub(crate) user: &'a str,
+    pub(crate) verb: &'a str,
+    pub(crate) resource: &'a str,
+    pub(crate) subresource: &'a str,
+    pub(crate) name: &'a str,
+}
+
+#[derive(Debug)]
+struct FaultRule {
+    matching: Matching,
+    fault: Fault,
+    n_hits: Arc<AtomicU64>,
+    dice: StdRng,
+}
+
+impl FaultRule {
+    /// Decides if the fault meets a call, by chance where only a part of the calls is selected.
+    fn meets(&mut self, call: &ApiCall<'_>) -> bool {
+        let matching = &self.matching;
+        let is_selected = matching.times != Some(0) && matching.accepts(call);
+        let percent = matching.percent;
+        is_selected && percent.is_none_or(|percent| self.dice.random_range(0..100) < percent)
+    }
+}
+
+/// An injected fault; it stays until [`Self::remove`].
+#[derive(Debug)]
+pub struct Injected {
+    id: u64,
+    faults: Faults,
+    n_hits: Arc<AtomicU64>,
+}
+
+impl Injected {
+    /// The number of requests that the fault has met.
+    pub fn hits(&self) -> u64 {
+        self.n_hits.load(Ordering::Acquire)
+    }
+
+    /// Ends the fault.
+    pub fn remove(self) {
+        self.faults.0.rules.lock().remove(&self.id);
+    }
+}
+
+/// Holds back the events of watches until it is dropped.
+#[derive(Debug)]
+pub struct HeldWatches {
+    watches: WatchFault,
+    faults: Faults,
+}
+
+/// Selects the watches that a fault meets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WatchFault {
+    /// Plural resource name; empty for all resources.
+    resource: String,
+    /// Name of the user; empty for all users.
+    user: String,
+}
+
+impl WatchFault {
+    /// Returns true if a watch of this resource by this user is selected.
+    pub(crate) fn include(&self, resource: &str, user: &str) -> bool {
+        let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+        is(&self.resource, resource) && is(&self.user, user)
+    }
+}
+
+/// An order to the running watches that it selects. Watches that begin later do not follow it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WatchOrder {
+    /// The connection of the watch ends.
+    Cut,
+    /// From now on the watch sends bookmarks only, often.
+    Mute,
+}
+
+impl Drop for HeldWatches {
+    fn drop(&mut self) {
+        self.faults.0.held.send_modify(|held| {
+            if let Some(at) = held.iter().position(|one| *one == self.watches) {
+                held.swap_remove(at);
+            }
+        });
+    }
+}
+
+/// All faults of one server; clones share them.
+#[derive(Debug, Clone)]
+pub struct Faults(Arc<FaultState>);
+
+#[derive(Debug)]
+struct FaultState {
+    rules: Mutex<BTreeMap<u64, FaultRule>>,
+    next_id: AtomicU64,
+    held: watch::Sender<Vec<WatchFault>>,
+    orders: broadcast::Sender<(WatchFault, WatchOrder)>,
+}
+
+impl Faults {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(FaultState {
+            rules: Mutex::new(BTreeMap::new()),
+            next_id: AtomicU64::new(0),
+            held: watch::Sender::new(Vec::new()),
+            // A watch that lags behind 16 orders misses some, which only happens to one that is about to be cut
+            // anyway.
+            orders: broadcast::Sender::new(16),
+        }))
+    }
+
+    /// Makes matching requests fail from now on. Where several faults match, the oldest counts.
+    pub fn inject(&self, matching: Matching, fault: Fault) -> Injected {
+        let n_hits = Arc::new(AtomicU64::new(0));
+        let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
+        let rule = FaultRule {
+            matching,
+            fault,
+            n_hits: Arc::clone(&n_hits),
+            dice: dice(id, &["fault"]),
+        };
+        self.0.rules.lock().insert(id, rule);
+        Injected {
+            id,
+            faults: self.clone(),
+            n_hits,
+        }
+    }
+
+    /// Ends all injected faults.
+    pub fn clear(&self) {
+        self.0.rules.lock().clear();
+    }
+
+    /// Cuts the connections of all watches on a resource (plural), or of all watches for an empty name.
+    pub fn drop_watches(&self, resource: &str) {
+        self.drop_watches_of("", resource);
+    }
+
+    /// Cuts the connections of one user's watches on a resource.
+    pub fn drop_watches_of(&self, user: &str, resource: &str) {
+        self.order(user, resource, WatchOrder::Cut);
+    }
+
+    /// Lets the running watches of one user on a resource send bookmarks only, until they end.
+    pub fn mute_watches_of(&self, user: &str, resource: &str) {
+        self.order(user, resource, WatchOrder::Mute);
+    }
+
+    /// Sends an order to running watches.
+    fn order(&self, user: &str, resource: &str, order: WatchOrder) {
+        let watches = WatchFault {
+            resource: resource.to_owned(),
+            user: user.to_owned(),
+        };
+        // Without a running watch there is no receiver.
+        let _ = self.0.orders.send((watches, order));
+    }
+
+    /// Holds back the events of all watches on a resource (plural) until the result is dropped.
+    pub fn hold_watches(&self, resource: &str) -> HeldWatches {
+        self.hold_watches_of("", resource)
+    }
+
+    /// Holds back the events of one user's watches on a resource until the result is dropped.
+    pub fn hold_watches_of(&self, user: &str, resource: &str) -> HeldWatches {
+        let watches = WatchFault {
+            resource: resource.to_owned(),
+            user: user.to_owned(),
+        };
+        self.0.held.send_modify(|held| held.push(watches.clone()));
+        HeldWatches {
+            watches,
+            faults: self.clone(),
+        }
+    }
+
+    /// The fault that meets a request, if any; counts as a hit.
+    pub(crate) fn take_fault(&self, call: &ApiCall<'_>) -> Option<Fault> {
+        let mut rules = self.0.rules.lock();
+        let rule = rules
+            .values_mut()
+            // A rule that is used up stays in the table, so that its number of hits can still be read.
+            .find_map(|rule| rule.meets(call).then_some(rule))?;
+        rule.matching.times = rule.matching.times.map(|n| n - 1);
+        rule.n_hits.fetch_add(1, Ordering::AcqRel);
+        Some(rule.fault)
+    }
+
+    /// The watches that are held back now, with a signal of changes.
+    pub(crate) fn held(&self) -> watch::Receiver<Vec<WatchFault>> {
+        self.0.held.subscribe()
+    }
+
+    /// Receives the orders that tests give to running watches.
+    pub(crate) fn orders(&self) -> broadcast::Receiver<(WatchFault, WatchOrder)> {
+        self.0.orders.subscribe()
+    }
+}
+
+/// The error with which the server refuses a request because a fault demands it.
+pub(crate) fn refusal(code: u16, retry_after: Option<u32>) -> ApiError {
+    let text = match code {
+        409 => "the object has been modified; please apply your changes to the latest version and try again",
+        410 => "the requested resource version is too old",
+        429 => "too many requests, please try again later",
+        503 => "the server is currently unable to handle the request",
+        504 => "the request did not complete within the allotted timeout",
+        _ => "internal error",
+    };
+    ApiError {
+        retry_after,
+        ..ApiError::new(code, text)
+    }
+}

@@ -1,0 +1,225 @@
+//! Connections of HTTP clients: plain, or over TLS with given authorities and certificate. All host names may
+//! lead to one address, without DNS.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use anyhow::Context as _;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::Uri;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// Connects to the host of a URL.
+#[derive(Clone, Default)]
+pub struct Connector {
+    tls: Option<TlsConnector>,
+    address: Option<SocketAddr>,
+    source: Option<Ipv4Addr>,
+}
+
+impl std::fmt::Debug for Connector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connector")
+            .field("tls", &self.tls.is_some())
+            .field("address", &self.address)
+            .field("source", &self.source)
+            .finish()
+    }
+}
+
+/// Files (PEM) for TLS.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientTlsFiles<'a> {
+    /// Authorities that the server's certificate must come from.
+    pub authorities: &'a Path,
+    /// The client's certificate.
+    pub certificate: &'a Path,
+    /// Its key.
+    pub key: &'a Path,
+}
+
+impl Connector {
+    /// Plain HTTP.
+    pub fn plain() -> Self {
+        Self::default()
+    }
+
+    /// TLS by these files, which are read now and never again, as kube-scheduler does.
+    pub fn tls(files: ClientTlsFiles<'_>) -> anyhow::Result<Self> {
+        let roots = roots(files.authorities)?;
+        let read = |path: &Path| format!("cannot read {}", path.display());
+        let own =
+            CertificateDer::pem_file_iter(files.certificate).with_context(|| read(files.certificate))?;
+        let own = own.collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_file(files.key).with_context(|| read(files.key))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let config = config
+            .with_root_certificates(roots)
+            .with_client_auth_cert(own, key)?;
+        Ok(Self {
+            tls: Some(TlsConnector::from(Arc::new(config))),
+            ..Self::default()
+        })
+    }
+
+    /// TLS that trusts these authorities (PEM) and shows no client certificate.
+    pub fn anonymous(authorities: &Path) -> anyhow::Result<Self> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let config = config
+            .with_root_certificates(roots(authorities)?)
+            .with_no_client_auth();
+        Ok(Self {
+            tls: Some(TlsConnector::from(Arc::new(config))),
+            ..Self::default()
+        })
+    }
+
+    /// The same connector, but every host name leads to this address.
+    #[must_use]
+    pub fn at(self, address: SocketAddr) -> Self {
+        Self {
+            address: Some(address),
+            ..self
+        }
+    }
+
+    /// The same connector, but its connections come from this address of the machine.
+    #[must_use]
+    pub fn coming_from(self, source: Ipv4Addr) -> Self {
+        Self {
+            source: Some(source),
+            ..self
+        }
+    }
+
+    /// The same connector, but it offers HTTP/2 only.
+    #[must_use]
+    pub fn offering_http2(self) -> Self {
+        let tls = self.tls.map(|tls| {
+            let mut config = ClientConfig::clone(tls.config());
+            config.alpn_protocols = vec![b"h2".to_vec()];
+            TlsConnector::from(Arc::new(config))
+        });
+        Self { tls, ..self }
+    }
+
+    /// Connects to the host of a URL, or to the fixed address, with TLS if the scheme is `https`.
+    async fn connect(self, uri: Uri) -> io::Result<TokioIo<Stream>> {
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let stream = match (self.address, self.source) {
+            (Some(address), Some(source)) => connect_from(source, address).await?,
+            (Some(address), None) => TcpStream::connect(address).await?,
+            (None, _) => TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80))).await?,
+        };
+        stream.set_nodelay(true)?;
+        let stream = match (uri.scheme_str(), self.tls) {
+            (Some("https"), Some(tls)) => {
+                let name = ServerName::try_from(host)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+                Stream::Tls(Box::new(tls.connect(name, stream).await?))
+            }
+            (Some("https"), None) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "this client knows no authorities for TLS",
+                ));
+            }
+            _ => Stream::Plain(stream),
+        };
+        Ok(TokioIo::new(stream))
+    }
+}
+
+/// Connects to an address from one of the machine's own.
+pub async fn connect_from(source: Ipv4Addr, address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::new(IpAddr::V4(source), 0))?;
+    socket.connect(address).await
+}
+
+/// Reads a file of certificate authorities.
+fn roots(authorities: &Path) -> anyhow::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    let certificates = CertificateDer::pem_file_iter(authorities)
+        .with_context(|| format!("cannot read {}", authorities.display()))?;
+    for certificate in certificates {
+        roots.add(certificate?)?;
+    }
+    Ok(roots)
+}
+
+impl tower::Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<TokioIo<Stream>>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        self.clone().connect(uri).boxed()
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub enum Stream {
+    /// In the clear.
+    Plain(TcpStream),
+    /// Over TLS.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,688 @@
+//! Checks the invariants of a cluster with gpushare, from API objects and container logs alone.
+//!
+//! It shares no arithmetic with the scheduler or the plugin, on purpose: a mistake there must not be repeated
+//! here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use kube::{Api, Client, ResourceExt};
+use proto::device::{Device, DeviceInfo, SERVES_VENDOR_LABEL, TYPE_GPU};
+use proto::memory_unit::MemoryUnit;
+use proto::plugin_reports;
+use proto::pod::ALL_DEVICES;
+use proto::quantity::Quantity;
+use proto::record::{
+    BIND_TIMESTAMP, DEVICE_ALLOCATED, DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST, DeviceAllocations,
+    GPU_DEVICES, MEM_CONTAINER, MEM_IDX, MEM_POD,
+};
+use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, VENDOR_GPUS};
+
+use crate::kube_scheduler::ResourceAmounts;
+use crate::kubelet::{self, DEVICE_NODES};
+use crate::observer::ClusterSnapshot;
+use crate::pod_fields::{
+    container_statuses, containers, device_record, has_ended, init_container_statuses, node_of, phase,
+};
+use crate::pods;
+
+use others::OtherDevices;
+
+mod constraints;
+mod others;
+
+/// The plugin's own resources whose requests make kubelet call the plugin.
+const SERVED: [&str; 2] = [GPU_MEM, GPU_SHARED];
+/// The variable by which NVIDIA's runtime gives a container its GPUs.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// One GPU and the amounts that pods hold of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuUse {
+    /// Name of its node.
+    pub node: String,
+    /// Its minor number.
+    pub minor: i32,
+    /// Its UUID.
+    pub uuid: String,
+    /// True if the plugin reports it as healthy.
+    pub healthy: bool,
+    /// Memory in bytes.
+    pub total: u64,
+    /// Hundredths of bytes that pods hold: a percentage of a GPU is not always a whole number of bytes.
+    used_hundredths: u128,
+    /// Percent of computing power that pods hold.
+    pub core: u64,
+    /// `namespace/name` of the pods that hold some of it.
+    pub pods: Vec<String>,
+}
+
+impl GpuUse {
+    /// Bytes that pods hold, rounded up.
+    pub fn used(&self) -> u64 {
+        u64::try_from(self.used_hundredths.div_ceil(100)).unwrap_or(u64::MAX)
+    }
+}
+
+/// The amounts of all devices that pods hold, and the violations.
+#[derive(Clone, Debug, Default)]
+pub struct Accounts {
+    /// Every GPU, by node and minor.
+    pub gpus: BTreeMap<(String, i32), GpuUse>,
+    /// Devices of other types.
+    others: OtherDevices,
+    /// Violations, a sentence each.
+    pub violations: Vec<String>,
+}
+
+/// The way in which a pod uses its GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GpuUseKind {
+    /// Amounts of one or more GPUs, shared with others.
+    Shares,
+    /// Whole GPUs under a vendor's resource name.
+    Whole,
+    /// All GPUs of its node, visible to it without holding any amount.
+    All,
+}
+
+/// The GPUs that a pod requests, with the amounts of all of them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RequestedShare {
+    use_kind: GpuUseKind,
+    n_devices: u64,
+    units: u64,
+    bytes: u64,
+    ratio: u64,
+    core: u64,
+}
+
+impl RequestedShare {
+    /// The share that a pod requests; `None` if it requests no GPU.
+    fn of(pod: &Pod) -> Option<Self> {
+        let amounts = ResourceAmounts::of_pod(pod).ok()?;
+        let whole = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
+        let n_whole: u64 = VENDOR_GPUS.into_iter().map(whole).sum();
+        if n_whole > 0 {
+            return Some(Self {
+                use_kind: GpuUseKind::Whole,
+                n_devices: n_whole,
+                units: 0,
+                bytes: 0,
+                ratio: 100 * n_whole,
+                core: 100 * n_whole,
+            });
+        }
+        let both = whole(GPU);
+        let units = whole(GPU_MEM);
+        let n_devices = if units > 0 { 1 } else { whole(GPU_SHARED) };
+        let is_marked = pod.annotations().get(ALL_DEVICES).map(String::as_str) == Some("true");
+        let use_kind = if is_marked {
+            GpuUseKind::All
+        } else {
+            GpuUseKind::Shares
+        };
+        (n_devices > 0).then_some(Self {
+            use_kind,
+            n_devices,
+            units,
+            bytes: whole(GPU_MEMORY),
+            ratio: whole(GPU_MEMORY_RATIO) + both,
+            core: whole(GPU_CORE) + both,
+        })
+    }
+
+    /// Hundredths of bytes that the pod requests of each device.
+    fn hundredths(&self, unit: u64, total: u64) -> u128 {
+        let exact = u128::from(self.units) * u128::from(unit) * 100
+            + u128::from(self.bytes) * 100
+            + u128::from(self.ratio) * u128::from(total);
+        exact / u128::from(self.n_devices)
+    }
+}
+
+/// The GPUs that a pod's annotations name: minor number and, if the writer knew it, UUID.
+pub fn record(pod: &Pod) -> Result<Vec<(i32, String)>, String> {
+    if pod.annotations().contains_key(DEVICE_ALLOCATED) {
+        return match device_record(pod) {
+            Ok(record) => Ok(gpus_in(&record)),
+            Err(error) => Err(format!("{DEVICE_ALLOCATED} does not parse: {error}")),
+        };
+    }
+    let Some(text) = pod.annotations().get(MEM_IDX) else {
+        return Err("there is no record of its devices".to_owned());
+    };
+    match text.parse() {
+        Ok(minor) => Ok(vec![(minor, String::new())]),
+        Err(_) => Err(format!("{MEM_IDX} is {text:?}")),
+    }
+}
+
+/// Minors and UUIDs of the GPUs in a record.
+fn gpus_in(record: &DeviceAllocations) -> Vec<(i32, String)> {
+    let mut gpus = Vec::new();
+    for gpu in record.get(TYPE_GPU).into_iter().flatten() {
+        gpus.push((gpu.minor, gpu.id.clone()));
+    }
+    gpus
+}
+
+/// The record that applies to a pod.
+#[derive(Debug, Default)]
+struct Effective {
+    /// Minors and UUIDs.
+    devices: Vec<(i32, String)>,
+    /// The whole record, if it is another pod's that the plugin has exchanged for the pod's own.
+    exchanged: Option<DeviceAllocations>,
+}
+
+/// The record that applies to a pod: another pod's that the plugin has exchanged for its own, if the node's
+/// Device object names one.
+fn effective_record(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
+    let annotations = device.and_then(|device| device.metadata.annotations.as_ref());
+    let mut exchanged = plugin_reports::read_swapped_records(annotations).map_err(error_text)?;
+    let exchanged = exchanged.remove(&pod.uid().unwrap_or_default());
+    let devices = match &exchanged {
+        Some(other) => gpus_in(other),
+        None => record(pod)?,
+    };
+    Ok(Effective { devices, exchanged })
+}
+
+fn error_text(error: impl Into<Box<dyn std::error::Error>>) -> String {
+    error.into().to_string()
+}
+
+/// The UUIDs that a container should see, sorted, by the record that applies to its pod; none if the container
+/// requests no GPU.
+pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<String> {
+    if !containers(pod).any(|one| one.name == container && requests_gpus(one)) {
+        return Vec::new();
+    }
+    let mut uuids = Vec::new();
+    for (minor, uuid) in effective_record(pod, device).unwrap_or_default().devices {
+        if uuid.is_empty() {
+            // The old extender's record names the minor number alone.
+            let known = device.and_then(|device| gpu_of_minor(device, minor));
+            uuids.push(known.map(|info| info.id.clone()).unwrap_or_default());
+        } else {
+            uuids.push(uuid);
+        }
+    }
+    uuids.sort();
+    uuids
+}
+
+/// The GPU of a Device object with this minor number.
+fn gpu_of_minor(device: &Device, minor: i32) -> Option<&DeviceInfo> {
+    let mut devices = device.spec.devices.iter();
+    devices.find(|info| is_gpu(info) && info.minor == Some(minor))
+}
+
+fn is_gpu(info: &DeviceInfo) -> bool {
+    info.device_type == TYPE_GPU
+}
+
+/// Returns true if the vendor's plugin serves the node's whole GPUs; gpushare cannot steer its choice.
+fn is_served_by_vendor(device: &Device) -> bool {
+    device.labels().get(SERVES_VENDOR_LABEL).map(String::as_str) != Some("true")
+}
+
+/// Adds up the amounts that pods hold, and lists the violations. Broken records of pods in `excused` are no
+/// violations.
+pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accounts {
+    let mut accounts = Accounts::default();
+    for (node, device) in &snapshot.devices {
+        for info in &device.spec.devices {
+            if is_gpu(info) {
+                accounts.add_gpu(node, info);
+            }
+        }
+        accounts.others.add_node(node, device);
+    }
+    for (name, pod) in &snapshot.pods {
+        let Some(node) = node_of(pod) else { continue };
+        if has_ended(pod) {
+            continue;
+        }
+        let mut added = match RequestedShare::of(pod) {
+            Some(share) => accounts.add_pod(snapshot, name, pod, node, share),
+            None => Ok(()),
+        };
+        if added.is_ok() {
+            added = accounts.others.add_pod(node, name, pod);
+        }
+        if let Err(what) = added
+            && !excused.contains(name)
+        {
+            accounts.violations.push(format!("pod {name} on {node}: {what}"));
+        }
+    }
+    accounts.check_limits();
+    let overfull = accounts.others.oversubscribed();
+    accounts.violations.extend(overfull);
+    accounts.violations.extend(unmet_demands(snapshot, excused));
+    accounts
+}
+
+/// Returns a sentence for each demand of a pod's annotations that is not met, and for each device that an
+/// exclusive pod shares.
+fn unmet_demands(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for (node, device) in &snapshot.devices {
+        let mut here: Vec<(&str, &Pod)> = Vec::new();
+        for (name, pod) in &snapshot.pods {
+            if node_of(pod) == Some(node) && !has_ended(pod) && !excused.contains(name) {
+                here.push((name, pod));
+            }
+        }
+        for (name, pod) in &here {
+            for what in constraints::unmet(pod, device) {
+                sentences.push(format!("pod {name} on {node}: {what}"));
+            }
+        }
+        sentences.extend(constraints::clashes(device, &here));
+    }
+    sentences
+}
+
+impl Accounts {
+    /// Adds a GPU of a node's Device object, which no pod holds yet.
+    fn add_gpu(&mut self, node: &str, info: &DeviceInfo) {
+        let minor = info.minor.unwrap_or(-1);
+        let total = info
+            .resources
+            .get(GPU_MEMORY)
+            .copied()
+            .and_then(Quantity::unsigned);
+        let gpu = GpuUse {
+            node: node.to_owned(),
+            minor,
+            uuid: info.id.clone(),
+            healthy: info.health,
+            total: total.unwrap_or(0),
+            ..GpuUse::default()
+        };
+        if self.gpus.insert((node.to_owned(), minor), gpu).is_some() {
+            let violation = format!("node {node} has two GPUs with minor {minor}");
+            self.violations.push(violation);
+        }
+    }
+
+    /// Adds the amounts of a pod to its GPUs; the error is the pod's first violation.
+    fn add_pod(
+        &mut self,
+        snapshot: &ClusterSnapshot,
+        name: &str,
+        pod: &Pod,
+        node: &str,
+        share: RequestedShare,
+    ) -> Result<(), String> {
+        let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
+        // The vendor's plugin chooses the GPUs of such pods, so a record of the scheduler would prove nothing.
+        if share.use_kind == GpuUseKind::Whole
+            && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
+        {
+            // Only the pod's containers show which devices it has: see `clashes`.
+            return Ok(());
+        }
+        let Effective { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;
+        let mut distinct = BTreeSet::new();
+        for (minor, _) in &devices {
+            distinct.insert(*minor);
+        }
+        if share.use_kind == GpuUseKind::All {
+            let mut all = BTreeSet::new();
+            for gpu in self.gpus.values() {
+                if gpu.node == node {
+                    all.insert(gpu.minor);
+                }
+            }
+            return if distinct == all {
+                Ok(())
+            } else {
+                Err(format!("it is to see GPUs {all:?} and has {devices:?}"))
+            };
+        }
+        if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
+            return Err(format!(
+                "it asks for {} devices and has {devices:?}",
+                share.n_devices
+            ));
+        }
+        if !snapshot.devices.contains_key(node) {
+            return Ok(());
+        }
+        // Pods of the old gpushare count in memory units, whose size each node chooses.
+        let unit = memory_unit(snapshot, node);
+        for (minor, uuid) in &devices {
+            let Some(gpu) = self.gpus.get_mut(&(node.to_owned(), *minor)) else {
+                return Err(format!("there is no GPU {minor}"));
+            };
+            if !uuid.is_empty() && *uuid != gpu.uuid {
+                return Err(format!("its GPU {minor} is {uuid}, the node's is {}", gpu.uuid));
+            }
+            let hundredths = share.hundredths(unit, gpu.total);
+            check_recorded_amounts(pod, exchanged.as_ref(), *minor, share, hundredths)?;
+            gpu.used_hundredths += hundredths;
+            gpu.core += share.core / share.n_devices;
+            gpu.pods.push(name.to_owned());
+        }
+        // The plugin writes the annotations of a pod whose record was exchanged later, so they are not checked here.
+        if exchanged.is_some() {
+            Ok(())
+        } else {
+            check_gpushare_annotations(pod, share, &devices)
+        }
+    }
+
+    /// Adds a violation for each GPU of which pods hold more memory or computing power than it has.
+    fn check_limits(&mut self) {
+        for gpu in self.gpus.values() {
+            let name = format!("GPU {} of {}", gpu.minor, gpu.node);
+            if gpu.used_hundredths > u128::from(gpu.total) * 100 {
+                let (used, total, pods) = (gpu.used(), gpu.total, &gpu.pods);
+                self.violations
+                    .push(format!("{name}: {used} of {total} bytes are held by {pods:?}"));
+            }
+            if gpu.core > 100 {
+                let (core, pods) = (gpu.core, &gpu.pods);
+                self.violations
+                    .push(format!("{name}: {core} % of its core is held by {pods:?}"));
+            }
+        }
+    }
+}
+
+/// Checks that a record has the amounts that the pod requests; bytes may be rounded either way.
+fn check_recorded_amounts(
+    pod: &Pod,
+    exchanged: Option<&DeviceAllocations>,
+    minor: i32,
+    share: RequestedShare,
+    hundredths: u128,
+) -> Result<(), String> {
+    let own = device_record(pod).map_err(error_text)?;
+    let record = exchanged.unwrap_or(&own);
+    let mut gpus = record.get(TYPE_GPU).into_iter().flatten();
+    let Some(entry) = gpus.find(|entry| entry.minor == minor) else {
+        return Ok(());
+    };
+    let recorded = |name: &str| entry.resources.get(name).copied().and_then(Quantity::unsigned);
+    let bytes = recorded(GPU_MEMORY).map(u128::from);
+    if bytes.is_none_or(|bytes| bytes != hundredths / 100 && bytes != hundredths.div_ceil(100)) {
+        return Err(format!(
+            "its record of GPU {minor} says {GPU_MEMORY} {bytes:?}, it asks for {}",
+            hundredths.div_ceil(100)
+        ));
+    }
+    let core = share.core / share.n_devices;
+    match recorded(GPU_CORE).unwrap_or(0) {
+        same if same == core => Ok(()),
+        other => Err(format!(
+            "its record of GPU {minor} says {GPU_CORE} {other}, it asks for {core}"
+        )),
+    }
+}
+
+/// Checks the annotations of the old gpushare extender: GPU and units of the pod, and the time of its binding.
+fn check_gpushare_annotations(
+    pod: &Pod,
+    share: RequestedShare,
+    devices: &[(i32, String)],
+) -> Result<(), String> {
+    let annotation = |key: &str| pod.annotations().get(key).cloned().unwrap_or_default();
+    if share.units > 0 {
+        let mut minors = Vec::new();
+        for (minor, _) in devices {
+            minors.push(minor.to_string());
+        }
+        let (idx, units) = (annotation(MEM_IDX), annotation(MEM_POD));
+        if idx != minors.join(",") || units != share.units.to_string() {
+            return Err(format!(
+                "it asks for {} units of GPU {minors:?}, but {MEM_IDX}={idx} and {MEM_POD}={units}",
+                share.units
+            ));
+        }
+    }
+    let is_ours = pod.annotations().contains_key(DEVICE_ALLOCATED);
+    if is_ours && annotation(BIND_TIMESTAMP).parse::<u64>().is_err() {
+        return Err(format!("{BIND_TIMESTAMP} is {:?}", annotation(BIND_TIMESTAMP)));
+    }
+    Ok(())
+}
+
+/// Bytes of a memory unit on a node; GiB, the old plugin's default, where the node does not say.
+pub fn memory_unit(snapshot: &ClusterSnapshot, node: &str) -> u64 {
+    let annotations = snapshot.nodes.get(node).map(ResourceExt::annotations);
+    let text = annotations.and_then(|annotations| annotations.get(&format!("{GPU_MEM}-unit")));
+    let unit = text.and_then(|text| text.parse::<MemoryUnit>().ok());
+    unit.unwrap_or(MemoryUnit::GIB).bytes()
+}
+
+/// The GPUs that one container sees and should see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerView {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+    /// UUIDs in its environment, sorted; empty if it names none.
+    pub sees: Vec<String>,
+    /// UUIDs that its pod's record names, sorted; empty if it asks for none.
+    pub should_see: Vec<String>,
+}
+
+/// Reads from the log of each started container of a pod with devices which devices the container sees.
+pub async fn container_views(
+    client: &Client,
+    snapshot: &ClusterSnapshot,
+) -> kube::Result<Vec<ContainerView>> {
+    let mut views = Vec::new();
+    for (name, pod) in &snapshot.pods {
+        let known = node_of(pod).is_some_and(|node| snapshot.devices.contains_key(node));
+        if !known || RequestedShare::of(pod).is_none() || phase(pod) == "Failed" {
+            continue;
+        }
+        let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+        for container in started_containers(pod) {
+            let log = match pods::read_log(&api, &pod.name_any(), container).await {
+                // The pod has gone since the snapshot.
+                Err(kube::Error::Api(status)) if status.code == 404 => continue,
+                log => log?,
+            };
+            let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
+            let sees = seen(&log, device);
+            let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
+            let is_vendors =
+                requests_whole_gpus(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
+            let should_see = if is_vendors {
+                sees.clone()
+            } else {
+                should_see(pod, device, &container.name)
+            };
+            views.push(ContainerView {
+                pod: name.clone(),
+                container: container.name.clone(),
+                sees,
+                should_see,
+            });
+        }
+    }
+    Ok(views)
+}
+
+/// Returns evidence that the content of a started container's CDI specs was not written for this start, if there is any.
+///
+/// The runtime resolves names by the specs it has read: a name that had other content, or whose spec is gone, is stale.
+/// And a spec of the right name must say how many memory units this container has.
+pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
+    if let Some(name) = container.stale_devices.first() {
+        return Some(format!(
+            "{name} was injected with content that its spec does not have"
+        ));
+    }
+    let held = container.devices.get(GPU_MEM)?.len().to_string();
+    let shown = container.env.get(MEM_CONTAINER);
+    if container.cdi_devices.is_empty() || shown == Some(&held) {
+        return None;
+    }
+    Some(format!(
+        "its spec says {MEM_CONTAINER} {shown:?}, and it holds {held} units"
+    ))
+}
+
+/// Returns evidence that the driver limit of a started container is not its share of a GPU of this size, in
+/// MiB.
+///
+/// Containers request memory units of a GiB, or shares of a tenth of each GPU.
+pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Option<String> {
+    let held = |resource: &str| container.devices.get(resource).map_or(0, Vec::len) as u64;
+    let part = match (held(GPU_MEM), held(GPU_SHARED)) {
+        (0, 0) => return None,
+        (0, _) => gpu_mib / 10,
+        (units, _) => units * 1024,
+    };
+    // The variables by the part, and one hook for each GPU that it sees.
+    let variable = |name: &str| container.env.get(name).map(String::as_str);
+    let n_gpus = variable(GPU_DEVICES).map_or(0, |seen| seen.split(',').count());
+    let limit = part.to_string();
+    let (expected, n_expected) = if part < gpu_mib {
+        ([Some(limit.as_str()), Some("0")], n_gpus)
+    } else {
+        ([None, None], 0)
+    };
+    let found = [variable(DRIVER_MEMORY_LIMIT), variable(DRIVER_MEMORY_REQUEST)];
+    let mut n_hooks = 0;
+    for hook in &container.hooks {
+        n_hooks += usize::from(hook.contains("apply-cuda-memory-limits"));
+    }
+    if found == expected && n_hooks == n_expected {
+        return None;
+    }
+    Some(format!(
+        "its limits are {found:?} with {n_hooks} hooks, its part is {part} MiB on {n_gpus} GPUs"
+    ))
+}
+
+/// Returns a sentence for each container that sees other devices than it should.
+pub fn misfits(views: &[ContainerView]) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for view in views {
+        if view.sees != view.should_see {
+            sentences.push(format!(
+                "container {} of {} sees {:?} and should see {:?}",
+                view.container, view.pod, view.sees, view.should_see
+            ));
+        }
+    }
+    sentences
+}
+
+/// Returns a sentence for each GPU that a running pod has whole and that a container of another pod sees.
+pub fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<String> {
+    let mut whole = Vec::new();
+    let mut others = Vec::new();
+    for view in views {
+        let Some(pod) = snapshot.pods.get(&view.pod) else {
+            continue;
+        };
+        match RequestedShare::of(pod).map(|share| share.use_kind) {
+            _ if has_ended(pod) => {}
+            Some(GpuUseKind::Whole) => {
+                whole.push(view);
+                others.push(view);
+            }
+            Some(GpuUseKind::Shares) => others.push(view),
+            // A pod that sees all GPUs of its node takes none away from other pods.
+            Some(GpuUseKind::All) | None => {}
+        }
+    }
+    let mut clashes = Vec::new();
+    for one in whole {
+        for other in &others {
+            for uuid in &one.sees {
+                if other.pod != one.pod && other.sees.contains(uuid) {
+                    clashes.push(format!(
+                        "{} has GPU {uuid} whole, and {} sees it too",
+                        one.pod, other.pod
+                    ));
+                }
+            }
+        }
+    }
+    clashes
+}
+
+/// Returns true if a container requests shares of a GPU or whole GPUs.
+fn requests_gpus(container: &Container) -> bool {
+    is_limited(container, &SERVED) || requests_whole_gpus(container)
+}
+
+fn requests_whole_gpus(container: &Container) -> bool {
+    is_limited(container, &VENDOR_GPUS)
+}
+
+/// Returns true if the container's limits have one of these resources.
+fn is_limited(container: &Container, resources: &[&str]) -> bool {
+    let limits = container.resources.as_ref().and_then(|all| all.limits.as_ref());
+    limits.is_some_and(|limits| resources.iter().any(|name| limits.contains_key(*name)))
+}
+
+/// The containers of a pod that have ever started, by the pod's status.
+fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let mut started = BTreeSet::new();
+    for status in init_container_statuses(pod).chain(container_statuses(pod)) {
+        if let Some(state) = &status.state
+            && (state.running.is_some() || state.terminated.is_some())
+        {
+            started.insert(status.name.as_str());
+        }
+    }
+    containers(pod).filter(move |container| started.contains(container.name.as_str()))
+}
+
+/// The GPUs that a container sees by its output, sorted: those of its device nodes if it prints them, else, of
+/// simulated GPUs without nodes, those that its variables name. Of a line that is there several times the last one counts,
+/// as the container may have started more than once.
+pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
+    let Some(nodes) = last_value(log, DEVICE_NODES) else {
+        return match last_value(log, VISIBLE_DEVICES) {
+            // With CDI the plugin hides all GPUs from NVIDIA's runtime and names them in a variable of its own.
+            None | Some("void") => devices_of(last_value(log, GPU_DEVICES).unwrap_or_default()),
+            Some(value) => devices_of(value),
+        };
+    };
+    let mut uuids = Vec::new();
+    for node in nodes.split(',') {
+        // /dev/nvidiactl and its like have no number and show no GPU.
+        let minor = node.strip_prefix("/dev/nvidia").map(str::parse::<i32>);
+        let Some(Ok(minor)) = minor else { continue };
+        uuids.push(match device.and_then(|device| gpu_of_minor(device, minor)) {
+            Some(info) => info.id.clone(),
+            None => format!("minor {minor}"),
+        });
+    }
+    uuids.sort();
+    uuids.dedup();
+    uuids
+}
+
+/// The value in the last line `name=value` of a log.
+fn last_value<'a>(log: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = log.lines().rev();
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// The devices that a value of the variable names, sorted.
+pub fn devices_of(value: &str) -> Vec<String> {
+    let named = value
+        .split(',')
+        .filter(|uuid| !matches!(*uuid, "" | "void" | "none"));
+    let mut uuids: Vec<String> = named.map(str::to_owned).collect();
+    uuids.sort();
+    uuids
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,291 @@
+//! A model of kubelet 1.36 and of the container runtime under it.
+//!
+//! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers,
+//! status, and how containerd and NVIDIA's runtime inject devices. A container "runs" by having its environment
+//! recorded. Compared with recordings: NVIDIA's container runtime 1.20 (`testbed/tests/nvidia_runtime.rs`). The
+//! rest follows the code of kubelet 1.36, and tests in `testbed/kit/tests/kubelet` state the behaviour; names such
+//! as `devicesToReuse` in comments are functions of that code.
+//!
+//! It uses nothing else of the testbed, and the API server only through the client that it is given, so it
+//! works against any API server. It leaves out processes but for `gpu-probe`, images, probes, eviction and alignment of devices by
+//! NUMA node (the topology manager's policy is `none`, kubelet's default).
+
+mod cdi;
+mod checkpoint;
+mod claims;
+mod config;
+mod container_start;
+mod device_manager;
+mod devices;
+mod endpoint;
+mod environment;
+mod fit;
+pub mod gpu_probe;
+mod injector;
+mod machine;
+mod node_status;
+mod nri;
+pub mod nvidia_runtime;
+mod pod;
+mod pod_resources;
+mod pod_table;
+mod pod_worker;
+mod process;
+mod runtime;
+mod socket;
+mod status_manager;
+mod sync_loop;
+mod tasks;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+pub use cdi::RefreshDelay;
+pub use claims::PreparedDevice;
+pub use config::{
+    CdiSupport, ContainerStart, ContainersHook, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus,
+    OrderRule, Ordering, RuntimeConfig, StartHook,
+};
+pub use gpu_probe::ProbeProgram;
+pub use machine::{PodAdmission, StartupError};
+pub use pod::{ContainerType, EXIT_AFTER};
+
+pub use runtime::{DEVICE_NODES, RunState, RuntimeContainer};
+
+use config::Hold;
+use machine::{KubeletCounts, KubeletMachine};
+use pod_table::PodCommand;
+use process::KubeletProcess;
+
+/// The devices of one resource that one container holds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ContainerAllocation {
+    /// UID of the pod.
+    pub pod_uid: String,
+    /// Name of the container.
+    pub container: String,
+    /// Name of the resource.
+    pub resource: String,
+    /// The device IDs, sorted.
+    pub device_ids: Vec<String>,
+}
+
+/// The error for a container that is not on this node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("pod {pod} has no container {container} on this node")]
+pub struct UnknownContainer {
+    pod: String,
+    container: String,
+}
+
+/// A kubelet with its container runtime.
+///
+/// Dropping it leaves its tasks running; [`Kubelet::stop`] ends them.
+#[derive(Debug)]
+pub struct Kubelet {
+    machine: Arc<KubeletMachine>,
+    process: KubeletProcess,
+}
+
+impl Kubelet {
+    /// Opens the sockets, registers the node and begins to watch its pods, in the background.
+    pub fn start(config: KubeletConfig) -> Result<Self, StartupError> {
+        Self::start_held(config, watch::Sender::default())
+    }
+
+    fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
+        let machine = Arc::new(KubeletMachine::start(config, hold)?);
+        let process = KubeletProcess::start(&machine)?;
+        Ok(Self { machine, process })
+    }
+
+    /// Kills the kubelet process and starts it again; containers keep running meanwhile.
+    pub async fn restart(&mut self) -> Result<(), StartupError> {
+        self.restart_with(|_| {}).await
+    }
+
+    /// Kills the kubelet process, runs `meanwhile`, such as the removal of the checkpoint, and starts the
+    /// process again.
+    pub async fn restart_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<(), StartupError> {
+        self.process.stop().await;
+        meanwhile(&self.machine.config);
+        self.process = KubeletProcess::start(&self.machine)?;
+        Ok(())
+    }
+
+    /// Reboots the machine: containers and CDI specs are gone, and kubelet starts with its checkpoint. Pods
+    /// that [`Kubelet::hold`] holds back stay held back.
+    pub async fn reboot(&mut self) -> Result<(), StartupError> {
+        self.process.stop().await;
+        if let Some(dir) = self.machine.config.cdi_dirs.last() {
+            // /var/run, with the CDI specs, is in memory and empty after a reboot; the directory may not exist.
+            let _ = std::fs::remove_dir_all(dir);
+        }
+        *self = Self::start_held(self.machine.config.clone(), self.machine.hold.clone())?;
+        Ok(())
+    }
+
+    /// Ends the kubelet process with its connections.
+    pub async fn stop(self) {
+        self.process.stop().await;
+    }
+
+    /// The configuration of this node.
+    pub fn config(&self) -> &KubeletConfig {
+        &self.machine.config
+    }
+
+    /// Containers of pods that still exist, those included whose start has failed.
+    pub fn containers(&self) -> Vec<RuntimeContainer> {
+        self.machine.runtime.all()
+    }
+
+    /// One container by its pod's namespace and name.
+    pub fn container(&self, namespace: &str, pod: &str, container: &str) -> Option<RuntimeContainer> {
+        let is_it = |found: &RuntimeContainer| {
+            found.namespace == namespace && found.pod == pod && found.name == container
+        };
+        self.containers().into_iter().find(is_it)
+    }
+
+    /// Devices that containers hold. kubelet takes the devices of ended pods back only when a later container
+    /// needs some.
+    pub fn allocations(&self) -> Vec<ContainerAllocation> {
+        let devices = self.process.devices.lock();
+        let allocations = devices
+            .held()
+            .iter()
+            .map(|(holder, resource, grant)| ContainerAllocation {
+                pod_uid: holder.pod.clone(),
+                container: holder.container.clone(),
+                resource: resource.clone(),
+                device_ids: grant.device_ids(),
+            });
+        allocations.collect()
+    }
+
+    /// The number of all devices and of healthy devices, by resource.
+    pub fn capacity(&self) -> BTreeMap<String, (usize, usize)> {
+        self.process.devices.lock().capacity(Duration::MAX).counts
+    }
+
+    /// Returns true once kubelet has admitted or refused the pods that were there at its last start.
+    pub fn has_synced(&self) -> bool {
+        self.process.pods.sources_ready()
+    }
+
+    /// Sets the devices that DRA drivers have prepared for a claim.
+    pub fn prepare_claim(&self, namespace: &str, name: &str, devices: Vec<PreparedDevice>) {
+        self.machine.claims.prepare(namespace, name, devices);
+    }
+
+    /// Holds back the admission of pods from now on, also across restarts of kubelet and of the machine.
+    pub fn hold(&self) {
+        self.machine.hold.send_replace(Hold {
+            is_held: true,
+            order: None,
+        });
+    }
+
+    /// The number of pods that [`Kubelet::hold`] holds back.
+    pub fn n_held(&self) -> usize {
+        KubeletCounts::get(&self.machine.counts.held)
+    }
+
+    /// Admits the pods that were held back as one batch, in this order; `seed` decides a random order.
+    pub fn release(&self, rule: OrderRule, seed: u64) {
+        self.machine.hold.send_replace(Hold {
+            is_held: false,
+            order: Some((rule, seed)),
+        });
+    }
+
+    /// The number of calls of Allocate that have begun.
+    pub fn n_allocate_calls(&self) -> usize {
+        KubeletCounts::get(&self.machine.counts.allocate_calls)
+    }
+
+    /// The duration of each answered call of Allocate, as kubelet sees it.
+    pub fn allocate_took(&self) -> Vec<Duration> {
+        self.machine.counts.allocate_took.lock().clone()
+    }
+
+    /// The number of List calls of the pod-resources API.
+    pub fn n_lists(&self) -> usize {
+        KubeletCounts::get(&self.machine.counts.lists)
+    }
+
+    /// The number of registrations of plugins, each resource counted.
+    pub fn n_registrations(&self) -> usize {
+        KubeletCounts::get(&self.machine.counts.registrations)
+    }
+
+    /// All admissions so far, in order.
+    pub fn admissions(&self) -> Vec<PodAdmission> {
+        self.machine.admissions.since(0)
+    }
+
+    /// The admissions after the first `n_known`.
+    pub fn admissions_since(&self, n_known: usize) -> Vec<PodAdmission> {
+        self.machine.admissions.since(n_known)
+    }
+
+    /// The number of admissions.
+    pub fn n_admissions(&self) -> usize {
+        self.machine.admissions.len()
+    }
+
+    /// Makes a container crash. kubelet starts it again with the devices and the answer that Allocate returned
+    /// before.
+    pub fn restart_container(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Result<(), UnknownContainer> {
+        let unknown = || UnknownContainer {
+            pod: format!("{namespace}/{pod}"),
+            container: container.to_owned(),
+        };
+        let found = self.container(namespace, pod, container).ok_or_else(unknown)?;
+        let pods = self.process.pods.lock();
+        let record = pods.0.get(&found.pod_uid).ok_or_else(unknown)?;
+        if record.send(PodCommand::Restart(container.to_owned())) {
+            Ok(())
+        } else {
+            Err(unknown())
+        }
+    }
+
+    /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; false if there is none.
+    pub fn drop_stream(&self, resource: &str) -> bool {
+        self.process.devices.drop_stream(resource)
+    }
+
+    /// Waits until plugins of the container runtime (NRI) have registered `times` times; false if `deadline`
+    /// comes first.
+    pub async fn until_nri_registered(&self, times: usize, deadline: Duration) -> bool {
+        let Some(nri) = &self.machine.nri else {
+            return false;
+        };
+        tokio::time::timeout(deadline, nri.until_registered(times))
+            .await
+            .is_ok()
+    }
+
+    /// Waits until `condition` holds, checking at every change; false if `deadline` comes first.
+    pub async fn until(&self, deadline: Duration, mut condition: impl FnMut(&Self) -> bool) -> bool {
+        let mut changes = self.machine.subscribe();
+        let held = async {
+            while !condition(self) {
+                if changes.changed().await.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+        };
+        tokio::time::timeout(deadline, held).await.is_ok()
+    }
+}

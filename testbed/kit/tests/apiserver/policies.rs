@@ -1,0 +1,556 @@
+//! `ValidatingAdmissionPolicy` objects as kube-apiserver 1.36.2 applies them, with those of `deploy/`: the answers here were compared
+//! with its own.
+
+use http::Method;
+use kit::apiserver::{ApiServer, User};
+use kit::cluster::{PLUGIN_USER, SCHEDULER_USER, default_deploy};
+use kit::manifests;
+use kube::Client;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::raw::{Answer, send};
+use crate::setup::{pod, start};
+
+const ADMIN: &str = "admin";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gpushare-system/leases";
+const LEADERS: &str = "/apis/gpushare.io/v1alpha1/namespaces/gpushare-system/schedulerleaders";
+/// The token of the plugin on the node n1.
+const PLUGIN_OF_N1: &str = "plugin-n1";
+const EVENTS: &str = "/api/v1/namespaces/default/events";
+const SECRETS: &str = "/api/v1/namespaces/gpushare-system/secrets";
+const MUTATING: &str =
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpushare-scheduler";
+const DEVICES: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
+const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
+
+async fn server() -> ApiServer {
+    let server = start().await;
+    let replica = |pod: &str| User {
+        name: SCHEDULER_USER.to_owned(),
+        extra: [(
+            "authentication.kubernetes.io/pod-name".to_owned(),
+            vec![pod.to_owned()],
+        )]
+        .into(),
+        ..User::default()
+    };
+    server.add_token("s-0", replica("s-0"));
+    server.add_token("s-1", replica("s-1"));
+    let claim = (
+        "authentication.kubernetes.io/node-name".to_owned(),
+        vec!["n1".to_owned()],
+    );
+    server.add_token(
+        PLUGIN_OF_N1,
+        User {
+            name: PLUGIN_USER.to_owned(),
+            extra: [claim].into(),
+            ..User::default()
+        },
+    );
+    for name in [
+        ADMIN,
+        "alice",
+        "system:node:n1",
+        "system:serviceaccount:koordinator-system:koord-scheduler",
+    ] {
+        server.add_token(
+            name,
+            User {
+                name: name.to_owned(),
+                ..User::default()
+            },
+        );
+    }
+    server
+        .objects()
+        .create("namespaces", json!({"metadata": {"name": "gpushare-system"}}))
+        .unwrap();
+    server
+}
+
+async fn ask(server: &ApiServer, token: &str, method: Method, path: &str, body: &Value) -> Answer {
+    let authorization = format!("Bearer {token}");
+    let content = if method == Method::PATCH {
+        "application/merge-patch+json"
+    } else {
+        "application/json"
+    };
+    let headers = [
+        ("authorization", authorization.as_str()),
+        ("content-type", content),
+    ];
+    send(server, method, path, &headers, body.to_string())
+        .await
+        .unwrap()
+}
+
+async fn code_of(server: &ApiServer, token: &str, method: Method, path: &str, body: &Value) -> u16 {
+    ask(server, token, method, path, body).await.code
+}
+
+/// Applies a file of `deploy/base`, or another one by its path from there.
+async fn apply(server: &ApiServer, file: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config");
+    server.kubeconfig(&path, ADMIN).unwrap();
+    let client: Client = kit::cluster::client_of(&path).await.unwrap();
+    manifests::apply_file(&client, &default_deploy().join("base").join(file))
+        .await
+        .unwrap();
+}
+
+/// Binds a new pod as a replica of the scheduler; returns the code and the text of the answer.
+async fn bind(server: &ApiServer, token: &str, name: &str) -> (u16, String) {
+    assert_eq!(code_of(server, ADMIN, Method::POST, PODS, &pod(name)).await, 201);
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}});
+    let answer = ask(
+        server,
+        token,
+        Method::POST,
+        &format!("{PODS}/{name}/binding"),
+        &binding,
+    )
+    .await;
+    (answer.code, answer.text)
+}
+
+/// Each of the two replicas binds a new pod; returns the codes of the answers.
+async fn bind_as_each(server: &ApiServer, [first, second]: [&str; 2]) -> (u16, u16) {
+    (
+        bind(server, "s-0", first).await.0,
+        bind(server, "s-1", second).await.0,
+    )
+}
+
+fn lease(holder: &str) -> Value {
+    json!({"metadata": {"name": "gpushare-scheduler"}, "spec": {"holderIdentity": holder}})
+}
+
+fn leader(holder: &str) -> Value {
+    json!({
+        "apiVersion": "gpushare.io/v1alpha1", "kind": "SchedulerLeader", "metadata": {"name": "gpushare-scheduler"},
+        "spec": {"holderIdentity": holder},
+    })
+}
+
+/// Deletes the policies and their bindings, as the removal of the deployment does.
+async fn uninstall(server: &ApiServer) {
+    for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+        assert_eq!(
+            code_of(
+                server,
+                ADMIN,
+                Method::DELETE,
+                &format!("{ADMISSION}/{plural}"),
+                &Value::Null
+            )
+            .await,
+            200
+        );
+    }
+}
+
+/// The policy as it is shipped, but that a Lease is its parameter.
+async fn apply_with_lease(server: &ApiServer) {
+    let text = std::fs::read_to_string(default_deploy().join("base/scheduler-admission.yaml")).unwrap();
+    let text = text
+        .replace("gpushare.io/v1alpha1", "coordination.k8s.io/v1")
+        .replace("kind: SchedulerLeader", "kind: Lease");
+    create_policies(server, &text).await;
+}
+
+async fn create_policies(server: &ApiServer, text: &str) {
+    for object in manifests::parse(text).unwrap() {
+        let plural =
+            format!("{}s", object.types.as_ref().unwrap().kind.to_lowercase()).replace("policys", "policies");
+        let answer = ask(
+            server,
+            ADMIN,
+            Method::POST,
+            &format!("{ADMISSION}/{plural}"),
+            &serde_json::to_value(&object).unwrap(),
+        )
+        .await;
+        assert_eq!(answer.code, 201, "{}", answer.text);
+    }
+}
+
+/// kubernetes/kubernetes#133827: the informer of a built-in kind ends with the last policy binding and shows its old objects from
+/// then on.
+#[tokio::test]
+async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_deleted() {
+    let server = server().await;
+    apply_with_lease(&server).await;
+    assert_eq!(
+        code_of(&server, ADMIN, Method::POST, LEASES, &lease("s-0_a")).await,
+        201
+    );
+    assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
+    uninstall(&server).await;
+    apply_with_lease(&server).await;
+    let path = format!("{LEASES}/gpushare-scheduler");
+    assert_eq!(
+        code_of(&server, ADMIN, Method::PUT, &path, &lease("s-1_b")).await,
+        200
+    );
+    assert_eq!(
+        bind_as_each(&server, ["c", "d"]).await,
+        (201, 403),
+        "the Lease names s-1"
+    );
+}
+
+#[tokio::test]
+async fn a_parameter_of_a_custom_kind_is_read_again() {
+    let server = server().await;
+    for file in ["scheduler-leader-crd.yaml", "scheduler-admission.yaml"] {
+        apply(&server, file).await;
+    }
+    assert_eq!(bind(&server, ADMIN, "of-another-scheduler").await.0, 201);
+    assert_eq!(bind(&server, "s-0", "before-any-leader").await.0, 201);
+    let other = ask(&server, "s-1", Method::POST, LEADERS, &leader("s-0_a")).await;
+    assert_eq!(other.code, 403, "a replica names another: {}", other.text);
+    assert_eq!(
+        code_of(&server, "s-0", Method::POST, LEADERS, &leader("s-0_a")).await,
+        201
+    );
+    assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
+    uninstall(&server).await;
+    apply(&server, "scheduler-admission.yaml").await;
+    let path = format!("{LEADERS}/gpushare-scheduler");
+    assert_eq!(
+        code_of(
+            &server,
+            "s-1",
+            Method::PATCH,
+            &path,
+            &json!({"spec": {"holderIdentity": "s-1_b"}})
+        )
+        .await,
+        200
+    );
+    assert_eq!(bind_as_each(&server, ["c", "d"]).await, (403, 201));
+    server
+        .objects()
+        .delete(
+            "customresourcedefinitions",
+            "",
+            "schedulerleaders.gpushare.io",
+            None,
+        )
+        .unwrap();
+    assert_eq!(bind(&server, ADMIN, "after-the-kind").await.0, 201);
+}
+
+/// Recorded on kube-apiserver 1.36.2: without its parameter a policy with Fail and Deny refuses requests that its match conditions
+/// leave out.
+#[tokio::test]
+async fn a_missing_parameter_concerns_every_request_that_the_rules_name() {
+    let server = server().await;
+    apply(&server, "scheduler-leader-crd.yaml").await;
+    let text = std::fs::read_to_string(default_deploy().join("base/scheduler-admission.yaml")).unwrap();
+    let strict = text
+        .replace("Policy: Ignore", "Policy: Fail")
+        .replace("Action: Allow", "Action: Deny");
+    create_policies(&server, &strict).await;
+    let (code, text) = bind(&server, ADMIN, "of-another-scheduler").await;
+    assert_eq!(code, 422, "{text}");
+    assert!(
+        text.contains("no params found for policy binding with `Deny` parameterNotFoundAction"),
+        "{text}"
+    );
+    server
+        .objects()
+        .delete(
+            "customresourcedefinitions",
+            "",
+            "schedulerleaders.gpushare.io",
+            None,
+        )
+        .unwrap();
+    let (code, text) = bind(&server, ADMIN, "after-the-kind").await;
+    assert_eq!(code, 422, "{text}");
+    assert!(
+        text.contains("failed to find resource referenced by paramKind"),
+        "{text}"
+    );
+}
+
+fn recorded(name: &str) -> Value {
+    let mut pod = pod(name);
+    pod["metadata"]["annotations"] = json!({RECORD: "{}", "other": "x"});
+    pod
+}
+
+fn annotations(value: impl Into<Value>) -> Value {
+    json!({"metadata": {"annotations": value.into()}})
+}
+
+#[rstest]
+#[case::another_annotation("alice", "", annotations(json!({"other": "y"})), true)]
+#[case::labels("alice", "", json!({"metadata": {"labels": {"a": "b"}}}), true)]
+#[case::status("system:node:n1", "/status", json!({"status": {"phase": "Running"}}), true)]
+#[case::the_record("alice", "", annotations(json!({RECORD: "{\"gpu\":[]}"})), false)]
+#[case::another_key("alice", "", annotations(json!({"ALIYUN_COM_GPU_MEM_IDX": "0"})), false)]
+#[case::removed("alice", "", annotations(json!({RECORD: null})), false)]
+#[case::all_removed("alice", "", annotations(Value::Null), false)]
+#[case::by_status("alice", "/status", annotations(json!({"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"})), false)]
+#[case::by_kubelet("system:node:n1", "/status", annotations(json!({RECORD: "[]"})), false)]
+#[case::other_schedulers("system:serviceaccount:koordinator-system:koord-scheduler", "", annotations(json!({RECORD: "[]"})), false)]
+#[case::the_scheduler("s-0", "", annotations(json!({RECORD: "[]"})), true)]
+#[tokio::test]
+async fn policies_decide_changes_of_records_as_kube_apiserver_did(
+    #[case] token: &str,
+    #[case] subresource: &str,
+    #[case] patch: Value,
+    #[case] passes: bool,
+) {
+    let server = server().await;
+    assert_eq!(
+        code_of(&server, "alice", Method::POST, PODS, &recorded("p")).await,
+        201,
+        "before there is a policy"
+    );
+    apply(&server, "record-admission.yaml").await;
+    let answer = ask(
+        &server,
+        token,
+        Method::PATCH,
+        &format!("{PODS}/p{subresource}"),
+        &patch,
+    )
+    .await;
+    assert_eq!(answer.code, if passes { 200 } else { 403 }, "{}", answer.text);
+    assert_eq!(answer.text.contains("says which devices a pod holds"), !passes);
+}
+
+#[tokio::test]
+async fn policies_decide_new_pods_and_bindings_as_kube_apiserver_did() {
+    let server = server().await;
+    apply(&server, "record-admission.yaml").await;
+    let answer = ask(&server, "alice", Method::POST, PODS, &recorded("p")).await;
+    assert_eq!(answer.code, 403);
+    assert!(
+        answer.text.contains(&format!("annotation {RECORD} says"))
+            && answer.text.contains("alice is none of them"),
+        "{}",
+        answer.text
+    );
+    for (token, expected) in [("alice", 403), ("s-0", 201)] {
+        assert_eq!(
+            code_of(&server, "alice", Method::POST, PODS, &pod(token)).await,
+            201,
+            "a pod without annotations"
+        );
+        let metadata = json!({"name": token, "annotations": {RECORD: "{}"}});
+        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n1"}});
+        assert_eq!(
+            code_of(
+                &server,
+                token,
+                Method::POST,
+                &format!("{PODS}/{token}/binding"),
+                &binding
+            )
+            .await,
+            expected
+        );
+    }
+}
+
+/// An event about the pod p as the plugin of n1 writes it.
+fn event(name: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default"}, "type": "Warning", "reason": "GPUMismatch", "message": "m", "count": 1,
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "p", "uid": "u"},
+        "source": {"component": "gpushare-device-plugin", "host": "n1"},
+    })
+}
+
+/// An event with another value of one field.
+fn event_with(pointer: &str, value: impl Into<Value>) -> Value {
+    let mut event = event("f");
+    let (parent, field) = pointer.rsplit_once('/').unwrap();
+    event.pointer_mut(parent).unwrap()[field] = value.into();
+    event
+}
+
+/// A server with the policies, two nodes, a pod on each, and an event and a Device object of the first.
+async fn server_with_nodes() -> ApiServer {
+    let server = server().await;
+    for file in ["crd.yaml", "device-plugin-admission.yaml"] {
+        apply(&server, file).await;
+    }
+    for node in ["n1", "n2"] {
+        server
+            .objects()
+            .create("nodes", json!({"metadata": {"name": node}}))
+            .unwrap();
+        let mut pod = pod(&format!("on-{node}"));
+        pod["spec"]["nodeName"] = json!(node);
+        assert_eq!(code_of(&server, ADMIN, Method::POST, PODS, &pod).await, 201);
+    }
+    for (path, body) in [(EVENTS, event("e")), (DEVICES, device("n1"))] {
+        assert_eq!(
+            code_of(&server, PLUGIN_OF_N1, Method::POST, path, &body).await,
+            201
+        );
+    }
+    server
+}
+
+fn device(name: &str) -> Value {
+    json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device", "metadata": {"name": name}})
+}
+
+fn label() -> Value {
+    json!({"metadata": {"labels": {"a": "b"}}})
+}
+
+/// A change of the event e, with the source that the policy asks for.
+fn to_event(field: &str, value: impl Into<Value>) -> Value {
+    json!({"source": {"component": "gpushare-device-plugin", "host": "n1"}, field: value.into()})
+}
+
+fn capacity(resource: &str) -> Value {
+    json!({"status": {"capacity": {resource: "100"}}})
+}
+
+/// Attempts with the token of one node's plugin, apart from RBAC: the policies alone decide.
+#[rstest]
+#[case::event(Method::POST, EVENTS, event("f"), 201)]
+#[case::event_of_another_component(Method::POST, EVENTS, event_with("/source/component", "kubelet"), 403)]
+#[case::event_of_another_node(Method::POST, EVENTS, event_with("/source/host", "n2"), 403)]
+#[case::event_reported_by_another(Method::POST, EVENTS, event_with("/reportingComponent", "kubelet"), 403)]
+#[case::event_about_another_node(Method::POST, EVENTS, event_with("/involvedObject", json!({"kind": "Node", "name": "n2"})), 422)]
+#[case::event_about_a_secret(Method::POST, EVENTS, event_with("/involvedObject/kind", "Secret"), 422)]
+#[case::count_of_an_event(
+    Method::PATCH,
+    "/api/v1/namespaces/default/events/e",
+    to_event("count", 2),
+    200
+)]
+#[case::text_of_an_event(
+    Method::PATCH,
+    "/api/v1/namespaces/default/events/e",
+    to_event("message", "x"),
+    403
+)]
+#[case::pod_of_an_event(Method::PATCH, "/api/v1/namespaces/default/events/e", to_event("involvedObject", json!({"name": "q"})), 403)]
+#[case::end_of_an_event(Method::DELETE, "/api/v1/namespaces/default/events/e", Value::Null, 422)]
+#[case::annotation(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", annotations(json!({"a": "b"})), 200)]
+#[case::label_of_a_pod(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", label(), 403)]
+#[case::finalizer(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", json!({"metadata": {"finalizers": ["a/b"]}}), 403)]
+#[case::status(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1/status", json!({"status": {"phase": "Failed"}}), 422)]
+#[case::pod_of_another_node(Method::PATCH, "/api/v1/namespaces/default/pods/on-n2", annotations(json!({"a": "b"})), 403)]
+#[case::end_of_a_pod(Method::DELETE, "/api/v1/namespaces/default/pods/on-n1", Value::Null, 422)]
+#[case::new_pod(Method::POST, PODS, pod("new"), 422)]
+#[case::annotation_of_its_node(Method::PATCH, "/api/v1/nodes/n1", annotations(json!({"a": "b"})), 200)]
+#[case::label_of_its_node(Method::PATCH, "/api/v1/nodes/n1", label(), 403)]
+#[case::spec_of_its_node(Method::PATCH, "/api/v1/nodes/n1", json!({"spec": {"unschedulable": true}}), 403)]
+#[case::another_node(Method::PATCH, "/api/v1/nodes/n2", annotations(json!({"a": "b"})), 403)]
+#[case::amounts(Method::PATCH, "/api/v1/nodes/n1/status", capacity("koordinator.sh/gpu"), 200)]
+#[case::cpus(Method::PATCH, "/api/v1/nodes/n1/status", capacity("cpu"), 403)]
+#[case::devices_of_its_node(
+    Method::PATCH,
+    "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1",
+    label(),
+    200
+)]
+#[case::devices_of_another_node(Method::POST, DEVICES, device("n2"), 403)]
+#[case::end_of_devices(
+    Method::DELETE,
+    "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1",
+    Value::Null,
+    422
+)]
+#[tokio::test]
+async fn policies_confine_the_token_of_a_plugin_to_its_node(
+    #[case] method: Method,
+    #[case] path: &str,
+    #[case] body: Value,
+    #[case] code: u16,
+) {
+    let server = server_with_nodes().await;
+    let answer = ask(&server, PLUGIN_OF_N1, method, path, &body).await;
+    assert_eq!(answer.code, code, "{}", answer.text);
+}
+
+fn secret(name: &str, kind: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "gpushare-system"}, "type": kind})
+}
+
+/// A change of one field of the configuration's webhook.
+fn to_webhook(path: &str, value: impl Into<Value>) -> Value {
+    json!([{"op": "add", "path": format!("/webhooks/0{path}"), "value": value.into()}])
+}
+
+/// Attempts with the token of a replica of the scheduler at its Secret and its webhook configurations, apart from RBAC.
+#[rstest]
+#[case::own_secret(
+    Method::POST,
+    SECRETS,
+    secret("gpushare-scheduler-certificates", "Opaque"),
+    201
+)]
+#[case::another_secret(
+    Method::POST,
+    SECRETS,
+    secret("sh.helm.release.v1.gpushare.v2", "helm.sh/release.v1"),
+    403
+)]
+#[case::token(
+    Method::POST,
+    SECRETS,
+    secret("gpushare-scheduler-certificates", "kubernetes.io/service-account-token"),
+    403
+)]
+#[case::authority(Method::PATCH, MUTATING, to_webhook("/clientConfig/caBundle", "eA=="), 200)]
+#[case::address(
+    Method::PATCH,
+    MUTATING,
+    to_webhook("/clientConfig/service/name", "other"),
+    403
+)]
+#[case::rules(Method::PATCH, MUTATING, to_webhook("/rules/0/resources", json!(["*"])), 403)]
+#[case::policy(Method::PATCH, MUTATING, to_webhook("/failurePolicy", "Fail"), 403)]
+#[case::condition(Method::PATCH, MUTATING, json!([{"op": "remove", "path": "/webhooks/0/matchConditions"}]), 403)]
+#[case::no_webhook(Method::PATCH, MUTATING, json!([{"op": "remove", "path": "/webhooks/0"}]), 403)]
+#[case::owner(Method::PATCH, MUTATING, json!([{"op": "add", "path": "/metadata/ownerReferences", "value":
+    [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u"}]}]), 403)]
+#[case::end(Method::DELETE, MUTATING, Value::Null, 403)]
+#[tokio::test]
+async fn policies_confine_the_token_of_a_replica_to_its_certificates(
+    #[case] method: Method,
+    #[case] path: &str,
+    #[case] body: Value,
+    #[case] code: u16,
+) {
+    let server = server().await;
+    for file in [
+        "scheduler-admission.yaml",
+        "../components/webhooks/admission.yaml",
+        "../components/webhook-configurations/webhook-configurations.yaml",
+    ] {
+        apply(&server, file).await;
+    }
+    let headers = [
+        ("authorization", "Bearer s-0"),
+        (
+            "content-type",
+            if method == Method::PATCH {
+                "application/json-patch+json"
+            } else {
+                "application/json"
+            },
+        ),
+    ];
+    let answer = send(&server, method, path, &headers, body.to_string())
+        .await
+        .unwrap();
+    assert_eq!(answer.code, code, "{}", answer.text);
+}
