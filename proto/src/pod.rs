@@ -157,9 +157,22 @@ pub struct ContainerPort {
 pub struct Variable {
     /// The variable's name.
     pub name: String,
-    /// The value; `None` if the value comes from a field, a `ConfigMap` or a `Secret`.
+    /// The value; `None` if it is empty, as the API server leaves out empty fields, or if `value_from` has its source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
+    /// The field, `ConfigMap` or `Secret` that the value comes from.
+    #[serde(rename = "valueFrom", skip_serializing_if = "Option::is_none")]
+    pub value_from: Option<serde_json::Value>,
+}
+
+impl Variable {
+    /// The value, if the pod's spec has it.
+    pub fn own_value(&self) -> Option<&str> {
+        match self.value_from {
+            Some(_) => None,
+            None => Some(self.value.as_deref().unwrap_or_default()),
+        }
+    }
 }
 
 /// Limits and requests, as texts: a quantity that does not parse must not hide the pod.

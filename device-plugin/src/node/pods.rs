@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use daemon::events::Subject;
-use proto::pod::{ALL_DEVICES, Pod, PodSpec, PodStatus, Variable};
+use proto::pod::{ALL_DEVICES, Pod, PodSpec, PodStatus};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest, PodRequest};
@@ -309,11 +309,11 @@ fn created_containers(status: &PodStatus) -> Vec<(String, String)> {
 fn own_variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     let mut variables = Vec::new();
     for container in spec.init_containers.iter().chain(&spec.containers) {
-        for Variable { name, value } in &container.env {
+        for variable in &container.env {
             variables.push(OwnVariable {
                 container: container.name.clone(),
-                name: name.clone(),
-                value: value.clone(),
+                name: variable.name.clone(),
+                value: variable.own_value().map(str::to_owned),
             });
         }
     }

@@ -25,6 +25,17 @@ fn scheduling_preferences_are_recognised(#[case] pod: Value, #[case] expected: b
     assert_eq!(spec(pod).has_preferences(), expected);
 }
 
+/// The API server leaves out an empty value.
+#[rstest]
+#[case::text(json!({"name": "A", "value": "x"}), Some("x"))]
+#[case::empty(json!({"name": "A", "value": ""}), Some(""))]
+#[case::left_out(json!({"name": "A"}), Some(""))]
+#[case::of_a_config_map(json!({"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}), None)]
+fn a_variable_has_the_value_that_the_spec_says(#[case] variable: Value, #[case] value: Option<&str>) {
+    let variable: Variable = serde_json::from_value(variable).unwrap();
+    assert_eq!(variable.own_value(), value);
+}
+
 #[rstest]
 #[case::of_nothing(json!([]), true)]
 #[case::by_value(json!([{"key": "spot", "value": "yes", "effect": "PreferNoSchedule"}]), false)]
