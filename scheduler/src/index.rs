@@ -308,17 +308,6 @@ impl Index {
         }
     }
 
-    /// Names of nodes that have devices of any type, in no order.
-    pub fn device_nodes(&self) -> Vec<Box<str>> {
-        let mut names = Vec::new();
-        for (name, state) in &self.cluster.nodes {
-            if state.has_devices() {
-                names.push(name.clone());
-            }
-        }
-        names
-    }
-
     /// The size of a memory unit in bytes, if it is known of all nodes that serve units, and the same on all.
     pub fn common_unit(&self) -> Option<u64> {
         self.cluster.common_unit()

@@ -66,12 +66,6 @@ impl NodeState {
         has_changed
     }
 
-    /// Returns true if the node has devices of any type.
-    pub(super) fn has_devices(&self) -> bool {
-        let report = self.report.as_ref();
-        report.is_some_and(|report| report.inventory.has_devices())
-    }
-
     /// Returns true if the node has GPUs.
     pub(super) fn shares_gpus(&self) -> bool {
         let report = self.report.as_ref();
