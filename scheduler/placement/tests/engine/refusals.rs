@@ -116,6 +116,14 @@ fn explain_lists_every_gpu() {
     );
 }
 
+/// Counters and caches store a reason as its number and read it back by its place in the list.
+#[test]
+fn the_list_of_reasons_has_the_order_of_their_numbers() {
+    for (place, reason) in Reason::ALL.into_iter().enumerate() {
+        assert_eq!(reason as usize, place, "{reason:?}");
+    }
+}
+
 /// kube-scheduler joins the texts of all nodes, so there must be few. A request that breaks a rule gets the text of that rule.
 #[test]
 fn there_are_fifteen_refusal_texts_besides_those_of_rules() {
