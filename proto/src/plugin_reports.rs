@@ -1,5 +1,5 @@
-//! Annotations in which a node's plugin reports to the scheduler: swapped records and pods without devices on the Device
-//! object, and the plugin's own state on the Node.
+//! Annotations in which a node's plugin reports to the scheduler. On the Device object: the records that it has swapped between
+//! pods, and the pods that kubelet admitted without a device. On the Node: the plugin's own state.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! The live page: a few files for browsers, on one listener with the read API that their scripts read.
 //!
-//! The files hold no data, so that a browser loads them without a token; the routes of the read API demand one where the address
-//! is no loopback address. The headers let the browser run no other scripts, and send nothing to other sites.
+//! The files hold no data, so that a browser loads them without a token; the read API demands one unless the page listens on a
+//! loopback address. The headers let the browser run no other scripts, and send nothing to other sites.
 
 use std::sync::Arc;
 

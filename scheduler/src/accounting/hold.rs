@@ -167,16 +167,16 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
     }
 }
 
-/// Whole GPUs by a vendor's resource: the GPUs that the record names. Without a usable record they are those of [`whole_unknown`].
+/// Whole GPUs by a vendor's resource: the GPUs that the record names. Without a usable record they are [`whole_not_reported`].
 fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),
         Recorded::Unreadable(problem) => {
-            return whole_unknown(request.devices, &[], Some(problem.to_string()), context);
+            return whole_not_reported(request.devices, &[], Some(problem.to_string()), context);
         }
         _ => {
             let problem = "it is not known which GPUs the vendor's plugin has given it";
-            return whole_unknown(request.devices, &[], Some(problem.to_owned()), context);
+            return whole_not_reported(request.devices, &[], Some(problem.to_owned()), context);
         }
     };
     let per_device = ShareRequest {
@@ -186,7 +186,7 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     };
     let NamedShares { mut account, n_gone } = match from_shares(gpus, units, &per_device, context) {
         Ok(named) => named,
-        Err(problem) => return whole_unknown(request.devices, &[], Some(problem), context),
+        Err(problem) => return whole_not_reported(request.devices, &[], Some(problem), context),
     };
     let mut given = Vec::new();
     for device in context.given {
@@ -203,7 +203,7 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     }
     let contradiction =
         is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
-    let gone = whole_unknown(n_gone, &account.holdings.parts, None, context).holdings;
+    let gone = whole_not_reported(n_gone, &account.holdings.parts, None, context).holdings;
     account.holdings.pending = gone.pending;
     account.holdings.unknown_whole = gone.unknown_whole;
     account.holdings.is_vendor = true;
@@ -212,9 +212,10 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     account
 }
 
-/// Whole GPUs that no usable record names: those that kubelet reports as allocated to the pod beside the `held` ones, and for the
-/// rest of the request any GPUs of the node.
-fn whole_unknown(
+/// What a pod of a vendor's resource holds beyond the `held` GPUs and those that kubelet reports (`given`;
+/// [`kubelet_allocations::join`] adds those later): as many GPUs of the node as its request still lacks, not known which. Where our
+/// plugin serves whole GPUs they are pending, elsewhere `unknown_whole`.
+fn whole_not_reported(
     n_requested: u32,
     held: &[HeldPart],
     problem: Option<String>,

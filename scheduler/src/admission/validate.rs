@@ -139,7 +139,8 @@ fn check_update(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Un
     Ok(visible_devices::check_changed_annotations(&old, &new, &request.namespace).into())
 }
 
-/// Decides about an update that adds ephemeral containers.
+/// Refuses ephemeral containers that an update adds if they select devices; with `deny_overrides`, in a pod that shares devices,
+/// also if they are privileged or override devices or limits.
 fn check_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
     let pod: Pod = read(request)?;
     if pod.is_deleting() || rules.is_unrestricted(&request.namespace) {
@@ -148,11 +149,11 @@ fn check_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict,
     let (old, new): (DeviceFields, DeviceFields) = (read_old(request)?, read(request)?);
     if rules.deny_overrides
         && RequestedKinds::of_pod(&pod, &rules.names).shares_devices()
-        && let Err(refusal) = visible_devices::check_added_overrides(&old, &new)
+        && let Err(refusal) = visible_devices::check_added_container_overrides(&old, &new)
     {
         return Ok(Verdict::Refused(refusal));
     }
-    Ok(visible_devices::check_added(&old, &new, &rules.names, &request.namespace).into())
+    Ok(visible_devices::check_added_containers(&old, &new, &rules.names, &request.namespace).into())
 }
 
 /// Refuses a request to see all devices that cannot be read or is not allowed in this cluster.

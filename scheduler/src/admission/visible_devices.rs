@@ -162,7 +162,7 @@ pub(super) fn check(pod: &DeviceFields, names: &ResourceNames, namespace: &str) 
 }
 
 /// [`check`] for the ephemeral containers that an update adds.
-pub(super) fn check_added(
+pub(super) fn check_added_containers(
     old: &DeviceFields,
     new: &DeviceFields,
     names: &ResourceNames,
@@ -284,7 +284,7 @@ pub(super) fn check_overrides(pod: &DeviceFields, names: &ResourceNames) -> Resu
 }
 
 /// [`check_overrides`] for the ephemeral containers that an update adds.
-pub(super) fn check_added_overrides(old: &DeviceFields, new: &DeviceFields) -> Result<(), Refusal> {
+pub(super) fn check_added_container_overrides(old: &DeviceFields, new: &DeviceFields) -> Result<(), Refusal> {
     for container in new.added(old) {
         // Kubernetes allows an ephemeral container no resources.
         check_container_overrides(container, false)?;

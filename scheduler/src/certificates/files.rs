@@ -116,17 +116,17 @@ impl CertificateFiles {
 /// The content of the files.
 #[derive(PartialEq, Eq)]
 struct Contents {
-    cert: Bytes,
-    key: Bytes,
-    client_ca: Option<Bytes>,
+    cert: FileContent,
+    key: FileContent,
+    client_ca: Option<FileContent>,
 }
 
 /// The content of a file, or the reason for which it could not be read.
-pub(crate) type Bytes = Result<Vec<u8>, io::ErrorKind>;
+pub(crate) type FileContent = Result<Vec<u8>, io::ErrorKind>;
 
 /// Reads a file. A failed read is a value too: the next read is compared with it, so that the files count as changed only if the
 /// content, or the kind of failure, differs.
-pub(crate) fn read(path: &Path) -> Bytes {
+pub(crate) fn read(path: &Path) -> FileContent {
     // The kind can be compared with that of the next read, the error cannot.
     std::fs::read(path).map_err(|error| error.kind())
 }
@@ -185,7 +185,7 @@ pub(crate) fn server_settings(
 /// # Errors
 /// The file could not be read, or holds no authority; the error names it.
 pub(crate) fn client_verifier(
-    authorities: &Bytes,
+    authorities: &FileContent,
     path: &Path,
 ) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let at = || format!("authorities in {}", path.display());
@@ -211,7 +211,7 @@ pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn Client
 }
 
 /// The certificates in the content of a file (PEM). The error of a failed read, or of a file without certificates, names the file.
-fn certificates(pem: &Bytes, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let at = || format!("certificates {}", path.display());
     let pem = pem
         .as_ref()
@@ -228,7 +228,7 @@ fn certificates(pem: &Bytes, path: &Path) -> anyhow::Result<Vec<CertificateDer<'
 }
 
 /// The private key in the content of a file (PEM). The error of a failed read, or of a file without a key, names the file.
-fn private_key(pem: &Bytes, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
+fn private_key(pem: &FileContent, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let at = || format!("private key {}", path.display());
     let pem = pem
         .as_ref()

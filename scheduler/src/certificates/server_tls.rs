@@ -12,7 +12,7 @@ use rustls::server::ResolvesServerCertUsingSni;
 use rustls::sign::SingleCertAndKey;
 use tokio::sync::watch;
 
-use super::files::{Bytes, client_verifier, read, server_settings, verifier_of};
+use super::files::{FileContent, client_verifier, read, server_settings, verifier_of};
 use super::material::Material;
 use super::metrics::{CertificateMetrics, WEBHOOK_CLIENT_CA};
 
@@ -33,7 +33,7 @@ pub enum Clients {
 pub(super) struct ServerTls {
     clients: Clients,
     /// The file of client authorities as it was read last; `None` if clients are not checked against a file.
-    authorities: Option<Bytes>,
+    authorities: Option<FileContent>,
     settings: watch::Sender<Arc<ServerConfig>>,
 }
 
@@ -95,7 +95,7 @@ impl ServerTls {
 
     /// Reads the file of client authorities; `None` if clients are not checked against a file. A file that cannot be read is `Some`
     /// of the kind of error, which is compared with the previous read like a content.
-    fn read_authorities(&self) -> Option<Bytes> {
+    fn read_authorities(&self) -> Option<FileContent> {
         let Clients::SignedBy(path) = &self.clients else {
             return None;
         };

@@ -158,7 +158,7 @@ impl NodeStream {
         }
         // Other views go on while this client takes the piece.
         drop(permit);
-        // Filters that wait for a thread come first.
+        // Lets the extender's filter requests run between two pieces.
         tokio::task::yield_now().await;
         Some(piece.into())
     }

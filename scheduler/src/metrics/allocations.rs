@@ -8,7 +8,7 @@ use crate::index::{Index, Shared, view};
 use crate::inventory::record_id;
 
 /// Nodes that are read under one lock.
-const NODES: usize = 64;
+const NODES_PER_LOCK: usize = 64;
 
 /// All GPUs in numbers, and what pods hold of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl AllocationSnapshot {
             (nodes, view::typical_requests(index.fleet()))
         };
         let mut snapshot = Self::default();
-        for nodes in nodes.chunks(NODES) {
+        for nodes in nodes.chunks(NODES_PER_LOCK) {
             snapshot.add(&index.read(), nodes, &typical);
         }
         snapshot.sorted()

@@ -17,7 +17,7 @@ use crate::kube_scheduler::{self, NodeFacts, PodRules, RequestSums};
 use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, words};
 
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
-const NODES: usize = 64;
+const NODES_PER_LOCK: usize = 64;
 
 /// A node that may take pods.
 struct FitCandidate {
@@ -172,7 +172,7 @@ impl<'a> Search<'a> {
             demand: Ok(self.demand),
         };
         let shared = self.index;
-        for chunk in names.chunks(NODES) {
+        for chunk in names.chunks(NODES_PER_LOCK) {
             let index = shared.read();
             let mut batch = index.filter().batch(self.demand);
             for name in chunk {

@@ -22,7 +22,7 @@ use crate::index::{Index, Shared, view};
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// Nodes that are copied under one read lock.
-const NODES: usize = 16;
+const NODES_PER_LOCK: usize = 16;
 /// Most namespaces that are reviewed for one client, those on the most nodes first; names in other namespaces are hidden.
 const MAX_REVIEWED: usize = 32;
 /// Most pending pods of a snapshot.
@@ -257,7 +257,7 @@ impl StatePublisher {
         let began = Instant::now();
         let changes = self.changes();
         let mut nodes = Vec::with_capacity(changes.nodes.len());
-        for chunk in changes.nodes.chunks(NODES) {
+        for chunk in changes.nodes.chunks(NODES_PER_LOCK) {
             let mut copies = Vec::with_capacity(chunk.len());
             {
                 let index = self.index.read();
@@ -272,7 +272,7 @@ impl StatePublisher {
             for (id, version, node) in copies {
                 nodes.push((id, version, node.map(RenderedNode::from)));
             }
-            // Filters that wait for a thread come first.
+            // Lets the extender's filter requests run between two batches.
             tokio::task::yield_now().await;
         }
         // From here on nothing waits, so that all of the renewal is kept or none.

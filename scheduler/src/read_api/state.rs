@@ -18,7 +18,7 @@ use super::names::{SeenNames, Viewer};
 use super::snapshot::{RenderedNode, StateSnapshot};
 use super::{ReadApi, json, parameter};
 
-/// Nodes in one piece of the body. Between two pieces, filters that wait for a thread come first.
+/// Nodes in one piece of the body. Between two pieces the extender's filter requests run.
 const PIECE: usize = 16;
 /// An empty list of nodes in the JSON of a state.
 const NO_NODES: &[u8] = b"\"nodes\":[]";

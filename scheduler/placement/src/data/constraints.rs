@@ -26,7 +26,7 @@ pub struct PartitionConstraint {
 /// The conversion of an amount of a type to devices, if it is neither one device nor a number of whole ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// The amount is taken of every device that is selected.
+    /// The full amount is taken from each selected device.
     All,
     /// The amount is a number of devices.
     Count,

@@ -11,7 +11,7 @@ use crate::kube_scheduler::{self, NodeRefusal, Shortage};
 use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, fits_on_empty, pods_in_the_way, words};
 
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
-const NODES: usize = 64;
+const NODES_PER_LOCK: usize = 64;
 
 /// The sum of the parts that a node lacks of what the pod needs, in thousandths.
 pub(super) type Distance = u64;
@@ -113,7 +113,7 @@ impl Survey {
         for key in asker.rules.label_keys() {
             survey.labels.insert(key.into(), BTreeMap::new());
         }
-        for chunk in names.chunks(NODES) {
+        for chunk in names.chunks(NODES_PER_LOCK) {
             let index = index.read();
             let mut batch = asker.demand.ok().map(|demand| index.filter().batch(demand));
             for name in chunk {
@@ -252,7 +252,8 @@ impl Refused {
         offer.nodes_with_enough.contains(&self.name)
     }
 
-    /// A node that refuses the pod, with its distance from taking it.
+    /// A node that refuses the pod, with its place in the order of such nodes: the kind of refusal first, then how much GPU room and
+    /// allocatable it lacks.
     fn of(index: &Index, name: &str, refusal: Refusal, asker: Asker<'_>) -> Self {
         let has_devices = index.fleet().node_id(name).is_some();
         let kind = match &refusal {
@@ -263,9 +264,9 @@ impl Refused {
             }
             Refusal::KubeScheduler(_) => Nearness::NotAllowed,
         };
-        let of_sums = match &refusal {
+        let lack_of_allocatable = match &refusal {
             Refusal::KubeScheduler(NodeRefusal::Insufficient(shortages)) => {
-                shortages.iter().map(lack_of_sum).max().unwrap_or(0)
+                shortages.iter().map(part_lacking).max().unwrap_or(0)
             }
             _ => 0,
         };
@@ -276,7 +277,7 @@ impl Refused {
         let of_devices = asker.demand.map_or(0, |demand| distance(index, name, demand));
         Self {
             kind,
-            distance: of_devices.saturating_add(of_sums),
+            distance: of_devices.saturating_add(lack_of_allocatable),
             name: name.into(),
             reasons: words::reasons(index, name, &refusal, asker),
             refusal,
@@ -289,7 +290,7 @@ impl Refused {
 }
 
 /// The part of a node's allocatable amount that has to become free, in thousandths.
-fn lack_of_sum(shortage: &Shortage) -> Distance {
+fn part_lacking(shortage: &Shortage) -> Distance {
     part(shortage.missing(), 0, shortage.allocatable)
 }
 

@@ -160,7 +160,9 @@ impl StateTable {
         self.bases.iter().fold(1, |n, base| n.saturating_mul(*base))
     }
 
-    /// The leading devices of the cheapest complete choice, found switch by switch; `None` if no choice is complete.
+    /// The leading devices of the cheapest choice, found switch by switch. They are of the leading type: the first type of a joint
+    /// allocation, which the devices of the others (the followers) must be near. `None` if no choice takes all leading devices, with
+    /// enough followers near and on no more switches than allowed.
     fn run(&self, problem: &Problem<'_>) -> Option<Set> {
         let (n_near, n_used) = (self.n_near(), self.n_used());
         let half = n_near * n_used * (self.n + 1);
