@@ -40,7 +40,7 @@ type Amounts = BTreeMap<String, String>;
 /// The stage of one node on its way from another plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Step {
+struct NodeStage {
     node: String,
     stage: &'static str,
     /// The number of pods with a part of a GPU of the node.
@@ -49,7 +49,8 @@ struct Step {
     next: String,
 }
 
-/// Shows the stage of each node with GPUs.
+/// Prints how far each node is on its way from another plugin to gpushare (`migrate status`), with the number of pods on its GPUs
+/// and the next step.
 pub(crate) async fn status(connection: &ClusterConnection, screen: &Screen) -> CommandResult {
     let nodes = connection.list_json("/api/v1/nodes").await?;
     let state = AnswerSource::open(connection, screen).await?.state(false).await?;
@@ -61,19 +62,19 @@ pub(crate) async fn status(connection: &ClusterConnection, screen: &Screen) -> C
             pods.insert(&holder.uid);
         }
     }
-    let mut steps = Vec::new();
+    let mut stages = Vec::new();
     for node in &nodes {
         let n_pods = pods_on.get(name(node)).map_or(0, BTreeSet::len);
-        steps.extend(step(node, n_pods));
+        stages.extend(stage_of(node, n_pods));
     }
-    let names = steps.iter().map(|step| format!("node/{}", step.node));
-    screen.show(&steps, names, |_| render_steps(&steps, screen))?;
+    let names = stages.iter().map(|stage| format!("node/{}", stage.node));
+    screen.show(&stages, names, |_| render_stages(&stages, screen))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The stages of all nodes as text.
-fn render_steps(steps: &[Step], screen: &Screen) -> String {
-    if steps.is_empty() {
+fn render_stages(stages: &[NodeStage], screen: &Screen) -> String {
+    if stages.is_empty() {
         return "No node has GPUs that gpushare or another plugin serves.\n".to_owned();
     }
     let mut table = TextTable::new([
@@ -82,19 +83,20 @@ fn render_steps(steps: &[Step], screen: &Screen) -> String {
         number("PODS", 2),
         text("NEXT STEP", 0),
     ]);
-    for step in steps {
+    for stage in stages {
         table.push([
-            step.node.as_str().into(),
-            step.stage.into(),
-            step.pods.to_string().into(),
-            step.next.as_str().into(),
+            stage.node.as_str().into(),
+            stage.stage.into(),
+            stage.pods.to_string().into(),
+            stage.next.as_str().into(),
         ]);
     }
     table.render(screen)
 }
 
-/// The stage of a node with this number of pods on its GPUs; `None` for a node without GPUs.
-fn step(node: &Value, pods: usize) -> Option<Step> {
+/// The stage of a node with this number of pods on its GPUs; `None` for a node without gpushare's label and without resources of
+/// gpushare or another plugin.
+fn stage_of(node: &Value, pods: usize) -> Option<NodeStage> {
     let capacity = node.pointer("/status/capacity").unwrap_or(&Value::Null);
     let has = |resource: &str| {
         let amount = capacity.get(resource).and_then(Value::as_str);
@@ -138,7 +140,7 @@ fn step(node: &Value, pods: usize) -> Option<Step> {
         ),
         (false, false) => return None,
     };
-    Some(Step {
+    Some(NodeStage {
         node: name.to_owned(),
         stage,
         pods,
@@ -270,11 +272,12 @@ mod tests {
     #[case::left(json!({}), json!({"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu.shared": "100"}), Some("left"))]
     fn stages(#[case] labels: Value, #[case] capacity: Value, #[case] expected: Option<&str>) {
         let node = json!({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}});
-        let step = step(&node, 0);
-        assert_eq!(step.as_ref().map(|step| step.stage), expected);
-        let has_name =
-            |step: Step| !step.next.contains("kubectl label") || step.next.contains("node n1 gpushare=true");
-        assert!(step.is_none_or(has_name));
+        let stage = stage_of(&node, 0);
+        assert_eq!(stage.as_ref().map(|stage| stage.stage), expected);
+        let has_name = |stage: NodeStage| {
+            !stage.next.contains("kubectl label") || stage.next.contains("node n1 gpushare=true")
+        };
+        assert!(stage.is_none_or(has_name));
     }
 
     #[test]
