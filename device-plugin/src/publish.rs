@@ -272,7 +272,7 @@ impl NodePublisher {
     /// Writes the sums of all devices' amounts, such as bytes of GPU memory, into the Node's status, if they differ from it.
     async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), ApiRequestError> {
         // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
-        if let Some(patch) = node_patches::status(node, amounts) {
+        if let Some(patch) = node_patches::status_amounts(node, amounts) {
             let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
             let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
             within(REQUEST_LIMIT, "write node status", request).await?;

@@ -1,7 +1,7 @@
 //! Keeps one resource registered with kubelet, through restarts of kubelet and of this plugin.
 //!
-//! kubelet removes the sockets of all plugins when it starts, never connects to a plugin again by itself, and forgets a resource
-//! when the stream of its device list ends. So the plugin watches the file of kubelet's socket, the file of its own socket, and the
+//! kubelet removes the sockets of all plugins when it starts, and never connects to a plugin again by itself. When the stream of a
+//! resource's device list ends, it marks the devices unhealthy, and removes the resource after five minutes. So the plugin watches the file of kubelet's socket, the file of its own socket, and the
 //! stream. It closes everything when the stream has ended, or when one of the files was removed or replaced and kubelet accepts
 //! connections, and only then registers again: kubelet finds plugins by resource name, and the late end of an old stream would
 //! disconnect a new one.

@@ -98,11 +98,12 @@ pub fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Utc>) -> 
     Some(json!({"status": {"conditions": [condition]}}))
 }
 
-/// The amounts of resources in node status that no device plugin advertises.
+/// The patch of capacity and allocatable for the resources that this plugin writes into the Node itself, as no device plugin
+/// advertises them.
 ///
 /// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests ([`requested`]) if that is more.
 /// Capacity and allocatable are the same.
-pub fn status(node: &Node, amounts: Requests) -> Option<Value> {
+pub fn status_amounts(node: &Node, amounts: Requests) -> Option<Value> {
     let mut fields = Map::new();
     for (field, present) in [
         ("capacity", &node.status.capacity),

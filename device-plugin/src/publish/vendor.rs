@@ -187,8 +187,8 @@ async fn read(
     Ok(found)
 }
 
-/// The GPUs of containers that requested the vendor's resource of this plugin, from the Allocate answers in kubelet's checkpoint.
-/// Some of these answers may be those of another plugin.
+/// The GPUs of containers that requested the vendor's resource which this plugin serves itself (`ours`), read from the Allocate
+/// answers in kubelet's checkpoint. The vendor's plugin may have given some of these answers before.
 fn allocations_by_answers(
     settings: &VendorSettings,
     ours: &str,

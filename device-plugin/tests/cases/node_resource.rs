@@ -137,7 +137,7 @@ fn removed(spec: &DeviceSpec) -> BTreeSet<String> {
     let all: BTreeMap<&str, &str> = IN_NODE_STATUS.into_iter().map(|name| (name, "1")).collect();
     let node: Node =
         serde_json::from_value(json!({"status": {"capacity": all, "allocatable": all}})).unwrap();
-    let patch = node_patches::status(&node, node_patches::offered(&spec.devices)).unwrap_or_default();
+    let patch = node_patches::status_amounts(&node, node_patches::offered(&spec.devices)).unwrap_or_default();
     let nulls = |field: &str| -> BTreeSet<String> {
         let fields = patch["status"][field].as_object().into_iter().flatten();
         fields

@@ -98,7 +98,8 @@ impl DeviceAdjustment {
 }
 
 impl HookInputs<'_> {
-    /// Decides about a container that the runtime is about to create.
+    /// Decides whether a container is created as it is, with other variables and device nodes, or not at all, or whether that cannot
+    /// be decided yet.
     pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {

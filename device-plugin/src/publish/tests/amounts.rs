@@ -11,7 +11,7 @@ use crate::tests::builders::gpu;
 
 #[test]
 fn the_node_status_of_two_gpus() {
-    assert_json_snapshot!(node_patches::status(&node(&json!({})), offers(&fleet(2))));
+    assert_json_snapshot!(node_patches::status_amounts(&node(&json!({})), offers(&fleet(2))));
 }
 
 /// Extended resources of the plugin, and GPUs that are not shared, are not in node status.
@@ -43,7 +43,10 @@ fn a_correct_node_status_is_not_written() {
         "koordinator.sh/gpu-memory": "17179869184", "koordinator.sh/gpu-memory-ratio": "100",
         "aliyun.com/gpu-mem": "16", "cpu": "4",
     });
-    assert_eq!(node_patches::status(&node(&held), offers(&fleet(1))), None);
+    assert_eq!(
+        node_patches::status_amounts(&node(&held), offers(&fleet(1))),
+        None
+    );
 }
 
 /// A sick device takes no new pods, but those that run must survive kubelet's restart.
@@ -61,7 +64,7 @@ fn node_status_covers_running_pods_on_an_unhealthy_gpu() {
         ..asking.clone()
     };
     let values = offers(&sick(0)).max(node_patches::requested(&pods([asking, ended])));
-    let patch = node_patches::status(&node(&json!({})), values).unwrap();
+    let patch = node_patches::status_amounts(&node(&json!({})), values).unwrap();
     assert_eq!(patch["status"]["capacity"]["koordinator.sh/gpu-core"], "150");
     assert_eq!(
         patch["status"]["allocatable"]["koordinator.sh/gpu-memory-ratio"],
@@ -72,12 +75,15 @@ fn node_status_covers_running_pods_on_an_unhealthy_gpu() {
 #[test]
 fn resources_without_devices_are_removed_from_the_node_status() {
     let held = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu.shared": "100"});
-    let patch = node_patches::status(&node(&held), Requests::default()).unwrap();
+    let patch = node_patches::status_amounts(&node(&held), Requests::default()).unwrap();
     assert_eq!(
         patch,
         json!({"status": {"capacity": {"koordinator.sh/gpu-core": null}, "allocatable": {"koordinator.sh/gpu-core": null}}})
     );
-    assert_eq!(node_patches::status(&node(&json!({})), Requests::default()), None);
+    assert_eq!(
+        node_patches::status_amounts(&node(&json!({})), Requests::default()),
+        None
+    );
 }
 /// A pod that kubelet has not admitted, and cannot admit, must not make room for itself.
 #[test]
@@ -194,7 +200,7 @@ proptest::proptest! {
         let mut kubelet = Kubelet { node: node(&json!({})) };
         let publish = |kubelet: &mut Kubelet, fleet: &NodeFleet, all: &[NodePod]| {
             let values = offers(fleet).max(node_patches::requested(&pods(all.iter().cloned())));
-            kubelet.merge(node_patches::status(&kubelet.node, values));
+            kubelet.merge(node_patches::status_amounts(&kubelet.node, values));
         };
         publish(&mut kubelet, &fleet, &running);
         for (entry, is_healthy) in fleet.gpus.iter_mut().zip(&are_healthy) {

@@ -36,7 +36,7 @@ struct ReadClaim {
     /// The claim's CDI devices, which identify the object: a claim may be deleted and created again with the same name.
     cdi_names: BTreeSet<String>,
     /// The devices that are allocated for administration only; none until the claim has been read.
-    devices: Option<BTreeSet<DraDevice>>,
+    for_administration: Option<BTreeSet<DraDevice>>,
 }
 
 /// A device that a claim has been allocated.
@@ -74,16 +74,19 @@ impl AdminAccess {
             let known = before.remove(&claim).filter(|known| known.cdi_names == cdi_names);
             let now = match known {
                 // The allocation of a claim does not change while a pod uses it.
-                Some(known) if known.devices.is_some() => known,
-                known => self.read(&claim, cdi_names, known.is_some()).await,
+                Some(known) if known.for_administration.is_some() => known,
+                known => {
+                    let has_failed = known.is_some();
+                    self.read(&claim, cdi_names, has_failed).await
+                }
             };
             self.known.insert(claim, now);
         }
         let mut used = Vec::new();
         for claimed in claimed {
             let known = self.known.get(&claimed.claim);
-            match known.and_then(|known| known.devices.as_ref()) {
-                Some(for_administration) if for_administration.contains(&claimed.device) => {}
+            match known.and_then(|known| known.for_administration.as_ref()) {
+                Some(devices) if devices.contains(&claimed.device) => {}
                 _ => used.push(claimed),
             }
         }
@@ -92,7 +95,7 @@ impl AdminAccess {
 
     /// Reads a claim from the API server. `has_failed` says that the last attempt failed, and was logged.
     async fn read(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> ReadClaim {
-        let devices = match self.get(claim, &cdi_names).await {
+        let for_administration = match self.get(claim, &cdi_names).await {
             Ok(devices) => Some(devices),
             Err(error) => {
                 // The plugin tries again once a minute, and one log line is enough.
@@ -105,7 +108,10 @@ impl AdminAccess {
                 None
             }
         };
-        ReadClaim { cdi_names, devices }
+        ReadClaim {
+            cdi_names,
+            for_administration,
+        }
     }
 
     /// The devices of a claim that are allocated for administration only.

@@ -139,7 +139,7 @@ impl PodKey {
         }
     }
 
-    /// The UID of the pod, if the plugin knows it: the pod requests a resource of this plugin, or uses claims.
+    /// The UID of the pod, if the plugin knows the pod: it requests a resource of this plugin or, looked up by name, uses claims.
     pub fn uid<'a>(&self, pods: &'a NodePods) -> Option<&'a PodUid> {
         let (namespace, name) = match self {
             Self::Uid(uid) => return pods.get(uid).map(|pod| &pod.uid),

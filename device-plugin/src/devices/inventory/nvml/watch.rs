@@ -107,7 +107,7 @@ impl NvmlWatch {
             }
             if compared.elapsed() >= self.source.reopen_interval {
                 // An XID that is reported between two sessions is missed; the probes see its effect on the device.
-                if self.needs_other_session(is_missing, opened.elapsed()) {
+                if self.take_reopen_turn(is_missing, opened.elapsed()) {
                     return Ok(());
                 }
                 self.compare(nvml, reporter)?;
@@ -116,8 +116,9 @@ impl NvmlWatch {
         }
     }
 
-    /// Returns true if it is time to look for a missing device in another session.
-    fn needs_other_session(&mut self, is_missing: bool, age: Duration) -> bool {
+    /// Returns true if this session, `age` old, must give way to another one, because a device is missing or could not be read.
+    /// Each time, the next session lasts twice as long, up to a limit; the first length is back when nothing is missing.
+    fn take_reopen_turn(&mut self, is_missing: bool, age: Duration) -> bool {
         let mut excluded = self.known.excluded.iter();
         // A GPU that could not be read may be readable in another session.
         if !is_missing && !excluded.any(|gpu| gpu.exclusion != ExclusionReason::Mig) {
