@@ -145,7 +145,7 @@ const LABELS: [&str; 10] = [
     "no_injection",
 ];
 
-/// A container as kubelet names it: a resource and sorted device IDs of it.
+/// A container, identified by what kubelet's call says of it: a resource and the sorted IDs of that resource's devices.
 type ContainerKey = (ExtendedResource, Vec<String>);
 
 /// The blocked containers, each with its reason and the time of kubelet's last try. Clones share them.

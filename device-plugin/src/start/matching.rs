@@ -21,8 +21,8 @@
 //! swapped before a container starts.
 //!
 //! After a start of this process, or another registration with kubelet, the log continues from kubelet's checkpoint, which kubelet
-//! writes at each registration and after each container. The plugin reads it again as long as calls are missing for a pod that
-//! existed before, so a restart may fall between any two calls.
+//! writes at each registration and whenever it has allocated a container's devices. The plugin reads it again as long as calls are
+//! missing for a pod that existed before, so a restart may fall between any two calls.
 //!
 //! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. If the pod's call
 //! were matched with the next pod, that pod's own call would find no candidate. If kubelet does not admit the deleted pod, the next

@@ -57,7 +57,7 @@ pub enum SwapError {
     /// A request failed.
     #[error(transparent)]
     Request(#[from] ApiRequestError),
-    /// The API server did not answer an earlier request, a moment ago.
+    /// No request was sent: the API server left one unanswered less than `REST` (10 s) ago.
     #[error("the API server did not answer about the Device object {0}; trying again in a few seconds")]
     Resting(String),
     /// The plugin has not created the Device object yet.

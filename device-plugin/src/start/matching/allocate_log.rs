@@ -356,7 +356,7 @@ impl AllocateLog {
         if let Some(real) = pods.get_live(&entry.pod)
             && let Some(call) = answered_call(entry, real)
         {
-            self.transpose(&matched, &entry.pod, call, pods);
+            self.exchange_calls(&matched, &entry.pod, call, pods);
             self.proven.insert(entry.pod.clone());
         }
     }
@@ -372,10 +372,14 @@ impl AllocateLog {
         }
     }
 
-    /// Exchanges the calls of two pods: the calls that were matched with `mistaken` were those of `real`. The reverse is not
-    /// proven, but as likely as anything else.
-    fn transpose(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
+    /// Corrects the log after kubelet's checkpoint has proved that `call`, logged for `mistaken`, was for `real`. Each pod gets the
+    /// other's calls as far as kubelet can have made them for it; the logged answers change pods too. If their requests are alike,
+    /// each pod's later calls use the other's record. Nothing proves that the calls of `real` were for `mistaken`, but that is as
+    /// likely as anything else.
+    fn exchange_calls(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
+        // It was chosen by the log before this correction.
         self.preferred = None;
+        // `mistaken` may be gone already, and gets entries here that the next `forget_gone` must find.
         self.seen_left = None;
         let moved = self.calls.remove(mistaken).unwrap_or_default();
         let back = self.calls.remove(real).unwrap_or_default();
@@ -393,6 +397,7 @@ impl AllocateLog {
         if are_alike(pods, mistaken, real) {
             self.plan.swap(mistaken, real);
         }
+        // The checkpoint names the pod, so kubelet has not given it up.
         self.doubtful.remove(real);
         if self.admitting.as_ref() == Some(mistaken) {
             self.admitting = Some(real.clone());
