@@ -26,7 +26,7 @@ pub use recorder::{RunRecorder, Tally};
 pub use report::{Figures, render};
 pub use schedule::{Batch, ChaosStep, Disruption, Shape, n_admissions, schedule};
 
-/// The nodes of [`PluginMode::Kinds`]. Where the container runtime obeys the `NVIDIA_VISIBLE_DEVICES` of
+/// The nodes of [`PluginMode::NodeKinds`]. Where the container runtime obeys the `NVIDIA_VISIBLE_DEVICES` of
 /// images, gpushare's NRI plugin is required too.
 const KINDS: [(NodeKind, RuntimeSpec); 4] = [
     (NodeKind::VariableWithSpec, RuntimeSpec::RequiredPlugins),
@@ -45,7 +45,9 @@ pub enum PluginMode {
     Envvar,
     /// Nodes of several kinds, each with the mode that the plugin detects. Their container runtimes read
     /// changed CDI specs with a delay.
-    Kinds,
+    #[value(name = "kinds")]
+    #[serde(rename = "kinds")]
+    NodeKinds,
 }
 
 impl fmt::Display for PluginMode {
@@ -53,7 +55,7 @@ impl fmt::Display for PluginMode {
         f.write_str(match self {
             Self::Cdi => "proof, cdi",
             Self::Envvar => "proof, envvar",
-            Self::Kinds => "proof, kinds of nodes",
+            Self::NodeKinds => "proof, kinds of nodes",
         })
     }
 }
@@ -64,21 +66,21 @@ impl PluginMode {
         match self {
             Self::Cdi => "cdi",
             Self::Envvar => "envvar",
-            Self::Kinds => "auto",
+            Self::NodeKinds => "auto",
         }
     }
 
-    /// The number of nodes.
+    /// The number of nodes of the cluster that chaos runs on in this mode.
     pub(crate) fn n_nodes(self) -> usize {
         match self {
             Self::Cdi | Self::Envvar => 2,
-            Self::Kinds => KINDS.len(),
+            Self::NodeKinds => KINDS.len(),
         }
     }
 
     /// The node with this index and name.
     pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSetup {
-        match KINDS.get(at).filter(|_| self == Self::Kinds) {
+        match KINDS.get(at).filter(|_| self == Self::NodeKinds) {
             Some((kind, runtime)) => NodeSetup {
                 runtime: *runtime,
                 ..NodeSetup::of_kind(*kind, name, mib_of_gpus)
@@ -93,7 +95,7 @@ impl PluginMode {
     /// Further flags of the plugin.
     pub fn plugin_args(self) -> Vec<String> {
         let more: &[&str] = match self {
-            Self::Cdi | Self::Kinds => &[],
+            Self::Cdi | Self::NodeKinds => &[],
             // In this mode the plugin cannot correct a running pod's environment: without eviction a wrong pod would be held for
             // ever.
             Self::Envvar => &["--on-mismatch", "evict"],

@@ -218,7 +218,7 @@ impl Replicas {
             .with_context(|| format!("there is no replica {name}"))
     }
 
-    /// The URL at which a replica itself serves the extender.
+    /// The address at which a replica itself serves the extender.
     pub fn address(&self, name: &str) -> Result<SocketAddr> {
         self.addresses
             .of(name, EXTENDER)

@@ -30,7 +30,7 @@ async fn with_the_variable_no_container_sees_a_wrong_device() {
 /// Real kinds of nodes, with a container in each pod whose image asks for all GPUs.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_several_kinds_of_nodes_no_container_sees_more_than_its_record_or_has_a_stale_spec() {
-    let run = run(PluginMode::Kinds, 1, 10).await.unwrap();
+    let run = run(PluginMode::NodeKinds, 1, 10).await.unwrap();
     assert_eq!(
         (run.wrong, run.sees_more, run.stale, run.killed),
         (0, 0, 0, 0),

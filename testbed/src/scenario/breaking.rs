@@ -28,13 +28,13 @@ const SCHEDULER: &str = "gpushare-scheduler";
 /// The line that the plugin logs when kubelet has accepted its registration.
 const REGISTERED: &str = "registered with kubelet";
 
-/// A part of the cluster that was killed, with its containers as the API server showed them before.
+/// A part of the cluster that was killed.
 #[derive(Debug)]
 pub(super) struct Killed {
     part: ClusterPart,
     node: String,
     at: Instant,
-    /// IDs of its containers; empty if it runs in no pod.
+    /// IDs of its containers, as the API server showed them before; empty if it runs in no pod.
     containers: BTreeSet<String>,
 }
 

@@ -31,7 +31,7 @@ const DRIVER: &str = "gpu.nvidia.com";
 /// an event.
 async fn claims_counted(world: &mut World) -> Result<()> {
     start_claiming(world, "first", &["gpu-0"]).await?;
-    until_counted(world, &[0]).await?;
+    until_claimed(world, &[0]).await?;
     world.start(share("share-0", "60", CLAIMED)).await?;
     world.start(share("share-1", "60", CLAIMED)).await?;
     ensure!(
@@ -49,7 +49,7 @@ async fn claims_counted(world: &mut World) -> Result<()> {
     world.verify().await?;
     // A DRA driver knows nothing of pods that share, so it may claim a GPU that they hold.
     start_claiming(world, "second", &["gpu-0"]).await?;
-    until_counted(world, &[0]).await?;
+    until_claimed(world, &[0]).await?;
     world
         .until_event(&world.namespace, "share-2", "GPUClaimed", "ResourceClaim")
         .await?;
@@ -68,7 +68,7 @@ async fn claims_counted(world: &mut World) -> Result<()> {
 /// A claim of a device that the plugin does not know makes all GPUs count as used; a claim for administration uses none.
 async fn unknown_devices(world: &mut World) -> Result<()> {
     start_claiming(world, "passthrough", &["gpu-vfio-0"]).await?;
-    until_counted(world, &[0, 1, 2]).await?;
+    until_claimed(world, &[0, 1, 2]).await?;
     // Events about a Node are in the namespace `default`, as a Node has none.
     let (reason, device) = ("ClaimedDeviceUnknown", "gpu-vfio-0");
     world.until_event("default", CLAIMED, reason, device).await?;
@@ -86,7 +86,7 @@ async fn unknown_devices(world: &mut World) -> Result<()> {
         .await?;
     // The plugin reads claims in order: once this one counts, the monitor's claim has been read too, and counts for nothing.
     start_claiming(world, "one", &["gpu-1"]).await?;
-    until_counted(world, &[1]).await?;
+    until_claimed(world, &[1]).await?;
     world.start(share("share-1", "60", CLAIMED)).await?;
     world.start(share("share-2", "60", CLAIMED)).await?;
     ensure!(
@@ -146,8 +146,8 @@ async fn create_claim_for_administration(world: &World, name: &str, devices: &[&
     created.uid().context("the claim has no UID")
 }
 
-/// Waits until the Device object says that the GPUs of these minor numbers, and no others, are used by pods without a record.
-async fn until_counted(world: &mut World, minors: &[u32]) -> Result<()> {
+/// Waits until the Device object names exactly the GPUs of these minor numbers as used, all by pods' claims of the DRA driver.
+async fn until_claimed(world: &mut World, minors: &[u32]) -> Result<()> {
     let gpus = world.node(CLAIMED)?.gpus();
     let expected: BTreeSet<String> = gpus
         .iter()

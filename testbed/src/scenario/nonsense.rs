@@ -128,8 +128,8 @@ async fn device_nonsense(world: &mut World) -> Result<()> {
     world.start_units("just-right", "4", EDITED).await.map(|_| ())
 }
 
-/// Writes one edit, which the plugin cannot undo while its patches are refused, and checks that a pod that does
-/// not fit is refused.
+/// Writes nonsense into `spec.devices`, which the plugin cannot undo while its patches are refused, and checks that a pod of 5
+/// units, of which each GPU has 4 free, is refused, and that the running pods stay.
 async fn try_edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> {
     write_devices(world, devices)?;
     let name = format!("greedy-{idx}");

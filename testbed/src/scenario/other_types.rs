@@ -25,9 +25,9 @@ pub(super) const NPU: &str = "example.com/npu";
 /// Node without our plugin.
 pub(super) const NPU_NODE: &str = "npu";
 /// Node with devices of three types.
-pub(super) const MANIFOLD: &str = "manifold";
+pub(super) const THREE_TYPES: &str = "three-types";
 
-/// The devices of other types that [`MANIFOLD`] has.
+/// The devices of other types that [`THREE_TYPES`] has.
 pub(super) fn others() -> Vec<Value> {
     let device = |kind: &str, id: &str, minor: u32| json!({"type": kind, "id": id, "minor": minor});
     vec![
@@ -113,9 +113,10 @@ async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> 
     Ok(())
 }
 
-/// RDMA adapters and FPGAs that the plugin serves: pods get whole devices and shares of them.
+/// RDMA adapters and FPGAs that the plugin serves: pods get whole devices and shares of them, also beside a GPU, and are refused
+/// while there is no room. Their variables name the devices of their records, also after restarts of the plugin and of a container.
 async fn rdma_and_fpga(world: &mut World) -> Result<()> {
-    let kubelet = world.node(MANIFOLD)?.kubelet();
+    let kubelet = world.node(THREE_TYPES)?.kubelet();
     let serves = |kubelet: &kit::kubelet::Kubelet| {
         let capacity = kubelet.capacity();
         [(RDMA, 200), (FPGA, 100)]
@@ -128,7 +129,7 @@ async fn rdma_and_fpga(world: &mut World) -> Result<()> {
         kubelet.capacity()
     );
     let whole = world
-        .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(MANIFOLD))
+        .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(THREE_TYPES))
         .await?;
     ensure!(
         held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)],
@@ -136,7 +137,7 @@ async fn rdma_and_fpga(world: &mut World) -> Result<()> {
         held(&whole, "rdma", RDMA)
     );
     world
-        .create(PodBuilder::new("adapter", &[(RDMA, "50")]).on(MANIFOLD))
+        .create(PodBuilder::new("adapter", &[(RDMA, "50")]).on(THREE_TYPES))
         .await?;
     world.until_refused("adapter", "nodes are available").await?;
     world.verify().await?;
@@ -148,22 +149,24 @@ async fn rdma_and_fpga(world: &mut World) -> Result<()> {
         (RDMA, "100"),
         (FPGA, "100"),
     ];
-    let beside = world.start(PodBuilder::new("beside", &all).on(MANIFOLD)).await?;
+    let beside = world
+        .start(PodBuilder::new("beside", &all).on(THREE_TYPES))
+        .await?;
     let (adapter, card) = (held(&beside, "rdma", RDMA), held(&beside, "fpga", FPGA));
     let half = held(&world.pod("adapter")?, "rdma", RDMA);
     let is_apart = matches!((&*adapter, &*half), (&[(whole, 100)], &[(part, 50)]) if whole != part);
     ensure!(is_apart && card == [(0, 100)], "{adapter:?} {card:?} {half:?}");
     for again in [false, true] {
         if again {
-            world.node(MANIFOLD)?.restart_plugin().await?;
-            world.restart_container(MANIFOLD, "beside").await?;
+            world.node(THREE_TYPES)?.restart_plugin().await?;
+            world.restart_container(THREE_TYPES, "beside").await?;
         }
         ensure_shown(world, "beside", "rdma", RDMA_DEVICES).await?;
         ensure_shown(world, "beside", "fpga", FPGA_DEVICES).await?;
         ensure_shown(world, "adapter", "rdma", RDMA_DEVICES).await?;
     }
     world
-        .create(PodBuilder::new("card", &[(FPGA, "1")]).on(MANIFOLD))
+        .create(PodBuilder::new("card", &[(FPGA, "1")]).on(THREE_TYPES))
         .await?;
     world.until_refused("card", "nodes are available").await
 }

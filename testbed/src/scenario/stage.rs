@@ -126,7 +126,7 @@ fn mixed_nodes() -> Vec<NodeSetup> {
         bare(NodeSetup::new(other_types::NPU_NODE, &[])),
         NodeSetup {
             others: other_types::others(),
-            ..NodeSetup::new(other_types::MANIFOLD, &[16384])
+            ..NodeSetup::new(other_types::THREE_TYPES, &[16384])
         },
     ]
 }

@@ -94,8 +94,7 @@ impl World {
         Self { commands, ..self }
     }
 
-    /// Runs a scenario from a clean start, and checks every invariant when it is through; a daemon that ends by itself is
-    /// an error.
+    /// Runs a scenario, checks every invariant when it is through, and deletes its pods; a daemon that ends by itself is an error.
     pub async fn run(&mut self, scenario: &Scenario) -> Result<()> {
         let Some(cluster) = &self.cluster else {
             return self.run_and_verify(scenario).await;

@@ -1,7 +1,8 @@
 //! Watches: each is a cursor into the log of past changes of a collection.
 //!
-//! A watch has no queue of its own. It reads the log when the collection signals a change, so a slow client
-//! costs no memory. The watch ends with 410 once the cursor is older than the log.
+//! A watch queues only the present objects that it begins with, or one batch of changes. It reads further changes from the log
+//! once those are reported, so the queue of a slow client does not grow. The watch ends with 410 once the cursor is older than
+//! the log.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -53,6 +54,7 @@ pub struct Watch {
     selectors: Selectors,
     cursor: u64,
     signal: watch::Receiver<u64>,
+    /// Present objects, or changes of the last batch, that were not reported yet.
     pending: VecDeque<EncodedChange>,
 }
 

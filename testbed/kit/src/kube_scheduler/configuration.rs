@@ -32,7 +32,7 @@ pub struct SchedulerConfiguration {
     pub initial_backoff: Duration,
     /// The longest wait after a failed attempt.
     pub max_backoff: Duration,
-    /// `percentageOfNodesToScore` of the first profile, or of all; 0 for the stock setting.
+    /// `percentageOfNodesToScore` of the first profile that sets it, else of the configuration; 0 for the stock setting.
     pub percentage_of_nodes_to_score: usize,
     /// The leader election. Only `testbed kube-scheduler`, a process of its own, takes part in it.
     pub leader_election: Option<LeaderElection>,
@@ -80,40 +80,40 @@ impl Default for LeaderElection {
 pub struct ExtenderConfiguration {
     /// URL of the extender, without the path of a verb.
     pub url_prefix: String,
-    /// Path of `filter`; empty if it does not filter.
+    /// Path of `filter`; empty if the extender does not filter.
     #[serde(default)]
     pub filter_verb: String,
     /// Path of `preempt`; empty if the extender is not asked about victims.
     #[serde(default)]
     pub preempt_verb: String,
-    /// Path of `prioritize`; empty if it does not score.
+    /// Path of `prioritize`; empty if the extender does not score.
     #[serde(default)]
     pub prioritize_verb: String,
-    /// Factor of its scores.
+    /// Factor of the extender's scores.
     #[serde(default)]
     pub weight: i64,
-    /// Path of `bind`; empty if it does not bind.
+    /// Path of `bind`; empty if the extender does not bind.
     #[serde(default)]
     pub bind_verb: String,
-    /// True if it is reached over TLS.
+    /// True if the extender is reached over TLS.
     #[serde(default, rename = "enableHTTPS")]
     pub enable_https: bool,
     /// Certificates for TLS.
     #[serde(default, rename = "tlsConfig")]
     tls_config: Option<TlsConfiguration>,
-    /// Its address, if its name does not resolve on this machine.
+    /// The extender's address, if the host name of its URL does not resolve on this machine.
     #[serde(skip)]
     address: Option<SocketAddr>,
     /// The timeout of one call.
     #[serde(default = "default_http_timeout", deserialize_with = "http_timeout")]
     pub http_timeout: Duration,
-    /// True if it receives names of nodes instead of nodes.
+    /// True if the extender receives names of nodes instead of nodes.
     #[serde(default)]
     pub node_cache_capable: bool,
     /// The extender is called only for pods that request one of these resources; for all pods if empty.
     #[serde(default)]
     pub managed_resources: Vec<ManagedResource>,
-    /// True if scheduling goes on when it fails.
+    /// True if scheduling goes on when the extender fails.
     #[serde(default)]
     pub ignorable: bool,
 }
@@ -133,7 +133,7 @@ struct TlsConfiguration {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ManagedResource {
-    /// Its name.
+    /// Name of the resource.
     pub name: String,
     /// True if the loop's own fit check leaves the resource out.
     #[serde(default)]
@@ -148,7 +148,7 @@ pub enum ConfigurationError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: std::io::Error,
     },
@@ -158,17 +158,17 @@ pub enum ConfigurationError {
     /// Certificates that cannot be used.
     #[error("{field}: {problem}")]
     Certificates {
-        /// The field.
+        /// The field that names the certificate files.
         field: String,
-        /// The error of the extenders.
+        /// The reason for which the files cannot be used.
         problem: String,
     },
     /// A rule that kube-scheduler applies at its start.
     #[error("{field}: {rule}")]
     Rule {
-        /// The field.
+        /// Path of the field, such as `extenders[0].weight`.
         field: String,
-        /// The error of the extender.
+        /// The rule that the field breaks, with its value.
         rule: String,
     },
 }

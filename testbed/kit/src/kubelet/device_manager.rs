@@ -268,7 +268,7 @@ impl DeviceManager {
                 holder: &holder,
                 resource,
                 required: usize::try_from(amount).unwrap_or_default(),
-                untouchable: self.is_untouchable(pod, container),
+                skips_allocation: self.skips_allocation(pod, container),
             };
             let offered = reusable.get(resource).unwrap_or(&nothing);
             has_granted |= self.allocate_resource(pod, &request, offered).await?;
@@ -300,9 +300,9 @@ impl DeviceManager {
         limits
     }
 
-    /// Returns true if kubelet leaves the container alone: while it still lists pods after a restart, it skips
-    /// running containers, but not exited init containers.
-    fn is_untouchable(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
+    /// Returns true if kubelet allocates nothing for the container, since it was started before kubelet's restart and not all pods
+    /// are listed yet. Real kubelet forgets exited containers here (`exited_init_fails`).
+    fn skips_allocation(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
         if self.pods.sources_ready() {
             return false;
         }

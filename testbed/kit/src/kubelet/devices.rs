@@ -54,8 +54,9 @@ pub(crate) struct ResourceRequest<'a> {
     pub(crate) holder: &'a DeviceHolder,
     pub(crate) resource: &'a str,
     pub(crate) required: usize,
-    /// True if kubelet leaves the container alone, as it runs and kubelet still lists pods after a restart.
-    pub(crate) untouchable: bool,
+    /// True if kubelet allocates nothing for the container, as it was started before kubelet's restart and not all pods are listed
+    /// yet.
+    pub(crate) skips_allocation: bool,
 }
 
 /// The state of a choice of devices before the plugin's preference is known.
@@ -272,7 +273,7 @@ impl DeviceManagerState {
             });
         }
         // After a restart kubelet leaves running containers alone, even if their devices are unhealthy.
-        if request.untouchable {
+        if request.skips_allocation {
             return Ok(DeviceChoice::Nothing);
         }
         // After a reboot kubelet may admit a pod before its plugin has registered. It fails the pod and does

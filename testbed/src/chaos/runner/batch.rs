@@ -77,7 +77,7 @@ async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
     let creations = batch.pods.iter().map(|number| {
         let spec = pod_spec(&pod_name(*number), batch.shape).on(&node_name(batch.node));
         // A container that requests no GPU, from an image whose environment asks for all of them: it must see none.
-        let spec = if runner.mode == PluginMode::Kinds {
+        let spec = if runner.mode == PluginMode::NodeKinds {
             spec.idle("idle", "nvidia/cuda:12.4.1-base")
         } else {
             spec

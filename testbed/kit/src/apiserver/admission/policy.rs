@@ -31,7 +31,7 @@ use crate::apiserver::store::{Key, Slice};
 use crate::apiserver::verbs::ApiState;
 
 /// `apiVersion` and kind of parameters.
-type GroupKind = (String, String);
+type VersionedKind = (String, String);
 
 /// Objects of one kind by namespace and name.
 type SeenParams = BTreeMap<(String, String), Arc<Value>>;
@@ -42,16 +42,16 @@ pub(crate) struct Params(Mutex<Informers>);
 
 #[derive(Debug, Default)]
 struct Informers {
-    running: BTreeSet<GroupKind>,
+    running: BTreeSet<VersionedKind>,
     /// Ended informers of built-in kinds, with the objects that they had seen by then.
-    ended: BTreeMap<GroupKind, SeenParams>,
+    ended: BTreeMap<VersionedKind, SeenParams>,
 }
 
 impl Params {
     /// Starts informers of kinds that bindings need now, and ends those of other kinds.
-    fn refresh(&self, state: &ApiState, needed: &BTreeSet<GroupKind>) {
+    fn refresh(&self, state: &ApiState, needed: &BTreeSet<VersionedKind>) {
         let mut informers = self.0.lock();
-        let unneeded: Vec<GroupKind> = informers.running.difference(needed).cloned().collect();
+        let unneeded: Vec<VersionedKind> = informers.running.difference(needed).cloned().collect();
         for kind in unneeded {
             informers.running.remove(&kind);
             if let Some(resource) = resource_of(state, &kind).filter(|resource| !resource.custom) {
@@ -67,7 +67,7 @@ impl Params {
         &self,
         state: &ApiState,
         resource: &Resource,
-        kind: &GroupKind,
+        kind: &VersionedKind,
         namespace: &str,
         name: &str,
     ) -> Option<Arc<Value>> {
@@ -81,7 +81,7 @@ impl Params {
 }
 
 /// The served resource with this API version and kind.
-fn resource_of(state: &ApiState, (api_version, kind): &GroupKind) -> Option<Arc<Resource>> {
+fn resource_of(state: &ApiState, (api_version, kind): &VersionedKind) -> Option<Arc<Resource>> {
     let mut resources = state.registry.all().iter();
     resources
         .find(|resource| resource.api_version() == *api_version && resource.kind == *kind)
@@ -174,7 +174,7 @@ pub(super) fn matching_rules(
 }
 
 /// API version and kind of the parameters that a policy names.
-fn kind_of(kind: &ParamKind) -> Option<GroupKind> {
+fn kind_of(kind: &ParamKind) -> Option<VersionedKind> {
     Some((kind.api_version.clone()?, kind.kind.clone()?))
 }
 

@@ -26,7 +26,7 @@ fn content() -> String {
         holder: &holder,
         resource: "x.io/y",
         required: 1,
-        untouchable: false,
+        skips_allocation: false,
     };
     let envs = [("NAME".to_owned(), "value".to_owned())].into_iter().collect();
     devices.grant(

@@ -43,7 +43,7 @@ fn allocate(
         holder: &holder,
         resource: RESOURCE,
         required,
-        untouchable: false,
+        skips_allocation: false,
     };
     let mut rng = dice(1, &["test"]);
     let chosen = match devices.begin(&request, reusable, &mut rng)? {
@@ -66,7 +66,7 @@ fn a_list_during_an_allocation_forgets_the_devices_being_allocated() {
         holder: &holder,
         resource: RESOURCE,
         required: 1,
-        untouchable: false,
+        skips_allocation: false,
     };
     let mut rng = dice(1, &["test"]);
     let DeviceChoice::Open(open) = devices.begin(&request, &BTreeSet::new(), &mut rng).unwrap() else {
