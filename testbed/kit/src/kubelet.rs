@@ -20,7 +20,7 @@ mod devices;
 mod endpoint;
 mod environment;
 mod fit;
-pub mod gpu_probe;
+mod gpu_probe;
 mod injector;
 mod machine;
 mod node_status;
@@ -30,6 +30,7 @@ mod pod;
 mod pod_resources;
 mod pod_table;
 mod pod_worker;
+pub mod probe_program;
 mod process;
 mod runtime;
 mod socket;
@@ -46,14 +47,14 @@ use tokio::sync::watch;
 pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
 pub use config::{
-    CdiSupport, ContainerStart, ContainersHook, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus,
-    OrderRule, Ordering, RuntimeConfig, StartHook,
+    CdiSupport, ContainerStart, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus, OrderRule,
+    Ordering, RuntimeConfig, StartHook,
 };
-pub use gpu_probe::ProbeProgram;
 pub use machine::{PodAdmission, StartupError};
 pub use pod::{ContainerType, EXIT_AFTER};
+pub use probe_program::ProbeProgram;
 
-pub use runtime::{DEVICE_NODES, RunState, RuntimeContainer};
+pub use runtime::{ContainersHook, DEVICE_NODES, RunState, RuntimeContainer};
 
 use config::Hold;
 use machine::{KubeletCounts, KubeletMachine};

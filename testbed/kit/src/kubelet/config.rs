@@ -11,9 +11,9 @@ use kube::Client;
 use parking_lot::Mutex;
 
 use super::cdi::RefreshDelay;
-use super::gpu_probe::ProbeProgram;
 use super::nvidia_runtime::NvidiaRuntime;
-use super::runtime::RuntimeContainer;
+use super::probe_program::ProbeProgram;
+use super::runtime::{ContainersHook, RuntimeContainer};
 
 /// Receives a container's output: namespace, pod, container, text.
 pub type LogSink = Arc<dyn Fn(&str, &str, &str, String) + Send + Sync>;
@@ -213,35 +213,6 @@ impl StartHook {
 impl fmt::Debug for StartHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "StartHook({})", if self.0.is_some() { "set" } else { "none" })
-    }
-}
-
-type OnContainers = dyn Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync;
-
-/// A function that gets all containers of the node after each change of one, before any client can see the change.
-#[derive(Clone, Default)]
-pub struct ContainersHook(Option<Arc<OnContainers>>);
-
-impl ContainersHook {
-    /// Makes a hook of a function.
-    pub fn new(call: impl Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(call)))
-    }
-
-    pub(crate) fn call<'a>(&self, mut containers: impl Iterator<Item = &'a RuntimeContainer>) {
-        if let Some(call) = &self.0 {
-            call(&mut containers);
-        }
-    }
-}
-
-impl fmt::Debug for ContainersHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "ContainersHook({})",
-            if self.0.is_some() { "set" } else { "none" }
-        )
     }
 }
 

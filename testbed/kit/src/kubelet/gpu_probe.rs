@@ -3,7 +3,7 @@
 //! The program is a process of this machine. It has what the container runtime has brought into the container: its variables, its
 //! device files in a directory of their own, and a stand-in for the driver's library if a mount brings that library.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -16,26 +16,8 @@ use tokio::sync::watch;
 
 use super::machine::KubeletMachine;
 use super::pod::ContainerType;
+use super::probe_program::{PROGRAM, ProbeProgram, SPECS_MOUNT};
 use super::runtime::{RunState, RuntimeContainer};
-
-/// The name of the program.
-pub const PROGRAM: &str = "gpu-probe";
-
-/// The directory at which containers of the program mount the node's directory of CDI specs.
-pub const SPECS_MOUNT: &str = "/cdi";
-
-/// The program on a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProbeProgram {
-    /// Its binary.
-    pub program: PathBuf,
-    /// The directory of the stand-in for the driver's library.
-    pub libraries: PathBuf,
-    /// The memory of each GPU of the stand-in, in bytes.
-    pub gpu_bytes: u64,
-    /// The memory that a context of the stand-in takes, in bytes.
-    pub context_bytes: u64,
-}
 
 /// Starts the program for a container that has started. It ends by itself, or with the container.
 pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, commands: &[String]) {

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use proto::quantity::Quantity;
 
 use super::fit::WholeAmounts;
-use super::gpu_probe;
+use super::probe_program::PROGRAM;
 use crate::pod_fields::has_ended;
 
 /// The annotation that makes the app containers of a pod finish at once. Its value does not matter.
@@ -143,7 +143,7 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     let security = container.security_context.as_ref();
     let command = container.command.as_deref().unwrap_or_default();
     let probe_commands = match command {
-        [program, commands @ ..] if program == gpu_probe::PROGRAM => commands.to_vec(),
+        [program, commands @ ..] if program == PROGRAM => commands.to_vec(),
         _ => Vec::new(),
     };
     ContainerSpec {

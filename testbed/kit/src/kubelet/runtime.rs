@@ -3,13 +3,14 @@
 //! The table outlives the kubelet process, as containers do, and knows no more of a pod than its identity.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::config::ContainersHook;
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 
 /// The variable in which a container on a machine with GPUs prints its device nodes, separated by commas.
@@ -127,6 +128,35 @@ pub(crate) struct StartTimes {
     pub(crate) pre_start: Duration,
     /// The injection of CDI devices.
     pub(crate) injection: Duration,
+}
+
+type OnContainers = dyn Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync;
+
+/// A function that gets all containers of the node after each change of one, before any client can see the change.
+#[derive(Clone, Default)]
+pub struct ContainersHook(Option<Arc<OnContainers>>);
+
+impl ContainersHook {
+    /// Makes a hook of a function.
+    pub fn new(call: impl Fn(&mut dyn Iterator<Item = &RuntimeContainer>) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(call)))
+    }
+
+    pub(crate) fn call<'a>(&self, mut containers: impl Iterator<Item = &'a RuntimeContainer>) {
+        if let Some(call) = &self.0 {
+            call(&mut containers);
+        }
+    }
+}
+
+impl fmt::Debug for ContainersHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ContainersHook({})",
+            if self.0.is_some() { "set" } else { "none" }
+        )
+    }
 }
 
 /// All containers of the node.

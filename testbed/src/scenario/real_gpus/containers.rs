@@ -8,7 +8,7 @@ use serde_json::json;
 use super::GpuEntry;
 use super::target::{self, GIB, usable};
 use super::trial::{Finding, StateBefore, Trial, mib};
-use kit::kubelet::gpu_probe::SPECS_MOUNT;
+use kit::kubelet::probe_program::SPECS_MOUNT;
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::container_statuses;
 

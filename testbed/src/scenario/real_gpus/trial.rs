@@ -18,7 +18,7 @@ use super::target::{NodeVersions, TargetGpu};
 use crate::scenario::World;
 use kit::invariants;
 use kit::kubelet::DEVICE_NODES;
-use kit::kubelet::gpu_probe::PROGRAM;
+use kit::kubelet::probe_program::PROGRAM;
 use kit::observer::reason_not_running;
 use kit::pod_fields::{container_statuses, has_ended, phase};
 use kit::pods::{Limits, PodBuilder};
