@@ -65,7 +65,7 @@ impl CertificateMetrics {
         self.show_end("server", certificate);
     }
 
-    /// Shows the earliest end of these certificates under a label value.
+    /// Shows the earliest expiry (`notAfter`) of these certificates under a label value.
     pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
         self.show_end(
             name,

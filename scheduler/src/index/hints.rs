@@ -455,7 +455,8 @@ impl HintQueue {
         is_kept
     }
 
-    /// Returns true if [`super::Index::end_gang_cycles`] has something to end before a pod of this group is filtered.
+    /// Returns true if room is still kept for another `PodGroup` than `asked`, in a scheduling cycle that binds no member: what
+    /// [`super::Index::end_gang_cycles`] ends. The filtered pod may have no group.
     pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
         self.gangs.is_in_vain(asked)
     }

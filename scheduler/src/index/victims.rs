@@ -240,8 +240,9 @@ impl VictimSearch<'_> {
         must_free
     }
 
-    /// The amount of a resource that the node lacks for a request, by kube-scheduler's sum; `None` if pods that are not known here
-    /// may have some of it.
+    /// The amount of a resource that the node lacks for a request, by kube-scheduler's sum; `None` for a resource of no GPUs, as pods
+    /// without devices may request it, and for one that the node does not list. A bound pod that holds no device is left out, though
+    /// kube-scheduler counts its request.
     fn shortage(&self, resource: &str, amount: u64) -> Option<u64> {
         let cluster = self.cluster;
         if !is_gpu_resource(resource, &cluster.names) {

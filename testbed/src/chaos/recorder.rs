@@ -16,7 +16,8 @@ use kit::apiserver::ApiObjects as Api;
 use kit::invariants::{self, ContainerView};
 use kit::kubelet::{ContainerStart, PodAdmission, RuntimeContainer};
 
-/// kubelet's pause before it tries to start a container again.
+/// A real kubelet's pause before it tries to start a container again, added to the measured delays: that of the testbed tries
+/// sooner.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
 /// The most wrong starts that are quoted in words.
 const QUOTED: usize = 10;

@@ -258,13 +258,13 @@ impl Runner {
             .await
     }
 
-    /// Waits until every pod runs or has failed.
+    /// Waits until every pod runs or has ended.
     async fn until_settled(&self) -> Result<()> {
         let settled = |snapshot: &ClusterSnapshot| {
             let mut pods = snapshot.pods.values();
             pods.all(|pod| is_running(pod) || has_ended(pod)).then_some(())
         };
-        let what = "every pod to run or to have failed";
+        let what = "every pod to run or to have ended";
         self.cluster.until(what, DEADLINE, settled).await
     }
 

@@ -176,8 +176,8 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Half of each GPU is held by pods of the same high priority: without the less important ones a node has enough memory in
-/// sum, but no single GPU has.
+/// Sixty percent of each GPU is held by a pod of the preemptor's own priority: without the less important pods a node has enough
+/// memory in sum, but no single GPU has.
 async fn nothing_helps(world: &mut World) -> Result<()> {
     let snapshot = world.observer.now();
     let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();

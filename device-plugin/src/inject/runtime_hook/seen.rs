@@ -116,7 +116,7 @@ impl RunningContainers {
         }
     }
 
-    /// The GPUs of all running containers, by pod and container. Every part of the report has been added before.
+    /// The GPUs of the containers that have not stopped and see some, by pod and container. Every part of the report has been added before.
     pub(super) fn complete(self) -> SeenGpus {
         let mut by_container = BTreeMap::new();
         for (sandbox, name, gpus) in self.containers {

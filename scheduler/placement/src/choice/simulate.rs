@@ -481,7 +481,8 @@ impl FreeGpus {
 }
 
 impl Block {
-    /// The free sum of the fitting GPU with the least, times eight, plus its place; the largest number if none fits.
+    /// The key of the fitting GPU with the least free memory and core in sum: that sum times eight, plus its place in the block;
+    /// `i16::MAX` if none fits.
     #[inline]
     fn tightest(&self, part: GpuPart) -> i16 {
         const PLACES: [i16; LANES] = [0, 1, 2, 3, 4, 5, 6, 7];

@@ -442,7 +442,7 @@ fn script(spec: &NodeSetup) -> Option<String> {
     is_needed.then(|| format!(r#"{trap}{variable}exec {rights}"$0" "$@""#))
 }
 
-/// Returns true if this process has `CAP_SYS_ADMIN`, which only privileged containers have.
+/// Returns true if this process has `CAP_SYS_ADMIN`, by which the plugin recognises privileged containers.
 fn is_privileged() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -26,7 +26,7 @@ pub enum RuntimeMode {
     JitCdi,
     /// The devices come from the node's specs.
     Cdi,
-    /// The node's specs if all names are fully qualified, else a spec in memory.
+    /// The node's specs if the requested devices have fully qualified CDI names, all of them, else a spec in memory.
     Auto,
 }
 

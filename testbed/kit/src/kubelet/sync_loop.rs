@@ -210,7 +210,8 @@ impl SyncLoop {
         }
     }
 
-    /// Acts on a pod that is known, or returns one that waits for admission.
+    /// Acts on the deletion and the new ephemeral containers of a known pod; takes over a new pod, and returns it if it needs
+    /// admission.
     fn update(&self, pod: Arc<KubeletPod>) -> Option<Arc<KubeletPod>> {
         let mut pods = self.pods.lock();
         let Some(record) = pods.0.get_mut(&pod.uid) else {
@@ -276,7 +277,7 @@ impl SyncLoop {
         }
     }
 
-    /// Forgets a deleted pod and removes its containers.
+    /// Forgets a deleted pod and removes its containers: its worker does, or this function if the worker has ended.
     fn forget(&self, uid: &str) {
         let record = self.pods.lock().0.remove(uid);
         if !record.is_some_and(|record| record.send(PodCommand::Remove)) {
