@@ -41,8 +41,8 @@ pub struct ProcessArgs {
     #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
     pub health_listen: Option<SocketAddr>,
     /// Time for which the process may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or a
-    /// lock is not released. The time that it is stopped or suspended does not count. Longer on nodes whose disks may hang for longer; 0s, for a debugger, never
-    /// ends it
+    /// lock is not released. The time that it is stopped or suspended does not count. Raise it on nodes whose disks may
+    /// hang for longer; 0s, under a debugger, never ends it
     #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = parse_duration, value_name = "DURATION")]
     pub hang_timeout: Duration,
     /// Form of the log on standard error

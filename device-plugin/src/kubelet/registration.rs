@@ -1,10 +1,10 @@
 //! Keeps one resource registered with kubelet, through restarts of kubelet and of this plugin.
 //!
-//! kubelet removes the sockets of all plugins when it starts, and never connects to a plugin again by itself. When the stream of a
-//! resource's device list ends, it marks the devices unhealthy, and removes the resource after five minutes. So the plugin watches the file of kubelet's socket, the file of its own socket, and the
-//! stream. It closes everything when the stream has ended, or when one of the files was removed or replaced and kubelet accepts
-//! connections, and only then registers again: kubelet finds plugins by resource name, and the late end of an old stream would
-//! disconnect a new one.
+//! kubelet removes the sockets of all plugins when it starts, and never connects to a plugin again by itself. When the stream of
+//! a resource's device list ends, it marks the devices unhealthy, and removes the resource after five minutes. So the plugin
+//! watches the file of kubelet's socket, the file of its own socket, and the stream. It closes everything when the stream has
+//! ended, or when one of the files was removed or replaced and kubelet accepts connections, and only then registers again:
+//! kubelet finds plugins by resource name, and the late end of an old stream would disconnect a new one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -161,7 +161,8 @@ pub(crate) struct CheckedStart<'a> {
 }
 
 impl CheckedStart<'_> {
-    /// True if an answer by variable fixes devices of the pod for as long as it lives.
+    /// True if kubelet was answered with the vendor's variable for this container, or for another one of the pod: that answer names
+    /// its devices for as long as the pod lives.
     pub(crate) fn is_by_variable(&self) -> bool {
         // A mismatch shows that another container of the pod has such an answer, also if this one has a spec.
         !self.is_by_spec || matches!(self.verified, Err(StartRefusal::Mismatch { .. }))

@@ -212,8 +212,8 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     account
 }
 
-/// What a pod of a vendor's resource holds beyond the `held` GPUs and those that kubelet reports (`given`;
-/// [`kubelet_allocations::join`] adds those later): as many GPUs of the node as its request still lacks, not known which. Where our
+/// The account of the GPUs that a pod of a vendor's resource still lacks, besides the `held` ones and those that kubelet reports
+/// (`given`; [`kubelet_allocations::join`] adds those later): their number, as it is not known which they are. On a node where our
 /// plugin serves whole GPUs they are pending, elsewhere `unknown_whole`.
 fn whole_not_reported(
     n_requested: u32,

@@ -430,7 +430,8 @@ impl Cluster {
         })
     }
 
-    /// Counts the request of a bound pod, in place of what was counted for it before, among the pods from which the workload model learns the mix of pods to come.
+    /// Counts the request of a bound pod, in place of what was counted for it before, among the pods from which the workload model
+    /// learns the mix of pods to come.
     fn count_request(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid) else {
             return;

@@ -31,7 +31,7 @@ pub(crate) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
     typical
 }
 
-/// All nodes with devices, in the order of their names.
+/// All nodes, in the order of their names.
 pub(crate) fn nodes_by_name(fleet: &Fleet) -> Vec<NodeId> {
     let mut nodes: Vec<NodeView<'_>> = fleet.nodes().collect();
     nodes.sort_unstable_by_key(|node| node.name());

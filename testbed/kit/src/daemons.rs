@@ -223,7 +223,7 @@ async fn build(
     let target = profile_dir.parent().unwrap_or(profile_dir);
     let mut command = Command::new(cargo);
     // With testbed selected too, cargo gives shared dependencies the features that this program was built with, and so
-    // compiles none of them again (see testbed/Cargo.toml).
+    // compiles none of them again (see testbed/kit/Cargo.toml).
     command.args([
         "build",
         "--locked",
