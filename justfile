@@ -32,6 +32,10 @@ scenarios:
 demo:
     cargo run --package testbed -- demo --keep
 
+# Damaged inputs for everything that reads bytes from outside: seconds of each target, and targets by name
+fuzz *args:
+    .ci/fuzz {{ args }}
+
 # The live page in Chromium
 page:
     .ci/page

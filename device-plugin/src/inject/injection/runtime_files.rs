@@ -107,6 +107,7 @@ fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use rstest::rstest;
 
     use super::*;
@@ -177,5 +178,21 @@ mod tests {
         );
         let row = tree.ask_script().remove("pods that see GPUs without a request");
         assert_eq!(row.as_deref(), Some(in_words(expected)), "the script");
+    }
+    proptest! {
+        #![proptest_config(fuzz::config(300))]
+
+        /// A node with a damaged configuration has one, unless the damages leave only comments and blanks.
+        #[test]
+        fn no_configuration_makes_the_reader_panic(
+            runtime in fuzz::damaged([DEFAULT, RUNC, HANDLER].map(|text| text.as_bytes().to_vec()).to_vec()),
+            toolkit in fuzz::damaged(vec![HARDENED.as_bytes().to_vec()]),
+        ) {
+            let (runtime, toolkit) = (String::from_utf8_lossy(&runtime), String::from_utf8_lossy(&toolkit));
+            let tree = NodeTree::new(&[(CONFIG, &runtime), (TOOLKIT, &toolkit)], &[]);
+            let has_settings = runtime.lines().any(|line| !line.split('#').next().unwrap_or_default().trim().is_empty());
+            let configured = ConfiguredRuntime::read(&RootDir::new(tree.path()));
+            prop_assert!(!has_settings || configured != ConfiguredRuntime::Unknown);
+        }
     }
 }

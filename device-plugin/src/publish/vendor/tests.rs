@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use proptest::prelude::*;
+use prost::Message;
 use proto::kubelet::podresources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
 };
@@ -581,4 +582,37 @@ fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)]
         })
         .collect();
     assert_eq!(texts, expected);
+}
+
+/// kubelet's list of a pod with a device of NVIDIA's plugin and of one with devices by a claim, as it comes from the socket.
+fn listed_bytes() -> Vec<u8> {
+    let first = listed("a", NVIDIA, &[&[&uuid(0)], &["1"]]);
+    let second = claiming("b", DRIVER, &["gpu-1", "gpu-2-mig-1g5gb-19-0"]);
+    ListPodResourcesResponse {
+        pod_resources: vec![first, second],
+    }
+    .encode_to_vec()
+}
+
+proptest! {
+    #![proptest_config(fuzz::config(500))]
+
+    /// Every device of the vendor's that kubelet lists is published, as a GPU of the node or by its name.
+    #[test]
+    fn no_list_makes_the_reader_panic(bytes in fuzz::damaged(vec![listed_bytes()])) {
+        let Ok(listed) = ListPodResourcesResponse::decode(bytes.as_slice()) else {
+            return Ok(());
+        };
+        let fleet = fleet(3);
+        let mut allocations = plugin_allocations(&listed, &[NVIDIA.to_owned()].into());
+        for claimed in claims::claimed_devices(&listed) {
+            allocations.extend(claims::allocation(claimed, &fleet));
+        }
+        let containers = listed.pod_resources.iter().flat_map(|pod| &pod.containers);
+        let devices = containers.flat_map(|container| &container.devices);
+        let has_devices = devices.into_iter().any(|part| part.resource_name == NVIDIA && !part.device_ids.is_empty());
+        prop_assert!(!has_devices || !allocations.is_empty());
+        let published = unrecorded(&allocations, &pods([]), &fleet);
+        prop_assert!(published.entries.len() <= allocations.len());
+    }
 }

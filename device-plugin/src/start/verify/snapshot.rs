@@ -112,6 +112,10 @@ mod tests {
     use std::cell::Cell;
     use std::rc::Rc;
 
+    use proptest::prelude::*;
+    use prost::Message;
+    use proto::kubelet::podresources::{ContainerDevices, ContainerResources, PodResources};
+    use proto::resource::GPU_SHARED;
     use tokio::task::LocalSet;
 
     use super::*;
@@ -167,5 +171,50 @@ mod tests {
         );
         assert!(forever.await.is_err());
         assert_eq!(shared.read(async || 7).await, 7);
+    }
+    /// kubelet's list of a pod with two units of one resource and one of another, as it comes from the socket.
+    fn listed_bytes() -> Vec<u8> {
+        let devices = |resource: &str, ids: &[&str]| ContainerDevices {
+            resource_name: resource.to_owned(),
+            device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+            ..ContainerDevices::default()
+        };
+        let container = ContainerResources {
+            name: "c".to_owned(),
+            devices: vec![
+                devices(GPU_SHARED, &["0-1"]),
+                devices("example.com/nic", &["nic-0"]),
+                devices(GPU_SHARED, &["0-0"]),
+            ],
+            ..ContainerResources::default()
+        };
+        let pod = PodResources {
+            name: "a".to_owned(),
+            namespace: "default".to_owned(),
+            containers: vec![container],
+        };
+        ListPodResourcesResponse {
+            pod_resources: vec![pod],
+        }
+        .encode_to_vec()
+    }
+
+    proptest! {
+        #![proptest_config(fuzz::config(500))]
+
+        /// Every device ID of this plugin's resources is listed once, and none of another's.
+        #[test]
+        fn no_list_makes_the_reader_panic(bytes in fuzz::damaged(vec![listed_bytes()])) {
+            let Ok(response) = ListPodResourcesResponse::decode(bytes.as_slice()) else {
+                return Ok(());
+            };
+            let names = ExtendedResourceNames::default();
+            let containers = response.pod_resources.iter().flat_map(|pod| &pod.containers);
+            let devices = containers.flat_map(|container| &container.devices);
+            let ours = devices.filter(|devices| names.find(&devices.resource_name).is_some());
+            let n_ids: usize = ours.map(|devices| devices.device_ids.len()).sum();
+            let listed = listed_devices(&response, &names);
+            prop_assert_eq!(listed.iter().map(|devices| devices.ids.len()).sum::<usize>(), n_ids);
+        }
     }
 }
