@@ -64,15 +64,6 @@ pub(crate) enum CommandFailure {
         /// The fault of the connection.
         reason: String,
     },
-    /// The scheduler serves no page.
-    #[error(
-        "the scheduler at {at} serves no page. Upgrade it, or start it with --page-listen=127.0.0.1:{}",
-        proto::read_api::PAGE_PORT
-    )]
-    NoPage {
-        /// The pod that was asked.
-        at: String,
-    },
     /// The read API refuses a request.
     #[error("{0}")]
     Refused(String),

@@ -105,15 +105,6 @@ impl ReadApiClient {
         })
     }
 
-    /// True if the address serves the live page too.
-    pub(crate) async fn has_page(&mut self) -> Result<bool, CommandFailure> {
-        let request = Request::get("/").header(header::HOST, "localhost");
-        let request = request.body(Full::default()).map_err(CommandFailure::input)?;
-        let sent = self.sender.send_request(request).await;
-        let response = sent.map_err(|error| self.unreachable(&error))?;
-        Ok(response.status().is_success())
-    }
-
     /// Sends a request; `last` is the ID of the last event that the client has.
     async fn send(
         &mut self,

@@ -1,12 +1,12 @@
 //! `ui`: the live page of the scheduler in a browser.
 //!
 //! Each connection of the browser is forwarded to the pod that is best to ask at that time, so that the page goes on after the
-//! leader has changed or its pod has gone; with `--read-api` to that address, which has to serve the page (`--page-listen`).
+//! leader has changed or its pod has gone; with `--read-api` to that address.
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-use proto::read_api::PAGE_PORT;
+use proto::read_api::PORT;
 use serde_json::Value;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -33,7 +33,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options
         ))
     })?;
     // A fault is reported here, and not by an empty window of the browser.
-    check_page(connection).await?;
+    let _: Value = ReadApiClient::connect(connection).await?.get("doctor").await?;
     let port = listener
         .local_addr()
         .map_or(options.port, |address| address.port());
@@ -64,27 +64,6 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options
     }
 }
 
-/// Checks that the scheduler serves the page.
-async fn check_page(connection: &ClusterConnection) -> Result<(), CommandFailure> {
-    if let Some(address) = &connection.args.read_api {
-        let mut api = ReadApiClient::connect(connection).await?;
-        return if api.has_page().await? {
-            Ok(())
-        } else {
-            Err(CommandFailure::NoPage { at: address.clone() })
-        };
-    }
-    let pod = pod_to_ask(connection).await?;
-    let namespace = &connection.args.gpushare_namespace;
-    let mut api = ReadApiClient::forward(connection, namespace, &pod, PAGE_PORT).await?;
-    match api.get::<Value>("doctor").await {
-        Ok(_) => Ok(()),
-        Err(_) => Err(CommandFailure::NoPage {
-            at: format!("pod {namespace}/{pod}"),
-        }),
-    }
-}
-
 /// Forwards one connection of the browser until either side ends it.
 async fn forward_browser(
     connection: ClusterConnection,
@@ -98,7 +77,7 @@ async fn forward_browser(
     }
     let pod = pod_to_ask(&connection).await?;
     let namespace = &connection.args.gpushare_namespace;
-    let (mut stream, forwarded) = forward_port(&connection, namespace, &pod, PAGE_PORT).await?;
+    let (mut stream, forwarded) = forward_port(&connection, namespace, &pod, PORT).await?;
     // A connection that breaks off is made again by the page.
     let _ = copy_bidirectional(&mut browser, &mut stream).await;
     forwarded.abort();

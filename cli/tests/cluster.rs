@@ -1022,7 +1022,7 @@ async fn start_ui(installed: &Installed, flags: &[&str]) -> Result<(Child, Strin
 
 /// The page through `ui`: at an address, and through its port-forward before and after the leader's pod is deleted.
 async fn ui_serves_the_page_of_the_leader(installed: &mut Installed) -> Result<()> {
-    let address = installed.cluster.page_address().to_string();
+    let address = installed.cluster.read_address().to_string();
     let (mut at_address, _) = start_ui(installed, &["--read-api", &address]).await?;
     at_address.kill().await?;
     let (mut ui, url) = start_ui(installed, &[]).await?;

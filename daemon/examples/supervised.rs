@@ -13,6 +13,7 @@ use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 const LIFE: Duration = Duration::from_secs(2);
+const HANG_LIMIT: Duration = Duration::from_millis(500);
 
 #[derive(Parser)]
 struct Args {
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
     let Args { fault, process } = Args::parse();
     let mut runtime = Builder::new_multi_thread();
     runtime.worker_threads(2);
-    process::run(process, runtime, |process| run(fault, process))
+    process::run(process, HANG_LIMIT, runtime, |process| run(fault, process))
 }
 
 async fn run(fault: String, mut process: Process) -> anyhow::Result<()> {

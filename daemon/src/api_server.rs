@@ -6,7 +6,6 @@
 use std::error::Error;
 use std::hash::{BuildHasher, RandomState};
 use std::iter;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +14,6 @@ use anyhow::Context;
 use http::{Response, StatusCode};
 use kube::Client;
 use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -60,20 +58,14 @@ impl From<Client> for Connection {
 }
 
 impl Connection {
-    /// Connects as `kubeconfig` says; without it as the file of KUBECONFIG, `~/.kube/config`, or the pod's service account says,
-    /// in this order. Sends no request.
+    /// Connects as the file of KUBECONFIG, `~/.kube/config`, or the pod's service account says, in this order. Sends no request.
     ///
     /// # Errors
     /// There is no valid configuration.
-    pub async fn new(kubeconfig: Option<&Path>) -> anyhow::Result<Self> {
-        let mut found = match kubeconfig {
-            Some(path) => read(path)
-                .await
-                .with_context(|| format!("cannot use the kubeconfig {}", path.display()))?,
-            None => kube::Config::infer()
-                .await
-                .context("no kubeconfig and no service account to reach the API server with")?,
-        };
+    pub async fn new() -> anyhow::Result<Self> {
+        let mut found = kube::Config::infer()
+            .await
+            .context("no kubeconfig (KUBECONFIG) and no service account to reach the API server with")?;
         // Each task repeats its own requests, and a bind must know that its request was sent only once.
         found.default_retry = false;
         found.connect_timeout = Some(CONNECT_LIMIT);
@@ -91,12 +83,6 @@ impl Connection {
             contact,
         })
     }
-}
-
-/// Reads a kubeconfig file, and takes the cluster and user of its current context.
-async fn read(path: &Path) -> anyhow::Result<kube::Config> {
-    let file = Kubeconfig::read_from(path)?;
-    Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }
 
 /// Knows whether the API server answers, from the results of all requests of a client. Clones share their state.

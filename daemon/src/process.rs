@@ -4,7 +4,6 @@
 //! the daemon. The daemon starts its tasks and servers in it, and ends with [`Process::serve_until_signal`].
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -17,7 +16,6 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::duration::parse_duration;
 use crate::http_server::{HttpServer, listen};
 use crate::logging::{self, LogFilter, LogFormat};
 use crate::open_files;
@@ -28,23 +26,19 @@ use crate::watchdog::{self, Probe};
 /// Longest time in which the servers may answer the requests in work at the end.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
+/// Longest time for which a daemon may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or a lock
+/// is not released.
+pub const HANG_LIMIT: Duration = Duration::from_secs(10);
+
 /// The most connections of the listener for probes and metrics: kubelet, Prometheus and a few people.
 pub const HEALTH_CONNECTIONS: usize = 64;
 
 /// The flags that every daemon has.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProcessArgs {
-    /// Kubeconfig file; without it the file named by KUBECONFIG, ~/.kube/config or the pod's service account
-    #[arg(long, env = "GPUSHARE_KUBECONFIG", value_name = "FILE", global = true)]
-    pub kubeconfig: Option<PathBuf>,
     /// Address to serve /healthz, /readyz, /metrics and /version on without TLS, such as 0.0.0.0:8081; nowhere if left out
     #[arg(long, env = "GPUSHARE_HEALTH_LISTEN", value_name = "ADDRESS")]
     pub health_listen: Option<SocketAddr>,
-    /// Time for which the process may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or a
-    /// lock is not released. The time that it is stopped or suspended does not count. Raise it on nodes whose disks may
-    /// hang for longer; 0s, under a debugger, never ends it
-    #[arg(long, env = "GPUSHARE_HANG_TIMEOUT", default_value = "10s", value_parser = parse_duration, value_name = "DURATION")]
-    pub hang_timeout: Duration,
     /// Form of the log on standard error
     #[arg(long, env = "GPUSHARE_LOG_FORMAT", default_value = "text", value_enum)]
     pub log_format: LogFormat,
@@ -72,11 +66,18 @@ pub struct Process {
     pub servers: Tasks,
     /// The most connections of all servers together.
     n_connections: usize,
+    /// Longest time for which a part of the process may hang.
+    hang_limit: Duration,
     args: ProcessArgs,
 }
 
-/// Runs `daemon` on a runtime of this kind. The exit code is a failure if the daemon returned an error, which is logged.
-pub fn run<F>(args: ProcessArgs, runtime: Builder, daemon: impl FnOnce(Process) -> F) -> ExitCode
+/// Runs `daemon` on a runtime of this kind, and ends the process when it hangs for `hang_limit`. The exit code is a failure if the daemon returned an error, which is logged.
+pub fn run<F>(
+    args: ProcessArgs,
+    hang_limit: Duration,
+    runtime: Builder,
+    daemon: impl FnOnce(Process) -> F,
+) -> ExitCode
 where
     F: Future<Output = anyhow::Result<()>>,
 {
@@ -84,7 +85,7 @@ where
     logging::start(args.log_format, &args.log_level);
     end_at_panics();
     open_files::raise_limit();
-    match run_to_end(args, runtime, daemon) {
+    match run_to_end(args, hang_limit, runtime, daemon) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error:#}");
@@ -97,6 +98,7 @@ where
 /// from ending.
 fn run_to_end<F>(
     args: ProcessArgs,
+    hang_limit: Duration,
     mut runtime: Builder,
     daemon: impl FnOnce(Process) -> F,
 ) -> anyhow::Result<()>
@@ -104,9 +106,9 @@ where
     F: Future<Output = anyhow::Result<()>>,
 {
     let runtime = runtime.enable_all().build().context("cannot start the runtime")?;
-    watchdog::watch(args.hang_timeout, Probe::of_runtime(runtime.handle().clone()))
+    watchdog::watch(hang_limit, Probe::of_runtime(runtime.handle().clone()))
         .context("cannot start the thread that watches for hangs")?;
-    let ended = runtime.block_on(async { daemon(Process::start(args)?).await });
+    let ended = runtime.block_on(async { daemon(Process::start(args, hang_limit)?).await });
     // Otherwise a call that hangs on a thread of its own, such as one of a GPU's driver, would keep the process from ending.
     runtime.shutdown_background();
     ended
@@ -114,13 +116,14 @@ where
 
 impl Process {
     /// Begins to wait for signals. Must be called on the runtime.
-    fn start(args: ProcessArgs) -> anyhow::Result<Self> {
+    fn start(args: ProcessArgs, hang_limit: Duration) -> anyhow::Result<Self> {
         Ok(Self {
             signal: cancelled_by_signal().context("cannot wait for signals")?,
             stop: CancellationToken::new(),
             tasks: Tasks::default(),
             servers: Tasks::default(),
             n_connections: 0,
+            hang_limit,
             args,
         })
     }
@@ -132,7 +135,7 @@ impl Process {
     pub fn watch_lock(&self, name: &'static str, take: impl Fn() + Send + 'static) -> anyhow::Result<()> {
         let probe = Probe::of_lock(name, take);
         probe
-            .and_then(|probe| watchdog::watch(self.args.hang_timeout, probe))
+            .and_then(|probe| watchdog::watch(self.hang_limit, probe))
             .context("cannot start the thread that watches for hangs")
     }
 
@@ -256,10 +259,9 @@ mod tests {
             tasks: Tasks::default(),
             servers: Tasks::default(),
             n_connections: 0,
+            hang_limit: HANG_LIMIT,
             args: ProcessArgs {
-                kubeconfig: None,
                 health_listen: None,
-                hang_timeout: Duration::ZERO,
                 log_format: LogFormat::Text,
                 log_level: "info".parse().unwrap(),
             },

@@ -97,15 +97,11 @@ impl Probe {
     }
 }
 
-/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. The limit is accurate to a tenth; zero
-/// disables the watchdog.
+/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. The limit is accurate to a tenth.
 ///
 /// # Errors
 /// If the thread cannot be started.
 pub fn watch(limit: Duration, mut probe: Probe) -> io::Result<()> {
-    if limit.is_zero() {
-        return Ok(());
-    }
     let check = move || {
         loop {
             thread::sleep(limit / CHECKS);
@@ -122,11 +118,7 @@ pub fn watch(limit: Duration, mut probe: Probe) -> io::Result<()> {
 fn abort(hung: &'static str, limit: Duration) {
     let (logged, is_logged) = mpsc::channel();
     let log = move || {
-        error!(
-            hangs = hung,
-            ?limit,
-            "the process hangs and ends itself, see --hang-timeout"
-        );
+        error!(hangs = hung, ?limit, "the process hangs and ends itself");
         // The receiver is gone after LOG_TIMEOUT.
         let _ = logged.send(());
     };

@@ -48,7 +48,7 @@ fn program() -> &'static PathBuf {
 
 fn start(fault: &str) -> Child {
     Command::new(program())
-        .args([fault, "--hang-timeout=500ms", "--log-level=warn"])
+        .args([fault, "--log-level=warn"])
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()

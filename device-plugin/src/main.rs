@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use daemon::process::{self, HANG_LIMIT};
 use device_plugin::config::Config;
 use device_plugin::run::run;
 use tokio::runtime::Builder;
@@ -10,7 +11,10 @@ use tokio::runtime::Builder;
 fn main() -> ExitCode {
     let config = Config::parse();
     // One thread is enough for the calls of one kubelet, and leaves the node's memory to pods.
-    daemon::process::run(config.process.clone(), Builder::new_current_thread(), |process| {
-        run(config, process)
-    })
+    process::run(
+        config.process.clone(),
+        HANG_LIMIT,
+        Builder::new_current_thread(),
+        |process| run(config, process),
+    )
 }

@@ -127,7 +127,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
 
     // Watches. From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet gets
     // the resources first, then the pods arrive, and containers start once the Device object and the pods are known.
-    let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
+    let connection = Connection::new().await?;
     let excluded = inventory.excluded.clone();
     let devices = tasks::watch_devices(&mut process.tasks, &config, inventory)?;
     tasks::watch_pods(&mut process.tasks, &config, &connection, pods.clone());

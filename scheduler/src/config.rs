@@ -44,18 +44,15 @@ const NOMINATED_HINT_TTL: Duration = Duration::from_secs(30 * 60);
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpushare-scheduler", version, max_term_width = 100)]
 pub struct Args {
-    /// Address of the extender; one that other machines reach needs client certificates (`--client-ca-file` or `--tls-from-secret`).
+    /// Address of the extender; on one that other machines reach clients need a certificate of the authority in
+    /// `--tls-dir`, else of that in `--certificate-secret`.
     #[arg(long, env = "GPUSHARE_LISTEN", default_value = "127.0.0.1:12345")]
     listen: SocketAddr,
-    /// Address to serve the read API on, such as 127.0.0.1:12346; nowhere but under the extender's prefix if left out. On a
-    /// loopback address every client is let in, which is every one that may forward a port to the pod; elsewhere TLS is
-    /// served, and clients need a bearer token.
+    /// Address to serve the live page of all GPUs and the read API on, such as 127.0.0.1:12346; if left out there is no page, and
+    /// the read API only under the extender's prefix. On a loopback address every client is let in, which is every one that may
+    /// forward a port to the pod; elsewhere TLS is served, and clients need a bearer token, for which the page asks.
     #[arg(long, env = "GPUSHARE_READ_LISTEN", value_name = "ADDRESS")]
     read_listen: Option<SocketAddr>,
-    /// Address to serve the live page of all GPUs on, with the read API that it reads, such as 127.0.0.1:12347; nowhere if left
-    /// out. The same clients are let in as with --read-listen; elsewhere than on a loopback address the page asks for the token.
-    #[arg(long, env = "GPUSHARE_PAGE_LISTEN", value_name = "ADDRESS")]
-    page_listen: Option<SocketAddr>,
     /// Name of the resource that counts GPU memory in units; the node annotation `<resource>-unit` has the size of a unit.
     #[arg(long, env = "GPUSHARE_MEMORY_RESOURCE", default_value = proto::resource::GPU_MEM, value_parser = resource_name)]
     memory_resource: String,
@@ -86,30 +83,10 @@ pub struct Args {
     /// of their group (coscheduling, Koordinator).
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
-    /// File with the certificate chain of the extender (PEM)
-    #[arg(
-        long,
-        env = "GPUSHARE_TLS_CERT_FILE",
-        requires = "tls_key_file",
-        value_name = "FILE"
-    )]
-    tls_cert_file: Option<PathBuf>,
-    /// File with the private key of that certificate (PEM)
-    #[arg(
-        long,
-        env = "GPUSHARE_TLS_KEY_FILE",
-        requires = "tls_cert_file",
-        value_name = "FILE"
-    )]
-    tls_key_file: Option<PathBuf>,
-    /// File with authorities (PEM); filter, prioritize, preempt and bind then demand a client certificate that one of them signed.
-    #[arg(
-        long,
-        env = "GPUSHARE_CLIENT_CA_FILE",
-        requires = "tls_cert_file",
-        value_name = "FILE"
-    )]
-    client_ca_file: Option<PathBuf>,
+    /// Directory of a mounted TLS Secret (PEM): the extender's certificate chain and key (`tls.crt`, `tls.key`), and the authorities of
+    /// its clients (`ca.crt`), which filter, prioritize, preempt and bind then demand a certificate of.
+    #[arg(long, env = "GPUSHARE_TLS_DIR", value_name = "DIR")]
+    tls_dir: Option<PathBuf>,
     #[command(flatten)]
     leader: LeaderArgs,
     #[command(flatten)]
@@ -124,8 +101,6 @@ pub struct Args {
 /// The settings of the scheduler, checked against each other.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Path of the kubeconfig file, if --kubeconfig is given.
-    pub kubeconfig: Option<PathBuf>,
     /// The settings of filter, prioritize and bind.
     pub scheduling: Scheduling,
     /// The settings of the HTTP servers.
@@ -162,10 +137,8 @@ pub struct Scheduling {
 pub struct Serving {
     /// Address of the extender.
     pub listen: SocketAddr,
-    /// Address of the read API, if it has one of its own.
+    /// Address of the page and the read API, if they have one.
     pub read_listen: Option<SocketAddr>,
-    /// Address of the page, if it is served.
-    pub page_listen: Option<SocketAddr>,
     /// Largest request body, in bytes.
     pub max_body: usize,
     /// Longest time from the head of a request to the end of its body.
@@ -183,7 +156,7 @@ pub struct Serving {
 impl Serving {
     /// Returns true if filter, prioritize, preempt and bind demand a client certificate.
     pub fn demands_certificates(&self) -> bool {
-        self.tls_from_secret || self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
+        self.tls_from_secret || self.tls.is_some()
     }
 
     /// Refuses an address that other machines reach if clients need no certificate: any client could bind pods there.
@@ -193,15 +166,15 @@ impl Serving {
             return Ok(());
         }
         bail!(
-            "--listen={}: every client that reaches this address could bind pods. Set --tls-cert-file, --tls-key-file and --client-ca-file, \
-             or --certificate-secret and --tls-from-secret, so that clients must show a certificate; or listen on 127.0.0.1",
+            "--listen={}: every client that reaches this address could bind pods. Set --tls-dir or --certificate-secret, \
+             so that clients must show a certificate; or listen on 127.0.0.1",
             self.listen
         )
     }
 
-    /// Refuses an address at which clients would send bearer tokens without TLS.
-    fn check_plain_tokens(&self, flag: &str, address: Option<SocketAddr>) -> anyhow::Result<()> {
-        match address {
+    /// Refuses an address of the read API at which clients would send bearer tokens without TLS.
+    fn check_plain_tokens(&self) -> anyhow::Result<()> {
+        match self.read_listen {
             // A port-forward ends on the loopback address, so there is no network between the client and this process.
             Some(address)
                 if !address.ip().to_canonical().is_loopback()
@@ -209,8 +182,8 @@ impl Serving {
                     && !self.tls_from_secret =>
             {
                 bail!(
-                    "{flag}={address}: tokens would be sent in plain text. Set --tls-cert-file and --tls-key-file, or \
-                     --certificate-secret and --tls-from-secret; or listen on 127.0.0.1"
+                    "--read-listen={address}: tokens would be sent in plain text. Set --tls-dir, or --certificate-secret with a --listen that \
+                     other machines reach; or listen on 127.0.0.1"
                 )
             }
             _ => Ok(()),
@@ -233,25 +206,22 @@ impl TryFrom<Args> for Config {
     type Error = anyhow::Error;
 
     fn try_from(args: Args) -> anyhow::Result<Self> {
-        // clap has checked that both are given, or neither.
-        let tls = match (args.tls_cert_file, args.tls_key_file) {
-            (Some(cert), Some(key)) => Some(TlsFiles {
-                cert,
-                key,
-                client_ca: args.client_ca_file,
-            }),
-            _ => None,
-        };
+        let tls = args.tls_dir.map(|dir| TlsFiles {
+            cert: dir.join("tls.crt"),
+            key: dir.join("tls.key"),
+            client_ca: Some(dir.join("ca.crt")),
+        });
         let names = ResourceNames {
             memory: args.memory_resource,
         };
         // The scheduler's own rules come after clap's, and before anything is started.
         let leader = args.leader.leader()?;
-        let admission = args.webhooks.admission(names.clone(), tls.as_ref())?;
+        // Other machines need a certificate; kube-scheduler in the same pod needs none.
+        let needs_tls = !args.listen.ip().to_canonical().is_loopback();
+        let admission = args.webhooks.admission(names.clone(), tls.as_ref(), needs_tls)?;
         let serving = Serving {
             listen: args.listen,
             read_listen: args.read_listen,
-            page_listen: args.page_listen,
             max_body: MAX_BODY,
             read_timeout: READ_TIMEOUT,
             concurrency: CONCURRENCY,
@@ -262,14 +232,12 @@ impl TryFrom<Args> for Config {
                 .as_ref()
                 .is_some_and(|certificates| certificates.for_extender),
         };
-        serving.check_plain_tokens("--read-listen", serving.read_listen)?;
-        serving.check_plain_tokens("--page-listen", serving.page_listen)?;
+        serving.check_plain_tokens()?;
         // A command does not listen.
         if args.command.is_none() {
             serving.check_address()?;
         }
         Ok(Self {
-            kubeconfig: args.process.kubeconfig,
             scheduling: Scheduling {
                 names,
                 policies: args.policies.policies(),

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use daemon::process::{self, HANG_LIMIT};
 use mimalloc::MiMalloc;
 use scheduler::config::Args;
 use scheduler::run::run;
@@ -14,7 +15,10 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    daemon::process::run(args.process.clone(), Builder::new_multi_thread(), |process| {
-        run(args, process)
-    })
+    process::run(
+        args.process.clone(),
+        HANG_LIMIT,
+        Builder::new_multi_thread(),
+        |process| run(args, process),
+    )
 }

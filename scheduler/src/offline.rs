@@ -68,7 +68,6 @@ pub fn serving() -> Serving {
     Serving {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         read_listen: None,
-        page_listen: None,
         max_body: MAX_BODY,
         read_timeout: READ_TIMEOUT,
         concurrency: CONCURRENCY,

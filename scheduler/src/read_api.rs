@@ -1,8 +1,8 @@
 //! The read API: versioned JSON about nodes, GPUs and pods for `kubectl gpushare` and live pages. Every replica serves it, and no
 //! request changes anything.
 //!
-//! The routes under the extender's prefix have the same access as the views of `inspect`. A second listener (`--read-listen`) lets
-//! in every client of the loopback address, which is every client that may forward a port to the pod.
+//! The routes under the extender's prefix have the same access as the views of `inspect`. The listener of the page
+//! (`--read-listen`) lets in every client of the loopback address, which is every client that may forward a port to the pod.
 
 mod changes;
 mod computing_slot;

@@ -11,7 +11,6 @@ mod tls;
 
 use std::sync::Arc;
 
-use axum::Router;
 use daemon::api_server::Connection;
 use daemon::http_server::{CurrentTls, HttpServer, listen};
 use daemon::metrics_text::MetricsText;
@@ -48,13 +47,12 @@ use crate::watch::{ObjectStore, follow, watch};
 const EXTENDER_CONNECTIONS: usize = 512;
 /// The most connections of the webhooks: each API server has a few.
 const WEBHOOK_CONNECTIONS: usize = 128;
-/// The most connections of the read API on an address of its own, and of the page: a browser opens six.
-const VIEW_CONNECTIONS: usize = 96;
+/// The most connections of the page and the read API: a browser opens six.
+const VIEW_CONNECTIONS: usize = 192;
 
 // A container has at least 1,024 open files.
 const _: () = assert!(
-    EXTENDER_CONNECTIONS + WEBHOOK_CONNECTIONS + 2 * VIEW_CONNECTIONS + HEALTH_CONNECTIONS + OWN_FILES
-        <= 1024
+    EXTENDER_CONNECTIONS + WEBHOOK_CONNECTIONS + VIEW_CONNECTIONS + HEALTH_CONNECTIONS + OWN_FILES <= 1024
 );
 
 /// Runs the daemon in its process.
@@ -63,22 +61,23 @@ const _: () = assert!(
 /// The daemon cannot start, or a task has ended.
 pub async fn run(args: Args, mut process: Process) -> anyhow::Result<()> {
     let config = Config::try_from(args)?;
-    let connection = Connection::new(config.kubeconfig.as_deref()).await?;
-    let namespace = config
-        .admission
-        .namespace
-        .clone()
-        .unwrap_or_else(|| connection.client.default_namespace().to_owned());
+    let connection = Connection::new().await?;
     let Some(command) = config.command else {
-        return serve_requests(config, connection, namespace, process).await;
+        return serve_requests(config, connection, process).await;
     };
-    let executed = execute(command, connection.client, config.admission.authority, namespace);
+    let executed = execute(command, connection.client, config.admission.authority);
     process.complete(executed).await.map(drop)
 }
 
 /// Carries out a command of the command line, in place of serving.
-async fn execute(command: Command, client: Client, secret: String, namespace: String) -> anyhow::Result<()> {
-    let Command::IssueClientCertificate { out, name, lifetime } = command;
+async fn execute(command: Command, client: Client, secret: String) -> anyhow::Result<()> {
+    let Command::IssueClientCertificate {
+        out,
+        namespace,
+        name,
+        lifetime,
+    } = command;
+    let namespace = namespace.unwrap_or_else(|| client.default_namespace().to_owned());
     let order = Order {
         secret,
         namespace,
@@ -92,14 +91,11 @@ async fn execute(command: Command, client: Client, secret: String, namespace: St
 
 /// Starts all parts of the scheduler in the phases that the head of this file names, and serves until a signal or the end of a task
 /// ends the process.
-async fn serve_requests(
-    config: Config,
-    connection: Connection,
-    namespace: String,
-    mut process: Process,
-) -> anyhow::Result<()> {
+async fn serve_requests(config: Config, connection: Connection, mut process: Process) -> anyhow::Result<()> {
     // State. The registry of metrics must be complete before it is served.
     let client = connection.client.clone();
+    // Of the pod, of the Lease and of the Secret.
+    let namespace = client.default_namespace().to_owned();
     let replica = OwnReplica::new(&config, &namespace);
     let index = Shared::new(index(&config).watching_plugins_in(&namespace).prewarming());
     // Every request takes this lock, so a process in which it is never released answers nothing and must end.
@@ -184,29 +180,27 @@ async fn serve_webhooks(
     Ok(())
 }
 
-/// Serves the read API, and the page with the read API, on addresses of their own where they are configured.
+/// Serves the page and the read API on an address of their own, if one is configured.
 async fn serve_views(
     serving: &Serving,
     api: &Arc<ReadApi>,
     tls: Option<CurrentTls>,
     process: &mut Process,
 ) -> anyhow::Result<()> {
-    type Routes = fn(&Arc<ReadApi>, bool) -> Router;
-    let reads: Routes = |api, is_guarded| read_api::router(api, "", is_guarded);
-    let page: Routes = page::router;
-    for (name, address, routes) in [
-        ("read API", serving.read_listen, reads),
-        ("page", serving.page_listen, page),
-    ] {
-        let Some(address) = address else { continue };
-        // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
-        let is_local = address.ip().to_canonical().is_loopback();
-        let server = HttpServer {
-            tls: tls.clone().filter(|_| !is_local),
-            ..HttpServer::new(listen(address).await?, routes(api, !is_local), VIEW_CONNECTIONS)
-        };
-        process.serve(name, server);
-    }
+    let Some(address) = serving.read_listen else {
+        return Ok(());
+    };
+    // A port-forward ends on the loopback address, which no other machine reaches and no certificate names.
+    let is_local = address.ip().to_canonical().is_loopback();
+    let server = HttpServer {
+        tls: tls.filter(|_| !is_local),
+        ..HttpServer::new(
+            listen(address).await?,
+            page::router(api, !is_local),
+            VIEW_CONNECTIONS,
+        )
+    };
+    process.serve("read API and page", server);
     Ok(())
 }
 

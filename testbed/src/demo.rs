@@ -197,7 +197,7 @@ fn go_on(cluster: &LocalCluster, kubeconfig: &Path, targets: &Path) -> Result<St
          Ctrl-C ends it.",
         kubeconfig.display(),
         folder.display(),
-        cluster.page_address(),
+        cluster.read_address(),
         targets.display(),
     ))
 }

@@ -38,7 +38,6 @@ const EXTENDER: &str = "--listen";
 const WEBHOOKS: &str = "--webhook-listen";
 const HEALTH: &str = "--health-listen";
 const READ_API: &str = "--read-listen";
-const PAGE: &str = "--page-listen";
 
 /// A Service of `deploy/`, and the flags that say where it leads to.
 struct Service {
@@ -50,7 +49,7 @@ struct Service {
 const SERVICES: [Service; 2] = [
     Service {
         // On a cluster a port-forward leads to the page, which no Service has.
-        flags: &[EXTENDER, PAGE],
+        flags: &[EXTENDER, READ_API],
         manifest: "base/scheduler.yaml",
         name: NAME,
     },
@@ -76,8 +75,6 @@ const POLICIES: [&str; 4] = [
 const MOST: usize = 16;
 /// The extra attribute of a user in which the API server puts the pod of the service-account token.
 const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
-/// The flag with the kubeconfig.
-const KUBECONFIG: &str = "--kubeconfig";
 /// The pause between two probes of `/readyz`, and the longest time of one probe.
 const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// The time in which a replica must end after SIGTERM.
@@ -175,13 +172,9 @@ impl Replicas {
         let (invocation, ports) = self.invocation(&name)?;
         let health = ports.get(HEALTH).context("the scheduler answers no probes")?;
         let url = format!("http://{health}/readyz");
-        for (flag, port) in [
-            (READ_API, proto::read_api::PORT),
-            (PAGE, proto::read_api::PAGE_PORT),
-        ] {
-            if let Some(address) = ports.get(flag) {
-                self.api.route_pod_port(NAMESPACE, &name, port, *address);
-            }
+        if let Some(address) = ports.get(READ_API) {
+            let port = proto::read_api::PORT;
+            self.api.route_pod_port(NAMESPACE, &name, port, *address);
         }
         self.addresses.insert(&name, ports);
         let process = ReplicaProcess {
@@ -197,18 +190,18 @@ impl Replicas {
         let mut ports = Ports::new();
         let mut invocation = Invocation::new(name, self.model.program.clone(), &self.dir, name);
         invocation.args.clone_from(&self.model.args);
-        for flag in [EXTENDER, WEBHOOKS, HEALTH, READ_API, PAGE] {
+        for flag in [EXTENDER, WEBHOOKS, HEALTH, READ_API] {
             let address = free_address()?;
-            // A scheduler without webhooks has no such flag.
-            if invocation.set(flag, &address) {
+            // The extender of a scheduler with webhooks listens on all addresses; one without has no such flag.
+            let model = invocation
+                .value(flag)
+                .and_then(|value| value.parse::<SocketAddr>().ok());
+            let ip = model.map_or(address.ip(), |model| model.ip());
+            if invocation.set(flag, &SocketAddr::new(ip, address.port())) {
                 ports.insert(flag, address);
             }
         }
-        invocation.set(KUBECONFIG, &kubeconfig(&self.dir, name).display());
-        // A scheduler with webhooks already has the flag, which may be given only once.
-        if !invocation.set("--namespace", NAMESPACE) {
-            invocation = invocation.flag("--namespace", NAMESPACE);
-        }
+        let invocation = invocation.kubeconfig(kubeconfig(&self.dir, name));
         Ok((invocation.args(FLAGS).flag("--pod-name", name), ports))
     }
 

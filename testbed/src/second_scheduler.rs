@@ -100,7 +100,6 @@ impl SecondScheduler {
             .flag("--health-listen", &addresses.health)
             .flag("--kube-scheduler-lease", LEASE)
             .flag("--pod-name", pod)
-            .flag("--namespace", NAMESPACE)
             .args(FLAGS);
         let config = write_configuration(cluster, pod, addresses.extender)?;
         let kube_scheduler = start_of(cluster, pod, SchedulerContainer::KubeScheduler)?
@@ -232,14 +231,18 @@ impl SecondScheduler {
 fn start_of(cluster: &LocalCluster, pod: &str, container: SchedulerContainer) -> Result<Invocation> {
     let name = format!("{pod}-{container:?}");
     let kubeconfig = replicas::kubeconfig(cluster.dir(), pod);
-    let (program, command) = match container {
-        SchedulerContainer::Extender => (Program::Scheduler, "--fence-bindings"),
-        SchedulerContainer::KubeScheduler => (Program::Testbed, "kube-scheduler"),
+    let start = |program| {
+        let path = cluster.binaries().path(program)?;
+        anyhow::Ok(Invocation::new(&name, path, cluster.dir(), &name))
     };
-    let invocation = Invocation::new(&name, cluster.binaries().path(program)?, cluster.dir(), &name);
-    Ok(invocation
-        .args([command])
-        .flag("--kubeconfig", &kubeconfig.display()))
+    match container {
+        SchedulerContainer::Extender => Ok(start(Program::Scheduler)?
+            .args(["--fence-bindings"])
+            .kubeconfig(kubeconfig)),
+        SchedulerContainer::KubeScheduler => Ok(start(Program::Testbed)?
+            .args(["kube-scheduler"])
+            .flag("--kubeconfig", &kubeconfig.display())),
+    }
 }
 
 /// The configuration of a pod's kube-scheduler: the shipped one, with short times and the address of the pod's extender.

@@ -63,7 +63,7 @@ pub(super) async fn find_devices(
         let (tasks, recorder) = if let Some(publishing) = &mut publishing {
             publishing
         } else {
-            let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
+            let connection = Connection::new().await?;
             publishing.insert(publish_no_devices(config, &connection, absence.subscribe())?)
         };
         let is_new = absence.send_if_modified(|present| {

@@ -23,7 +23,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Proces
     let readiness = move || check(*is_removed.borrow());
     let routes = health::router(readiness, MetricsText::new(Registry::default()));
     process.serve_health(routes).await?;
-    let connection = Connection::new(config.process.kubeconfig.as_deref()).await?;
+    let connection = Connection::new().await?;
     let (pods, pods_seen) = watch::channel(NodePods::default());
     tasks::watch_pods(&mut process.tasks, &config, &connection, pods);
     let node = tasks::watch_own_node(&mut process.tasks, &config, &connection);

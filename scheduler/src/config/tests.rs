@@ -63,15 +63,11 @@ fn policies_and_weights_are_read_from_flags() {
 #[case::bare_number(&["--hint-ttl", "4"], "write a whole number and ms, s, m or h")]
 #[case::negative(&["--hint-ttl=-4s"], "write a whole number and ms, s, m or h")]
 #[case::endless(&["--hint-ttl", "99999999999999999h"], "at most 24h")]
-#[case::cert_without_key(&["--tls-cert-file", "a"], "--tls-key-file")]
-#[case::client_ca_without_cert(&["--client-ca-file", "a"], "--tls-cert-file")]
-#[case::hang_timeout(&["--hang-timeout=never"], "write a whole number and ms, s, m or h")]
 #[case::level(&["--log-level", "inof"], "\"inof\" is none of off, error, warn, info, debug, trace")]
-#[case::webhooks_in_the_clear(&["--webhook-listen", "0.0.0.0:9443"], "--webhook-listen needs --certificate-secret, or --tls-cert-file")]
+#[case::webhooks_in_the_clear(&["--webhook-listen", "0.0.0.0:9443"], "--webhook-listen needs --certificate-secret, or --tls-dir")]
 #[case::clients_of_no_webhooks(&["--webhook-client-ca-file=x"], "--webhook-listen")]
 #[case::rules_without_webhooks(&["--webhook-scheduler-name=x"], "--webhook-listen")]
 #[case::lifetime(&["--certificate-lifetime", "365d"], "from 10s to 180d")]
-#[case::two_sources(&["--tls-from-secret", "--certificate-secret", "s", "--tls-cert-file", "a", "--tls-key-file", "b"], "cannot be used with")]
 #[case::election_without_a_pod(&["--leader-elect"], "--pod-name")]
 #[case::neighbour_without_a_pod(&["--kube-scheduler-lease=k"], "--pod-name")]
 #[case::two_leases(&["--leader-elect", "--kube-scheduler-lease=k", "--pod-name=p"], "cannot be used with")]
@@ -79,11 +75,10 @@ fn policies_and_weights_are_read_from_flags() {
 #[case::fence_without_a_lease(&["--fence-bindings"], "--leader-elect|--kube-scheduler-lease")]
 #[case::lease_of_part_of_a_second(&["--leader-elect", "--pod-name", "p", "--lease-duration", "15500ms"], "whole seconds")]
 #[case::lease_shorter_than_binds(&["--leader-elect", "--pod-name", "p", "--lease-duration", "3s"], "at least 4s")]
-#[case::open_to_all(&["--listen=0.0.0.0:12345"], "--listen=0.0.0.0:12345: every client that reaches this address could bind pods. Set --tls-cert-file")]
+#[case::open_to_all(&["--listen=0.0.0.0:12345"], "--listen=0.0.0.0:12345: every client that reaches this address could bind pods. Set --tls-dir")]
 #[case::open_to_all_of_ipv6(&["--listen=[::]:12345"], "or listen on 127.0.0.1")]
-#[case::open_on_one_address(&["--listen=10.0.0.1:12345"], "--client-ca-file")]
-#[case::tls_without_clients(&["--listen=0.0.0.0:12345", "--tls-cert-file=a", "--tls-key-file=b"], "--client-ca-file")]
-#[case::secret_for_webhooks_alone(&["--listen=0.0.0.0:12345", "--certificate-secret=s"], "--tls-from-secret")]
+#[case::open_on_one_address(&["--listen=10.0.0.1:12345"], "--certificate-secret")]
+#[case::plain_tokens(&["--read-listen=0.0.0.0:1", "--certificate-secret=s"], "tokens would be sent in plain text. Set --tls-dir")]
 #[case::unknown(&["--memory-unit", "GiB"], "unexpected argument")]
 fn invalid_flags_are_refused(#[case] flags: &[&str], #[case] expected: &str) {
     let error = parse(flags).unwrap_err();
@@ -96,9 +91,10 @@ fn invalid_flags_are_refused(#[case] flags: &[&str], #[case] expected: &str) {
 #[case::loopback(&["--listen=127.1.2.3:1"], false)]
 #[case::loopback_of_ipv6(&["--listen=[::1]:1"], false)]
 #[case::mapped_loopback(&["--listen=[::ffff:127.0.0.1]:1"], false)]
-#[case::client_certificates(&["--listen=0.0.0.0:1", "--tls-cert-file=a", "--tls-key-file=b", "--client-ca-file=c"], true)]
-#[case::own_authority(&["--listen=0.0.0.0:1", "--certificate-secret=s", "--tls-from-secret"], true)]
-#[case::loopback_with_certificates(&["--tls-cert-file=a", "--tls-key-file=b", "--client-ca-file=c"], true)]
+#[case::client_certificates(&["--listen=0.0.0.0:1", "--tls-dir=a"], true)]
+#[case::own_authority(&["--listen=0.0.0.0:1", "--certificate-secret=s"], true)]
+#[case::secret_for_webhooks_alone(&["--certificate-secret=s"], false)]
+#[case::loopback_with_certificates(&["--tls-dir=a"], true)]
 fn views_need_authentication_on_addresses_other_than_loopback(
     #[case] flags: &[&str],
     #[case] guards_views: bool,
@@ -113,21 +109,12 @@ fn a_subcommand_needs_no_client_certificates() {
 
 #[test]
 fn webhooks_use_the_secret_rather_than_the_files_of_the_extender() {
-    let files = [
-        "--webhook-listen",
-        "0.0.0.0:9443",
-        "--tls-cert-file",
-        "a",
-        "--tls-key-file",
-        "b",
-        "--client-ca-file",
-        "c",
-    ];
+    let files = ["--webhook-listen", "0.0.0.0:9443", "--tls-dir", "a"];
     let admission = parse(&files).unwrap().admission;
     let tls = admission.webhooks.unwrap().tls.unwrap();
     assert_eq!(
         (tls.cert.to_str(), tls.client_ca),
-        (Some("a"), None),
+        (Some("a/tls.crt"), None),
         "the API server's authority is not kube-scheduler's"
     );
     assert!(admission.certificates.is_none());
@@ -166,17 +153,14 @@ fn leader_election_is_off_unless_the_flag_is_set() {
 
 #[test]
 fn the_subcommand_for_client_certificates_reads_its_flags() {
-    let config = parse(&[
-        "--namespace",
-        "n",
-        "issue-client-certificate",
-        "--out",
-        "d",
-        "--kubeconfig",
-        "k",
-    ])
-    .unwrap();
-    let Some(super::Command::IssueClientCertificate { out, name, lifetime }) = config.command else {
+    let config = parse(&["issue-client-certificate", "--out", "d", "--namespace", "n"]).unwrap();
+    let Some(super::Command::IssueClientCertificate {
+        out,
+        namespace,
+        name,
+        lifetime,
+    }) = config.command
+    else {
         panic!()
     };
     assert_eq!(
@@ -184,13 +168,9 @@ fn the_subcommand_for_client_certificates_reads_its_flags() {
         (Some("d"), "kube-scheduler", 365 * 86_400)
     );
     assert_eq!(
-        (
-            config.admission.namespace.as_deref(),
-            config.admission.authority.as_str()
-        ),
+        (namespace.as_deref(), config.admission.authority.as_str()),
         (Some("n"), "gpushare-scheduler-certificates")
     );
-    assert_eq!(config.kubeconfig.unwrap().to_str(), Some("k"));
 }
 
 #[test]

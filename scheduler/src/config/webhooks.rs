@@ -66,26 +66,13 @@ pub(super) struct WebhookArgs {
         value_name = "NAMESPACES"
     )]
     unrestricted_namespaces: Vec<String>,
-    /// Secret in which the scheduler creates and renews certificates, for the Services gpushare-webhook and gpushare-scheduler; without it
-    /// certificates come from files, if at all.
+    /// Secret in which the scheduler creates and renews certificates, for the Services gpushare-webhook and gpushare-scheduler. The extender
+    /// has them where other machines reach it and there is no --tls-dir.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
     /// Lifetime of these certificates, for organisations that limit it; they are renewed when a third of it is left.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = lifetime)]
     certificate_lifetime: Duration,
-    /// Serve the extender with these certificates too; filter, prioritize, preempt and bind then demand a client certificate of the same
-    /// authority.
-    #[arg(
-        long,
-        env = "GPUSHARE_TLS_FROM_SECRET",
-        requires = "certificate_secret",
-        conflicts_with = "tls_cert_file"
-    )]
-    tls_from_secret: bool,
-    /// Namespace of this replica's pod, of the Lease and of the Secret [default: that of the service account, or of the kubeconfig's
-    /// context].
-    #[arg(long, env = "GPUSHARE_NAMESPACE", value_name = "NAME", global = true)]
-    namespace: Option<String>,
 }
 
 /// A command that the process executes instead of serving.
@@ -96,6 +83,9 @@ pub enum Command {
         /// Folder to write to.
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
+        /// Namespace of the Secret [default: that of the kubeconfig's context].
+        #[arg(long)]
+        namespace: Option<String>,
         /// Name of the client.
         #[arg(long, default_value = "kube-scheduler")]
         name: String,
@@ -136,15 +126,19 @@ pub struct Admission {
     pub webhooks: Option<Webhooks>,
     /// The certificates that the scheduler creates itself, if it does.
     pub certificates: Option<Certificates>,
-    /// The value of --namespace, if it is given.
-    pub namespace: Option<String>,
     /// Name of the Secret with the authority that issues client certificates.
     pub authority: String,
 }
 
 impl WebhookArgs {
-    /// The checked settings. `tls` are the certificate files of the extender, which the webhooks use too.
-    pub(super) fn admission(self, names: ResourceNames, tls: Option<&TlsFiles>) -> anyhow::Result<Admission> {
+    /// The checked settings. `tls` are the certificate files of the extender, which the webhooks use too; `needs_tls` is true if other
+    /// machines reach the extender.
+    pub(super) fn admission(
+        self,
+        names: ResourceNames,
+        tls: Option<&TlsFiles>,
+        needs_tls: bool,
+    ) -> anyhow::Result<Admission> {
         let client_ca = self.webhook_client_ca_file;
         // The clients of webhooks are API servers, whose authority need not be that of kube-scheduler.
         let files = tls.map(|files| TlsFiles {
@@ -153,7 +147,7 @@ impl WebhookArgs {
         });
         if self.webhook_listen.is_some() && self.certificate_secret.is_none() && files.is_none() {
             bail!(
-                "--webhook-listen needs --certificate-secret, or --tls-cert-file and --tls-key-file: the API server calls webhooks over TLS only"
+                "--webhook-listen needs --certificate-secret, or --tls-dir: the API server calls webhooks over TLS only"
             );
         }
         let authority = self
@@ -172,7 +166,7 @@ impl WebhookArgs {
         let certificates = self.certificate_secret.map(|secret| Certificates {
             secret,
             lifetime: self.certificate_lifetime,
-            for_extender: self.tls_from_secret,
+            for_extender: needs_tls && tls.is_none(),
         });
         let rules = Rules {
             names,
@@ -186,7 +180,6 @@ impl WebhookArgs {
             rules,
             webhooks,
             certificates,
-            namespace: self.namespace,
             authority,
         })
     }

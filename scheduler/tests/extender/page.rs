@@ -50,7 +50,7 @@ async fn files(page: &Router) -> BTreeMap<String, String> {
         if files.contains_key(&path) {
             continue;
         }
-        let (status, headers, text) = get(page, &format!("/{path}"), "localhost:12347").await;
+        let (status, headers, text) = get(page, &format!("/{path}"), "localhost:12346").await;
         assert_eq!(status, StatusCode::OK, "{path}");
         assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff", "{path}");
         for name in references(&text, &["src=\"", "href=\"", "from '", "import '"]) {
@@ -76,7 +76,7 @@ async fn every_file_that_a_file_names_is_served_and_all_are_small() {
 async fn nothing_comes_from_elsewhere_and_no_text_becomes_markup() {
     let world = World::new();
     let page = page_of(&world, false);
-    let (_, headers, html) = get(&page, "/", "127.0.0.1:12347").await;
+    let (_, headers, html) = get(&page, "/", "127.0.0.1:12346").await;
     let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
     for part in [
         "default-src 'none';",
@@ -104,10 +104,10 @@ async fn nothing_comes_from_elsewhere_and_no_text_becomes_markup() {
 async fn the_page_lets_in_the_clients_of_the_read_api() {
     let world = World::new();
     let local = page_of(&world, false);
-    let (status, _, state) = get(&local, "/v1/state", "127.0.0.1:12347").await;
+    let (status, _, state) = get(&local, "/v1/state", "127.0.0.1:12346").await;
     assert_eq!((status, state.starts_with('{')), (StatusCode::OK, true));
     for path in ["/", "/page.js", "/v1/state"] {
-        let (status, headers, _) = get(&local, path, "evil.example:12347").await;
+        let (status, headers, _) = get(&local, path, "evil.example:12346").await;
         assert_eq!(status, StatusCode::MISDIRECTED_REQUEST, "{path}");
         assert!(headers.contains_key(header::CONTENT_SECURITY_POLICY), "{path}");
     }

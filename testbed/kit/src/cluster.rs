@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use std::time::Duration;
@@ -126,7 +126,7 @@ pub struct LocalCluster {
     /// The address of the scheduler's probes and metrics.
     health_address: SocketAddr,
     /// The address of the scheduler's page and read API.
-    page_address: SocketAddr,
+    read_address: SocketAddr,
     webhooks: Option<InstalledWebhooks>,
     deploy: PathBuf,
     dir: TempDir,
@@ -176,19 +176,23 @@ impl LocalCluster {
             None => None,
         };
         let (scheduler_address, health_address) = (free_address()?, free_address()?);
-        let (read_address, page_address) = (free_address()?, free_address()?);
+        let read_address = free_address()?;
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
+        // With webhooks the extender serves TLS, as it does on addresses that other machines reach.
+        let listen = match &webhooks {
+            Some(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), scheduler_address.port()),
+            None => scheduler_address,
+        };
         let mut invocation = Invocation::new(
             "gpushare-scheduler",
             scheduler_path.clone(),
             dir.path(),
             "scheduler",
         )
-        .flag("--listen", &scheduler_address)
+        .flag("--listen", &listen)
         .flag("--health-listen", &health_address)
         .flag("--read-listen", &read_address)
-        .flag("--page-listen", &page_address)
-        .flag("--kubeconfig", &kubeconfig.display())
+        .kubeconfig(&kubeconfig)
         .args(spec.scheduler_args);
         if let Some(webhooks) = &webhooks {
             invocation = invocation.args(webhooks.args());
@@ -225,7 +229,7 @@ impl LocalCluster {
             binaries,
             scheduler_address,
             health_address,
-            page_address,
+            read_address,
             webhooks,
             deploy: spec.deploy,
             dir,
@@ -251,8 +255,8 @@ impl LocalCluster {
     }
 
     /// The address of the scheduler's page and read API.
-    pub fn page_address(&self) -> SocketAddr {
-        self.page_address
+    pub fn read_address(&self) -> SocketAddr {
+        self.read_address
     }
 
     /// Waits until `GET /readyz` of the scheduler is 200.

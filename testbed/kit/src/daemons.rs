@@ -273,6 +273,8 @@ pub struct Invocation {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
+    /// The kubeconfig by which it reaches the API server, if it needs one.
+    pub kubeconfig: Option<PathBuf>,
     /// The file that its output is appended to.
     pub log: PathBuf,
 }
@@ -284,6 +286,7 @@ impl Invocation {
             name: name.into(),
             program,
             args: Vec::new(),
+            kubeconfig: None,
             log: dir.join(format!("{file}.log")),
         }
     }
@@ -299,6 +302,13 @@ impl Invocation {
     #[must_use]
     pub fn flag(self, flag: &str, value: &(impl ToString + ?Sized)) -> Self {
         self.args([flag.to_owned(), value.to_string()])
+    }
+
+    /// With the account of a kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(mut self, path: impl Into<PathBuf>) -> Self {
+        self.kubeconfig = Some(path.into());
+        self
     }
 
     /// The value of a flag.
@@ -348,6 +358,7 @@ impl Daemon {
         let mut command = Command::new(&invocation.program);
         command
             .args(&invocation.args)
+            .envs(invocation.kubeconfig.iter().map(|path| ("KUBECONFIG", path)))
             .stdin(Stdio::null())
             .kill_on_drop(true);
         // One file for both, so that the lines are in the order in which they were written.
@@ -555,13 +566,7 @@ mod tests {
     use super::*;
 
     fn shell(dir: &Path, script: &str) -> Invocation {
-        let args = vec!["-c".to_owned(), script.to_owned()];
-        Invocation {
-            name: "daemon".to_owned(),
-            program: "/bin/sh".into(),
-            args,
-            log: dir.join("log"),
-        }
+        Invocation::new("daemon", "/bin/sh".into(), dir, "daemon").args(["-c", script])
     }
 
     fn is_alive(pid: u32) -> bool {
@@ -620,7 +625,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let daemon =
             Daemon::start(shell(dir.path(), "while :; do echo .; done"), &Crashes::default()).unwrap();
-        let length = || std::fs::metadata(dir.path().join("log")).unwrap().len();
+        let length = || std::fs::metadata(dir.path().join("daemon.log")).unwrap().len();
         for _ in 0..20 {
             daemon.pause().await.unwrap();
             let before = length();

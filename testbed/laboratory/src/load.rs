@@ -126,7 +126,7 @@ impl Rig {
         let kubeconfig = user_kubeconfig(&api, dir.path(), SCHEDULER_USER, &[])?;
         let invocation = Invocation::new("gpushare-scheduler", program, dir.path(), "scheduler")
             .flag("--listen", &address)
-            .flag("--kubeconfig", &kubeconfig.display())
+            .kubeconfig(kubeconfig)
             // At the default level a log line for each request would be measured too.
             .flag("--log-level", "warn")
             .args(flags.iter().copied());

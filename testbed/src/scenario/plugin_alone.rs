@@ -49,7 +49,7 @@ const FOLLOWED: Duration = Duration::from_secs(8);
 /// Time for which nothing must change.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Longest time until a plugin that hangs has ended: `--hang-timeout`, and a margin for slow machines.
+/// Longest time until a plugin that hangs has ended: its limit, and a margin for slow machines.
 const HUNG: Duration = Duration::from_secs(20);
 
 fn offers_all(kubelet: &Kubelet) -> bool {

@@ -263,11 +263,8 @@ impl Running {
             .map(|free| free.local_addr().unwrap());
         let child = SCHEDULER
             .command()
-            .args([
-                format!("--listen={address}"),
-                format!("--health-listen={health}"),
-                format!("--kubeconfig={}", kubeconfig.display()),
-            ])
+            .args([format!("--listen={address}"), format!("--health-listen={health}")])
+            .env("KUBECONFIG", &kubeconfig)
             .stderr(Stdio::null())
             .spawn()
             .unwrap();

@@ -274,9 +274,7 @@ fn cert_manager_issues_the_certificate_instead_of_the_scheduler() {
         );
     }
     let container = container(&objects);
-    assert!(
-        flag(&container, "--certificate-secret").is_none() && flag(&container, "--tls-cert-file").is_some()
-    );
+    assert!(flag(&container, "--certificate-secret").is_none() && flag(&container, "--tls-dir").is_some());
     let before = Rbac::of(&render("base")).unwrap();
     let without_secrets = before
         .granted(ACCOUNT)

@@ -103,7 +103,12 @@ fn the_scheduler_is_not_root_and_needs_client_certificates() {
         (&json!(true), &json!(65532))
     );
     let args = texts(&container(deployment, SCHEDULER.name)["args"]);
-    assert!(args.contains(&"--tls-from-secret"), "{args:?}");
+    for flag in [
+        "--listen=0.0.0.0:12345",
+        "--certificate-secret=gpushare-scheduler-certificates",
+    ] {
+        assert!(args.contains(&flag), "{args:?}");
+    }
 }
 
 /// For users with an authority of their own: every file comes from the Secret that the script and cert-manager fill.
@@ -113,13 +118,7 @@ fn certificates_from_files_replace_the_scheduler_s_own() {
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let args = texts(&container(deployment, SCHEDULER.name)["args"]);
     SCHEDULER.accepts(&args).unwrap();
-    for flag in ["--tls-cert-file=", "--tls-key-file=", "--client-ca-file="] {
-        let file = args
-            .iter()
-            .find_map(|arg| arg.strip_prefix(flag))
-            .unwrap_or_else(|| panic!("{flag} is missing"));
-        assert!(file.starts_with("/etc/gpushare/tls/"), "{file}");
-    }
+    assert!(args.contains(&"--tls-dir=/etc/gpushare/tls"), "{args:?}");
     let secret = pod(deployment)["volumes"][0]["secret"]["secretName"]
         .as_str()
         .unwrap();
@@ -173,9 +172,8 @@ fn the_read_api_and_the_page_listen_on_loopback_only(
     let objects = render(folder);
     let deployment = find(&objects, "Deployment", SCHEDULER.name);
     let args = texts(&container(deployment, SCHEDULER.name)["args"]);
-    for flag in ["--read-listen=127.0.0.1:", "--page-listen=127.0.0.1:"] {
-        assert!(args.iter().any(|arg| arg.starts_with(flag)), "{args:?}");
-    }
+    let listen = args.iter().find_map(|arg| arg.strip_prefix("--read-listen="));
+    assert_eq!(listen, Some("127.0.0.1:12346"));
 }
 
 /// kubelet shows no certificate, and reaches the pod's address only.

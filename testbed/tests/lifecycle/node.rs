@@ -198,7 +198,7 @@ async fn the_plugin_follows_added_lost_and_replaced_gpus() -> Result<()> {
 
 /// An answer of the scheduler's read API.
 async fn read<T: DeserializeOwned>(cluster: &LocalCluster, path: &str) -> Result<T> {
-    let url = format!("http://{}/v1/{path}", cluster.page_address());
+    let url = format!("http://{}/v1/{path}", cluster.read_address());
     let (_, body) = HttpClient::new().get(&url).await?;
     Ok(serde_json::from_slice(&body)?)
 }

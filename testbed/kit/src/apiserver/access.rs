@@ -165,10 +165,15 @@ impl Audit {
 /// The text of a kubeconfig file.
 pub(crate) fn kubeconfig(url: &str, user: &str, token: Option<&str>) -> String {
     let credentials = token.map_or_else(|| json!({}), |token| json!({"token": token}));
+    // A service account works in its own namespace, as a pod's does.
+    let namespace = user
+        .strip_prefix("system:serviceaccount:")
+        .and_then(|account| account.split(':').next());
+    let namespace = namespace.unwrap_or("default");
     let config: Value = json!({
         "apiVersion": "v1", "kind": "Config", "preferences": {}, "current-context": "testbed",
         "clusters": [{"name": "testbed", "cluster": {"server": url}}],
-        "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": user, "namespace": "default"}}],
+        "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": user, "namespace": namespace}}],
         "users": [{"name": user, "user": credentials}],
     });
     // JSON is YAML, and every client reads it.

@@ -408,7 +408,7 @@ fn plugin_invocation(
             &format!("{},{}", below("etc-cdi"), below("cdi")),
         )
         .flag("--host-root", &below("root"))
-        .flag("--kubeconfig", &kubeconfig.display())
+        .kubeconfig(kubeconfig)
         .flag("--health-listen", &metrics);
     if spec.runtime != RuntimeSpec::Plain {
         invocation = invocation.flag("--nri-socket", &below("nri.sock"));

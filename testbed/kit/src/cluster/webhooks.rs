@@ -75,13 +75,12 @@ impl InstalledWebhooks {
         let pairs = [
             ("--webhook-listen", listen.as_str()),
             ("--certificate-secret", SECRET),
-            ("--namespace", NAMESPACE),
             ("--certificate-lifetime", self.lifetime),
         ];
         let pairs = pairs
             .into_iter()
             .flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
-        pairs.chain(["--tls-from-secret".to_owned()]).collect()
+        pairs.collect()
     }
 
     /// Issues kube-scheduler's client certificate, as `attach/kube-scheduler/certificates.sh` does; waits until
@@ -94,9 +93,8 @@ impl InstalledWebhooks {
                     .arg("issue-client-certificate")
                     .arg("--out")
                     .arg(&self.folder)
-                    .arg("--kubeconfig")
-                    .arg(kubeconfig);
-                command.args(["--certificate-secret", SECRET, "--namespace", NAMESPACE]);
+                    .env("KUBECONFIG", kubeconfig);
+                command.args(["--certificate-secret", SECRET]);
                 let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
                 if output.status.success() {
                     return anyhow::Ok(());

@@ -174,7 +174,7 @@ async fn soak(console: &Console, args: &SoakArgs) -> Result<Vec<Course>> {
         NamespacePods::of(cluster.client(), "default"),
         Duration::from_secs(1) / args.pods_per_second,
     ));
-    let page = format!("http://{}/v1", cluster.page_address());
+    let page = format!("http://{}/v1", cluster.read_address());
     for _ in 0..N_PAGES {
         load.spawn(follow(format!("{page}/changes")));
     }

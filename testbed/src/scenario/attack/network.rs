@@ -86,7 +86,7 @@ async fn connections_flooded(world: &mut World) -> Result<()> {
 async fn followers_flooded(world: &mut World) -> Result<()> {
     let target = Target::of(world.cluster()?)?;
     let (memory, lines) = (target.memory()?, target.log_lines()?);
-    let page = [target.page];
+    let page = [target.read_api];
     let flood = flood(&page, N_FOLLOWERS, |_| {
         Some("GET /v1/changes HTTP/1.1\r\nhost: localhost\r\n\r\n")
     });

@@ -24,8 +24,7 @@ pub(super) struct Target<'a> {
     pub(super) extender: SocketAddr,
     pub(super) webhooks: SocketAddr,
     pub(super) health: SocketAddr,
-    read_api: SocketAddr,
-    pub(super) page: SocketAddr,
+    pub(super) read_api: SocketAddr,
 }
 
 impl<'a> Target<'a> {
@@ -43,19 +42,12 @@ impl<'a> Target<'a> {
             webhooks: address("--webhook-listen")?,
             health: address("--health-listen")?,
             read_api: address("--read-listen")?,
-            page: address("--page-listen")?,
         })
     }
 
     /// The addresses of all listeners.
-    pub(super) fn listeners(&self) -> [SocketAddr; 5] {
-        [
-            self.extender,
-            self.webhooks,
-            self.health,
-            self.read_api,
-            self.page,
-        ]
+    pub(super) fn listeners(&self) -> [SocketAddr; 4] {
+        [self.extender, self.webhooks, self.health, self.read_api]
     }
 
     /// Sets the most files that the process may have open, and can allow itself.
@@ -97,7 +89,7 @@ impl<'a> Target<'a> {
     pub(super) async fn check_answers(&self) -> Result<()> {
         let client = HttpClient::new();
         expect_ok("probe", client.get(&format!("http://{}/healthz", self.health))).await?;
-        expect_ok("state", client.get(&format!("http://{}/v1/state", self.page))).await?;
+        expect_ok("state", client.get(&format!("http://{}/v1/state", self.read_api))).await?;
         let pod = json!({
             "metadata": {"name": "asked", "namespace": "default", "uid": "asked"},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "1"}}}]},
