@@ -22,7 +22,6 @@ use crate::output::{Colour, Screen};
 use crate::read_api::{ReadApiClient, SCHEDULER, is_ready};
 pub(crate) use facts::AskedReplica;
 use facts::InstallationFacts;
-pub(crate) use node_checks::PLUGIN;
 
 /// The kinds whose objects are listed in the whole cluster, each after the path of its API group.
 const CLUSTER_LISTS: [(&str, &str); 10] = [

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Pod;
+use proto::plugin_reports::PLUGIN_SELECTOR;
 use serde::Serialize;
 
 use crate::connection::ClusterConnection;
-use crate::doctor::{PLUGIN, replicas};
+use crate::doctor::replicas;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::fields::image_tag;
 use crate::format::count;
@@ -73,7 +74,7 @@ impl Versions {
     /// Reads the tags of the device plugins' images.
     async fn add_device_plugins(&mut self, connection: &ClusterConnection) {
         let namespace = connection.args.gpushare_namespace.as_str();
-        let pods: Vec<Pod> = match connection.list(Some(namespace), Some(PLUGIN)).await {
+        let pods: Vec<Pod> = match connection.list(Some(namespace), Some(PLUGIN_SELECTOR)).await {
             Ok(pods) => pods,
             Err(failure) => return self.unknown.push(format!("device plugins: {failure}")),
         };

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::device::ENFORCEMENT;
 use proto::node::CONDITION_SHARING_READY;
+use proto::plugin_reports::{PLUGIN_NAMES, PLUGIN_SELECTOR};
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::GPU_MEM;
 use scheduler::read_api::node_findings;
@@ -24,9 +25,6 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
 ];
 
-/// The label selector of the device plugin's pods.
-pub(crate) const PLUGIN: &str = "app.kubernetes.io/name=gpushare-device-plugin";
-
 /// The nodes that are labelled for sharing. A node without the label may have shared its GPUs once; only nodes with
 /// the label should now.
 fn labelled_nodes(facts: &InstallationFacts) -> Result<Vec<&Value>, String> {
@@ -43,7 +41,9 @@ fn plugin_log(facts: &InstallationFacts, node: &str) -> String {
     match on_node.next() {
         Some(pod) => format!("`kubectl -n {namespace} logs {}`", name(pod)),
         None => {
-            format!("`kubectl -n {namespace} get pods -l {PLUGIN} --field-selector spec.nodeName={node}`")
+            format!(
+                "`kubectl -n {namespace} get pods -l '{PLUGIN_SELECTOR}' --field-selector spec.nodeName={node}`"
+            )
         }
     }
 }
@@ -51,7 +51,7 @@ fn plugin_log(facts: &InstallationFacts, node: &str) -> String {
 /// Returns true for a pod of the installation's device plugin.
 fn is_plugin(facts: &InstallationFacts, pod: &Value) -> bool {
     text(pod, "/metadata/namespace") == facts.namespace
-        && label(pod, "app.kubernetes.io/name") == "gpushare-device-plugin"
+        && PLUGIN_NAMES.contains(&label(pod, "app.kubernetes.io/name"))
 }
 
 /// The remedy where no node is labelled: the command for the only node, or for one that the user chooses.
@@ -81,7 +81,7 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
                 object,
                 "it is labelled for sharing, and no pod of the device plugin is on it",
                 format!(
-                    "see `kubectl -n {} describe daemonset/gpushare-device-plugin`: taints of the node that it does not tolerate, quota, or \
+                    "see `kubectl -n {} describe daemonsets`: taints of the node that it does not tolerate, quota, or \
                      the DaemonSet is missing",
                     facts.namespace
                 ),
@@ -298,7 +298,7 @@ pub(super) fn memory_units(facts: &InstallationFacts, report: &mut CheckReport) 
                 format!("node {}", name(node)),
                 format!("it serves {GPU_MEM} and does not say how much a unit is"),
                 format!(
-                    "restart its device plugin: `kubectl -n {} delete pods -l {PLUGIN} --field-selector spec.nodeName={}`; the old plugin of \
+                    "restart its device plugin: `kubectl -n {} delete pods -l '{PLUGIN_SELECTOR}' --field-selector spec.nodeName={}`; the old plugin of \
                      another project may serve the resource",
                     facts.namespace,
                     name(node)

@@ -272,6 +272,23 @@ fn planted_faults(#[case] check: &str, #[case] plant: fn(&mut InstallationFacts)
     assert!(bad.iter().all(has_remedy), "{bad:?}");
 }
 
+/// A node with the variant of the plugin that serves whole GPUs was reported as one without a plugin.
+#[test]
+fn the_plugin_of_whole_gpus_is_a_device_plugin() {
+    let mut facts = sound();
+    let name = "/metadata/labels/app.kubernetes.io~1name";
+    set(
+        list(&mut facts, "pods"),
+        name,
+        json!("gpushare-device-plugin-whole-gpus"),
+    );
+    assert!(
+        findings(&facts)
+            .iter()
+            .all(|finding| finding.severity == Severity::Ok)
+    );
+}
+
 /// The digests of two images always differ.
 #[rstest]
 #[case::digests(

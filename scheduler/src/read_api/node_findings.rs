@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use proto::plugin_reports::PLUGIN_SELECTOR;
 use proto::read_api::{Finding, Holder, Node, Severity};
 
 /// The commands that delete these pods, at most three; without names, the command that shows the pods of the cluster.
@@ -22,7 +23,7 @@ fn delete_commands(holders: &[Holder]) -> String {
 /// The arguments by which kubectl finds the device plugin's pod on a node, in any namespace.
 fn plugin_pods(node: &Node) -> String {
     format!(
-        "pods -A -l app.kubernetes.io/name=gpushare-device-plugin --field-selector spec.nodeName={}",
+        "pods -A -l '{PLUGIN_SELECTOR}' --field-selector spec.nodeName={}",
         node.name
     )
 }

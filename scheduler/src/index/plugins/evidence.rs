@@ -3,16 +3,13 @@
 use std::net::SocketAddr;
 
 use k8s_openapi::jiff::Timestamp;
-use proto::plugin_reports::PluginState;
+use proto::plugin_reports::{PLUGIN_NAMES, PluginState};
 use proto::pod::Pod;
 
 use super::Away;
 
 /// The label of the plugin's pods.
 const LABEL: &str = "app.kubernetes.io/name";
-
-/// The values of the label in the shipped manifests: the plugin, and the variant that advertises whole GPUs.
-const NAMES: [&str; 2] = ["gpushare-device-plugin", "gpushare-device-plugin-whole-gpus"];
 
 /// The name of the port at which the plugin serves its metrics, as shipped.
 const METRICS_PORT: &str = "health";
@@ -55,7 +52,7 @@ impl PluginPod {
     pub(super) fn of(pod: &Pod, list: u32) -> Option<(&str, Self)> {
         let node = pod.spec.node_name.as_deref()?;
         let name = pod.metadata.labels.as_ref()?.get(LABEL)?;
-        if !NAMES.contains(&name.as_str()) {
+        if !PLUGIN_NAMES.contains(&name.as_str()) {
             return None;
         }
         let mut owners = pod.metadata.owner_references.iter().flatten();
