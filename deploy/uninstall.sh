@@ -23,8 +23,12 @@ webhooks=mutatingwebhookconfigurations.admissionregistration.k8s.io,validatingwe
 devices=devices.scheduling.koordinator.sh
 
 is_forced=no
-when=unused
-if [ "${1:-}" = --force ]; then is_forced=yes; when=now; shift; fi
+now=
+if [ "${1:-}" = --force ]; then
+    is_forced=yes
+    now=', {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--now"}'
+    shift
+fi
 for node; do case $node in -*) usage ;; esac; done
 nodes=$*
 if [ -n "$nodes" ]; then kubectl get nodes $nodes -o name >/dev/null; fi
@@ -73,7 +77,7 @@ if [ -z "$nodes" ]; then
     fi
 fi
 if [ -n "$used" ]; then
-    # The plugin's pod with another flag, on the nodes with the other value of the label.
+    # The plugin's pod with a command, on the nodes with the other value of the label.
     kubectl -n "$namespace" get daemonset gpushare-device-plugin -o json |
         kubectl patch --local -f - --type=json -o json -p '[
             {"op": "replace", "path": "/metadata", "value": {"name": "gpushare-uninstall", "namespace": "'"$namespace"'",
@@ -83,7 +87,7 @@ if [ -n "$used" ]; then
                 {"app.kubernetes.io/name": "gpushare-uninstall", "app.kubernetes.io/part-of": "gpushare"}},
             {"op": "add", "path": "/spec/template/spec/nodeSelector", "value": {"kubernetes.io/os": "linux", "gpushare": "uninstall"}},
             {"op": "add", "path": "/spec/template/spec/affinity", "value": {}},
-            {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--uninstall='$when'"}]' |
+            {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "uninstall"}'"$now"']' |
         kubectl apply -f -
     echo "Cleaning" $used
     kubectl label node $used gpushare=uninstall --overwrite

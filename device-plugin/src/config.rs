@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use daemon::process::ProcessArgs;
 use proto::admission::UNRESTRICTED_NAMESPACES;
 use proto::memory_unit::MemoryUnit;
@@ -24,7 +24,6 @@ use crate::inject::hami_core::HamiCore;
 use crate::inject::own_container::OwnContainer;
 use crate::inject::settings::NodeSettings;
 use crate::publish::node_overrides::OverrideFiles;
-use crate::publish::uninstall::UninstallWhen;
 use crate::start::{OnMismatch, OnUnplaced};
 
 use values::{dra_drivers, gpu_memory, memory_resource, node_name, partition_policy};
@@ -46,7 +45,12 @@ const QUIET_PROBES: u32 = 6;
     clippy::struct_excessive_bools,
     reason = "one for each flag without a value, independent of the others"
 )]
-#[command(name = "gpushare-device-plugin", version, max_term_width = 120)]
+#[command(
+    name = "gpushare-device-plugin",
+    version,
+    max_term_width = 120,
+    disable_help_subcommand = true
+)]
 pub struct Config {
     /// Name of the Node object of this machine
     #[arg(long, env = "NODE_NAME", value_parser = node_name)]
@@ -253,19 +257,27 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
     pub evict_from_sick_devices: bool,
 
-    /// Only list to kubelet the devices that kubelet remembers, from a boot until the plugin's pod serves. For a service of the
-    /// host: without it, kubelet fails the pods that hold devices before the plugin's own pod can run
-    #[arg(long, env = "GPUSHARE_AT_BOOT", conflicts_with = "uninstall")]
-    pub at_boot: bool,
-
-    /// Remove everything that the plugin has written on this node and into its Node, instead of serving devices: once no pod holds
-    /// a device (unused), or at once (now)
-    #[arg(long, env = "GPUSHARE_UNINSTALL", value_enum, value_name = "unused|now")]
-    pub uninstall: Option<UninstallWhen>,
-
     /// The flags that every daemon has
     #[command(flatten)]
     pub process: ProcessArgs,
+
+    /// The work of the process, if it does not serve devices.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// The commands of the plugin, after its flags; without one it serves devices.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum Command {
+    /// Lists to kubelet the devices that kubelet remembers, from a boot until the plugin's pod serves. For a service of the host:
+    /// without it, kubelet fails the pods that hold devices before the plugin's own pod can run
+    AtBoot,
+    /// Removes everything that the plugin has written on this node and into its Node, once no pod holds a device
+    Uninstall {
+        /// Although pods hold devices: a container that starts again gets no device any more
+        #[arg(long)]
+        now: bool,
+    },
 }
 
 impl Config {

@@ -3,7 +3,7 @@
 //! Both daemons start in the same phases: *state* (values that the parts share, and the metrics), *health* (probes and metrics are
 //! served), *watches*, *tasks*, *servers*, *farewell* (the part that has to end in order after SIGTERM).
 //!
-//! A process with `--uninstall` or `--at-boot` does something else instead of serving devices. No other module knows all parts.
+//! A process with a [`Command`] does something else instead of serving devices. No other module knows all parts.
 
 mod advertise;
 mod devices;
@@ -23,7 +23,7 @@ use daemon::process::Process;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Mutex, mpsc, watch};
 
-use crate::config::{Config, VendorServer};
+use crate::config::{Command, Config, VendorServer};
 use crate::devices::extended_resource::{ExtendedResource, Registrations};
 use crate::devices::fleet::watch::Correction;
 use crate::inject::cdi::readers::Readers;
@@ -63,9 +63,9 @@ use tasks::boot_id;
 /// # Errors
 /// The daemon cannot start, or a task has ended.
 pub async fn run(config: Config, process: Process) -> anyhow::Result<()> {
-    match config.uninstall {
-        Some(when) => uninstall::run(config, when, process).await,
-        None if config.at_boot => list_after_boot(&config, process).await,
+    match config.command {
+        Some(Command::Uninstall { now }) => uninstall::run(config, now, process).await,
+        Some(Command::AtBoot) => list_after_boot(&config, process).await,
         None => serve_devices(config, process).await,
     }
 }
@@ -78,7 +78,7 @@ async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()
         process.signal,
     )
     .await
-    .context("--at-boot: pods that hold devices may fail")
+    .context("at-boot: pods that hold devices may fail")
 }
 
 /// Refuses flags that contradict each other, before anything is started.

@@ -1,5 +1,5 @@
 //! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels, amounts and the condition of
-//! the Node object. A process with `--uninstall` does this instead of serving devices.
+//! the Node object. A process with the command `uninstall` does this instead of serving devices.
 //!
 //! The Device object and the label by which the operator selected the node stay: the plugin has the right to remove neither.
 
@@ -48,15 +48,6 @@ const OWN_RESOURCES: [ExtendedResource; 4] = [
 
 /// The error of each removal of a file.
 const FILES: &str = "cannot remove files of the plugin";
-
-/// The time of the removal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum UninstallWhen {
-    /// Once no pod of the node holds a device
-    Unused,
-    /// At once: a container that starts again gets no device any more
-    Now,
-}
 
 /// The pods that hold devices of this node, or may get some.
 pub fn holders(pods: &NodePods) -> Vec<String> {
@@ -112,8 +103,8 @@ fn add_removals(patch: &mut Map<String, Value>, field: &str, keys: &[&str]) {
 /// Removes everything that a plugin has written on its node.
 #[derive(Debug)]
 pub struct Removal {
-    /// The time of the removal.
-    pub when: UninstallWhen,
+    /// True to remove everything although pods hold devices.
+    pub now: bool,
     /// The API server's nodes.
     pub nodes: Api<Node>,
     /// This node.
@@ -157,7 +148,7 @@ impl Removal {
     /// Something is left.
     pub async fn attempt(&self) -> anyhow::Result<()> {
         // Before anything is removed: a pod that restarts needs its CDI spec.
-        if self.when == UninstallWhen::Unused {
+        if !self.now {
             let pods = self.pods.borrow();
             ensure!(pods.is_synced(), "the pods of this node are not known yet");
             let holders = holders(&pods);

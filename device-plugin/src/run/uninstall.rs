@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::node::pods::NodePods;
-use crate::publish::uninstall::{Removal, UninstallWhen};
+use crate::publish::uninstall::Removal;
 
 use super::tasks;
 
@@ -18,7 +18,7 @@ use super::tasks;
 ///
 /// # Errors
 /// The process cannot start, or a task has ended.
-pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Process) -> anyhow::Result<()> {
+pub(super) async fn run(config: Config, now: bool, mut process: Process) -> anyhow::Result<()> {
     let (removed, is_removed) = watch::channel(false);
     let readiness = move || check(*is_removed.borrow());
     let routes = health::router(readiness, MetricsText::new(Registry::default()));
@@ -28,7 +28,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Proces
     tasks::watch_pods(&mut process.tasks, &config, &connection, pods);
     let node = tasks::watch_own_node(&mut process.tasks, &config, &connection);
     let removal = Removal {
-        when,
+        now,
         nodes: Api::all(connection.client),
         node_name: config.node_name.clone(),
         names: config.resource_names(),
@@ -38,7 +38,7 @@ pub(super) async fn run(config: Config, when: UninstallWhen, mut process: Proces
         node,
     };
     process.tasks.spawn("removal", removal.run(removed));
-    // No farewell: the pod may be deleted before everything is removed, and the next process with `--uninstall` on this node
+    // No farewell: the pod may be deleted before everything is removed, and the next process with `uninstall` on this node
     // removes what is left.
     process.serve_until_signal(std::future::ready(())).await
 }

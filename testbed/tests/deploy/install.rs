@@ -1,7 +1,6 @@
 //! The scripts that install, change and uninstall: what they make `kubectl` do, which here is a script that answers from files.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Output};
 
 use rstest::rstest;
@@ -384,7 +383,7 @@ fn the_boot_service_of_the_host_runs_the_plugin() {
     DEVICE_PLUGIN
         .accepts(&args.iter().map(String::as_str).collect::<Vec<_>>())
         .unwrap();
-    assert!(args.contains(&"--at-boot".to_owned()) && unit.contains("\nBefore=kubelet.service\n"));
+    assert!(args.contains(&"at-boot".to_owned()) && unit.contains("\nBefore=kubelet.service\n"));
 }
 
 /// The script changes the plugin's `DaemonSet` by paths, which have to be there.
@@ -404,5 +403,10 @@ fn the_daemon_set_has_the_fields_that_the_script_changes() {
             "{path}"
         );
     }
-    assert!(script.contains("--uninstall='$when'") && Path::new(&deploy().join("uninstall.sh")).exists());
+    for arg in ["uninstall", "--now"] {
+        assert!(script.contains(&format!("\"value\": \"{arg}\"")), "{arg}");
+    }
+    DEVICE_PLUGIN
+        .accepts(&["--node-name=node", "uninstall", "--now"])
+        .unwrap();
 }

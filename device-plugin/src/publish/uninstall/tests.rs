@@ -89,13 +89,13 @@ struct Scene {
 
 impl Scene {
     /// A node as a plugin leaves it that has ended just now.
-    fn new(when: UninstallWhen) -> Self {
+    fn new(now: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let (pods, pods_seen) = watch::channel(pods([]));
         let (node, node_seen) = watch::channel(Some(used()));
         let removal = Removal {
-            when,
+            now,
             nodes: Api::all(Client::new(service, "default")),
             node_name: "n1".to_owned(),
             names: ExtendedResourceNames::default(),
@@ -178,7 +178,7 @@ fn dir_of(scene: &Scene, file: &str) -> PathBuf {
 
 #[tokio::test]
 async fn extended_resources_are_removed_last_as_kubelet_writes_them_again() {
-    let mut scene = Scene::new(UninstallWhen::Unused);
+    let mut scene = Scene::new(false);
     let (outcome, lines) = scene.attempt().await;
     assert_eq!(
         outcome,
@@ -213,7 +213,7 @@ async fn extended_resources_are_removed_last_as_kubelet_writes_them_again() {
 
 #[tokio::test]
 async fn uninstall_waits_until_no_pod_holds_devices() {
-    let mut scene = Scene::new(UninstallWhen::Unused);
+    let mut scene = Scene::new(false);
     let all = scene.files();
     scene.pods.send_replace(NodePods::default());
     assert_eq!(scene.attempt().await.0, "the pods of this node are not known yet");
@@ -227,13 +227,13 @@ async fn uninstall_waits_until_no_pod_holds_devices() {
         "{outcome}"
     );
     assert_eq!((lines, scene.files()), (Vec::new(), all));
-    scene.removal.when = UninstallWhen::Now;
+    scene.removal.now = true;
     assert_eq!(scene.attempt().await.1.len(), 2);
 }
 
 #[tokio::test]
 async fn uninstall_waits_until_the_plugin_has_ended() {
-    let mut scene = Scene::new(UninstallWhen::Now);
+    let mut scene = Scene::new(true);
     let socket = dir_of(&scene, ExtendedResource::Shared.socket());
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let (outcome, lines) = scene.attempt().await;
