@@ -24,11 +24,11 @@ use crate::inject::hami_core::HamiCore;
 use crate::inject::own_container::OwnContainer;
 use crate::inject::settings::NodeSettings;
 use crate::publish::node_overrides::OverrideFiles;
-use crate::start::{OnMismatch, OnUnplaced};
+use crate::start::OnUnplaced;
 
 use values::{dra_drivers, gpu_memory, memory_resource, node_name, partition_policy};
 
-pub use values::{Inject, InventoryKind, ReservedMemory, VendorResource, VendorServer};
+pub use values::{EvictionReason, Inject, InventoryKind, ReservedMemory, VendorResource, VendorServer};
 
 /// Longest wait of a call from kubelet for its pod to arrive by the watch.
 const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
@@ -236,9 +236,15 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_RUNTIME_CLASS", value_name = "NAME")]
     pub runtime_class: Option<String>,
 
-    /// Reaction to a pod whose containers would see other devices than its record names
-    #[arg(long, env = "GPUSHARE_ON_MISMATCH", default_value = "refuse", value_enum)]
-    pub on_mismatch: OnMismatch,
+    /// Reasons to evict pods, separated by commas; the plugin's role must allow it
+    #[arg(
+        long,
+        env = "GPUSHARE_EVICT",
+        value_enum,
+        value_delimiter = ',',
+        value_name = "REASONS"
+    )]
+    pub evict: Vec<EvictionReason>,
 
     /// Reaction to a pod that gpushare-scheduler did not place
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
@@ -252,10 +258,6 @@ pub struct Config {
     /// Critical errors of the driver (XIDs) after which a GPU stays unhealthy until it has been reset or an operator clears it
     #[arg(long, env = "GPUSHARE_RESET_XIDS", default_value_t = Xids::of_resets(), value_name = "XIDS")]
     pub reset_xids: Xids,
-
-    /// Evict pods from a device that has been unhealthy for a minute; the plugin's role must allow it
-    #[arg(long, env = "GPUSHARE_EVICT_FROM_SICK_DEVICES")]
-    pub evict_from_sick_devices: bool,
 
     /// The flags that every daemon has
     #[command(flatten)]

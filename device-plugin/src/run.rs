@@ -23,7 +23,7 @@ use daemon::process::Process;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Mutex, mpsc, watch};
 
-use crate::config::{Command, Config, VendorServer};
+use crate::config::{Command, Config, EvictionReason, VendorServer};
 use crate::devices::extended_resource::{ExtendedResource, Registrations};
 use crate::devices::fleet::watch::Correction;
 use crate::inject::cdi::readers::Readers;
@@ -242,7 +242,7 @@ impl Plugin {
         let context = StartContext {
             node: Arc::clone(&self.node),
             client: self.connection.client.clone(),
-            on_mismatch: self.config.on_mismatch,
+            evicts_mismatched: self.config.evict.contains(&EvictionReason::Mismatch),
             unplaced: self.config.unplaced,
             swaps: Arc::new(Mutex::new(swaps)),
             recorder: self.recorder.clone(),
@@ -293,7 +293,7 @@ impl Plugin {
             pods: self.node.pods.clone(),
             recorder: self.recorder.clone(),
             client: self.connection.client.clone(),
-            evicts: self.config.evict_from_sick_devices,
+            evicts: self.config.evict.contains(&EvictionReason::Unhealthy),
         };
         self.spawn("pods on unhealthy devices", reaction.run());
     }

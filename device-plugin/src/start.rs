@@ -60,15 +60,6 @@ const CHECK_LIMIT: Duration = Duration::from_secs(8);
 /// Delay before kubelet's state is read again when it was not conclusive yet.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The reaction to a pod whose containers see other devices than its record names, for as long as it lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum OnMismatch {
-    /// Block the start of its containers.
-    Refuse,
-    /// Evict it, so that its controller creates another pod.
-    Evict,
-}
-
 /// The reaction to a pod that the scheduler did not place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnUnplaced {
@@ -86,8 +77,8 @@ pub struct StartContext {
     pub node: Arc<NodeState>,
     /// Writes pods' annotations and evicts pods.
     pub client: Client,
-    /// The operator's reaction to pods that see other devices than their records name.
-    pub on_mismatch: OnMismatch,
+    /// True to evict pods that would see other devices than their records name for as long as they live.
+    pub evicts_mismatched: bool,
     /// The operator's reaction to pods that the scheduler did not place.
     pub unplaced: OnUnplaced,
     /// The records in this node's Device object. Locked while a start is decided, so that two starts do not count on the same
@@ -321,7 +312,7 @@ impl StartChecker {
         recorder.warn(&pod, blocked.event_reason(), one_line(blocked));
         if blocked.is_final() {
             self.metrics().count(Outcome::Impossible);
-            if self.context.on_mismatch == OnMismatch::Evict {
+            if self.context.evicts_mismatched {
                 self.context.evict(&pod).await;
             }
         }

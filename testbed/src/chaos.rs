@@ -98,7 +98,7 @@ impl PluginMode {
             Self::Cdi | Self::NodeKinds => &[],
             // In this mode the plugin cannot correct a running pod's environment: without eviction a wrong pod would be held for
             // ever.
-            Self::Envvar => &["--on-mismatch", "evict"],
+            Self::Envvar => &["--evict", "mismatch"],
         };
         more.iter().map(|arg| (*arg).to_owned()).collect()
     }

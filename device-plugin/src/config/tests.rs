@@ -35,6 +35,7 @@ fn the_default_settings() {
 #[case::no_slots(&["--slots", "0"], "--slots")]
 #[case::inventory(&["--inventory", "nvlm"], "write nvml, or file:")]
 #[case::file_without_path(&["--inventory", "file:"], "write nvml, or file:")]
+#[case::eviction_reason(&["--evict", "mismatch,sick"], "possible values: mismatch, unhealthy")]
 #[case::xids(&["--application-xids", "13,x"], r#""x" is not an XID"#)]
 #[case::resource_without_domain(&["--memory-resource", "gpu-mem"], "not of the form domain/name")]
 #[case::resource_of_kubernetes(&["--memory-resource", "kubernetes.io/gpu-mem"], "belongs to Kubernetes")]

@@ -108,6 +108,15 @@ pub(super) fn partition_policy(text: &str) -> Result<GpuPartitionPolicy, String>
     }
 }
 
+/// A reason for which the plugin evicts a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EvictionReason {
+    /// Its containers would see other devices than its record names; otherwise they do not start
+    Mismatch,
+    /// A device of it has been unhealthy for a minute
+    Unhealthy,
+}
+
 /// The injection mode, as written on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Inject {

@@ -25,13 +25,13 @@ use crate::metrics::Outcome;
 use crate::node::kubelet_checkpoint::Allocated;
 use crate::node::pods::annotate::annotate;
 use crate::node::pods::{NodePod, NodePods, Placement, PodStage, PodUid, until_known};
+use crate::start::OnUnplaced;
 use crate::start::envvar::partners::{Verification, verify_or_swap};
 use crate::start::matching::AllocateLog;
 use crate::start::node_state::NodeState;
 use crate::start::swap::RecordSwaps;
 use crate::start::verify::container::StartingContainer;
 use crate::start::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, visible_to_pod};
-use crate::start::{OnMismatch, OnUnplaced};
 use daemon::api_server::one_line;
 
 use super::StartContext;
@@ -211,7 +211,7 @@ impl Reconciler {
         };
         let Some(record) = record else {
             self.report(pod, refusal.event_reason(), refusal.to_string());
-            if is_past_help && self.context.on_mismatch == OnMismatch::Evict {
+            if is_past_help && self.context.evicts_mismatched {
                 self.context.evict(pod).await;
             }
             return;

@@ -21,7 +21,7 @@ use device_plugin::node::pods::{NodePod, NodePods};
 use device_plugin::start::blocked::BlockedStarts;
 use device_plugin::start::node_state::NodeState;
 use device_plugin::start::swap::RecordSwaps;
-use device_plugin::start::{OnMismatch, OnUnplaced, StartChecker, StartContext};
+use device_plugin::start::{OnUnplaced, StartChecker, StartContext};
 use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
@@ -218,7 +218,7 @@ fn starts(node: Arc<NodeState>, pods: watch::Sender<NodePods>) -> Arc<StartCheck
     let context = StartContext {
         node,
         client: connection.client.clone(),
-        on_mismatch: OnMismatch::Refuse,
+        evicts_mismatched: false,
         unplaced: OnUnplaced::Refuse,
         swaps: Arc::new(Mutex::new(swaps)),
         recorder: recorder(&connection, "gpushare-device-plugin", Some("n1".to_owned())).0,

@@ -129,7 +129,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         // A wrong pod would wait for ever in this mode.
         plugin_args: match args.mode {
             InjectionMode::Cdi => Vec::new(),
-            InjectionMode::Envvar => vec!["--on-mismatch=evict".to_owned()],
+            InjectionMode::Envvar => vec!["--evict=mismatch".to_owned()],
         },
         // Pods of the last round may still be terminating when the next ones arrive.
         max_pods: args.pods + 10,
