@@ -250,14 +250,13 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
     pub unplaced: OnUnplaced,
 
-    /// Critical errors of the driver (XIDs) that an application causes: numbers separated by commas, all, or none. Each makes an
-    /// event on the pod that caused it if it is known, else on the node, and the GPU stays healthy
-    #[arg(long, env = "GPUSHARE_APPLICATION_XIDS", default_value_t = Xids::of_applications(), value_name = "XIDS")]
-    pub application_xids: Xids,
-
-    /// Critical errors of the driver (XIDs) after which a GPU stays unhealthy until it has been reset or an operator clears it
-    #[arg(long, env = "GPUSHARE_RESET_XIDS", default_value_t = Xids::of_resets(), value_name = "XIDS")]
-    pub reset_xids: Xids,
+    /// Classes of single critical errors of the driver (XIDs), or of all, separated by commas; the last entry for an XID counts. One
+    /// of an application makes an event on the pod that caused it if it is known, else on the node, and the GPU stays healthy (13,
+    /// 31, 43, 45, 68, 109 unless changed). After one of the class reset the GPU stays unhealthy until it has been reset or an
+    /// operator clears it (48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154 unless changed). After a critical one, which all others
+    /// are, it is unhealthy until it has been without trouble for a while
+    #[arg(long, env = "GPUSHARE_XIDS", value_name = "XID=application|reset|critical")]
+    pub xids: Option<Xids>,
 
     /// The flags that every daemon has
     #[command(flatten)]
@@ -362,8 +361,7 @@ impl Config {
     /// The rules by which devices become unhealthy and healthy again, from the flags about XIDs and probes.
     pub fn health_policy(&self) -> HealthPolicy {
         HealthPolicy {
-            application_xids: self.application_xids.clone(),
-            reset_xids: self.reset_xids.clone(),
+            xids: self.xids.clone().unwrap_or_default(),
             quiet: self.source().probe_interval() * QUIET_PROBES,
             ..HealthPolicy::default()
         }

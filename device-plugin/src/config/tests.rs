@@ -36,7 +36,7 @@ fn the_default_settings() {
 #[case::inventory(&["--inventory", "nvlm"], "write nvml, or file:")]
 #[case::file_without_path(&["--inventory", "file:"], "write nvml, or file:")]
 #[case::eviction_reason(&["--evict", "mismatch,sick"], "possible values: mismatch, unhealthy")]
-#[case::xids(&["--application-xids", "13,x"], r#""x" is not an XID"#)]
+#[case::xids(&["--xids", "13=reset,x"], r#""x" is not XID=CLASS"#)]
 #[case::resource_without_domain(&["--memory-resource", "gpu-mem"], "not of the form domain/name")]
 #[case::resource_of_kubernetes(&["--memory-resource", "kubernetes.io/gpu-mem"], "belongs to Kubernetes")]
 #[case::resource_in_node_status(&["--memory-resource", "koordinator.sh/gpu-memory"], "another meaning")]
@@ -117,7 +117,7 @@ proptest! {
     /// Every value is accepted or refused.
     #[test]
     fn no_value_panics(flag in 0..8_usize, value in "([a-z0-9.=/,_ -]{0,20}|\\PC{0,12}|-?[0-9]{1,22}(ms|s|m|h|Mi|Gi)?)", named in "[a-z./]{0,12}=(vendor|ours|ignore)") {
-        let flags = ["vendor-resource", "memory-unit", "memory-resource", "slots", "shared-devices", "reset-xids", "inventory", "log-level"];
+        let flags = ["vendor-resource", "memory-unit", "memory-resource", "slots", "shared-devices", "xids", "inventory", "log-level"];
         for value in [value, named] {
             let _ = parse(&[&format!("--{}={value}", flags[flag])]);
         }

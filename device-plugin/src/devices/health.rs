@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use crate::devices::inventory::{MIG, Observation, ObservationKind, PhysicalId};
 
-pub use xids::Xids;
+pub use xids::{XidClass, Xids};
 
 /// Longest time without trouble that relapses lead to, unless the policy itself asks for more.
 pub const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
@@ -109,10 +109,8 @@ pub struct HealthChange {
 /// The rules that an operator can set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthPolicy {
-    /// The critical XIDs that an application causes: they do not make a device unhealthy.
-    pub application_xids: Xids,
-    /// The critical XIDs after which a device needs a reset.
-    pub reset_xids: Xids,
+    /// The classes of critical XIDs.
+    pub xids: Xids,
     /// The number of probes in a row that an unhealthy device must answer.
     pub answers: NonZeroU32,
     /// The time that it must be without trouble, before the first relapse.
@@ -123,8 +121,7 @@ pub struct HealthPolicy {
 impl Default for HealthPolicy {
     fn default() -> Self {
         Self {
-            application_xids: Xids::of_applications(),
-            reset_xids: Xids::of_resets(),
+            xids: Xids::default(),
             answers: NonZeroU32::MIN.saturating_add(2),
             quiet: Duration::from_secs(60),
         }
@@ -135,7 +132,7 @@ impl HealthPolicy {
     /// Returns true if time does not heal a device with this trouble.
     fn needs_reset(&self, reason: HealthReason) -> bool {
         match reason {
-            HealthReason::Xid(xid) => self.reset_xids.contains(xid),
+            HealthReason::Xid(xid) => self.xids.class(xid) == XidClass::Reset,
             other => other == HealthReason::NeedsReset,
         }
     }
@@ -319,7 +316,8 @@ impl Health {
         };
         let uuid = observation.device.clone()?;
         // No pod of this plugin runs on a device that it does not know.
-        let is_fault = self.devices.contains_key(&uuid) && self.policy.application_xids.contains(xid);
+        let is_fault =
+            self.devices.contains_key(&uuid) && self.policy.xids.class(xid) == XidClass::Application;
         is_fault.then_some(ApplicationFault { uuid, xid })
     }
 
@@ -340,7 +338,9 @@ impl Health {
                 }
                 return state.record_answer(&self.policy, device, now);
             }
-            ObservationKind::Xid(xid) if self.policy.application_xids.contains(*xid) => return None,
+            ObservationKind::Xid(xid) if self.policy.xids.class(*xid) == XidClass::Application => {
+                return None;
+            }
             ObservationKind::Xid(xid) => (
                 HealthReason::Xid(*xid),
                 format!("the driver reported critical error XID {xid}"),

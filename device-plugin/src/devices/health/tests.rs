@@ -310,7 +310,9 @@ fn model(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Opti
 /// after the quiet time. Answers count from the moment at which no reset is needed.
 fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Option<HealthReason> {
     let reason = |kind: &ObservationKind| match kind {
-        ObservationKind::Xid(xid) if !policy.application_xids.contains(*xid) => Some(HealthReason::Xid(*xid)),
+        ObservationKind::Xid(xid) if policy.xids.class(*xid) != XidClass::Application => {
+            Some(HealthReason::Xid(*xid))
+        }
         ObservationKind::Lost => Some(HealthReason::Lost),
         ObservationKind::Failed(_) => Some(HealthReason::ProbeFailed),
         ObservationKind::MigMode => Some(HealthReason::MigMode),
@@ -319,7 +321,7 @@ fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)])
     };
     let last = history.iter().rposition(|(_, kind)| reason(kind).is_some())?;
     let asks = |kind: &ObservationKind| match reason(kind) {
-        Some(HealthReason::Xid(xid)) => policy.reset_xids.contains(xid),
+        Some(HealthReason::Xid(xid)) => policy.xids.class(xid) == XidClass::Reset,
         other => other == Some(HealthReason::NeedsReset),
     };
     let asked = history.iter().rposition(|(_, kind)| asks(kind));
@@ -385,11 +387,10 @@ proptest! {
         steps in prop::collection::vec((0..20_u64, prop::option::weighted(0.9, 0..3_usize), any_kind()), 0..80),
         answers in 1..4_u32,
         quiet in 0..40_u64,
-        of_applications in prop::sample::select(vec!["all", "none", "13,31"]),
+        xids in prop::sample::select(vec!["all=application", "all=critical,48=reset", "92=application"]),
     ) {
         let policy = HealthPolicy {
-            application_xids: of_applications.parse().unwrap(),
-            reset_xids: Xids::of_resets(),
+            xids: xids.parse().unwrap(),
             answers: NonZeroU32::new(answers).unwrap(),
             quiet: seconds(quiet),
         };

@@ -1,115 +1,141 @@
-//! Sets of XIDs.
+//! The class of each XID.
 
-use std::collections::BTreeSet;
-use std::fmt;
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// A set of critical XIDs, written as `13,31`, `all` or `none`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Xids {
-    /// All XIDs.
-    All,
-    /// The XIDs of a list.
-    List(BTreeSet<u64>),
+/// The XIDs that an application causes by its own fault, and that leave the device in order: graphics engine exception (13), memory
+/// page fault (31), stopped processing (43), preemptive cleanup (45), video processor exception (68) and compute preemption timeout
+/// (109).
+const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+
+/// The XIDs whose immediate action in NVIDIA's XID catalogue is to reset the GPU or to restart the machine, or that leave it to a
+/// diagnosis that ends so: double bit ECC error (48), micro-controller halt (62), failed row remapping (64), `NVLink` error (74),
+/// fallen off the bus (79), uncontained memory error (95), timeouts of the GSP (119, 120), unrecovered ECC error (140), GPU
+/// initialisation error (143) and a changed recovery action (154).
+const OF_RESETS: [u64; 11] = [48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154];
+
+/// The consequence of a critical error for its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XidClass {
+    /// None: an application is at fault.
+    Application,
+    /// It is unhealthy until it has been reset.
+    Reset,
+    /// It is unhealthy until it has been without trouble for a while.
+    Critical,
 }
 
-impl Xids {
-    /// The XIDs that an application causes by its own fault, and that leave the device in order: graphics engine exception
-    /// (13), memory page fault (31), stopped processing (43), preemptive cleanup (45), video processor exception (68) and
-    /// compute preemption timeout (109).
-    pub fn of_applications() -> Self {
-        Self::List(BTreeSet::from([13, 31, 43, 45, 68, 109]))
-    }
+/// The classes of all critical XIDs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Xids {
+    by_xid: BTreeMap<u64, XidClass>,
+    /// The class of the XIDs that are not in the map.
+    others: XidClass,
+}
 
-    /// The XIDs whose immediate action in NVIDIA's XID catalogue is to reset the GPU or to restart the machine, or that leave
-    /// it to a diagnosis that ends so: double bit ECC error (48), micro-controller halt (62), failed row remapping (64), `NVLink`
-    /// error (74), fallen off the bus (79), uncontained memory error (95), timeouts of the GSP (119, 120), unrecovered ECC error
-    /// (140), GPU initialisation error (143) and a changed recovery action (154).
-    pub fn of_resets() -> Self {
-        Self::List(BTreeSet::from([48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154]))
-    }
-
-    /// Returns true if the set includes this XID.
-    pub fn contains(&self, xid: u64) -> bool {
-        match self {
-            Self::All => true,
-            Self::List(xids) => xids.contains(&xid),
+/// The classes of NVIDIA's documentation.
+impl Default for Xids {
+    fn default() -> Self {
+        let mut by_xid = BTreeMap::new();
+        by_xid.extend(OF_APPLICATIONS.map(|xid| (xid, XidClass::Application)));
+        by_xid.extend(OF_RESETS.map(|xid| (xid, XidClass::Reset)));
+        Self {
+            by_xid,
+            others: XidClass::Critical,
         }
     }
 }
 
+impl Xids {
+    /// The class of an XID.
+    pub fn class(&self, xid: u64) -> XidClass {
+        self.by_xid.get(&xid).copied().unwrap_or(self.others)
+    }
+}
+
+/// The built-in classes, changed by entries such as `13=critical` or `all=application`, each of which counts before those in front
+/// of it.
 impl FromStr for Xids {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.trim() == "all" {
-            return Ok(Self::All);
-        }
-        let mut xids = BTreeSet::new();
-        if text.trim() == "none" {
-            return Ok(Self::List(xids));
-        }
+        let mut xids = Self::default();
         for entry in text.split(',') {
-            let xid = entry.trim().parse().map_err(|_| {
-                format!("{entry:?} is not an XID: expected numbers separated by commas, `all` or `none`")
+            let (xid, class) = parse_entry(entry).ok_or_else(|| {
+                format!("{entry:?} is not XID=CLASS: write a number or all, = and one of application, reset, critical")
             })?;
-            xids.insert(xid);
+            if let Some(xid) = xid {
+                xids.by_xid.insert(xid, class);
+            } else {
+                xids.by_xid.clear();
+                xids.others = class;
+            }
         }
-        Ok(Self::List(xids))
+        Ok(xids)
     }
 }
 
-impl fmt::Display for Xids {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All => f.write_str("all"),
-            Self::List(xids) if xids.is_empty() => f.write_str("none"),
-            Self::List(xids) => {
-                let texts: Vec<_> = xids.iter().map(u64::to_string).collect();
-                f.write_str(&texts.join(","))
-            }
-        }
+/// The XID of an entry, none for all, and its class.
+fn parse_entry(entry: &str) -> Option<(Option<u64>, XidClass)> {
+    let (xid, class) = entry.trim().split_once('=')?;
+    let class = match class {
+        "application" => XidClass::Application,
+        "reset" => XidClass::Reset,
+        "critical" => XidClass::Critical,
+        _ => return None,
+    };
+    match xid {
+        "all" => Some((None, class)),
+        xid => Some((Some(xid.parse().ok()?), class)),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
     use rstest::rstest;
 
+    use super::XidClass::{Application, Critical, Reset};
     use super::*;
 
     #[rstest]
-    #[case::word("13,foo", "foo")]
+    #[case::no_class("13", "13")]
+    #[case::unknown_class("13=reset,31=fatal", "31=fatal")]
+    #[case::word("foo=reset", "foo=reset")]
     #[case::empty("", "")]
-    #[case::trailing_comma("13,", "")]
-    #[case::negative("-1", "-1")]
-    #[case::all_in_a_list("13,all", "all")]
-    fn invalid_lists_of_xids_are_refused(#[case] text: &str, #[case] entry: &str) {
+    #[case::trailing_comma("13=reset,", "")]
+    #[case::negative("-1=reset", "-1=reset")]
+    fn invalid_classes_of_xids_are_refused(#[case] text: &str, #[case] entry: &str) {
         let error = text.parse::<Xids>().unwrap_err();
-        assert!(error.starts_with(&format!("{entry:?} is not an XID")), "{error}");
+        assert!(
+            error.starts_with(&format!("{entry:?} is not XID=CLASS")),
+            "{error}"
+        );
     }
 
     #[rstest]
-    #[case::application_fault("13,31,43,45,68,109", 31, true)]
-    #[case::not_listed("13,31", 79, false)]
-    #[case::spaces(" 13, 79 ", 79, true)]
-    #[case::all("all", 79, true)]
-    #[case::none("none", 13, false)]
-    fn lists_of_xids_are_read(#[case] text: &str, #[case] xid: u64, #[case] expected: bool) {
-        assert_eq!(text.parse::<Xids>().unwrap().contains(xid), expected);
+    #[case::one_more("92=application", &[(92, Application), (31, Application), (79, Reset), (94, Critical)])]
+    #[case::of_an_application_no_more("31=critical, 13=reset", &[(13, Reset), (31, Critical), (43, Application)])]
+    #[case::of_a_reset_no_more("79=critical", &[(79, Critical), (48, Reset)])]
+    #[case::all("all=application", &[(13, Application), (79, Application), (94, Application)])]
+    #[case::all_but_one("all=critical,48=reset", &[(13, Critical), (48, Reset), (79, Critical)])]
+    #[case::the_last_entry_counts("48=critical,48=application,13=reset,all=critical", &[(13, Critical), (48, Critical)])]
+    fn classes_of_single_xids_can_be_changed(#[case] text: &str, #[case] expected: &[(u64, XidClass)]) {
+        let xids: Xids = text.parse().unwrap();
+        for (xid, class) in expected {
+            assert_eq!(xids.class(*xid), *class, "{xid}");
+        }
     }
 
+    /// A user changes single XIDs of these lists.
     #[test]
-    fn the_default_is_the_list_of_application_xids() {
-        assert_eq!(Xids::of_applications().to_string(), "13,31,43,45,68,109");
-    }
-
-    proptest! {
-        #[test]
-        fn a_displayed_list_is_read_back(xids in prop::collection::btree_set(any::<u64>(), 0..6)) {
-            let ignored = Xids::List(xids);
-            prop_assert_eq!(ignored.to_string().parse::<Xids>().unwrap(), ignored);
+    fn the_help_text_lists_the_built_in_classes() {
+        use clap::CommandFactory;
+        let mut command = crate::config::Config::command();
+        let help = command.render_long_help().to_string();
+        for xids in [OF_APPLICATIONS.as_slice(), &OF_RESETS] {
+            let texts: Vec<String> = xids.iter().map(u64::to_string).collect();
+            let list = format!("({} unless changed)", texts.join(", "));
+            assert!(help.contains(&list), "{list}");
         }
     }
 }
