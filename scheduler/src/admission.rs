@@ -1,7 +1,7 @@
 //! The admission webhooks: [`Rules`] decides about pods and bindings, [`server`] speaks HTTP.
 //!
-//! Decisions are functions of the request, and of the cluster as far as it is known ([`KnownCluster`]). [`proto::request`] validates device requests for the webhooks and the filter alike, so both refuse with the same
-//! texts.
+//! Decisions are functions of the request, and of the cluster as far as watches have shown it. [`proto::request`]
+//! validates device requests for the webhooks and the filter alike, so both refuse with the same texts.
 
 mod binding;
 mod mutate;
@@ -17,7 +17,7 @@ use proto::resource::ResourceNames;
 use serde::Deserialize;
 use serde_json::Value;
 
-pub use binding::KnownCluster;
+use crate::index::{Index, Shared};
 
 /// The rules of both webhooks, as the administrator configured them.
 #[derive(Clone, Debug, Default)]
@@ -155,7 +155,7 @@ impl Rules {
     pub fn validate(
         &self,
         request: &AdmissionRequest,
-        cluster: &impl KnownCluster,
+        cluster: &Shared<Index>,
     ) -> Result<Verdict, Unreadable> {
         let about = (
             request.resource.group.as_str(),

@@ -11,14 +11,13 @@ use crate::check::{Violation, check};
 use crate::choice::admit::{ReserveError, admit, is_placement};
 use crate::choice::cost::WorkloadModel;
 use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
-use crate::choice::order::resource_scores;
 use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::{HostAmounts, HostLoad};
 use crate::data::holding::{Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
 use crate::data::inventory::{Inventory, InventoryProblem};
 use crate::data::misfit::Misfit;
-use crate::data::policy::{DevicePolicy, Policies, ResourceWeights, Score, ScoringStrategy};
+use crate::data::policy::{DevicePolicy, Policies, ResourceWeights, Score};
 use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::data::workload::{PodProfile, Workload};
@@ -292,26 +291,6 @@ impl Fleet {
             return Score::default();
         };
         score(node, request, policies, self.context(hints)).unwrap_or_default()
-    }
-
-    /// The score of a node by weighted resources: for each type of device that is requested 0 to 100, and 0 in all if there
-    /// is no room.
-    ///
-    /// Counts all healthy devices of a type together, and of the request what one device must have.
-    pub fn resource_score<'r>(
-        &self,
-        node: NodeId,
-        request: impl Into<NodeRequest<'r>>,
-        strategy: ScoringStrategy,
-        hints: Hints<'_>,
-    ) -> u32 {
-        let request = request.into();
-        match self.nodes.get(node) {
-            Some(node) if fit(node, request, hints).is_ok() => {
-                resource_scores(node, request, &self.weights, strategy, hints).fold(0, u32::saturating_add)
-            }
-            _ => 0,
-        }
     }
 
     /// Compares a request with every GPU of a node, by minor; empty if it takes no amounts of GPUs.

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use crate::choice::node_choice::{choose_devices, score};
-use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
 use crate::data::policy::{Policies, Score};
@@ -39,12 +38,6 @@ impl Trial {
         };
         self.copies.push(copy);
         Some(self.copies.len() - 1)
-    }
-
-    /// Returns true if a copy has this CPU and memory free, or its total is not known.
-    pub fn has_host_room(&self, copy: usize, amounts: HostAmounts) -> bool {
-        let free = self.copies.get(copy).map(|node| node.host.free());
-        free.is_some_and(|free| amounts.cpu_milli <= free.cpu_milli && amounts.memory <= free.memory)
     }
 
     /// The score of a copy for a request.

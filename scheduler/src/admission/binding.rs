@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 
 use proto::admission::{AdmissionRequest, Operation};
-use proto::pod::Pod;
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::Dialect;
 use serde::Deserialize;
@@ -15,33 +14,14 @@ use super::{Refusal, Rules, Unreadable, Verdict, read};
 use crate::accounting::{ParsedRequest, PodFacts};
 use crate::index::{Index, Shared};
 
-/// The cluster, as far as watches have shown it.
-pub trait KnownCluster {
-    /// The rule of the filter that a new pod breaks on every node, by the devices of the cluster; `None` if it breaks none, or
-    /// while not all nodes are known.
-    fn refusal(&self, pod: &Pod) -> Option<String>;
-
-    /// Returns true if the pod of this name requests device resources that this scheduler counts on the node; false for an unknown
-    /// pod.
-    fn asks(&self, namespace: &str, name: &str, node: &str) -> bool;
-}
-
-impl KnownCluster for Shared<Index> {
-    fn refusal(&self, pod: &Pod) -> Option<String> {
-        let index = self.read();
-        index.ready().ok()?;
-        let facts = PodFacts::of(pod, index.names())?;
-        let refusal = index.demand(pod.uid(), &facts).err()?;
-        Some(refusal.to_string())
-    }
-
-    fn asks(&self, namespace: &str, name: &str, node: &str) -> bool {
-        let index = self.read();
-        let is_counted = index.fleet().node_id(node).is_some();
-        let mut pods = index.pods_named(namespace, name);
-        // A pod and its successor may have one name for a moment.
-        pods.any(|(_, facts)| index.requests_devices(facts) && (is_counted || !asks_vendor(facts)))
-    }
+/// Returns true if the pod of this name requests device resources that this scheduler counts on the node; false for an unknown
+/// pod.
+pub(super) fn requests_devices(cluster: &Shared<Index>, namespace: &str, name: &str, node: &str) -> bool {
+    let index = cluster.read();
+    let is_counted = index.fleet().node_id(node).is_some();
+    let mut pods = index.pods_named(namespace, name);
+    // A pod and its successor may have one name for a moment.
+    pods.any(|(_, facts)| index.requests_devices(facts) && (is_counted || !asks_vendor(facts)))
 }
 
 /// Returns true if the pod requests whole GPUs by a vendor's resource: other schedulers may bind it to nodes that only the vendor's
@@ -79,7 +59,7 @@ struct BindingMetadata {
 pub(super) fn review(
     rules: &Rules,
     request: &AdmissionRequest,
-    cluster: &impl KnownCluster,
+    cluster: &Shared<Index>,
 ) -> Result<Verdict, Unreadable> {
     let (Some(binders), Operation::Create) = (&rules.binders, request.operation) else {
         return Ok(Verdict::ALLOWED);
@@ -105,7 +85,7 @@ pub(super) fn review(
     let brings_devices = metadata
         .annotations
         .is_some_and(|annotations| annotations.contains_key(DEVICE_ALLOCATED));
-    if !brings_devices && !cluster.asks(namespace, name, &target.name) {
+    if !brings_devices && !requests_devices(cluster, namespace, name, &target.name) {
         return Ok(Verdict::ALLOWED);
     }
     let message = format!(

@@ -7,26 +7,24 @@ mod properties;
 mod uncounted;
 mod validate;
 
+use std::time::Duration;
+
+use placement::Policies;
 use proto::admission::AdmissionRequest;
-use proto::pod::Pod;
+use proto::resource::ResourceNames;
 use serde_json::{Value, json};
 
-use super::{KnownCluster, Refusal, Rules, Verdict};
+use super::{Refusal, Rules, Verdict};
+use crate::index::{Index, Shared};
 
-/// Pods that ask for our resources, by namespace and name.
-struct PodsWithDevices(&'static [(&'static str, &'static str)]);
-
-impl KnownCluster for PodsWithDevices {
-    fn asks(&self, namespace: &str, name: &str, _node: &str) -> bool {
-        self.0.contains(&(namespace, name))
-    }
-
-    fn refusal(&self, _pod: &Pod) -> Option<String> {
-        None
-    }
+/// A cluster of which no watch has shown anything yet, so that requests alone decide.
+fn unseen() -> Shared<Index> {
+    Shared::new(Index::new(
+        ResourceNames::default(),
+        Policies::default(),
+        Duration::ZERO,
+    ))
 }
-
-const NO_DEVICES: PodsWithDevices = PodsWithDevices(&[]);
 
 fn request(
     operation: &str,
@@ -84,5 +82,5 @@ fn refusal(verdict: Verdict) -> String {
 }
 
 fn validated(rules: &Rules, request: &AdmissionRequest) -> Verdict {
-    rules.validate(request, &NO_DEVICES).unwrap()
+    rules.validate(request, &unseen()).unwrap()
 }

@@ -11,13 +11,15 @@ use serde::Deserialize;
 
 use super::requested_kinds::{RECORD, RequestedKinds, is_mirror};
 use super::visible_devices::{self, DeviceFields};
-use super::{KnownCluster, Refusal, Rules, Unreadable, Verdict, read, read_old};
+use super::{Refusal, Rules, Unreadable, Verdict, read, read_old};
+use crate::accounting::PodFacts;
+use crate::index::{Index, Shared};
 
 /// Decides about a request for a pod or its ephemeral containers.
 pub(super) fn review(
     rules: &Rules,
     request: &AdmissionRequest,
-    cluster: &impl KnownCluster,
+    cluster: &Shared<Index>,
 ) -> Result<Verdict, Unreadable> {
     if !request.resource.group.is_empty() || request.resource.resource != "pods" {
         return Ok(Verdict::ALLOWED);
@@ -34,7 +36,7 @@ pub(super) fn review(
 fn check_new(
     rules: &Rules,
     request: &AdmissionRequest,
-    cluster: &impl KnownCluster,
+    cluster: &Shared<Index>,
 ) -> Result<Verdict, Unreadable> {
     let pod: Pod = read(request)?;
     // kubelet runs the static pod whatever the answer is; a refusal would only hide it.
@@ -61,8 +63,18 @@ fn check_new(
     })
 }
 
+/// The rule of the filter that a new pod breaks on every node, by the devices of the cluster; `None` if it breaks none, or
+/// while not all nodes are known.
+fn cluster_refusal(cluster: &Shared<Index>, pod: &Pod) -> Option<String> {
+    let index = cluster.read();
+    index.ready().ok()?;
+    let facts = PodFacts::of(pod, index.names())?;
+    let refusal = index.demand(pod.uid(), &facts).err()?;
+    Some(refusal.to_string())
+}
+
 /// Checks the device requests and annotations of a new pod; returns the doubt about a valid request, if there is one.
-fn check_request(rules: &Rules, pod: &Pod, cluster: &impl KnownCluster) -> Result<Option<String>, Refusal> {
+fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Option<String>, Refusal> {
     let asked = PodRequest::read_new(pod, &rules.names)?;
     refuse_all_devices(rules, pod)?;
     for key in RECORD {
@@ -72,7 +84,7 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &impl KnownCluster) -> Resul
             )));
         }
     }
-    if let Some(refusal) = cluster.refusal(pod) {
+    if let Some(refusal) = cluster_refusal(cluster, pod) {
         return Err(Refusal::Invalid(refusal));
     }
     Ok(asked.and_then(|asked| asked.gpus?.warning()))

@@ -1,7 +1,8 @@
 //! Scores of nodes and devices, and the order in which devices are taken.
 
 use placement::{
-    DevicePolicy, Hints, NodeId, NodePolicy, Policies, ResourceUsage, ResourceWeights, ScoringStrategy,
+    DevicePolicy, Hints, NodeId, NodePolicy, Policies, RequestedGpus, ResourceUsage, ResourceWeights,
+    ScoringStrategy,
 };
 use proto::pod::Pod;
 use scheduler::accounting::PodFacts;
@@ -94,7 +95,12 @@ fn score_node(case: &Case<'_>) -> Outcome {
     let fleet = world.index.fleet();
     // A pod that asks for nothing, and a node of which nothing is known, have no points.
     let points = |(ask, node): (ResourceDemand<'_>, NodeId)| {
-        fleet.resource_score(node, ask.devices(), leaning(scoring).unwrap(), Hints::Ignore)
+        let asked = ask.devices();
+        let n_types = usize::from(asked.gpus != RequestedGpus::Nothing) + asked.others.len();
+        let mut evaluation = fleet.evaluation(asked, Hints::Ignore);
+        let score = evaluation.evaluate(node, policies(scoring)).unwrap_or_default();
+        // Each type of devices that is asked for has up to 100 points; millionths of them are rounded down.
+        (score.parts_per_million() * u32::try_from(n_types).unwrap()).div_ceil(10_000)
     };
     Outcome::equal(
         &json!(ask.zip(fleet.node_id(NODE)).map_or(0, points)),

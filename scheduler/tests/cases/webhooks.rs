@@ -2,28 +2,19 @@
 //!
 //! Reasons are this project's own words: they must name the resource and the value that Koordinator's words are about.
 
+use std::time::Duration;
+
 use clap::Parser;
+use placement::Policies;
 use proto::admission::AdmissionRequest;
-use proto::pod::Pod;
-use scheduler::admission::{KnownCluster, Refusal, Rules, Verdict};
+use proto::resource::ResourceNames;
+use scheduler::admission::{Refusal, Rules, Verdict};
 use scheduler::config::{Args, Config};
+use scheduler::index::{Index, Shared};
 use serde_json::{Value, json};
 
 use super::case::{Case, Outcome};
 use super::requests::{amounts, says_all_and_shared};
-
-/// The cases are decided without a cluster.
-struct NoCluster;
-
-impl KnownCluster for NoCluster {
-    fn asks(&self, _namespace: &str, _name: &str, _node: &str) -> bool {
-        false
-    }
-
-    fn refusal(&self, _pod: &Pod) -> Option<String> {
-        None
-    }
-}
 
 /// Koordinator's words for resources, longest first.
 const WORDS: &[(&str, &str)] = &[
@@ -152,8 +143,14 @@ pub(crate) fn mutated(pod: &Value, operation: &str) -> Result<Value, String> {
 }
 
 fn validated(pod: &Value, old: &Value, operation: &str) -> Result<(), String> {
+    // The cases are decided without a cluster: no watch has shown anything yet.
+    let index = Shared::new(Index::new(
+        ResourceNames::default(),
+        Policies::default(),
+        Duration::ZERO,
+    ));
     match Rules::default()
-        .validate(&request(operation, pod, old), &NoCluster)
+        .validate(&request(operation, pod, old), &index)
         .unwrap()
     {
         Verdict::Refused(refusal) => Err(words(refusal)),

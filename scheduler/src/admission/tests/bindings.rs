@@ -3,12 +3,31 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{PodsWithDevices, refusal, request};
-use crate::admission::{KnownCluster, Rules, Verdict};
-use crate::index::Shared;
+use super::{refusal, request};
+use crate::admission::binding::requests_devices;
+use crate::admission::{Rules, Verdict};
+use crate::index::{Index, Shared};
 use crate::offline;
 
-const WITH_DEVICES: PodsWithDevices = PodsWithDevices(&[("default", "p")]);
+/// An index with pods default/p, which requests units, and default/q, which requests nothing.
+fn cluster() -> Shared<Index> {
+    let pods = [("p", json!({"aliyun.com/gpu-mem": "1"})), ("q", json!({}))];
+    indexed(pods.into_iter().map(|(name, amounts)| pod(name, &amounts)))
+}
+
+/// An index with these pods and one node with a GPU.
+fn indexed(pods: impl Iterator<Item = Value>) -> Shared<Index> {
+    let device = json!({"metadata": {"name": "counted"}, "spec": {"devices": [{
+        "type": "gpu", "id": "GPU-0", "minor": 0, "health": true, "resources": {"koordinator.sh/gpu-memory": "16Gi"}}]}});
+    let node = json!({"metadata": {"name": "counted"}});
+    Shared::new(offline::index([node].into_iter(), [device].into_iter(), pods))
+}
+
+fn pod(name: &str, amounts: &Value) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": amounts}}]}})
+}
 
 fn rules() -> Rules {
     Rules {
@@ -37,7 +56,7 @@ fn the_own_scheduler_and_pods_without_devices_may_be_bound(
 ) {
     assert_eq!(
         rules()
-            .validate(&binding(user, pod, &annotations), &WITH_DEVICES)
+            .validate(&binding(user, pod, &annotations), &cluster())
             .unwrap(),
         Verdict::ALLOWED
     );
@@ -49,7 +68,7 @@ fn the_own_scheduler_and_pods_without_devices_may_be_bound(
 fn another_user_may_not_bind_a_pod_with_devices(#[case] pod: &str, #[case] annotations: Value) {
     let message = refusal(
         rules()
-            .validate(&binding("other", pod, &annotations), &WITH_DEVICES)
+            .validate(&binding("other", pod, &annotations), &cluster())
             .unwrap(),
     );
     assert_eq!(
@@ -61,12 +80,12 @@ fn another_user_may_not_bind_a_pod_with_devices(#[case] pod: &str, #[case] annot
     legacy.sub_resource.clear();
     legacy.name.clear();
     assert_eq!(
-        refusal(rules().validate(&legacy, &WITH_DEVICES).unwrap()),
+        refusal(rules().validate(&legacy, &cluster()).unwrap()),
         message,
         "by the other way to bind"
     );
     let off = Rules::default()
-        .validate(&binding("other", pod, &annotations), &WITH_DEVICES)
+        .validate(&binding("other", pod, &annotations), &cluster())
         .unwrap();
     assert_eq!(off, Verdict::ALLOWED, "the guard is off");
 }
@@ -82,23 +101,11 @@ fn the_index_recognises_pods_that_request_devices(
     #[case] where_counted: bool,
     #[case] elsewhere: bool,
 ) {
-    let pod = json!({
-        "metadata": {"name": "p", "namespace": "default", "uid": "u"},
-        "spec": {"containers": [{"name": "c", "resources": {"limits": amounts}}]}});
-    let device = json!({"metadata": {"name": "counted"}, "spec": {"devices": [{
-        "type": "gpu", "id": "GPU-0", "minor": 0, "health": true, "resources": {"koordinator.sh/gpu-memory": "16Gi"}}]}});
-    let node = json!({"metadata": {"name": "counted"}});
-    let index = Shared::new(offline::index(
-        [node].into_iter(),
-        [device].into_iter(),
-        [pod].into_iter(),
-    ));
+    let index = indexed([pod("p", &amounts)].into_iter());
+    let asks = |namespace, name, node| requests_devices(&index, namespace, name, node);
     assert_eq!(
-        (
-            index.asks("default", "p", "counted"),
-            index.asks("default", "p", "elsewhere")
-        ),
+        (asks("default", "p", "counted"), asks("default", "p", "elsewhere")),
         (where_counted, elsewhere)
     );
-    assert!(!index.asks("default", "q", "counted") && !index.asks("other", "p", "counted"));
+    assert!(!asks("default", "q", "counted") && !asks("other", "p", "counted"));
 }

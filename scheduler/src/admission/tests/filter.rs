@@ -8,7 +8,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::properties::{NAMES, pod as any_pod};
-use super::{NO_DEVICES, annotated, container, creation, pod, with};
+use super::{annotated, container, creation, pod, unseen, with};
 use crate::admission::{Refusal, Rules, Verdict};
 use crate::extender::{Extender, filter};
 use crate::offline;
@@ -50,7 +50,7 @@ fn filter_refusal(World(extender, _): &World, pod: &Value) -> Option<String> {
 }
 
 fn webhook_refusal(rules: &Rules, pod: &Value) -> Option<String> {
-    match rules.validate(&creation(pod), &NO_DEVICES).unwrap() {
+    match rules.validate(&creation(pod), &unseen()).unwrap() {
         Verdict::Refused(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
         Verdict::Allowed { .. } => None,
     }
@@ -153,7 +153,7 @@ fn some_namespaces_are_unrestricted(#[case] what: Value, #[case] always: bool) {
             ..creation(&pod)
         };
         assert_eq!(
-            rules().validate(&review, &NO_DEVICES).unwrap() != Verdict::ALLOWED,
+            rules().validate(&review, &unseen()).unwrap() != Verdict::ALLOWED,
             refused,
             "{namespace}"
         );
