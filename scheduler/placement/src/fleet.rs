@@ -96,7 +96,10 @@ impl Fleet {
         node: NodeId,
         placement: &Placement,
     ) -> Result<(), ReserveError> {
-        let target = self.nodes.get(node).ok_or(ReserveError::UnknownNode)?;
+        let target = self
+            .nodes
+            .get(node)
+            .ok_or_else(|| ReserveError("the node is gone".to_owned()))?;
         if let Some(current) = self
             .nodes
             .owners
@@ -109,9 +112,10 @@ impl Fleet {
             if is_same && current.name == target.name {
                 return Ok(());
             }
-            return Err(ReserveError::HoldsOther {
-                node: current.name.to_string(),
-            });
+            let node = &current.name;
+            return Err(ReserveError(format!(
+                "the pod already holds other shares on node {node}"
+            )));
         }
         admit(target, placement)?;
         // Counted at once: the watch shows the bound pod later, as a fact that takes the place of this decision.

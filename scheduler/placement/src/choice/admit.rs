@@ -3,103 +3,20 @@
 use std::collections::BTreeMap;
 
 use crate::choice::gpu_room::fit_whole;
-use crate::data::amounts::{Amounts, Dimension, Memory};
+use crate::data::amounts::{Amounts, Memory};
 use crate::data::constraints::widest_exclusion;
 use crate::data::device::Device;
 use crate::data::holding::{HeldPart, Hints, Holdings, Placement, Share};
-use crate::data::ident::{DeviceId, DeviceType, FunctionId, ResourceName};
+use crate::data::ident::{DeviceType, FunctionId};
 use crate::data::inventory::{GPUS, Inventory};
-use crate::data::reason::Reason;
 use crate::state::charges::gpu_charges;
 use crate::state::node::Node;
 use crate::state::occupancy::{Occupancy, permits};
 
 /// Why a placement cannot be reserved; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReserveError {
-    /// The node has gone since the choice was made.
-    #[error("the node is gone")]
-    UnknownNode,
-    /// The placement takes nothing, or computing power without memory.
-    #[error("the placement takes nothing")]
-    Empty,
-    /// The device has gone since the choice was made.
-    #[error("{kind} {id} is gone")]
-    UnknownDevice {
-        /// Its type.
-        kind: DeviceType,
-        /// The device.
-        id: DeviceId,
-    },
-    /// The device has become unhealthy since the choice was made.
-    #[error("{kind} {id} is unhealthy")]
-    Unhealthy {
-        /// Its type.
-        kind: DeviceType,
-        /// The device.
-        id: DeviceId,
-    },
-    /// Too few whole GPUs are left, or they are not separate from shared ones.
-    #[error("whole GPUs: {reason}")]
-    NoWhole {
-        /// The reason.
-        reason: Reason,
-    },
-    /// Two shares of one device.
-    #[error("{kind} {id} is chosen twice")]
-    SameDeviceTwice {
-        /// Its type.
-        kind: DeviceType,
-        /// The device.
-        id: DeviceId,
-    },
-    /// Too little of a GPU is free.
-    #[error("GPU {id} has too little {dimension} free: {free} for {needed}")]
-    NoRoom {
-        /// The GPU.
-        id: DeviceId,
-        /// The first dimension that is short.
-        dimension: Dimension,
-        /// The free amounts.
-        free: Amounts,
-        /// The amounts of the share.
-        needed: Amounts,
-    },
-    /// Too little of a named resource of a device is free.
-    #[error("{kind} {id} has too little {resource} free: {free} for {needed}")]
-    NoResource {
-        /// Its type.
-        kind: DeviceType,
-        /// The device.
-        id: DeviceId,
-        /// The first resource that is short.
-        resource: ResourceName,
-        /// The free amount.
-        free: u64,
-        /// The amount of the share.
-        needed: u64,
-    },
-    /// Another owner has exclusive use of a device, or uses one of which the placement would have exclusive use.
-    #[error("{kind} {id}: exclusive use does not allow it")]
-    Exclusive {
-        /// Its type.
-        kind: DeviceType,
-        /// The device.
-        id: DeviceId,
-    },
-    /// A virtual function is gone or held.
-    #[error("virtual function {function} is gone or taken")]
-    FunctionTaken {
-        /// The function.
-        function: FunctionId,
-    },
-    /// The owner holds something else.
-    #[error("the pod already holds other shares on node {node}")]
-    HoldsOther {
-        /// The node's name.
-        node: String,
-    },
-}
+#[error("{0}")]
+pub struct ReserveError(pub(crate) String);
 
 /// Checks that a node has room for a placement; hints do not count.
 pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveError> {
@@ -117,19 +34,20 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
     let lacks_memory =
         |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
     if is_empty || placement.gpus().any(lacks_memory) {
-        return Err(ReserveError::Empty);
+        return Err(ReserveError("the placement takes nothing".to_owned()));
     }
     // Binds may come long after the choice, so everything is checked again, and hints of other pods do not count.
     if *unknown_whole > 0 {
-        fit_whole(node, *unknown_whole, Hints::Ignore).map_err(|reason| ReserveError::NoWhole { reason })?;
+        fit_whole(node, *unknown_whole, Hints::Ignore)
+            .map_err(|reason| ReserveError(format!("whole GPUs: {reason}")))?;
     }
     for (at, share) in shares.iter().enumerate() {
         admit_share(node, share, *is_vendor)?;
         // Each share by itself may fit where both together do not.
         let mut earlier = shares.iter().take(at);
         if earlier.any(|other| (&other.kind, &other.id) == (&share.kind, &share.id)) {
-            let (kind, id) = (share.kind.clone(), share.id.clone());
-            return Err(ReserveError::SameDeviceTwice { kind, id });
+            let (kind, id) = (&share.kind, &share.id);
+            return Err(ReserveError(format!("{kind} {id} is chosen twice")));
         }
     }
     admit_by_rules(node, placement)
@@ -143,12 +61,10 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), Reserv
         .as_ref()
         .and_then(|inventory| inventory.device(kind, id));
     let Some((type_at, at, device)) = found else {
-        let (kind, id) = (kind.clone(), id.clone());
-        return Err(ReserveError::UnknownDevice { kind, id });
+        return Err(ReserveError(format!("{kind} {id} is gone")));
     };
     if !device.healthy {
-        let (kind, id) = (kind.clone(), id.clone());
-        return Err(ReserveError::Unhealthy { kind, id });
+        return Err(ReserveError(format!("{kind} {id} is unhealthy")));
     }
     if type_at == GPUS {
         return admit_share_of_gpu(node, at, device, share, is_vendor);
@@ -157,13 +73,9 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), Reserv
     for (resource, needed) in &share.resources {
         let free = free.and_then(|free| free.get(resource)).copied().unwrap_or(0);
         if *needed > free {
-            return Err(ReserveError::NoResource {
-                kind: kind.clone(),
-                id: id.clone(),
-                resource: resource.clone(),
-                free,
-                needed: *needed,
-            });
+            return Err(ReserveError(format!(
+                "{kind} {id} has too little {resource} free: {free} for {needed}"
+            )));
         }
     }
     Ok(())
@@ -190,12 +102,10 @@ fn admit_share_of_gpu(
         row.free
     };
     match share.amounts.lacking(free) {
-        Some(dimension) => Err(ReserveError::NoRoom {
-            id: gpu.id.clone(),
-            dimension,
-            free,
-            needed: share.amounts,
-        }),
+        Some(dimension) => Err(ReserveError(format!(
+            "GPU {} has too little {dimension} free: {free} for {}",
+            gpu.id, share.amounts
+        ))),
         None => Ok(()),
     }
 }
@@ -220,16 +130,20 @@ fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError
         let exclusion = widest_exclusion(&placement.exclusions, &share.kind);
         let (locations, uses) = (hardware.locations.of_type(type_at), occupancy.of_type(type_at));
         if !permits(exclusion, at, locations, uses) {
-            let (kind, id) = (share.kind.clone(), share.id.clone());
-            return Err(ReserveError::Exclusive { kind, id });
+            let (kind, id) = (&share.kind, &share.id);
+            return Err(ReserveError(format!(
+                "{kind} {id}: exclusive use does not allow it"
+            )));
         }
         for function in &share.functions {
             let mut known = device.attributes.all_functions();
             let exists = known.any(|known| known.id == function.id);
             let is_held = occupancy.functions_of(type_at).contains(&&function.id);
             if !exists || is_held || taken.contains(&&function.id) {
-                let function = function.id.clone();
-                return Err(ReserveError::FunctionTaken { function });
+                let function = &function.id;
+                return Err(ReserveError(format!(
+                    "virtual function {function} is gone or taken"
+                )));
             }
             // The shares of one placement must not have a function in common either.
             taken.push(&function.id);

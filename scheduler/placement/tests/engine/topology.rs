@@ -666,12 +666,10 @@ fn an_exclusive_switch_excludes_earlier_and_later_pods() {
         }],
         ..Placement::default()
     };
-    let id = fleet
-        .node_id("n")
-        .map(|id| fleet.reserve(&"late".into(), id, &late));
-    assert!(
-        matches!(id, Some(Err(placement::ReserveError::Exclusive { .. }))),
-        "{id:?}"
+    let reserved = fleet.reserve(&"late".into(), fleet.node_id("n").unwrap(), &late);
+    assert_eq!(
+        reserved.unwrap_err().to_string(),
+        "rdma nic1: exclusive use does not allow it"
     );
 }
 
@@ -728,13 +726,10 @@ fn a_count_of_two_takes_one_function_of_each_of_two_nics() {
         Ok(vec!["b1".to_owned(), "c1".to_owned()])
     );
     reserve(&mut fleet, "first", first.clone());
-    let id = fleet.node_id("n");
-    let again = id
-        .zip(first.ok())
-        .map(|(id, placement)| fleet.reserve(&"again".into(), id, &placement));
-    assert!(
-        matches!(again, Some(Err(placement::ReserveError::FunctionTaken { .. }))),
-        "{again:?}"
+    let again = fleet.reserve(&"again".into(), fleet.node_id("n").unwrap(), &first.unwrap());
+    assert_eq!(
+        again.unwrap_err().to_string(),
+        "virtual function b1 is gone or taken"
     );
     let of_a = Selector {
         requirements: vec![placement::Requirement {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use placement::{
     Device, DevicePolicy, DeviceRef, DeviceType, Fleet, HeldMemory, HeldPart, Hints, Holdings, Inventory,
-    Placement, Reason, RequestedGpus, RequestedMemory, ReserveError,
+    Placement, Reason, RequestedGpus, RequestedMemory,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -283,22 +283,18 @@ fn empty_and_partial_placements_are_not_reserved() {
     let choice = fleet
         .choose_devices(id, &ratio(50), DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
-    assert_eq!(
-        fleet.reserve(&"a".into(), id, &Placement::default()),
-        Err(ReserveError::Empty)
-    );
+    let error = fleet.reserve(&"a".into(), id, &Placement::default()).unwrap_err();
+    assert_eq!(error.to_string(), "the placement takes nothing");
     fleet.reserve(&"a".into(), id, &choice).unwrap();
     let whole = fleet
         .choose_devices(id, RequestedGpus::Whole(3), DevicePolicy::Binpack, Hints::Ignore)
         .unwrap();
     let mut taken = whole.clone();
     taken.shares[0].id = "n-0".into();
+    let error = fleet.reserve(&"v".into(), id, &taken).unwrap_err().to_string();
     assert!(
-        matches!(
-            fleet.reserve(&"v".into(), id, &taken),
-            Err(ReserveError::NoRoom { .. })
-        ),
-        "half of it is shared"
+        error.starts_with("GPU n-0 has too little memory free: "),
+        "half of it is shared: {error}"
     );
     fleet.set_inventory("n", inventory(4, false, &[]));
     let unknown = Placement {
@@ -306,12 +302,8 @@ fn empty_and_partial_placements_are_not_reserved() {
         unknown_whole: 1,
         ..whole
     };
-    assert_eq!(
-        fleet.reserve(&"v".into(), id, &unknown),
-        Err(ReserveError::NoWhole {
-            reason: Reason::Vendor
-        })
-    );
+    let error = fleet.reserve(&"v".into(), id, &unknown).unwrap_err();
+    assert_eq!(error.to_string(), format!("whole GPUs: {}", Reason::Vendor));
 }
 
 /// A step on a node where both kinds of pods come and go.
