@@ -15,7 +15,7 @@ use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::{HostAmounts, HostLoad};
 use crate::data::holding::{Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
-use crate::data::inventory::{Inventory, InventoryProblem};
+use crate::data::inventory::Inventory;
 use crate::data::misfit::Misfit;
 use crate::data::policy::{DevicePolicy, Policies, ResourceWeights, Score};
 use crate::data::reason::Reason;
@@ -55,7 +55,7 @@ impl Fleet {
     /// Sets a node's devices, and computes again what its holdings take of them.
     ///
     /// Devices that cannot be used are left out and reported.
-    pub fn set_inventory(&mut self, node: &str, mut inventory: Inventory) -> Vec<InventoryProblem> {
+    pub fn set_inventory(&mut self, node: &str, mut inventory: Inventory) -> Vec<String> {
         let problems = inventory.normalize();
         // The next model must know the GPU as well, or the node would have no value once it takes effect.
         if let Some(gpu) = inventory.model() {

@@ -210,8 +210,7 @@ impl Cluster {
         }
         match &state.report {
             Some(report) if report.inventory.has_devices() => {
-                let unusable = self.fleet.set_inventory(name, report.inventory.clone());
-                problems.extend(unusable.iter().map(ToString::to_string));
+                problems.extend(self.fleet.set_inventory(name, report.inventory.clone()));
             }
             // Without devices the holdings of pods stay as they are.
             _ => self.fleet.remove_inventory(name),

@@ -73,57 +73,6 @@ pub(crate) struct GpuModel {
     pub(crate) unit_bytes: Option<u64>,
 }
 
-/// A part of an inventory that cannot be used; the rest of it is.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InventoryProblem {
-    /// Two devices of one type with one ID; only the one with the lower minor is used.
-    #[error("{kind} {id} is listed twice; the one with minor {minor} is ignored")]
-    DuplicateId {
-        /// Its type.
-        kind: DeviceType,
-        /// The ID.
-        id: DeviceId,
-        /// Minor of the device that is ignored.
-        minor: u32,
-    },
-    /// Two devices of one type with one minor; only the one with the lower ID is used.
-    #[error("minor {minor} is listed twice; {kind} {id} is ignored")]
-    DuplicateMinor {
-        /// Its type.
-        kind: DeviceType,
-        /// ID of the device that is ignored.
-        id: DeviceId,
-        /// The minor.
-        minor: u32,
-    },
-    /// A GPU with no memory, or more than any GPU has.
-    #[error("GPU {id} has {memory_bytes} bytes of memory, which is not from 1 to 2^50; it is ignored")]
-    Memory {
-        /// The GPU, which is ignored.
-        id: DeviceId,
-        /// Its reported memory.
-        memory_bytes: u64,
-    },
-    /// A GPU with an absurd core percentage or number of slots.
-    #[error("GPU {id} has core {core} and {slots} slots, of which one is more than 2^20; it is ignored")]
-    Count {
-        /// The GPU, which is ignored.
-        id: DeviceId,
-        /// Its reported core percentage.
-        core: u32,
-        /// Its reported slots.
-        slots: u32,
-    },
-    /// A memory unit of no bytes, or larger than any GPU; treated as unknown.
-    #[error(
-        "a memory unit of {unit_bytes} bytes is not from 1 to 2^50; the node's units are taken to be unknown"
-    )]
-    Unit {
-        /// The reported unit.
-        unit_bytes: u64,
-    },
-}
-
 impl Inventory {
     /// Returns true if there is any device, usable or not.
     pub fn has_devices(&self) -> bool {
@@ -230,7 +179,7 @@ impl Inventory {
     }
 
     /// Orders devices by minor, and types by name; removes and reports those that cannot be used.
-    pub(crate) fn normalize(&mut self) -> Vec<InventoryProblem> {
+    pub(crate) fn normalize(&mut self) -> Vec<String> {
         let mut problems = remove_unusable(&DeviceType::Gpu, &mut self.gpus);
         if let Some(types) = &mut self.other_devices {
             for of_type in types.iter_mut() {
@@ -240,7 +189,9 @@ impl Inventory {
             types.sort_by(|a, b| a.kind.cmp(&b.kind));
         }
         if let Some(unit_bytes) = self.unit_bytes.filter(|unit| !is_possible_memory(*unit)) {
-            problems.push(InventoryProblem::Unit { unit_bytes });
+            problems.push(format!(
+                "a memory unit of {unit_bytes} bytes is not from 1 to 2^50; the node's units are taken to be unknown"
+            ));
             // Requests in bytes and percent are served nevertheless.
             self.unit_bytes = None;
         }
@@ -253,7 +204,7 @@ fn is_possible_memory(bytes: u64) -> bool {
 }
 
 /// Orders the devices of one type by minor and removes those that cannot be used.
-fn remove_unusable(kind: &DeviceType, devices: &mut Vec<Device>) -> Vec<InventoryProblem> {
+fn remove_unusable(kind: &DeviceType, devices: &mut Vec<Device>) -> Vec<String> {
     let mut problems = Vec::new();
     // Sorted by minor, then ID: of two devices with one minor the same one is kept, whatever the order of the report.
     devices.sort_by(|a, b| (a.minor, &a.id).cmp(&(b.minor, &b.id)));
@@ -274,14 +225,9 @@ fn remove_unusable(kind: &DeviceType, devices: &mut Vec<Device>) -> Vec<Inventor
 }
 
 /// The reason for which a device cannot be used.
-fn problem_of(
-    kind: &DeviceType,
-    device: &Device,
-    is_id_taken: bool,
-    is_minor_taken: bool,
-) -> Option<InventoryProblem> {
-    let (kind, id) = (kind.clone(), device.id.clone());
+fn problem_of(kind: &DeviceType, device: &Device, is_id_taken: bool, is_minor_taken: bool) -> Option<String> {
     let Device {
+        ref id,
         minor,
         memory_bytes,
         core,
@@ -289,14 +235,20 @@ fn problem_of(
         ..
     } = *device;
     // A GPU's own amounts come first: they are wrong whatever other devices the node lists.
-    if kind == DeviceType::Gpu && !is_possible_memory(memory_bytes) {
-        Some(InventoryProblem::Memory { id, memory_bytes })
-    } else if kind == DeviceType::Gpu && (core > MAX_COUNT || slots > MAX_COUNT) {
-        Some(InventoryProblem::Count { id, core, slots })
+    if *kind == DeviceType::Gpu && !is_possible_memory(memory_bytes) {
+        Some(format!(
+            "GPU {id} has {memory_bytes} bytes of memory, which is not from 1 to 2^50; it is ignored"
+        ))
+    } else if *kind == DeviceType::Gpu && (core > MAX_COUNT || slots > MAX_COUNT) {
+        Some(format!(
+            "GPU {id} has core {core} and {slots} slots, of which one is more than 2^20; it is ignored"
+        ))
     } else if is_id_taken {
-        Some(InventoryProblem::DuplicateId { kind, id, minor })
+        Some(format!(
+            "{kind} {id} is listed twice; the one with minor {minor} is ignored"
+        ))
     } else if is_minor_taken {
-        Some(InventoryProblem::DuplicateMinor { kind, id, minor })
+        Some(format!("minor {minor} is listed twice; {kind} {id} is ignored"))
     } else {
         None
     }

@@ -38,7 +38,7 @@ pub(crate) fn inventory(node: &str, mib: &[u64]) -> Inventory {
 /// A fleet of one node, `n`.
 pub(crate) fn one_node(mib: &[u64]) -> (Fleet, NodeId) {
     let mut fleet = Fleet::new();
-    assert_eq!(fleet.set_inventory("n", inventory("n", mib)), []);
+    assert!(fleet.set_inventory("n", inventory("n", mib)).is_empty());
     let id = fleet.node_id("n").unwrap();
     (fleet, id)
 }

@@ -55,7 +55,7 @@ impl Pair {
     fn take(&mut self, step: &Step) {
         match step {
             Step::Inventory(node, inventory) => {
-                assert_eq!(self.fleet.set_inventory(node, inventory.clone()), []);
+                assert!(self.fleet.set_inventory(node, inventory.clone()).is_empty());
                 self.model
                     .inventories
                     .insert((*node).to_owned(), inventory.clone());

@@ -64,7 +64,7 @@ fn eight_switches(nics: &[u32]) -> Inventory {
 
 pub(crate) fn fleet_of(inventory: Inventory) -> Fleet {
     let mut fleet = Fleet::new();
-    assert_eq!(fleet.set_inventory("n", inventory), []);
+    assert!(fleet.set_inventory("n", inventory).is_empty());
     fleet
 }
 

@@ -27,7 +27,11 @@ fn inventory(n: u32, serves_vendor: bool, apart: &[u32]) -> Inventory {
 
 fn fleet(serves_vendor: bool, apart: &[u32]) -> Fleet {
     let mut fleet = Fleet::new();
-    assert_eq!(fleet.set_inventory("n", inventory(4, serves_vendor, apart)), []);
+    assert!(
+        fleet
+            .set_inventory("n", inventory(4, serves_vendor, apart))
+            .is_empty()
+    );
     fleet
 }
 
