@@ -8,7 +8,7 @@ use crate::batch::evaluation::BatchEvaluation;
 use crate::batch::prewarm::Prewarm;
 #[cfg(any(test, feature = "check"))]
 use crate::check::{Violation, check};
-use crate::choice::admit::{ReserveError, admit, is_placement};
+use crate::choice::admit::{ReserveError, admit};
 use crate::choice::cost::WorkloadModel;
 use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
 use crate::choice::preempt::{Preemption, Victims, preempt};
@@ -85,11 +85,9 @@ impl Fleet {
 
     /// Reserves a placement. Hints of other owners do not count; the owner's own one is removed.
     ///
-    /// Reserving what the owner already holds changes nothing and succeeds.
-    ///
     /// # Errors
     /// If it would oversubscribe a device in any dimension, a device is unhealthy or gone, or the owner holds something
-    /// else.
+    /// already.
     pub fn reserve(
         &mut self,
         owner: &OwnerId,
@@ -106,12 +104,7 @@ impl Fleet {
             .get(owner)
             .and_then(|index| self.nodes.at(*index))
         {
-            // A retried bind of the same placement succeeds; anything else would move or double the pod.
-            let held = current.held_by(owner.as_str());
-            let is_same = held.is_some_and(|held| is_placement(target, &held.holdings, placement));
-            if is_same && current.name == target.name {
-                return Ok(());
-            }
+            // A second reservation would move or double the pod.
             let node = &current.name;
             return Err(ReserveError(format!(
                 "the pod already holds other shares on node {node}"

@@ -1,15 +1,12 @@
 //! Admission of a placement: the last check, right before a reservation, that there is still room for it.
 
-use std::collections::BTreeMap;
-
 use crate::choice::gpu_room::fit_whole;
 use crate::data::amounts::{Amounts, Memory};
 use crate::data::constraints::widest_exclusion;
 use crate::data::device::Device;
-use crate::data::holding::{HeldPart, Hints, Holdings, Placement, Share};
-use crate::data::ident::{DeviceType, FunctionId};
-use crate::data::inventory::{GPUS, Inventory};
-use crate::state::charges::gpu_charges;
+use crate::data::holding::{Hints, Placement, Share};
+use crate::data::ident::FunctionId;
+use crate::data::inventory::GPUS;
 use crate::state::node::Node;
 use crate::state::occupancy::{Occupancy, permits};
 
@@ -150,43 +147,4 @@ fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError
         }
     }
     Ok(())
-}
-
-/// Returns true if holdings are, beyond doubt, those of the placement.
-pub(crate) fn is_placement(node: &Node, holdings: &Holdings, placement: &Placement) -> bool {
-    let expected = Holdings::from(placement);
-    if *holdings == expected {
-        return true;
-    }
-    let Some(inventory) = &node.inventory else {
-        return false;
-    };
-    if !other_parts(holdings).eq(other_parts(&expected)) || holdings.unknown_whole != expected.unknown_whole {
-        return false;
-    }
-    // A watch may state in units, or by minor, what the placement states in bytes and by UUID.
-    match (
-        gpus_for_certain(inventory, holdings),
-        gpus_for_certain(inventory, &expected),
-    ) {
-        (Some(held), Some(chosen)) => held == chosen,
-        _ => false,
-    }
-}
-
-/// The parts of holdings that are of other devices than GPUs.
-fn other_parts(holdings: &Holdings) -> impl Iterator<Item = &HeldPart> {
-    holdings.parts.iter().filter(|part| part.kind != DeviceType::Gpu)
-}
-
-/// The amounts held of each GPU by its index; `None` if one is doubtful, is gone, or is held twice.
-fn gpus_for_certain(inventory: &Inventory, holdings: &Holdings) -> Option<BTreeMap<usize, Amounts>> {
-    let mut amounts = BTreeMap::new();
-    for charge in gpu_charges(inventory, holdings) {
-        if charge.suspect || amounts.insert(charge.device, charge.amounts).is_some() {
-            return None;
-        }
-    }
-    let gpu_parts = holdings.parts.iter().filter(|part| part.kind == DeviceType::Gpu);
-    (amounts.len() == gpu_parts.count()).then_some(amounts)
 }

@@ -152,17 +152,15 @@ impl Pair {
         let Some(id) = self.fleet.node_id(node) else {
             return;
         };
-        // Repeated reservations are covered by the tables.
-        let repeated = self.model.holdings.contains_key(owner);
         let reserved = self.fleet.reserve(&owner.into(), id, placement);
-        if !repeated {
-            assert_eq!(
-                reserved.is_ok(),
-                self.model.admits(owner, node, placement),
-                "{reserved:?}"
-            );
-        }
-        if reserved.is_ok() && !repeated {
+        // An owner that holds something already gets nothing else.
+        let is_free = !self.model.holdings.contains_key(owner);
+        assert_eq!(
+            reserved.is_ok(),
+            is_free && self.model.admits(owner, node, placement),
+            "{reserved:?}"
+        );
+        if reserved.is_ok() {
             self.model.hints.remove(owner);
             self.model
                 .holdings

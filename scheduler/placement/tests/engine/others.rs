@@ -159,7 +159,6 @@ fn gpus_and_other_devices_are_reserved_together_or_not_at_all() {
         .choose_devices(id, ask, DevicePolicy::Binpack, Hints::Respect)
         .unwrap();
     fleet.reserve(&"a".into(), id, &placement).unwrap();
-    assert_eq!(fleet.reserve(&"a".into(), id, &placement), Ok(()), "again");
     let error = fleet
         .reserve(&"b".into(), id, &placement)
         .unwrap_err()
