@@ -354,23 +354,8 @@ impl Index {
     /// as important as `priority`, but not the pod `uid` itself.
     pub fn nominated_requests(&self, uid: &str, priority: i32) -> BTreeMap<Box<str>, RequestSums> {
         let mut nominated: BTreeMap<Box<str>, RequestSums> = BTreeMap::new();
-        for owner in self
-            .cluster
-            .nominated
-            .iter()
-            .filter(|owner| owner.as_str() != uid)
-        {
-            let Some(entry) = self.cluster.pods.get(owner) else {
-                continue;
-            };
-            if let Some(rules) = &entry.rules
-                && let Some(node) = &entry.eviction.nominated
-                // The requests of an assumed pod are counted on its node already.
-                && entry.assumption.is_none()
-                && entry.eviction.rank.priority >= priority
-            {
-                nominated.entry(node.clone()).or_default().add(&rules.requests);
-            }
+        for (node, requests) in self.cluster.nominees(uid, priority) {
+            nominated.entry(node.into()).or_default().add(requests);
         }
         nominated
     }

@@ -24,7 +24,7 @@ use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsB
 use crate::accounting::{self, Bound, NodeContext, PodFacts, Recorded};
 use crate::inventory::device_types::Kinds;
 use crate::inventory::{self, DeviceReport};
-use crate::kube_scheduler::{NodeRequests, PodRules, requests_of};
+use crate::kube_scheduler::{NodeRequests, PodRequests, PodRules, requests_of};
 
 /// Nodes, pods and the devices that pods hold.
 #[derive(Debug)]
@@ -115,6 +115,33 @@ impl Cluster {
     /// The assumptions of all pods.
     pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
         self.pods.values().filter_map(|entry| entry.assumption.as_deref())
+    }
+
+    /// The amount of a resource that a pod requests which requests device resources; 0 for any other pod.
+    pub(super) fn requested(&self, uid: &str, resource: &str) -> u64 {
+        let Some(entry) = self.pods.get(uid) else { return 0 };
+        let waiting = entry.rules.as_ref().map(|rules| &rules.requests);
+        let requests = waiting.or_else(|| self.requests.of_pod(uid));
+        requests
+            .and_then(|requests| requests.get(resource))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// The nodes that kube-scheduler keeps for pods with devices, with the requests of these pods: those that are as important as
+    /// `priority`, but not the pod `uid` itself.
+    pub(super) fn nominees(&self, uid: &str, priority: i32) -> impl Iterator<Item = (&str, &PodRequests)> {
+        let others = self.nominated.iter().filter(move |owner| owner.as_str() != uid);
+        let entries = others.filter_map(|owner| self.pods.get(owner));
+        // The requests of an assumed pod are counted on its node already.
+        let counted = entries
+            .filter(move |entry| entry.assumption.is_none() && entry.eviction.rank.priority >= priority);
+        counted.filter_map(|entry| {
+            Some((
+                entry.eviction.nominated.as_deref()?,
+                &entry.rules.as_ref()?.requests,
+            ))
+        })
     }
 
     /// The size of a memory unit in bytes, if it is known of all nodes that serve units, and the same on all.

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use placement::OwnerId;
 use proto::pod::Pod;
-use proto::totals::named_requests;
 use rustc_hash::FxHashMap;
 
 /// The fields by which kube-scheduler chooses victims, of a pod that asks for device resources.
@@ -17,8 +16,6 @@ pub(super) struct Eviction {
     /// True if it keeps certain pods away from its node.
     pub(super) repels: bool,
     pub(super) labels: BTreeMap<String, String>,
-    /// All that it requests of a node except CPU and memory: mostly one or two names, where a map has memory for eleven.
-    requests: Box<[(Box<str>, u64)]>,
     /// The node that kube-scheduler keeps for it.
     pub(super) nominated: Option<Box<str>>,
 }
@@ -56,21 +53,13 @@ impl EvictionRank {
 impl Eviction {
     /// Reads the fields of a pod by which kube-scheduler chooses victims.
     pub(super) fn of(pod: &Pod) -> Self {
-        let requests = named_requests(pod).into_iter();
         Self {
             rank: EvictionRank::of(pod),
             is_leaving: pod.is_deleting(),
             repels: pod.spec.affinity.pod_anti_affinity.is_required,
             labels: pod.metadata.labels.clone().unwrap_or_default(),
-            requests: requests.map(|(name, amount)| (name.into(), amount)).collect(),
             nominated: pod.nominated_node().map(Into::into),
         }
-    }
-
-    /// The amount that the pod requests of a resource other than CPU and memory.
-    pub(super) fn requested(&self, resource: &str) -> u64 {
-        let requested = self.requests.iter().find(|(name, _)| **name == *resource);
-        requested.map_or(0, |(_, amount)| *amount)
     }
 
     /// Returns true if kubelet has taken the pod on.

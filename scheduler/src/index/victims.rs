@@ -14,7 +14,7 @@ use proto::totals::named_requests;
 
 use super::budgets::Budget;
 use super::cluster::Cluster;
-use super::eviction::{Eviction, EvictionRank};
+use super::eviction::EvictionRank;
 use super::node_filter::NodeFilter;
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
@@ -104,11 +104,11 @@ impl<'a> Preemptor<'a> {
     }
 
     /// The amounts that a pod's eviction frees, in the order of kube-scheduler's sums: CPU, memory, the number of pods, and each
-    /// named resource of the preemptor. `eviction` is `None` for a pod that requests no devices.
-    fn sums_freed(&self, host: HostAmounts, eviction: Option<&Eviction>) -> Vec<u64> {
+    /// named resource of the preemptor. A pod that requests no devices frees no named resource.
+    fn sums_freed(&self, cluster: &Cluster, uid: &str, host: HostAmounts) -> Vec<u64> {
         let mut freed = vec![host.cpu_milli, host.memory, 1];
         for (name, _) in &self.named {
-            freed.push(eviction.map_or(0, |eviction| eviction.requested(name)));
+            freed.push(cluster.requested(uid, name));
         }
         freed
     }
@@ -141,7 +141,9 @@ impl VictimSearch<'_> {
                 is_forced: self.proposed_uids.contains(owner.as_str())
                     && (eviction.repels || self.preemptor.depends_on_other_pods),
                 budgets: self.budgets_of(entry),
-                frees: self.preemptor.sums_freed(entry.facts.host, Some(eviction)),
+                frees: self
+                    .preemptor
+                    .sums_freed(self.cluster, owner.as_str(), entry.facts.host),
             });
         }
         self.add_proposed(&mut pods);
@@ -201,9 +203,7 @@ impl VictimSearch<'_> {
                 is_forced: true,
                 // kube-scheduler has counted the violations of these pods already.
                 budgets: Vec::new(),
-                frees: self
-                    .preemptor
-                    .sums_freed(host, entry.map(|entry| &entry.eviction)),
+                frees: self.preemptor.sums_freed(self.cluster, uid, host),
             });
         }
     }
@@ -254,22 +254,13 @@ impl VictimSearch<'_> {
         }
         let mut free = state.facts.allocatable(resource);
         for held in self.view.held() {
-            if let Some(entry) = cluster.pods.get(held.owner) {
-                free = free.saturating_sub(entry.eviction.requested(resource));
-            }
+            free = free.saturating_sub(cluster.requested(held.owner.as_str(), resource));
         }
-        for owner in &self.cluster.nominated {
-            let Some(entry) = cluster.pods.get(owner) else {
-                continue;
-            };
-            let eviction = &entry.eviction;
-            let is_here = eviction.nominated.as_deref() == Some(self.view.name()) && entry.bound().is_none();
-            // kube-scheduler counts the pods that it keeps the node for, unless they are less important.
-            if is_here
-                && eviction.rank.priority >= self.preemptor.pod.priority()
-                && owner.as_str() != self.preemptor.pod.uid()
-            {
-                free = free.saturating_sub(eviction.requested(resource));
+        // kube-scheduler counts the pods that it keeps the node for, unless they are less important.
+        let pod = self.preemptor.pod;
+        for (node, requests) in cluster.nominees(pod.uid(), pod.priority()) {
+            if node == self.view.name() {
+                free = free.saturating_sub(requests.get(resource).copied().unwrap_or(0));
             }
         }
         Some(amount.saturating_sub(free))
