@@ -70,6 +70,9 @@ pub struct PodSpec {
     /// App containers, in order.
     #[serde(deserialize_with = "null_as_default")]
     pub containers: Vec<Container>,
+    /// Containers that a user added to the running pod.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    pub ephemeral_containers: Vec<Container>,
     /// Labels that the node must have.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_default")]
     pub node_selector: BTreeMap<String, String>,
@@ -136,9 +139,20 @@ pub struct Container {
     /// The ports that the manifest names.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub ports: Vec<ContainerPort>,
+    /// The container's privileges.
+    #[serde(deserialize_with = "null_as_default", skip_serializing)]
+    pub security_context: SecurityContext,
     /// Limits and requests.
     #[serde(deserialize_with = "null_as_default")]
     pub resources: ResourceRequirements,
+}
+
+/// The privileges of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SecurityContext {
+    /// True for a container that sees every device of its node.
+    pub privileged: Option<bool>,
 }
 
 /// A port of a container.

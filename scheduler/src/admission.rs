@@ -170,9 +170,9 @@ impl Rules {
     }
 
     /// The reason for which the filter refuses a pod whose request is valid, with the text of the validating webhook; `None` if its
-    /// containers select no devices. `body` is the filter request of the pod.
-    pub(crate) fn refusal_of_filter(&self, body: &[u8], pod: &Pod) -> Option<String> {
-        validate::refusal_of_filter(self, body, pod)
+    /// containers select no devices.
+    pub(crate) fn refusal_of_filter(&self, pod: &Pod) -> Option<String> {
+        validate::refusal_of_filter(self, pod)
     }
 
     /// Returns true if the containers of this namespace may select the devices that they see.

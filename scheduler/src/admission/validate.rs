@@ -7,10 +7,9 @@ use proto::pod::{ALL_DEVICES, Pod};
 use proto::record::{Record, RecordError};
 use proto::request::hints::HINTS;
 use proto::request::{self, PodRequest, RequestError};
-use serde::Deserialize;
 
 use super::requested_kinds::{RECORD, RequestedKinds, is_mirror};
-use super::visible_devices::{self, DeviceFields};
+use super::visible_devices;
 use super::{Refusal, Rules, Unreadable, Verdict, read, read_old};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Shared};
@@ -51,11 +50,10 @@ fn check_new(
             Err(refusal) => return Ok(Verdict::Refused(refusal)),
         }
     }
-    if !rules.is_unrestricted(&request.namespace) {
-        let fields: DeviceFields = read(request)?;
-        if let Err(refusal) = check_device_fields(rules, kinds, &fields, &request.namespace) {
-            return Ok(Verdict::Refused(refusal));
-        }
+    if !rules.is_unrestricted(&request.namespace)
+        && let Err(refusal) = check_device_fields(rules, kinds, &pod, &request.namespace)
+    {
+        return Ok(Verdict::Refused(refusal));
     }
     Ok(Verdict::Allowed {
         patch: Vec::new(),
@@ -94,39 +92,23 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Op
 fn check_device_fields(
     rules: &Rules,
     kinds: RequestedKinds,
-    fields: &DeviceFields,
+    pod: &Pod,
     namespace: &str,
 ) -> Result<(), Refusal> {
     if rules.deny_overrides && kinds.shares_devices() {
-        visible_devices::check_overrides(fields, &rules.names)?;
+        visible_devices::check_overrides(pod, &rules.names)?;
     }
-    visible_devices::check(fields, &rules.names, namespace)
+    visible_devices::check(pod, &rules.names, namespace)
 }
 
-/// The pod of a filter request.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct FilterBody {
-    pod: DeviceFields,
-}
-
-/// The refusal of a pod in a filter request by [`check_device_fields`]. Parses the body a second time only for pods that it could
-/// refuse.
-pub(super) fn refusal_of_filter(rules: &Rules, body: &[u8], pod: &Pod) -> Option<String> {
+/// The refusal of a pod in a filter request by [`check_device_fields`].
+pub(super) fn refusal_of_filter(rules: &Rules, pod: &Pod) -> Option<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
-    // Most pods select nothing, and most clusters do not deny overrides: then the second parse is saved.
-    let kinds = if rules.deny_overrides {
-        RequestedKinds::of_pod(pod, &rules.names)
-    } else {
-        RequestedKinds::default()
-    };
-    if rules.is_unrestricted(namespace)
-        || !(kinds.shares_devices() || visible_devices::may_select_devices(pod))
-    {
+    if rules.is_unrestricted(namespace) {
         return None;
     }
-    let FilterBody { pod: fields } = serde_json::from_slice(body).ok()?;
-    match check_device_fields(rules, kinds, &fields, namespace) {
+    let kinds = RequestedKinds::of_pod(pod, &rules.names);
+    match check_device_fields(rules, kinds, pod, namespace) {
         Ok(()) => None,
         Err(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
     }
@@ -147,20 +129,19 @@ fn check_update(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Un
     if rules.is_unrestricted(&request.namespace) {
         return Ok(Verdict::ALLOWED);
     }
-    let (old, new): (DeviceFields, DeviceFields) = (read_old(request)?, read(request)?);
     Ok(visible_devices::check_changed_annotations(&old, &new, &request.namespace).into())
 }
 
 /// Refuses ephemeral containers that an update adds if they select devices; with `deny_overrides`, in a pod that shares devices,
 /// also if they are privileged or override devices or limits.
 fn check_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
-    let pod: Pod = read(request)?;
-    if pod.is_deleting() || rules.is_unrestricted(&request.namespace) {
+    let new: Pod = read(request)?;
+    if new.is_deleting() || rules.is_unrestricted(&request.namespace) {
         return Ok(Verdict::ALLOWED);
     }
-    let (old, new): (DeviceFields, DeviceFields) = (read_old(request)?, read(request)?);
+    let old: Pod = read_old(request)?;
     if rules.deny_overrides
-        && RequestedKinds::of_pod(&pod, &rules.names).shares_devices()
+        && RequestedKinds::of_pod(&new, &rules.names).shares_devices()
         && let Err(refusal) = visible_devices::check_added_container_overrides(&old, &new)
     {
         return Ok(Verdict::Refused(refusal));

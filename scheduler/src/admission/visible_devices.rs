@@ -7,13 +7,9 @@
 //! Only the pod's own fields are known here. A CUDA image's own `NVIDIA_VISIBLE_DEVICES=all` and a value that `envFrom` brings
 //! are not known; the device plugin's runtime hook (NRI) replaces such values when the container is created.
 
-use std::collections::BTreeMap;
-
-use proto::pod::Pod;
+use proto::pod::{Container, Pod, Variable};
 use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST, VISIBLE_DEVICES};
 use proto::resource::{GPU_MEMORY, GPU_SHARED, ResourceNames, VENDOR_GPUS};
-use serde::Deserialize;
-use serde_json::Value;
 
 use super::Refusal;
 use super::requested_kinds::RequestedKinds;
@@ -33,129 +29,29 @@ const LIMIT_VARIABLES: [&str; 2] = [DRIVER_MEMORY_REQUEST, DRIVER_MEMORY_LIMIT];
 /// Values that select no device. NVIDIA's runtime acts on an empty one as on `void`.
 const NONE: [&str; 3] = ["", "none", "void"];
 
-/// The fields of a pod that select the devices that its containers see.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct DeviceFields {
-    metadata: MetadataFields,
-    spec: SpecFields,
+/// All containers, ephemeral ones last.
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.all_containers().chain(&pod.spec.ephemeral_containers)
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct MetadataFields {
-    annotations: Option<BTreeMap<String, String>>,
+/// The ephemeral containers of a pod that were not there before. An existing container cannot be changed.
+fn added<'a>(old: &'a Pod, new: &'a Pod) -> impl Iterator<Item = &'a Container> {
+    let before = &old.spec.ephemeral_containers;
+    let now = new.spec.ephemeral_containers.iter();
+    now.filter(|container| before.iter().all(|other| other.name != container.name))
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct SpecFields {
-    init_containers: Option<Vec<ContainerFields>>,
-    containers: Option<Vec<ContainerFields>>,
-    ephemeral_containers: Option<Vec<ContainerFields>>,
-}
-
-/// The fields of a container that select the devices that it sees.
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ContainerFields {
-    name: String,
-    env: Option<Vec<VariableFields>>,
-    security_context: Option<SecurityContext>,
-    resources: Value,
-}
-
-/// A variable that a container sets itself.
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct VariableFields {
-    name: String,
-    /// The value, if the pod itself has it; the API server leaves an empty one out.
-    value: Option<String>,
-    value_from: Option<Value>,
-}
-
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct SecurityContext {
-    privileged: Option<bool>,
-}
-
-impl DeviceFields {
-    /// All containers, ephemeral ones last.
-    fn containers(&self) -> impl Iterator<Item = &ContainerFields> {
-        let spec = &self.spec;
-        let lists = [
-            &spec.init_containers,
-            &spec.containers,
-            &spec.ephemeral_containers,
-        ];
-        lists.into_iter().flatten().flatten()
-    }
-
-    /// The ephemeral containers that were not there before. An existing container cannot be changed.
-    fn added<'a>(&'a self, old: &'a Self) -> Vec<&'a ContainerFields> {
-        let [before, now] = [old, self].map(|pod| pod.spec.ephemeral_containers.iter().flatten());
-        let names: Vec<&str> = before.map(|container| container.name.as_str()).collect();
-        now.filter(|container| !names.contains(&container.name.as_str()))
-            .collect()
-    }
-
-    /// The annotations, in order of their keys.
-    fn annotations(&self) -> impl Iterator<Item = (&String, &String)> {
-        self.metadata.annotations.iter().flatten()
-    }
-}
-
-impl ContainerFields {
-    fn variables(&self) -> impl Iterator<Item = &VariableFields> {
-        self.env.iter().flatten()
-    }
-
-    fn is_privileged(&self) -> bool {
-        let context = self.security_context.as_ref();
-        context.is_some_and(|context| context.privileged == Some(true))
-    }
-
-    /// The resources that it requests; none if they cannot be read.
-    fn request(&self) -> proto::pod::Container {
-        // An ephemeral container has none; of others the API server has checked the form.
-        let resources = Deserialize::deserialize(&self.resources).unwrap_or_default();
-        proto::pod::Container {
-            resources,
-            ..proto::pod::Container::default()
-        }
-    }
-}
-
-impl VariableFields {
-    /// Returns true if the value selects no device. A value from elsewhere may be anything.
-    fn selects_none(&self) -> bool {
-        self.value_from.is_none() && NONE.contains(&self.value.as_deref().unwrap_or_default())
-    }
-}
-
-/// Returns true if a rule of this file may refuse the pod. For all other pods the caller need not parse [`DeviceFields`].
-pub(super) fn may_select_devices(pod: &Pod) -> bool {
-    for container in pod.spec.all_containers() {
-        if container
-            .env
-            .iter()
-            .any(|variable| variable.name == VISIBLE_DEVICES)
-        {
-            return true;
-        }
-    }
-    let mut annotations = pod.metadata.annotations.iter().flatten();
-    annotations.any(|(key, _)| names_devices(key))
+/// Returns true if the value selects no device. A value from elsewhere may be anything.
+fn selects_none(variable: &Variable) -> bool {
+    variable.own_value().is_some_and(|value| NONE.contains(&value))
 }
 
 /// Refuses a pod in this namespace that selects devices itself.
-pub(super) fn check(pod: &DeviceFields, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
-    for container in pod.containers() {
+pub(super) fn check(pod: &Pod, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
+    for container in containers(pod) {
         check_container(container, names, namespace)?;
     }
-    for (key, value) in pod.annotations() {
+    for (key, value) in pod.metadata.annotations.iter().flatten() {
         check_annotation(key, value, namespace)?;
     }
     Ok(())
@@ -163,12 +59,12 @@ pub(super) fn check(pod: &DeviceFields, names: &ResourceNames, namespace: &str) 
 
 /// [`check`] for the ephemeral containers that an update adds.
 pub(super) fn check_added_containers(
-    old: &DeviceFields,
-    new: &DeviceFields,
+    old: &Pod,
+    new: &Pod,
     names: &ResourceNames,
     namespace: &str,
 ) -> Result<(), Refusal> {
-    for container in new.added(old) {
+    for container in added(old, new) {
         check_container(container, names, namespace)?;
     }
     Ok(())
@@ -176,15 +72,10 @@ pub(super) fn check_added_containers(
 
 /// [`check`] for the annotations that an update changes: the runtime reads them when it creates the pod's sandbox, which comes
 /// later.
-pub(super) fn check_changed_annotations(
-    old: &DeviceFields,
-    new: &DeviceFields,
-    namespace: &str,
-) -> Result<(), Refusal> {
-    let before = old.metadata.annotations.as_ref();
-    for (key, value) in new.annotations() {
+pub(super) fn check_changed_annotations(old: &Pod, new: &Pod, namespace: &str) -> Result<(), Refusal> {
+    for (key, value) in new.metadata.annotations.iter().flatten() {
         // A pod from before the webhook may have kept such an annotation, and must stay updatable.
-        if before.and_then(|before| before.get(key)) != Some(value) {
+        if old.annotation(key) != Some(value) {
             check_annotation(key, value, namespace)?;
         }
     }
@@ -193,20 +84,15 @@ pub(super) fn check_changed_annotations(
 
 /// Refuses a container whose own `NVIDIA_VISIBLE_DEVICES` could show it GPUs that are counted for other pods. Containers that
 /// request a share of a GPU are left to the device plugin of their node.
-fn check_container(
-    container: &ContainerFields,
-    names: &ResourceNames,
-    namespace: &str,
-) -> Result<(), Refusal> {
-    let request = container.request();
+fn check_container(container: &Container, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
     // The node's device plugin checks containers that request a share: with CDI the variable has no effect, and in `envvar` mode
     // the same value does no harm.
-    if request.asks_for(GPU_SHARED) || request.asks_for(&names.memory) {
+    if container.asks_for(GPU_SHARED) || container.asks_for(&names.memory) {
         return Ok(());
     }
-    let mut variables = container.variables();
+    let mut variables = container.env.iter();
     let Some(variable) =
-        variables.find(|variable| variable.name == VISIBLE_DEVICES && !variable.selects_none())
+        variables.find(|variable| variable.name == VISIBLE_DEVICES && !selects_none(variable))
     else {
         return Ok(());
     };
@@ -216,7 +102,7 @@ fn check_container(
     // names the container's GPUs in this variable, or by CDI, so the pod's own value replaces them or adds to them. The container
     // needs no value of its own.
     let mut vendors = VENDOR_GPUS.into_iter();
-    let refusal = match vendors.find(|resource| request.asks_for(resource)) {
+    let refusal = match vendors.find(|resource| container.asks_for(resource)) {
         Some(resource) => format!(
             "{sets}, which wins over the GPUs that it is given for {resource} and could show it GPUs that are counted for other pods; take the \
              variable out"
@@ -231,11 +117,11 @@ fn check_container(
 }
 
 /// The value of an environment variable, in words for a refusal.
-fn describe_value(variable: &VariableFields) -> String {
-    match (&variable.value_from, &variable.value) {
+fn describe_value(variable: &Variable) -> String {
+    match variable.own_value() {
         // An author who may write an annotation or a ConfigMap may have written "all" there.
-        (Some(_), _) => "by valueFrom, whose value is not known here,".to_owned(),
-        (None, value) => format!("to {:?}", truncate(value.as_deref().unwrap_or_default())),
+        None => "by valueFrom, whose value is not known here,".to_owned(),
+        Some(value) => format!("to {:?}", truncate(value)),
     }
 }
 
@@ -275,17 +161,17 @@ fn truncate(value: &str) -> String {
 /// for memory limits, or of MPS.
 ///
 /// Holds for containers that request no device too: they run on the same node.
-pub(super) fn check_overrides(pod: &DeviceFields, names: &ResourceNames) -> Result<(), Refusal> {
-    for container in pod.containers() {
-        let kinds = RequestedKinds::of_containers(std::iter::once(&container.request()), names);
+pub(super) fn check_overrides(pod: &Pod, names: &ResourceNames) -> Result<(), Refusal> {
+    for container in containers(pod) {
+        let kinds = RequestedKinds::of_containers(std::iter::once(container), names);
         check_container_overrides(container, !kinds.is_empty())?;
     }
     Ok(())
 }
 
 /// [`check_overrides`] for the ephemeral containers that an update adds.
-pub(super) fn check_added_container_overrides(old: &DeviceFields, new: &DeviceFields) -> Result<(), Refusal> {
-    for container in new.added(old) {
+pub(super) fn check_added_container_overrides(old: &Pod, new: &Pod) -> Result<(), Refusal> {
+    for container in added(old, new) {
         // Kubernetes allows an ephemeral container no resources.
         check_container_overrides(container, false)?;
     }
@@ -294,19 +180,19 @@ pub(super) fn check_added_container_overrides(old: &DeviceFields, new: &DeviceFi
 
 /// Refuses a container of a pod that shares devices if it is privileged or sets a variable that would override its devices or
 /// limits.
-fn check_container_overrides(container: &ContainerFields, requests_devices: bool) -> Result<(), Refusal> {
-    if container.is_privileged() {
+fn check_container_overrides(container: &Container, requests_devices: bool) -> Result<(), Refusal> {
+    if container.security_context.privileged == Some(true) {
         return Err(override_refusal(
             container,
             "is privileged and would see every device of the node",
         ));
     }
-    for variable in container.variables() {
+    for variable in &container.env {
         let name = variable.name.as_str();
         let is_limit = name.starts_with(MPS_PREFIX) || LIMIT_VARIABLES.contains(&name);
         // `NVIDIA_VISIBLE_DEVICES=void` does no harm in a container that requests no device; elsewhere it would hide the
         // container's own.
-        let is_selection = name == VISIBLE_DEVICES && (requests_devices || !variable.selects_none());
+        let is_selection = name == VISIBLE_DEVICES && (requests_devices || !selects_none(variable));
         if is_limit || is_selection {
             return Err(override_refusal(container, &format!("sets {name}")));
         }
@@ -315,7 +201,7 @@ fn check_container_overrides(container: &ContainerFields, requests_devices: bool
 }
 
 /// The refusal of a container that would override its devices or limits by this fault.
-fn override_refusal(container: &ContainerFields, fault: &str) -> Refusal {
+fn override_refusal(container: &Container, fault: &str) -> Refusal {
     let name = &container.name;
     Refusal::Forbidden(format!(
         "container {name:?} {fault}, which is not allowed in a pod that shares devices"

@@ -29,8 +29,6 @@ const GANG_PAUSED: &str =
 /// The request of `filter` and `prioritize`: a pod, and the nodes that kube-scheduler considers for it.
 #[derive(Debug)]
 pub(super) struct FilterRequest<'a> {
-    /// The request as it came, with the fields of the pod that [`Pod`] leaves out; without its names if these are remembered.
-    pub(super) body: Cow<'a, [u8]>,
     pub(super) pod: Pod,
     /// Node names in the order of the request: it may carry thousands of them.
     pub(super) names: NodeNames<'a>,
@@ -135,10 +133,8 @@ impl<'a> FilterRequest<'a> {
         if let Some((list, rest)) = lists.find(body)
             && let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(&rest)
         {
-            let pod = args.pod;
             return Ok(Self {
-                body: Cow::Owned(rest),
-                pod,
+                pod: args.pod,
                 names: NodeNames::Remembered(list),
                 whole_nodes: None,
             });
@@ -169,7 +165,6 @@ impl<'a> FilterRequest<'a> {
             }
         };
         Ok(Self {
-            body: Cow::Borrowed(body),
             pod: args.pod,
             names: NodeNames::Read(names),
             whole_nodes,

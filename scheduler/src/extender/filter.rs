@@ -203,7 +203,7 @@ fn end_hints(extender: &Extender, group: Option<&str>, now: Instant) {
 impl<'r> Filter<'_, 'r> {
     /// The demand of the pod, unless the webhooks' rules reject it.
     fn demand(&self, facts: Option<&PodFacts>) -> Demand<'r> {
-        let FilterRequest { body, pod, names, .. } = self.request;
+        let FilterRequest { pod, names, .. } = self.request;
         // The binding of an open assumption may have been written, so that the pod can go nowhere else.
         if let Some(node) = self.index.assumed_node(pod.uid())
             && names.iter().any(|name| name == node)
@@ -216,7 +216,7 @@ impl<'r> Filter<'_, 'r> {
             return demand;
         }
         // A cluster without the webhooks gets their refusals here.
-        if let Some(rule) = self.extender.rules.refusal_of_filter(body, pod) {
+        if let Some(rule) = self.extender.rules.refusal_of_filter(pod) {
             return Demand::Rejected(shorten(&rule).into());
         }
         // A pod whose hint expired gets no other for a while. A member of a gang needs one, or it could be sent to the devices

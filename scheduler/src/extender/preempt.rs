@@ -88,7 +88,7 @@ pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, Reques
     let node_name_to_meta_victims = match &demand {
         Demand::Resources(resources) if resources.has_devices() => {
             // The filter refused the pod for the rule on every node, so that no eviction would help it.
-            if extender.rules.refusal_of_filter(body, &pod).is_some() {
+            if extender.rules.refusal_of_filter(&pod).is_some() {
                 BTreeMap::new()
             } else {
                 find_candidates(extender, &pod, resources, depends_on_other_pods, proposals)
