@@ -253,7 +253,7 @@ impl Fleet {
     ) -> Option<Misfit> {
         match self.nodes.get(node) {
             Some(node) => misfit(node, request.into(), hints),
-            None => Some(Misfit::Plain(Reason::NoDevice)),
+            None => Some(Reason::NoDevice.into()),
         }
     }
 

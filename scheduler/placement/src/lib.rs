@@ -48,7 +48,7 @@ pub use data::device::{
 pub use data::holding::{HeldMemory, HeldPart, Hints, Holdings, Origin, Placement, Share};
 pub use data::ident::{DeviceId, DeviceType, FunctionId, NodeId, OwnerId, ResourceName, SwitchId};
 pub use data::inventory::{Inventory, LinkGroup, Partition, PartitionTable};
-pub use data::misfit::{CandidateCounts, Misfit, NoPartition};
+pub use data::misfit::Misfit;
 pub use data::policy::{
     DevicePolicy, NodePolicy, Policies, PolicyError, ResourceUsage, ResourceWeights, Score, ScoringStrategy,
 };

@@ -30,7 +30,7 @@ use crate::data::device::LimitLevel;
 use crate::data::holding::{Hints, Share};
 use crate::data::ident::{DeviceType, SwitchId};
 use crate::data::inventory::GPUS;
-use crate::data::misfit::Misfit;
+use crate::data::misfit::{Misfit, count};
 use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::state::hardware::Location;
@@ -58,11 +58,12 @@ pub(crate) fn choose_by_rules(
 ) -> Result<DeviceChoice, Misfit> {
     // The enforcement of memory limits comes first, so that the reason stays the same however much room there is.
     refuse_weak_limits(node, request)?;
-    fit_gpus(node, &request.gpus, hints).map_err(Misfit::Plain)?;
+    fit_gpus(node, &request.gpus, hints)?;
     let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
     // The vendor's plugin knows nothing of constraints, and may pick GPUs that break them.
     if vendor_chooses && request.constraints.is_some_and(Constraints::narrow_gpus) {
-        return Err(Misfit::NotChosenHere);
+        let text = "the vendor's plugin chooses GPUs on this node and cannot meet constraints on them";
+        return Err(Misfit::new(Reason::Vendor, text));
     }
     let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
         return Ok(DeviceChoice::default());
@@ -79,7 +80,8 @@ pub(crate) fn choose_by_rules(
     let sees_all = matches!(request.gpus, RequestedGpus::All { .. });
     // A pod that sees a GPU can use it, so it must not see one that another pod has for itself.
     if sees_all && context.occupancy.of_type(GPUS).iter().any(|gpu| gpu.is_exclusive) {
-        return Err(Misfit::SeesExclusive);
+        let text = "another pod has exclusive use of a GPU, and a pod that sees all GPUs would see it";
+        return Err(Misfit::new(Reason::Selected, text));
     }
     choose_by_type(&context, request)
 }
@@ -102,7 +104,11 @@ fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfi
         }
     }
     if found < needed && constraints.limits > LimitLevel::None {
-        return Err(Misfit::WeakLimits { needed, found, best });
+        let (reason, are) = (Reason::weak_limits(best), if needed == 1 { "is" } else { "are" });
+        let text = format!(
+            "{found} of the node's GPUs limit memory as the pod demands, {needed} {are} needed: {reason}"
+        );
+        return Err(Misfit::new(reason, text));
     }
     Ok(())
 }
@@ -248,7 +254,7 @@ fn choose_close_devices<'p>(
         _ => None,
     };
     let Some(sets) = best_sets(&narrow, gpu_sets, same_switch, links.as_ref()) else {
-        return Err(nearest_misfit(context, &narrow).unwrap_or(Misfit::Plain(Reason::Together)));
+        return Err(nearest_misfit(context, &narrow).unwrap_or(Reason::Together.into()));
     };
     let mut chosen = Vec::with_capacity(pools.len());
     for ((pool, narrow), set) in pools.iter().zip(&narrow).zip(sets) {
@@ -321,17 +327,15 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
     let mut scopes = sets_within(pool, scope);
     let is_about_places = [Scope::Switch, Scope::Numa].contains(&scope);
     // Without a set, no GPU is known to be anywhere.
-    let misfit = if is_about_places && scopes.is_empty() && !pool.candidates.is_empty() {
-        Misfit::PlacesUnknown {
-            kind: DeviceType::Gpu,
-            scope,
+    let are_unknown = is_about_places && scopes.is_empty() && !pool.candidates.is_empty();
+    let most = scopes.iter().map(|set| set.len()).max().unwrap_or(0);
+    let misfit = || {
+        if are_unknown {
+            return Misfit::places_unknown(&DeviceType::Gpu, scope);
         }
-    } else {
-        Misfit::Scope {
-            needed: pool.n,
-            scope,
-            most: scopes.iter().map(|set| set.len()).max().unwrap_or(0),
-        }
+        let (scope, gpus) = (scope.name(), count(pool.n, &DeviceType::Gpu));
+        let text = format!("no {scope} has {gpus} that may be taken; the most on one {scope} is {most}");
+        Misfit::new(Reason::Together, text)
     };
     // A pool of the whole machine is narrowed, so that it may have fewer candidates than the request takes.
     let least = if scope == Scope::Machine {
@@ -341,7 +345,7 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
     };
     scopes.retain(|set| set.len() >= least);
     if scopes.is_empty() {
-        return Err(misfit);
+        return Err(misfit());
     }
     let partitions = Partitions {
         table: context.inventory.partitions.as_ref(),
@@ -366,7 +370,7 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
     if !is_binding {
         sets.extend(scopes.into_iter().map(GpuSet::plain));
     } else if sets.is_empty() {
-        return Err(misfit);
+        return Err(misfit());
     }
     Ok(sets)
 }
@@ -401,10 +405,7 @@ fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
 fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misfit> {
     let mut unknown = pools.iter().filter(|pool| knows_no_switch(pool));
     if let Some(pool) = unknown.next() {
-        return Some(Misfit::PlacesUnknown {
-            kind: pool.kind.clone(),
-            scope: Scope::Switch,
-        });
+        return Some(Misfit::places_unknown(&pool.kind, Scope::Switch));
     }
     let (lead, rest) = pools.split_first()?;
     let mut followers = Vec::with_capacity(rest.len());
@@ -428,12 +429,12 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
             break;
         }
     }
-    Some(Misfit::Together {
-        lead: lead.kind.clone(),
-        needed: lead.n,
-        lacking: lacking.kind.clone(),
-        switch,
-    })
+    let (lead, lacking) = (count(lead.n, &lead.kind), &lacking.kind);
+    let text = match switch {
+        Some(switch) => format!("{lead} fit, no {lacking} left on switch {switch}"),
+        None => format!("{lead} fit, too few {lacking} left on their switches"),
+    };
+    Some(Misfit::new(Reason::Together, text))
 }
 
 /// Returns true if the node reports the switch of no device in the pool.

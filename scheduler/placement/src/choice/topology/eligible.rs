@@ -138,7 +138,7 @@ impl<'a> TypeDemand<'a> {
                 (n, NeededAmounts::Whole(free_whole(node, hints).collect()))
             }
             RequestedGpus::Share(request) => {
-                let need = need(node, &request).map_err(Misfit::Plain)?;
+                let need = need(node, &request)?;
                 let look_ahead = context.order.look_ahead_for(need);
                 let basis = look_ahead.map(|look_ahead| CostBasis::new(node, look_ahead, hints));
                 (need.devices, NeededAmounts::Share(need, basis))
@@ -161,7 +161,7 @@ impl<'a> TypeDemand<'a> {
         context: &'a DecisionContext<'a>,
         request: &'a DeviceRequest,
     ) -> Result<Self, Misfit> {
-        let lacking = Misfit::Plain(Reason::OtherDevices);
+        let lacking = Misfit::from(Reason::OtherDevices);
         let Some(type_at) = context.inventory.type_index(&request.kind) else {
             return Err(lacking);
         };
@@ -205,12 +205,24 @@ impl<'a> TypeDemand<'a> {
         }
         let (kind, tally) = (self.kind.clone(), check.counts);
         if self.takes_all && (tally.selected == 0 || keyed.len() < tally.selected) {
-            return Err(Misfit::NotAll { kind, tally });
+            let mut text = tally.describe(&kind, tally.selected.max(1));
+            if tally.selected > 0 {
+                text += ", all are needed";
+            }
+            return Err(Misfit::new(Reason::OtherDevices, text));
         }
         // All selected devices are eligible here, so their number is the number to take.
         let needed = if self.takes_all { keyed.len() } else { self.n };
         if keyed.len() < needed {
-            return Err(Misfit::TooFew { kind, needed, tally });
+            let reason = match kind {
+                DeviceType::Gpu => Reason::Selected,
+                DeviceType::Other(_) => Reason::OtherDevices,
+            };
+            let (counts, are) = (
+                tally.describe(&kind, needed),
+                if needed == 1 { "is" } else { "are" },
+            );
+            return Err(Misfit::new(reason, format!("{counts}, {needed} {are} needed")));
         }
         Ok(Pool::new(kind, needed, &keyed))
     }

@@ -9,7 +9,8 @@ use crate::data::constraints::PartitionConstraint;
 use crate::data::device::Device;
 use crate::data::ident::DeviceType;
 use crate::data::inventory::{GPUS, Inventory, LinkGroup, Partition, PartitionTable};
-use crate::data::misfit::{Misfit, NoPartition};
+use crate::data::misfit::{Misfit, count};
+use crate::data::reason::Reason;
 use crate::state::hardware::Location;
 use crate::state::occupancy::DeviceUse;
 
@@ -69,12 +70,16 @@ impl Partitions<'_> {
     /// size from the largest on. Between equals the order of the table decides.
     pub(crate) fn choices(&self) -> Result<Vec<GpuSet>, Misfit> {
         if self.is_unreadable {
-            return Err(self.misfit(NoPartition::Unreadable));
+            return Err(Reason::PartitionsUnreadable.into());
         }
-        let table = self.table.ok_or(self.misfit(NoPartition::Table))?;
+        let misfit = |text| Misfit::new(Reason::Partition, text);
+        let gpus = || count(self.pool.n, &DeviceType::Gpu);
+        let no_table = || misfit("the node has no table of GPU partitions".to_owned());
+        let table = self.table.ok_or_else(no_table)?;
         let of_size = table.partitions.iter().filter(|one| size(one) == self.pool.n);
         let best_score = of_size.clone().map(|one| one.score).max();
-        let best_score = best_score.ok_or(self.misfit(NoPartition::Size))?;
+        let no_size = || misfit(format!("the node's table has no partition of {}", gpus()));
+        let best_score = best_score.ok_or_else(no_size)?;
         let constraint = self.constraint.unwrap_or_default();
         let mut usable: Vec<(&Partition, Set)> = Vec::new();
         let (mut best_free, mut best_fast) = (None::<i64>, None::<i64>);
@@ -93,11 +98,13 @@ impl Partitions<'_> {
             }
         }
         if usable.is_empty() {
-            let wanted = best_score;
-            return Err(self.misfit(match (best_fast, best_free) {
-                (Some(free), _) => NoPartition::Score { wanted, free },
-                (None, Some(_)) => NoPartition::Bandwidth,
-                (None, None) => NoPartition::Free,
+            let gpus = gpus();
+            return Err(misfit(match (best_fast, best_free) {
+                (Some(free), _) => format!(
+                    "no free partition of {gpus} with score {best_score}; the best free one has score {free}"
+                ),
+                (None, Some(_)) => format!("no free partition of {gpus} is known to have the bandwidth"),
+                (None, None) => format!("no partition of {gpus} is free"),
             }));
         }
         self.sort(table, &mut usable);
@@ -114,11 +121,6 @@ impl Partitions<'_> {
             });
         }
         Ok(choices)
-    }
-
-    fn misfit(&self, problem: NoPartition) -> Misfit {
-        let needed = self.pool.n;
-        Misfit::Partition { needed, problem }
     }
 
     /// Sorts partitions that may be taken, the best first, as [`Self::choices`] defines it.
