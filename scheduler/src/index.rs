@@ -489,7 +489,7 @@ impl Index {
     /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
     pub fn has_leaving(&self, node: &str, priority: i32) -> bool {
         let held = self.cluster.view(node).into_iter().flat_map(NodeView::held);
-        let mut entries = held.filter_map(|held| self.cluster.pods.get(held.owner));
+        let mut entries = held.filter_map(|held| self.cluster.pods.get(&held.owner));
         entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
     }
 

@@ -5,7 +5,7 @@
 use crate::choice::gpu_room::{fit_gpu, free_whole, need};
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts};
 use crate::data::device::Device;
-use crate::data::holding::{Held, Hints, Holdings, Origin};
+use crate::data::holding::{Held, Hints};
 use crate::data::ident::{DeviceType, NodeId, OwnerId};
 use crate::data::inventory::{GPUS, Inventory};
 use crate::data::reason::Reason;
@@ -46,25 +46,10 @@ pub struct DeviceView<'a> {
 pub struct HolderView<'a> {
     /// The owner.
     pub owner: &'a OwnerId,
-    /// The source of the holding.
-    pub origin: Origin,
     /// Amounts of a GPU.
     pub amounts: Amounts,
     /// True if the part may be on another device, or of another amount.
     pub suspect: bool,
-}
-
-/// The holding of one owner.
-#[derive(Clone, Copy, Debug)]
-pub struct HeldView<'a> {
-    /// The owner.
-    pub owner: &'a OwnerId,
-    /// The node's name.
-    pub node: &'a str,
-    /// The source of the holding.
-    pub origin: Origin,
-    /// The devices.
-    pub holdings: &'a Holdings,
 }
 
 /// The result of comparing a request with one GPU.
@@ -157,9 +142,8 @@ impl<'a> NodeView<'a> {
     }
 
     /// The holdings on it, by owner.
-    pub fn held(self) -> impl Iterator<Item = HeldView<'a>> {
-        let Node { name, held, .. } = self.node;
-        held.iter().map(|held| HeldView::new(held, name))
+    pub fn held(self) -> impl Iterator<Item = &'a Held> {
+        self.node.held.iter()
     }
 
     /// CPU and memory that no pod uses; `None` as long as the node's total is not known.
@@ -204,7 +188,6 @@ impl<'a> NodeView<'a> {
             if let Some(view) = of_type.and_then(|of_type| of_type.get_mut(charge.device)) {
                 view.add(HolderView {
                     owner: &held.owner,
-                    origin: held.origin,
                     amounts: charge.amounts,
                     suspect: charge.suspect,
                 });
@@ -218,18 +201,6 @@ impl<'a> NodeView<'a> {
             }
         }
         views
-    }
-}
-
-impl<'a> HeldView<'a> {
-    /// The view of one owner's holding on the node with this name.
-    pub(crate) fn new(held: &'a Held, node: &'a str) -> Self {
-        Self {
-            owner: &held.owner,
-            node,
-            origin: held.origin,
-            holdings: &held.holdings,
-        }
     }
 }
 

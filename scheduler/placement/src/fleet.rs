@@ -13,7 +13,7 @@ use crate::choice::cost::WorkloadModel;
 use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
 use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::{HostAmounts, HostLoad};
-use crate::data::holding::{Hints, Holdings, Origin, Placement};
+use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
 use crate::data::inventory::Inventory;
 use crate::data::misfit::Misfit;
@@ -21,7 +21,7 @@ use crate::data::policy::{DevicePolicy, Policies, ResourceWeights, Score};
 use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::data::workload::{PodProfile, Workload};
-use crate::explain::{DeviceFit, HeldView, NodeView, explain};
+use crate::explain::{DeviceFit, NodeView, explain};
 use crate::state::nodes::Nodes;
 
 /// All nodes with their devices, holdings and hints.
@@ -204,9 +204,8 @@ impl Fleet {
     }
 
     /// The holding of an owner.
-    pub fn held_by(&self, owner: &str) -> Option<HeldView<'_>> {
-        let node = self.nodes.at(*self.nodes.owners.get(owner)?)?;
-        Some(HeldView::new(node.held_by(owner)?, &node.name))
+    pub fn held_by(&self, owner: &str) -> Option<&Held> {
+        self.nodes.at(*self.nodes.owners.get(owner)?)?.held_by(owner)
     }
 
     /// The CPU and memory that an owner uses, if known.

@@ -45,7 +45,7 @@ pub use data::device::{
     Device, DeviceAttributes, DeviceLocation, DeviceRef, DevicesOfType, Function, FunctionGroup, Labels,
     LimitLevel,
 };
-pub use data::holding::{HeldMemory, HeldPart, Hints, Holdings, Origin, Placement, Share};
+pub use data::holding::{Held, HeldMemory, HeldPart, Hints, Holdings, Origin, Placement, Share};
 pub use data::ident::{DeviceId, DeviceType, FunctionId, NodeId, OwnerId, ResourceName, SwitchId};
 pub use data::inventory::{Inventory, LinkGroup, Partition, PartitionTable};
 pub use data::misfit::Misfit;
@@ -55,6 +55,6 @@ pub use data::policy::{
 pub use data::reason::Reason;
 pub use data::request::{DeviceRequest, NodeRequest, RequestedGpus, RequestedMemory, ShareRequest};
 pub use data::workload::{PodProfile, Workload};
-pub use explain::{DeviceFit, DeviceView, HeldView, HolderView, NodeView};
+pub use explain::{DeviceFit, DeviceView, HolderView, NodeView};
 pub use fleet::Fleet;
 pub use trial::Trial;

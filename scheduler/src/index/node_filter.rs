@@ -154,7 +154,7 @@ impl<'a> NodeFilter<'a> {
     fn n_in_flight(self, view: NodeView<'_>, uid: &str, counts_hints: bool) -> usize {
         let mut n = 0;
         for held in view.held().filter(|held| held.owner.as_str() != uid) {
-            let entry = self.cluster.pods.get(held.owner);
+            let entry = self.cluster.pods.get(&held.owner);
             n += usize::from(entry.is_some_and(|entry| !entry.eviction.is_admitted()));
         }
         // Hints count for filters alone: a bind comes before the binds of pods that only have hints.

@@ -119,7 +119,7 @@ impl VictimSearch<'_> {
     fn evictable(&self) -> Vec<Evictable> {
         let mut pods = Vec::new();
         for held in self.view.held() {
-            let Some((owner, entry)) = self.cluster.pods.get_key_value(held.owner) else {
+            let Some((owner, entry)) = self.cluster.pods.get_key_value(&held.owner) else {
                 continue;
             };
             let eviction = &entry.eviction;

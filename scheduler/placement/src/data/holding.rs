@@ -129,10 +129,13 @@ pub enum Origin {
 
 /// The holding of one owner on a node.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
-    pub(crate) owner: OwnerId,
-    pub(crate) origin: Origin,
-    pub(crate) holdings: Holdings,
+pub struct Held {
+    /// The owner.
+    pub owner: OwnerId,
+    /// The source of the holding.
+    pub origin: Origin,
+    /// The devices.
+    pub holdings: Holdings,
 }
 
 /// Number of whole GPUs that holdings have and whose UUIDs are not known.
