@@ -4,7 +4,7 @@ mod values;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -78,10 +78,6 @@ pub struct Config {
         value_name = "nvml|file:PATH"
     )]
     pub inventory: InventoryKind,
-
-    /// Mount point of sysfs, which shows RDMA adapters, FPGAs, and the PCI location of each device
-    #[arg(long, env = "GPUSHARE_SYSFS_ROOT", default_value = "/sys", value_name = "DIR")]
-    pub sysfs_root: PathBuf,
 
     /// YAML file with labels of devices and of their virtual functions, by which pods select them. It may be missing, and may
     /// change
@@ -217,8 +213,9 @@ pub struct Config {
     )]
     pub unrestricted_namespaces: Vec<String>,
 
-    /// Mount point of the node's root directory, in which the plugin looks for device nodes, for the MPS control daemon and for the
-    /// configuration of the container runtime
+    /// Mount point of the node's root directory, or of some of its directories, in which the plugin looks for sysfs, for device nodes,
+    /// for the MPS control daemon and for the configuration of the container runtime. Without /sys or /dev in it those of the
+    /// plugin's own container count
     #[arg(long, env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
     pub host_root: PathBuf,
 
@@ -314,12 +311,28 @@ impl Config {
             });
         }
         DeviceSource::Machine(MachineSource::new(NvmlSource {
-            sysfs: self.sysfs_root.clone(),
+            sysfs: self.sysfs(),
             driver_roots: self.driver_roots.clone(),
             unknown_memory: self.gpu_memory,
             withholds_reserved: self.reserved_memory == ReservedMemory::Withhold,
             ..NvmlSource::default()
         }))
+    }
+
+    /// The root directory in which this process sees the node's directory of that name: that of the node, if it is mounted with the
+    /// directory, else that of this process.
+    fn root_with(&self, name: &str) -> &Path {
+        if self.host_root.join(name).is_dir() {
+            &self.host_root
+        } else {
+            Path::new("/")
+        }
+    }
+
+    /// The mount point of sysfs. A container's own one shows the same devices, but neither the cgroups of others nor adapters that
+    /// belong to the node's network namespace alone.
+    fn sysfs(&self) -> PathBuf {
+        self.root_with("sys").join("sys")
     }
 
     /// The directory of this plugin's own CDI specs: the last one, whose specs the runtime prefers.
@@ -337,7 +350,8 @@ impl Config {
             specs: self.own_specs(),
             vendor_specs: VendorSpecs::new(self.cdi_spec_dirs.clone()),
             host_root: self.host_root.clone(),
-            sysfs_root: self.sysfs_root.clone(),
+            sysfs_root: self.sysfs(),
+            device_root: self.root_with("dev").to_owned(),
             // The environment and the rights of this process do not change, so they are read once.
             own_container: OwnContainer::observe(!self.driver_roots.is_empty(), self.runtime_class.clone()),
             has_runtime_hook: self.nri_socket.is_some(),

@@ -104,12 +104,12 @@ async fn measure(
     level: Level,
     processes: bool,
 ) -> Option<(Vec<String>, Vec<String>, Arc<MeasuredMemory>)> {
-    let sysfs = format!("--sysfs-root={}", machine.path("sys").display());
+    let root = format!("--host-root={}", machine.path("").display());
     let config = Config::parse_from([
         "gpushare-device-plugin",
         "--node-name=n1",
         "--driver-limits",
-        &sysfs,
+        &root,
     ]);
     let inventory = machine.source().discover().unwrap();
     let mut levels = Enforcements::new();

@@ -77,8 +77,9 @@ fn a_plugin_that_hangs_ends_itself() {
 fn a_plugin_without_a_driver_waits_and_is_not_ready() {
     let dir = tempfile::tempdir().unwrap();
     let root = format!("--driver-root={}", dir.path().join("host").display());
-    let sysfs = format!("--sysfs-root={}", dir.path().join("sys").display());
-    let mut process = Process::start_with(dir.path(), &[&root, &sysfs, "--health-listen=127.0.0.1:0"]);
+    std::fs::create_dir(dir.path().join("sys")).unwrap();
+    let host_root = format!("--host-root={}", dir.path().display());
+    let mut process = Process::start_with(dir.path(), &[&root, &host_root, "--health-listen=127.0.0.1:0"]);
     let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
     let mut log = String::new();
     let mut address = None;

@@ -100,16 +100,30 @@ fn dra_drivers_are_read_as_a_list(#[case] text: &str, #[case] expected: &[&str])
     assert_eq!(drivers.iter().collect::<Vec<_>>(), expected);
 }
 
-#[test]
-fn all_devices_are_read_from_one_sysfs() {
-    let config = parse(&["--sysfs-root", "/host/sys"]).unwrap();
-    let expected = NvmlSource {
-        sysfs: PathBuf::from("/host/sys"),
+#[rstest]
+#[case::nothing_mounted(&[], "/sys", "/")]
+#[case::sysfs_mounted(&["sys"], "ROOT/sys", "/")]
+#[case::all_mounted(&["sys", "dev"], "ROOT/sys", "ROOT")]
+fn sysfs_and_device_nodes_are_those_of_the_node_where_it_is_mounted(
+    #[case] mounted: &[&str],
+    #[case] sysfs: &str,
+    #[case] device_root: &str,
+) {
+    let root = tempfile::tempdir().unwrap();
+    let below = |path: &str| PathBuf::from(path.replace("ROOT", root.path().to_str().unwrap()));
+    for name in mounted {
+        std::fs::create_dir(root.path().join(name)).unwrap();
+    }
+    let config = parse(&["--host-root", root.path().to_str().unwrap()]).unwrap();
+    let source = NvmlSource {
+        sysfs: below(sysfs),
         ..NvmlSource::default()
     };
+    assert_eq!(config.source(), DeviceSource::Machine(MachineSource::new(source)));
+    let settings = config.settings();
     assert_eq!(
-        config.source(),
-        DeviceSource::Machine(MachineSource::new(expected))
+        (settings.sysfs_root, settings.device_root),
+        (below(sysfs), below(device_root))
     );
 }
 

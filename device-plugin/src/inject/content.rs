@@ -335,7 +335,7 @@ fn device_nodes(
 /// True if the host has this file. Answers and specs name paths of the host, wherever this process sees them.
 fn is_on_host(settings: &NodeSettings, path: &Path) -> bool {
     let below_root = path.strip_prefix("/").unwrap_or(path);
-    settings.host_root.join(below_root).exists()
+    settings.device_root.join(below_root).exists()
 }
 
 /// The virtual functions of this device that the record of the pod gives the pod.

@@ -31,6 +31,8 @@ pub struct NodeSettings {
     pub host_root: PathBuf,
     /// The mount point of sysfs.
     pub sysfs_root: PathBuf,
+    /// The root directory below which this process sees the node's device nodes.
+    pub device_root: PathBuf,
     /// This plugin's own container, which shows the effect of the vendor's variable.
     pub own_container: OwnContainer,
     /// True if the runtime hook is on.
@@ -68,6 +70,7 @@ impl NodeSettings {
             vendor_specs: VendorSpecs::default(),
             host_root: "/".into(),
             sysfs_root: "/nonexistent".into(),
+            device_root: "/".into(),
             own_container: OwnContainer::default(),
             has_runtime_hook: false,
             allows_all_devices: false,

@@ -125,7 +125,7 @@ fn only_existing_device_nodes_are_injected() {
         fs::write(root.path().join("dev").join(name), "").unwrap();
     }
     let mut settings = settings();
-    root.path().clone_into(&mut settings.host_root);
+    root.path().clone_into(&mut settings.device_root);
     let one = gpu(1);
     let adapter = OtherDevice {
         device_nodes: vec!["/dev/infiniband/uverbs0".into(), "/dev/infiniband/rdma_cm".into()],
@@ -341,7 +341,7 @@ fn the_spec_of_virtual_functions_has_their_files() {
         ..pod("a", 1, [rdma(1)])
     };
     let mut settings = settings();
-    settings.host_root = root.path().to_owned();
+    settings.device_root = root.path().to_owned();
     let recipient = Recipient {
         pod: &pod,
         container: &pod.containers[0],

@@ -183,8 +183,8 @@ impl InjectionDetector {
     /// The configuration of the container runtime; `None` if the node's root is not mounted.
     fn configured(&mut self) -> Option<ConfiguredRuntime> {
         let host_root = &self.settings.host_root;
-        // Without the flag that is the root of this container.
-        if host_root == Path::new("/") {
+        // Without the flag that is the root of this container; with it, only other directories may be mounted.
+        if host_root == Path::new("/") || !host_root.join("etc").is_dir() {
             return None;
         }
         if let Some((at, configured)) = self.configured

@@ -250,7 +250,7 @@ impl HookInputs<'_> {
         }
         for gpu in gpus {
             if !present.contains(&gpu.uuid) {
-                let node = device_node(&self.settings.host_root, &gpu.device_node);
+                let node = device_node(&self.settings.device_root, &gpu.device_node);
                 change.added_nodes.extend(node);
             }
         }

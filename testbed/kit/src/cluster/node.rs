@@ -414,9 +414,7 @@ fn plugin_invocation(
         invocation = invocation.flag("--nri-socket", &below("nri.sock"));
     }
     if spec.driver_limits {
-        invocation = invocation
-            .args(["--driver-limits"])
-            .flag("--sysfs-root", &below("sys"));
+        invocation = invocation.args(["--driver-limits"]);
     }
     invocation.args(spec.plugin_args.clone())
 }
@@ -505,7 +503,7 @@ impl MachineFiles {
         self.inventory.set_machine(inventory(spec))?;
         files::make_dir(&self.dir.join("etc-cdi"))?;
         if spec.driver_limits {
-            let cgroups = self.dir.join("sys/fs/cgroup");
+            let cgroups = self.dir.join("root/sys/fs/cgroup");
             files::make_dir(&cgroups)?;
             // The plugin takes a directory with this file for the root of cgroup v2.
             files::write(&cgroups.join("cgroup.controllers"), "cpu memory\n")?;

@@ -56,7 +56,7 @@ fn settings() -> NodeSettings {
         MemoryUnit::GIB,
         std::time::Duration::from_secs(1),
     );
-    settings.host_root = "/nowhere".into();
+    settings.device_root = "/nowhere".into();
     settings
 }
 
