@@ -57,7 +57,7 @@ pub struct Config {
     pub node_name: String,
 
     /// UID of the plugin's own pod. The plugin writes it into the Node with its state; the scheduler sees by it when that pod is
-    /// gone
+    /// gone. If the pod has a `RuntimeClass`, the runtime acts on `NVIDIA_VISIBLE_DEVICES` in such pods alone
     #[arg(long, env = "POD_UID", value_name = "UID")]
     pub pod_uid: Option<String>,
 
@@ -229,10 +229,6 @@ pub struct Config {
     )]
     pub driver_roots: Vec<PathBuf>,
 
-    /// `RuntimeClass` of this plugin's own pod, if it has one: the runtime then acts on `NVIDIA_VISIBLE_DEVICES` in such pods alone
-    #[arg(long, env = "GPUSHARE_RUNTIME_CLASS", value_name = "NAME")]
-    pub runtime_class: Option<String>,
-
     /// Reasons to evict pods, separated by commas; the plugin's role must allow it
     #[arg(
         long,
@@ -353,7 +349,7 @@ impl Config {
             sysfs_root: self.sysfs(),
             device_root: self.root_with("dev").to_owned(),
             // The environment and the rights of this process do not change, so they are read once.
-            own_container: OwnContainer::observe(!self.driver_roots.is_empty(), self.runtime_class.clone()),
+            own_container: OwnContainer::observe(!self.driver_roots.is_empty(), self.pod_uid.as_deref()),
             has_runtime_hook: self.nri_socket.is_some(),
             allows_all_devices: self.allow_all_devices,
             driver_limits: self.driver_limits,

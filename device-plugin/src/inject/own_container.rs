@@ -2,6 +2,8 @@
 
 use proto::record::VISIBLE_DEVICES;
 
+use crate::node::pods::PodUid;
+
 use super::mode::VOID;
 
 /// The number of the Linux capability `CAP_SYS_ADMIN`.
@@ -14,6 +16,10 @@ pub struct OwnContainer {
     pub has_driver_root: bool,
     /// True if this container is privileged.
     pub is_privileged: bool,
+    /// The UID of this plugin's pod, if it runs in one.
+    pub pod: Option<PodUid>,
+    /// True while that pod is not known, and so not if it has a `RuntimeClass`.
+    pub is_pod_awaited: bool,
     /// The `RuntimeClass` of this plugin's pod, if it has one.
     pub runtime_class: Option<String>,
     /// The value of `NVIDIA_VISIBLE_DEVICES` in this container.
@@ -21,19 +27,23 @@ pub struct OwnContainer {
 }
 
 impl OwnContainer {
-    /// The facts about the container in which this process runs.
-    pub fn observe(has_driver_root: bool, runtime_class: Option<String>) -> Self {
+    /// The facts about the container in which this process runs, in the pod with this UID.
+    pub fn observe(has_driver_root: bool, pod: Option<&str>) -> Self {
         Self {
             has_driver_root,
             is_privileged: is_privileged(),
-            runtime_class,
+            pod: pod.map(PodUid::from),
+            is_pod_awaited: false,
+            runtime_class: None,
             visible_devices: own_visible_devices(),
         }
     }
 
     /// The reason that the runtime's treatment of this container says nothing about others, if there is one.
     pub fn why_inconclusive(&self) -> Option<&'static str> {
-        if self.is_privileged {
+        if self.is_pod_awaited {
+            Some("the pods of this node are not known yet")
+        } else if self.is_privileged {
             // A hardened runtime accepts the variable of privileged containers alone.
             Some("the plugin's own container is privileged, so it sees all GPUs in any case")
         } else if self.has_driver_root {

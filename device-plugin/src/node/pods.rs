@@ -340,6 +340,8 @@ pub struct NodePods {
     without_requests: BTreeMap<PodUid, Option<PodStage>>,
     /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
+    /// The `RuntimeClass` of each pod of this node that has one.
+    runtime_classes: BTreeMap<PodUid, String>,
     is_synced: bool,
     is_interrupted: bool,
 }
@@ -414,6 +416,7 @@ impl NodePods {
         self.lost.remove(uid);
         self.without_requests.remove(uid);
         self.claimants.remove(uid);
+        self.runtime_classes.remove(uid);
     }
 
     /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations have a record all
@@ -444,6 +447,16 @@ impl NodePods {
     /// The pod with this UID, if it uses resource claims.
     pub fn claimant(&self, uid: &PodUid) -> Option<&Claimant> {
         self.claimants.get(uid)
+    }
+
+    /// Adds the `RuntimeClass` of a pod, which never changes.
+    pub fn note_runtime_class(&mut self, uid: PodUid, class: String) {
+        self.runtime_classes.insert(uid, class);
+    }
+
+    /// The `RuntimeClass` of the pod with this UID, if it has one.
+    pub fn runtime_class(&self, uid: &PodUid) -> Option<&str> {
+        self.runtime_classes.get(uid).map(String::as_str)
     }
 
     /// True if the pod is known to request none of the plugin's resources.
@@ -503,6 +516,7 @@ impl NodePods {
         self.annotated.clear();
         self.without_requests.clear();
         self.claimants.clear();
+        self.runtime_classes.clear();
         for pod in pods {
             self.apply(pod);
         }

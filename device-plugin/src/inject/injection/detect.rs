@@ -16,11 +16,11 @@ use crate::inject::cdi::readers::Readers;
 use crate::inject::cdi::vendor::VendorKind;
 use crate::inject::cdi::{Edits, SpecDir, name_of};
 use crate::inject::content::driver_edits;
-use crate::inject::mode::{CDI_OFF, Injection, Mode};
+use crate::inject::mode::{CDI_OFF, Certainty, Injection, Mode};
+use crate::inject::own_container::OwnContainer;
 use crate::inject::settings::NodeSettings;
 use crate::node::kubelet_checkpoint::Checkpoint;
-use crate::node::pods::NodePods;
-use crate::node::pods::PodStage;
+use crate::node::pods::{NodePods, PodStage};
 use crate::root_dir::RootDir;
 
 use super::ConfiguredRuntime;
@@ -71,6 +71,7 @@ pub async fn detect_injection(
     // A runtime that takes CDI devices reads at once, and the first decision is then no guess.
     let _ = timeout(FIRST_READ, readers.until_next_read()).await;
     loop {
+        let is_pod_awaited = detector.own_container().is_pod_awaited;
         let facts = detector.collect_facts();
         let decided = decide(detector.settings.injection_mode, &facts);
         without_cdi = if is_by_cdi(&decided) {
@@ -79,8 +80,9 @@ pub async fn detect_injection(
             Some(without_cdi.unwrap_or_else(Instant::now))
         };
         let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
-        let takes_effect = takes_effect(injection.borrow().as_ref(), &decided, lasted);
-        if takes_effect {
+        // While the plugin's own pod is not known, only proven CDI works whatever `RuntimeClass` the pod has.
+        let is_settled = decided.certainty == Certainty::Proven || !is_pod_awaited;
+        if is_settled && takes_effect(injection.borrow().as_ref(), &decided, lasted) {
             publish(&injection, &recorder, decided);
         }
         tokio::select! {
@@ -145,6 +147,17 @@ struct InjectionDetector {
 }
 
 impl InjectionDetector {
+    /// This plugin's own container, with the `RuntimeClass` of its pod once the pods of this node are known.
+    fn own_container(&self) -> OwnContainer {
+        let mut own = self.settings.own_container.clone();
+        if let Some(uid) = &own.pod {
+            let pods = self.pods.borrow();
+            own.is_pod_awaited = !pods.is_synced();
+            own.runtime_class = pods.runtime_class(uid).map(str::to_owned);
+        }
+        own
+    }
+
     /// Collects the facts of this moment, and writes the driver's spec if it has to change.
     fn collect_facts(&mut self) -> InjectionFacts {
         let configured = self.configured();
@@ -168,7 +181,7 @@ impl InjectionDetector {
             is_simulated: !fleet.needs_driver,
             toolkit_names_uuid: vendor_specs.names_any(VendorKind::Toolkit, uuids),
             has_management_spec: self.has_management_spec,
-            own: settings.own_container.clone(),
+            own: self.own_container(),
             configured,
         };
         InjectionFacts {
@@ -267,14 +280,19 @@ impl InjectionDetector {
 
 #[cfg(test)]
 mod tests {
+    use daemon::api_server::Connection;
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
     use proto::memory_unit::MemoryUnit;
     use proto::resource::ResourceNames;
     use rstest::rstest;
+    use tower_test::mock;
 
     use super::*;
-    use crate::inject::mode::{Certainty, Exposure};
-    use crate::inject::own_container::OwnContainer;
+    use crate::inject::mode::Exposure;
     use crate::inject::settings::NodeSettings;
+    use crate::node::pods::PodUid;
     use crate::tests::builders;
     use crate::tests::node_trees::NodeTree;
 
@@ -288,24 +306,18 @@ mod tests {
         }
     }
 
-    /// A privileged plugin on a node where NVIDIA's runtime becomes the default, and takes no part any more.
-    #[tokio::test(start_paused = true)]
-    async fn a_change_of_the_runtimes_configuration_is_noticed() {
-        let tree = NodeTree::new(&[], &[]);
+    /// The detector of a plugin with this container on a node with one GPU.
+    fn detector(tree: &NodeTree, own: OwnContainer, pods: watch::Receiver<NodePods>) -> InjectionDetector {
         let names = ResourceNames::default();
         let mut settings = NodeSettings::plain(names, MemoryUnit::GIB, Duration::ZERO);
         tree.path().clone_into(&mut settings.host_root);
         settings.specs = SpecDir::new(tree.path().join("cdi"));
-        settings.own_container = OwnContainer {
-            is_privileged: true,
-            ..OwnContainer::default()
-        };
+        settings.own_container = own;
         let mut fleet = builders::fleet(1);
         fleet.needs_driver = true;
         let fleet = watch::channel(Arc::new(fleet)).1;
         let checkpoint = Arc::new(Checkpoint::new(tree.path(), settings.names.clone()));
-        let pods = watch::channel(builders::pods([])).1;
-        let mut detector = InjectionDetector {
+        InjectionDetector {
             settings,
             fleet,
             pods,
@@ -315,7 +327,63 @@ mod tests {
             prompted: None,
             has_management_spec: false,
             configured: None,
+        }
+    }
+
+    /// In pods of others the variable has no effect if the plugin's own pod has a `RuntimeClass`.
+    #[tokio::test(start_paused = true)]
+    async fn a_decision_that_is_not_proven_waits_for_the_class_of_the_plugins_own_pod() {
+        let tree = NodeTree::new(&[], &[]);
+        let own = OwnContainer {
+            pod: Some(PodUid::from("own")),
+            visible_devices: Some("all".to_owned()),
+            ..OwnContainer::default()
         };
+        let (known, pods) = watch::channel(NodePods::default());
+        let mut detector = detector(&tree, own, pods);
+        detector.settings.injection_mode = None;
+        let (sender, mut injection) = watch::channel(None);
+        let connection = Connection::from(Client::new(
+            mock::pair::<Request<Body>, Response<Body>>().0,
+            "default",
+        ));
+        tokio::spawn(detect_injection(
+            detector.settings,
+            detector.fleet,
+            detector.pods,
+            detector.readers,
+            detector.checkpoint,
+            sender,
+            daemon::events::recorder(&connection, "gpushare-device-plugin", None).0,
+        ));
+        sleep(INTERVAL * 5).await;
+        assert_eq!(*injection.borrow(), None);
+        known.send_modify(|pods| {
+            pods.reset([]);
+            pods.note_runtime_class(PodUid::from("own"), "nvidia".to_owned());
+        });
+        let decided = injection
+            .wait_for(Option::is_some)
+            .await
+            .unwrap()
+            .clone()
+            .unwrap();
+        assert_eq!(decided.mode, Mode::Cdi);
+        assert_eq!(
+            decided.exposure,
+            Some(Exposure::RuntimeClass("nvidia".to_owned()))
+        );
+    }
+
+    /// A privileged plugin on a node where NVIDIA's runtime becomes the default, and takes no part any more.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_the_runtimes_configuration_is_noticed() {
+        let tree = NodeTree::new(&[], &[]);
+        let own = OwnContainer {
+            is_privileged: true,
+            ..OwnContainer::default()
+        };
+        let mut detector = detector(&tree, own, watch::channel(builders::pods([])).1);
         let mut now = || detector.collect_facts().exposure;
         assert!(matches!(now(), Some(Exposure::Unknown(_))));
         for (name, expected) in [

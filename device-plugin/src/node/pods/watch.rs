@@ -81,6 +81,9 @@ fn apply_event(
 
 /// Applies the present state of one pod; returns true if that changes anything.
 fn apply(pods: &mut NodePods, pod: &Pod, node: &str, names: &ResourceNames) -> bool {
+    if let Some(class) = pod.spec.runtime_class_name.clone() {
+        pods.note_runtime_class(uid_of(pod), class);
+    }
     let is_claimant_new = Claimant::from_pod(pod).is_some_and(|claimant| pods.note_claimant(claimant));
     let is_changed = match NodePod::from_pod(pod, node, names) {
         Some(found) => {
@@ -156,9 +159,17 @@ mod tests {
             request.uri()
         );
         response.send_response(answer(list(
-            json!([pod("a", "1", 4), {"metadata": {"name": "other", "uid": "o"}, "spec": {"nodeName": "n1"}}]),
+            json!([pod("a", "1", 4), {"metadata": {"name": "other", "uid": "o"}, "spec": {"nodeName": "n1", "runtimeClassName": "nvidia"}}]),
         )));
         assert_eq!(names(&mut pods, 1).await, ["a"]);
+        let class = |pods: &watch::Receiver<NodePods>, uid| {
+            let class = pods.borrow().runtime_class(&PodUid::from(uid))?.to_owned();
+            Some(class)
+        };
+        assert_eq!(
+            (class(&pods, "a"), class(&pods, "o")),
+            (None, Some("nvidia".to_owned()))
+        );
 
         let (request, response) = requests.next_request().await.unwrap();
         assert!(
@@ -181,5 +192,6 @@ mod tests {
         let (_, response) = requests.next_request().await.unwrap();
         response.send_response(answer(list(json!([pod("d", "1", 9)]))));
         assert_eq!(names(&mut pods, 1).await, ["d"]);
+        assert_eq!(class(&pods, "o"), None);
     }
 }

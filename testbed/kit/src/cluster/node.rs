@@ -7,12 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
+use kube::{Api, Client, ResourceExt};
 use proto::resource::{GPU_MEM, GPU_SHARED};
 use serde_json::{Value, json};
 
 use super::gpu_programs::{InventoryFile, memory_use};
 use super::node_spec::{DriverSpecs, GpuFault, GpuSpec, NodeSetup, RuntimeSpec};
-use super::{PLUGIN_USER, user_client};
+use super::{ADMIN, PLUGIN_USER, user_client};
 use crate::apiserver::object;
 use crate::apiserver::{ApiServer, User};
 use crate::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
@@ -127,6 +130,10 @@ impl SimulatedNode {
             [&plugin_dir, machine.inventory.path(), &kubeconfig, &node_dir],
             metrics,
         );
+        if let Some(class) = spec.container_runtime.nvidia_class {
+            let admin = user_client(api, dir, ADMIN, &["system:masters"]).await?;
+            invocation = invocation.flag("--pod-uid", &create_plugin_pod(admin, &spec.name, class).await?);
+        }
         if let Some(program) = &spec.plugin {
             invocation = of_another_version(invocation, program).await?;
         }
@@ -377,6 +384,20 @@ fn plugin_kubeconfig(api: &ApiServer, dir: &Path, node: &str) -> Result<PathBuf>
     api.kubeconfig_with(&path, PLUGIN_USER, Some(&token))
         .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// Creates the pod of a node's plugin, with this `RuntimeClass`. The plugin itself runs beside it. Returns its UID.
+async fn create_plugin_pod(client: Client, node: &str, class: &str) -> Result<String> {
+    let pod = serde_json::from_value(json!({
+        "metadata": {"name": format!("gpushare-device-plugin-{node}")},
+        "spec": {"nodeName": node, "runtimeClassName": class, "containers": [{"name": "c", "image": "i"}]},
+    }))?;
+    let pods = Api::<Pod>::namespaced(client, "gpushare-system");
+    let created = pods.create(&PostParams::default(), &pod).await;
+    created
+        .context("cannot create the plugin's pod")?
+        .uid()
+        .context("the plugin's pod has no UID")
 }
 
 /// The command line of a node's device plugin. A shell script stands before it if the spec demands one.

@@ -56,12 +56,10 @@ pub enum Deployment {
 impl Deployment {
     /// The flags that it adds to the plugin's.
     pub fn plugin_args(self) -> Vec<String> {
-        let args: &[&str] = match self {
-            Self::Base => &[],
-            Self::RuntimeClass => &["--runtime-class", RUNTIME_CLASS],
-            Self::DriverRoot => &["--driver-root", "/driver-root"],
-        };
-        args.iter().map(|arg| (*arg).to_owned()).collect()
+        match self {
+            Self::Base | Self::RuntimeClass => Vec::new(),
+            Self::DriverRoot => vec!["--driver-root=/driver-root".to_owned()],
+        }
     }
 }
 
