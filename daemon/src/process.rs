@@ -26,8 +26,8 @@ use crate::watchdog::{self, Probe};
 /// Longest time in which the servers may answer the requests in work at the end.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Longest time for which a daemon may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or a lock
-/// is not released.
+/// Longest time for which a daemon may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or a
+/// lock is not released.
 pub const HANG_LIMIT: Duration = Duration::from_secs(10);
 
 /// The most connections of the listener for probes and metrics: kubelet, Prometheus and a few people.
@@ -71,7 +71,8 @@ pub struct Process {
     args: ProcessArgs,
 }
 
-/// Runs `daemon` on a runtime of this kind, and ends the process when it hangs for `hang_limit`. The exit code is a failure if the daemon returned an error, which is logged.
+/// Runs `daemon` on a runtime of this kind, and ends the process when it hangs for `hang_limit`. The exit code is a failure if the
+/// daemon returned an error, which is logged.
 pub fn run<F>(
     args: ProcessArgs,
     hang_limit: Duration,

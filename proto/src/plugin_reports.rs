@@ -31,10 +31,11 @@ pub const PODS_WITHOUT_DEVICES: &str = "gpushare/pods-without-devices";
 /// that is killed writes nothing, so the annotation alone does not prove that the plugin lives.
 const PLUGIN_STATE: &str = "gpushare/device-plugin";
 
-/// Values of the label `app.kubernetes.io/name` of the plugin's pods, as shipped: the plugin, and the variant that serves whole GPUs.
+/// Values of the label `app.kubernetes.io/name` of the plugin's pods, as shipped: the plugin, and the variant that serves whole
+/// GPUs.
 pub const PLUGIN_NAMES: [&str; 2] = ["gpushare-device-plugin", "gpushare-device-plugin-whole-gpus"];
 
-/// The selector of those labels.
+/// The label selector of the pods with one of [`PLUGIN_NAMES`].
 pub const PLUGIN_SELECTOR: &str =
     "app.kubernetes.io/name in (gpushare-device-plugin,gpushare-device-plugin-whole-gpus)";
 

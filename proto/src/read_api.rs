@@ -12,7 +12,8 @@ use crate::pod::is_default;
 /// The version of the JSON; the first part of every path, as in `/v1/state`.
 pub const VERSION: &str = "v1";
 
-/// The TCP port that serves this API and the live page without credentials on the pod's loopback address, which port-forwards reach.
+/// The TCP port that serves this API and the live page without credentials on the pod's loopback address, which port-forwards
+/// reach.
 pub const PORT: u16 = 12346;
 
 /// The answer of `GET state`: the cluster in one snapshot, at most a second old.

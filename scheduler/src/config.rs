@@ -83,8 +83,8 @@ pub struct Args {
     /// of their group (coscheduling, Koordinator).
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
-    /// Directory of a mounted TLS Secret (PEM): the extender's certificate chain and key (`tls.crt`, `tls.key`), and the authorities of
-    /// its clients (`ca.crt`), which filter, prioritize, preempt and bind then demand a certificate of.
+    /// Directory of a mounted TLS Secret (PEM): `tls.crt` and `tls.key` are the extender's certificate chain and key. Clients of
+    /// filter, prioritize, preempt and bind then need a certificate that an authority in `ca.crt` signed.
     #[arg(long, env = "GPUSHARE_TLS_DIR", value_name = "DIR")]
     tls_dir: Option<PathBuf>,
     #[command(flatten)]

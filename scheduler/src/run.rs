@@ -94,7 +94,7 @@ async fn execute(command: Command, client: Client, secret: String) -> anyhow::Re
 async fn serve_requests(config: Config, connection: Connection, mut process: Process) -> anyhow::Result<()> {
     // State. The registry of metrics must be complete before it is served.
     let client = connection.client.clone();
-    // Of the pod, of the Lease and of the Secret.
+    // The Lease and the Secret are in the namespace of the own pod.
     let namespace = client.default_namespace().to_owned();
     let replica = OwnReplica::new(&config, &namespace);
     let index = Shared::new(index(&config).watching_plugins_in(&namespace).prewarming());

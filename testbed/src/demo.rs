@@ -143,7 +143,7 @@ fn node(name: &str, gib_of_gpus: &[u64]) -> NodeSetup {
     }
 }
 
-/// The time within which the scheduler uses a workload model that pods have changed, also on a busy machine: it looks for one every 100 ms.
+/// The pause after which the scheduler's workload model includes the last pod, also on a busy machine: it is renewed every 100 ms.
 const MODEL: Duration = Duration::from_secs(1);
 
 /// Waits until kube-scheduler has tried to schedule a pod, and its place counts for the next one. The next pod is created only then,

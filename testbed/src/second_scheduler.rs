@@ -231,18 +231,17 @@ impl SecondScheduler {
 fn start_of(cluster: &LocalCluster, pod: &str, container: SchedulerContainer) -> Result<Invocation> {
     let name = format!("{pod}-{container:?}");
     let kubeconfig = replicas::kubeconfig(cluster.dir(), pod);
-    let start = |program| {
-        let path = cluster.binaries().path(program)?;
-        anyhow::Ok(Invocation::new(&name, path, cluster.dir(), &name))
+    let program = match container {
+        SchedulerContainer::Extender => Program::Scheduler,
+        SchedulerContainer::KubeScheduler => Program::Testbed,
     };
-    match container {
-        SchedulerContainer::Extender => Ok(start(Program::Scheduler)?
-            .args(["--fence-bindings"])
-            .kubeconfig(kubeconfig)),
-        SchedulerContainer::KubeScheduler => Ok(start(Program::Testbed)?
+    let start = Invocation::new(&name, cluster.binaries().path(program)?, cluster.dir(), &name);
+    Ok(match container {
+        SchedulerContainer::Extender => start.args(["--fence-bindings"]).kubeconfig(kubeconfig),
+        SchedulerContainer::KubeScheduler => start
             .args(["kube-scheduler"])
-            .flag("--kubeconfig", &kubeconfig.display())),
-    }
+            .flag("--kubeconfig", &kubeconfig.display()),
+    })
 }
 
 /// The configuration of a pod's kube-scheduler: the shipped one, with short times and the address of the pod's extender.

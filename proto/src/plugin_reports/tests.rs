@@ -6,6 +6,12 @@ use serde_json::json;
 
 use super::*;
 
+#[test]
+fn the_selector_has_every_name_of_the_plugins_pods() {
+    let names = PLUGIN_NAMES.join(",");
+    assert_eq!(PLUGIN_SELECTOR, format!("app.kubernetes.io/name in ({names})"));
+}
+
 fn annotated(key: &str, text: &str) -> Annotations {
     [(key.to_owned(), text.to_owned())].into()
 }

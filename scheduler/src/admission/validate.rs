@@ -51,7 +51,7 @@ fn check_new(
         }
     }
     if !rules.is_unrestricted(&request.namespace)
-        && let Err(refusal) = check_device_fields(rules, kinds, &pod, &request.namespace)
+        && let Err(refusal) = check_device_fields(rules, &pod, &request.namespace)
     {
         return Ok(Verdict::Refused(refusal));
     }
@@ -89,13 +89,8 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Op
 }
 
 /// Checks the fields of a pod that select devices.
-fn check_device_fields(
-    rules: &Rules,
-    kinds: RequestedKinds,
-    pod: &Pod,
-    namespace: &str,
-) -> Result<(), Refusal> {
-    if rules.deny_overrides && kinds.shares_devices() {
+fn check_device_fields(rules: &Rules, pod: &Pod, namespace: &str) -> Result<(), Refusal> {
+    if rules.deny_overrides && RequestedKinds::of_pod(pod, &rules.names).shares_devices() {
         visible_devices::check_overrides(pod, &rules.names)?;
     }
     visible_devices::check(pod, &rules.names, namespace)
@@ -107,8 +102,7 @@ pub(super) fn refusal_of_filter(rules: &Rules, pod: &Pod) -> Option<String> {
     if rules.is_unrestricted(namespace) {
         return None;
     }
-    let kinds = RequestedKinds::of_pod(pod, &rules.names);
-    match check_device_fields(rules, kinds, pod, namespace) {
+    match check_device_fields(rules, pod, namespace) {
         Ok(()) => None,
         Err(Refusal::Invalid(message) | Refusal::Forbidden(message)) => Some(message),
     }

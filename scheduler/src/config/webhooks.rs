@@ -66,8 +66,8 @@ pub(super) struct WebhookArgs {
         value_name = "NAMESPACES"
     )]
     unrestricted_namespaces: Vec<String>,
-    /// Secret in which the scheduler creates and renews certificates, for the Services gpushare-webhook and gpushare-scheduler. The extender
-    /// has them where other machines reach it and there is no --tls-dir.
+    /// Secret in which the scheduler creates and renews certificates, for the Services gpushare-webhook and gpushare-scheduler. The
+    /// extender uses them on an address that other machines reach, unless --tls-dir is given.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
     /// Lifetime of these certificates, for organisations that limit it; they are renewed when a third of it is left.
@@ -131,8 +131,8 @@ pub struct Admission {
 }
 
 impl WebhookArgs {
-    /// The checked settings. `tls` are the certificate files of the extender, which the webhooks use too; `needs_tls` is true if other
-    /// machines reach the extender.
+    /// The checked settings. `tls` are the certificate files of the extender, which the webhooks use too; `needs_tls` is true if
+    /// other machines reach the extender.
     pub(super) fn admission(
         self,
         names: ResourceNames,

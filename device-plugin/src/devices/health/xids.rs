@@ -53,8 +53,7 @@ impl Xids {
     }
 }
 
-/// The built-in classes, changed by entries such as `13=critical` or `all=application`, each of which counts before those in front
-/// of it.
+/// The built-in classes, changed by entries such as `13=critical` or `all=application`. The last entry for an XID counts.
 impl FromStr for Xids {
     type Err = String;
 

@@ -179,6 +179,7 @@ mod tests {
         let row = tree.ask_script().remove("pods that see GPUs without a request");
         assert_eq!(row.as_deref(), Some(in_words(expected)), "the script");
     }
+
     proptest! {
         #![proptest_config(fuzz::config(300))]
 

@@ -172,6 +172,7 @@ mod tests {
         assert!(forever.await.is_err());
         assert_eq!(shared.read(async || 7).await, 7);
     }
+
     /// kubelet's list of a pod with two units of one resource and one of another, as it comes from the socket.
     fn listed_bytes() -> Vec<u8> {
         let devices = |resource: &str, ids: &[&str]| ContainerDevices {
