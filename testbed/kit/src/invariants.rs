@@ -674,7 +674,7 @@ fn last_value<'a>(log: &'a str, name: &str) -> Option<&'a str> {
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// The devices that a value of the variable names, sorted.
+/// The UUIDs that a value of `NVIDIA_VISIBLE_DEVICES` or `GPUSHARE_GPU_DEVICES` lists, sorted; `all` stays as it is.
 pub fn devices_of(value: &str) -> Vec<String> {
     let named = value
         .split(',')

@@ -427,7 +427,8 @@ impl Loop {
         }
     }
 
-    /// Runs one scheduling cycle: chooses a node and starts the binding, or tries preemption and parks the pod.
+    /// Runs one scheduling cycle: chooses a node and starts the binding, or tries preemption and parks the pod, which after an error is
+    /// tried again when its back-off is over.
     async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
         let mut diagnosis = SchedulingDiagnosis::default();
         let found = match ResourceAmounts::of_pod(&pod) {
@@ -479,9 +480,7 @@ impl Loop {
         let Ok(request) = ResourceAmounts::of_pod(pod) else {
             return Nomination::Keep;
         };
-        // The latest version of the pod counts, as its node may have been written meanwhile.
-        let pod = self.queue.get(uid).cloned().unwrap_or_else(|| Arc::clone(pod));
-        let (nodes, pods) = (self.nodes_for(uid, &pod), self.cache.pods());
+        let (nodes, pods) = (self.nodes_for(uid, pod), self.cache.pods());
         let budgets: Vec<PodDisruptionBudget> = self.budgets.values().cloned().collect();
         let scene = PreemptionContext {
             nodes: &nodes,
@@ -490,15 +489,18 @@ impl Loop {
             extenders: &self.cycle.extenders,
             ignored: &self.cycle.ignored,
         };
-        let round = scene.preempt(&pod, &request, diagnosis).await;
+        let round = scene.preempt(pod, &request, diagnosis).await;
         if let Some((node, victims)) = round.evicted {
             evict(&self.client, &victims).await;
             // Less important pods that were nominated to this node may not fit there any more.
             self.nominated
-                .retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(&pod));
+                .retain(|_, (other, nominated)| *other != node || priority(nominated) >= priority(pod));
         }
         match &round.nomination {
-            Nomination::Node(node) => drop(self.nominated.insert(uid.to_owned(), (node.clone(), pod))),
+            Nomination::Node(node) => drop(
+                self.nominated
+                    .insert(uid.to_owned(), (node.clone(), Arc::clone(pod))),
+            ),
             Nomination::Clear => drop(self.nominated.remove(uid)),
             Nomination::Keep => {}
         }

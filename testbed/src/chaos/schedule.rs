@@ -172,7 +172,7 @@ impl RoomCount {
         let node = self.dice.random_range(0..self.n_nodes);
         // A node that is nearly full is emptied, so that device IDs change hands and batches stay large.
         if self.used(node) > MOST_UNITS * 2 / 3 || self.pods_on(node).len() > MOST_PODS_OF_NODE - MOST_PODS {
-            return ChaosStep::Delete(self.remove_some(node));
+            return ChaosStep::Delete(self.remove_most(node));
         }
         // All steps but a batch need pods on the node.
         if self.pods_on(node).is_empty() {
@@ -186,7 +186,7 @@ impl RoomCount {
             86..91 => ChaosStep::RestartKubelet(node),
             91..94 => ChaosStep::BreakStream(node),
             94..97 => ChaosStep::WipeCdi(node, self.some_of(node)),
-            _ => ChaosStep::Delete(self.remove_some(node)),
+            _ => ChaosStep::Delete(self.remove_most(node)),
         }
     }
 
@@ -216,8 +216,8 @@ impl RoomCount {
         numbers
     }
 
-    /// Removes most pods of a node from the count; returns their numbers.
-    fn remove_some(&mut self, node: usize) -> Vec<usize> {
+    /// Draws at least two thirds of a node's pods, which the step will delete, and removes them from `placed`; returns their numbers.
+    fn remove_most(&mut self, node: usize) -> Vec<usize> {
         let mut numbers = self.pods_on(node);
         numbers.shuffle(&mut self.dice);
         let kept = self.dice.random_range(0..=numbers.len() / 3);

@@ -232,18 +232,18 @@ async fn plugin_hangs(world: &mut World) -> Result<()> {
     world.until_running(&["before", "after"]).await
 }
 
-/// Waits until a line of the plugin's metrics begins so, or until none does.
-async fn until_metrics(node: &SimulatedNode, line: &str, is_there: bool) -> Result<()> {
+/// Waits until a line of the plugin's metrics begins with `line`, or, without `is_there`, until none does.
+async fn until_metrics(node: &SimulatedNode, prefix: &str, is_there: bool) -> Result<()> {
     let began = Instant::now();
     loop {
         let text = node.plugin_metrics().await.unwrap_or_default();
-        if text.lines().any(|found| found.starts_with(line)) == is_there {
+        if text.lines().any(|line| line.starts_with(prefix)) == is_there {
             return Ok(());
         }
         let state = if is_there { "missing" } else { "there" };
         ensure!(
             began.elapsed() < DEADLINE,
-            "{line} is {state} in the plugin's metrics: {text}"
+            "{prefix} is {state} in the plugin's metrics: {text}"
         );
         sleep(Duration::from_millis(50)).await;
     }

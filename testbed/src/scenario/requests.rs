@@ -1,5 +1,5 @@
 //! Every form of request of the proposals, with webhooks and without: the same pods get the same result, except for the
-//! fields that the mutating webhook fills in.
+//! fields that the mutating webhook fills in, and for pods that the webhook refuses at once and that wait without it.
 
 use anyhow::{Result, bail, ensure};
 use kube::ResourceExt;
@@ -170,7 +170,7 @@ fn expected_of(world: &World, form: &RequestForm) -> Expected {
     if world.has_webhooks { form.3 } else { form.2 }
 }
 
-/// Tries one form: the pod runs, is refused or waits, as the table says.
+/// Creates a pod with the limits of one form, and checks that it runs, is refused or waits as [`FORMS`] says for this cluster.
 async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     let (name, limits, ..) = *form;
     let spec = PodBuilder::new(name, limits);
@@ -180,7 +180,7 @@ async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     }
 }
 
-/// Checks that a running pod requests today's resource names, and a number of devices: the webhook has filled in both.
+/// Checks that a running pod requests what it limits, and no resource by its old name, which only a webhook can have replaced.
 fn check_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
     for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
         let resources = container.resources.clone().unwrap_or_default();

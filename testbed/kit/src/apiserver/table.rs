@@ -280,7 +280,8 @@ fn pod_cells(pod: &Value) -> Vec<Cell> {
     ]
 }
 
-/// The STATUS that `kubectl get pods` shows: `printPod` of kube-apiserver's printers.
+/// The STATUS that `kubectl get pods` shows, by the rules of kube-apiserver's `printPod` that the testbed's pods meet: without lost nodes,
+/// signals and pods that ended before they were deleted.
 fn pod_status(pod: &Value) -> String {
     if is_deleting(pod) {
         return "Terminating".to_owned();
@@ -290,7 +291,7 @@ fn pod_status(pod: &Value) -> String {
     }
     let mut reasons = array(pod, "/status/containerStatuses")
         .iter()
-        .filter_map(stuck_reason);
+        .filter_map(waiting_or_end_reason);
     let mut conditions = array(pod, "/status/conditions").iter();
     let gated = conditions.any(|c| text(c, "/reason") == "SchedulingGated");
     let own = text(pod, "/status/reason");
@@ -311,7 +312,7 @@ fn is_ready(pod: &Value) -> bool {
 }
 
 /// The reason why a container waits or has ended, for the status column of its pod.
-fn stuck_reason(container: &Value) -> Option<String> {
+fn waiting_or_end_reason(container: &Value) -> Option<String> {
     let waiting = container.pointer("/state/waiting");
     let state = waiting.or_else(|| container.pointer("/state/terminated"))?;
     let reason = text(state, "/reason");
@@ -339,7 +340,7 @@ fn init_status(pod: &Value) -> Option<String> {
         if done || (sidecars.contains(&text(container, "/name")) && started) {
             continue;
         }
-        return Some(match stuck_reason(container) {
+        return Some(match waiting_or_end_reason(container) {
             Some(reason) if reason != "PodInitializing" => format!("Init:{reason}"),
             _ => format!("Init:{i}/{}", specs.len()),
         });

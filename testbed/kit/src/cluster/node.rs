@@ -302,11 +302,10 @@ impl SimulatedNode {
         self.machine.write_vendor_specs(&self.spec)
     }
 
-    /// Installs the plugin where none runs, with these flags behind its own.
-    pub fn start_plugin(&mut self, more: &[&str]) -> Result<()> {
-        let invocation = self.invocation.clone().args(more.iter().copied());
+    /// Starts the plugin; none may run. The extra flags hold for this process and its plain restarts.
+    pub fn start_plugin(&mut self, extra_args: &[&str]) -> Result<()> {
+        let invocation = self.invocation.clone().args(extra_args.iter().copied());
         self.plugin = Some(Daemon::start(invocation, &self.crashes)?);
-        self.spec.has_plugin = true;
         Ok(())
     }
 

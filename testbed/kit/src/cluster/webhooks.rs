@@ -19,7 +19,7 @@ use crate::ports::free_address;
 const NAMESPACE: &str = "gpushare-system";
 /// The Service in front of the webhooks.
 const SERVICE: &str = "gpushare-webhook";
-/// The directory of the scheduler's certificates.
+/// The Secret of the scheduler's certificates.
 pub const SECRET: &str = "gpushare-scheduler-certificates";
 /// Name of both webhook configurations.
 pub const CONFIGURATION: &str = "gpushare-scheduler";

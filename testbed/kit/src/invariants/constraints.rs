@@ -40,10 +40,10 @@ pub(super) struct PodDemands {
 }
 
 /// A bound pod whose demands are checked: the devices that its record names, and the Device object of its node.
-struct Case<'a> {
+struct BoundPod<'a> {
     device: &'a Device,
     record: DeviceAllocations,
-    constraints: PodDemands,
+    demands: PodDemands,
 }
 
 impl PodDemands {
@@ -90,20 +90,20 @@ impl PodDemands {
 
 /// Returns a sentence for each demand of a bound pod that its record does not meet.
 pub(super) fn unmet(pod: &Pod, device: &Device) -> Vec<String> {
-    let Some(case) = Case::of(pod, device) else {
+    let Some(pod) = BoundPod::of(pod, device) else {
         return Vec::new();
     };
     let mut unmet = Vec::new();
-    for (kind, hint) in &case.constraints.hints {
-        if let Some(held) = case.record.get(kind) {
-            unmet.extend(case.unmet(kind, hint, held));
+    for (kind, hint) in &pod.demands.hints {
+        if let Some(held) = pod.record.get(kind) {
+            unmet.extend(pod.unmet(kind, hint, held));
         }
     }
-    if case.constraints.joint.required_scope == "SamePCIe" {
+    if pod.demands.joint.required_scope == "SamePCIe" {
         let mut switches: BTreeSet<Vec<String>> = BTreeSet::new();
-        for kind in &case.constraints.joint.device_types {
-            if case.record.contains_key(kind) {
-                switches.insert(case.switches(kind));
+        for kind in &pod.demands.joint.device_types {
+            if pod.record.contains_key(kind) {
+                switches.insert(pod.switches(kind));
             }
         }
         if switches.len() > 1 {
@@ -113,14 +113,14 @@ pub(super) fn unmet(pod: &Pod, device: &Device) -> Vec<String> {
     unmet
 }
 
-impl<'a> Case<'a> {
+impl<'a> BoundPod<'a> {
     /// `None` for a pod without a record, or with one that does not parse.
     fn of(pod: &Pod, device: &'a Device) -> Option<Self> {
         pod.annotations().get(DEVICE_ALLOCATED)?;
         Some(Self {
             device,
             record: device_record(pod).ok()?,
-            constraints: PodDemands::of(pod),
+            demands: PodDemands::of(pod),
         })
     }
 
@@ -238,26 +238,26 @@ fn wrong_function(
     }
 }
 
-/// Returns a sentence for each virtual function that two pods of a node hold, and for each device that one pod
-/// has exclusively and another one holds.
+/// Returns a sentence for each virtual function that two pods of a node hold, and for each pair of pods of which one has its devices, or
+/// their PCIe switches, for itself and the other holds a device there.
 pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
-    let mut cases: Vec<(&str, Case<'_>)> = Vec::new();
+    let mut bound: Vec<(&str, BoundPod<'_>)> = Vec::new();
     for (name, pod) in pods {
-        if let Some(case) = Case::of(pod, device) {
-            cases.push((name, case));
+        if let Some(pod) = BoundPod::of(pod, device) {
+            bound.push((name, pod));
         }
     }
     let mut clashes = Vec::new();
     let mut holders: BTreeMap<String, &str> = BTreeMap::new();
-    for (name, case) in &cases {
-        for function in case.record.values().flatten().flat_map(virtual_function_ids) {
+    for (name, pod) in &bound {
+        for function in pod.record.values().flatten().flat_map(virtual_function_ids) {
             if let Some(other) = holders.insert(function.clone(), name) {
                 clashes.push(format!("{other} and {name} both have the function {function}"));
             }
         }
-        for (kind, hint) in &case.constraints.hints {
-            for (other_name, other) in &cases {
-                if other_name != name && case.excludes(kind, hint, other) {
+        for (kind, hint) in &pod.demands.hints {
+            for (other_name, other) in &bound {
+                if other_name != name && pod.excludes(kind, hint, other) {
                     clashes.push(format!("{name} keeps {kind} devices that {other_name} has"));
                 }
             }

@@ -52,7 +52,7 @@ impl SchedulerElector {
         info!(identity = self.identity, "a scheduling loop holds the Lease");
     }
 
-    /// Renews the Lease; returns when it could not be renewed in time or another process holds it.
+    /// Renews the Lease; returns when it could not be renewed for `renew_deadline`, as when another process holds it.
     pub(super) async fn renew(&mut self) {
         let mut renewed = Instant::now();
         while renewed.elapsed() < self.settings.renew_deadline {

@@ -215,10 +215,10 @@ impl ContainerStarter {
         Ok(made)
     }
 
-    /// The device nodes of GPUs, by their UUIDs or indices, and those of the driver itself.
+    /// The device nodes of GPUs, by their UUIDs or indices or `all`, and those of the driver itself.
     ///
     /// # Errors
-    /// The first name that is no GPU's.
+    /// The first of `names` that is no UUID or index of a GPU.
     fn driver_nodes(&self, names: &[String]) -> Result<Vec<String>, String> {
         let gpus = self.machine.config.gpus.all();
         let uuids: Vec<String> = gpus.iter().map(|(uuid, _)| uuid.clone()).collect();
@@ -292,7 +292,8 @@ impl ContainerStarter {
         before.map_or(1, |container| container.starts + 1)
     }
 
-    /// Returns the edits of CDI devices as the runtime applies them, and the devices whose edits are outdated.
+    /// The edits that the runtime makes for these CDI devices, and the devices whose spec on disk has other edits by now (the modelled
+    /// runtime alone finds them). Empty if the runtime ignores CDI.
     async fn inject(&self, devices: &[String]) -> Result<(RecordedEdits, Vec<String>), StartError> {
         match &self.machine.injector {
             Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),

@@ -48,8 +48,7 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
             log(&container.namespace, &container.pod, &container.name, line);
         };
         let is_over = |weak: &std::sync::Weak<KubeletMachine>| {
-            weak.upgrade()
-                .is_none_or(|machine| has_ended(&machine, &container))
+            weak.upgrade().is_none_or(|machine| is_over(&machine, &container))
         };
         let ended = until_over(changes, || is_over(&weak));
         tokio::select! {
@@ -70,8 +69,9 @@ fn own_bytes(line: &str) -> Option<u64> {
     answer.get("ownBytes")?.as_u64()
 }
 
-/// Returns true if a container no longer runs in the start that `container` is; an init container ends with its program.
-fn has_ended(machine: &KubeletMachine, container: &RuntimeContainer) -> bool {
+/// Returns true if this start of a container is over: it is gone, has started again, or no longer runs. An init container is recorded
+/// as exited from its start on, so that its state says nothing.
+fn is_over(machine: &KubeletMachine, container: &RuntimeContainer) -> bool {
     let containers = machine.runtime.of_pod(&container.pod_uid);
     containers.get(&container.name).is_none_or(|found| {
         let is_running = matches!(found.state, RunState::Running { .. });

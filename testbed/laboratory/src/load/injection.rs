@@ -289,7 +289,7 @@ fn look(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a container got all edits of its spec, and no other GPU.
+/// Returns true if a container got the variables and device nodes of its spec, and no other GPU.
 fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
     let mut is_written = false;
     let mut gpus: Vec<String> = Vec::new();
@@ -333,7 +333,7 @@ fn is_as_written(dir: &Path, container: &RuntimeContainer) -> Result<bool> {
     Ok(true)
 }
 
-/// The parts of a CDI spec whose effect can be seen in a container.
+/// The parts of a CDI spec that are compared with a container.
 #[derive(Deserialize)]
 struct WrittenSpec {
     devices: Vec<WrittenDevice>,

@@ -13,7 +13,7 @@ pub(in crate::scenario) const PARTITIONED: &str = "partitioned";
 /// Node of four PCIe switches with two GPUs each, without partitions.
 pub(in crate::scenario) const COUPLED: &str = "coupled";
 
-/// Virtual functions of each adapter of [`PAIRED`].
+/// The number of virtual functions of every network adapter.
 pub(super) const FUNCTIONS_PER_ADAPTER: u32 = 2;
 
 /// The nodes of all these machines.

@@ -94,7 +94,7 @@ pub(crate) fn settle(
         });
     }
     refuse(resource, &target.name, &invalid_changes(target, old, &new))?;
-    count_generation(resource, old, &mut new);
+    raise_generation(resource, old, &mut new);
     Ok(Settled {
         before: current,
         new: Some(new),
@@ -238,8 +238,8 @@ fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<Inva
     errors
 }
 
-/// Raises `metadata.generation` if anything but metadata and status has changed.
-fn count_generation(resource: &Resource, old: &Value, new: &mut Value) {
+/// Raises `metadata.generation`, of a kind that has one, if anything but metadata and the status subresource has changed.
+fn raise_generation(resource: &Resource, old: &Value, new: &mut Value) {
     if !resource.counts_generations() {
         return;
     }
