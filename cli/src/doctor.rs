@@ -87,7 +87,7 @@ async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, Co
     })
 }
 
-/// Asks every ready replica of the scheduler for its findings; none with `--offline`.
+/// Asks every ready replica of the scheduler for its findings, or the one at `--read-api` alone; an error with `--offline`.
 pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<AskedReplica>, String> {
     if connection.args.offline {
         return Err("with --offline no replica is asked".to_owned());

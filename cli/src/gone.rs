@@ -22,7 +22,7 @@ pub(crate) fn sentence(pod: &str, node: &str, gone: &[String], counted_on: &BTre
     )
 }
 
-/// The sentences on all such pods of these nodes, by UID.
+/// The sentences on pods whose record names a GPU that is gone and that are counted on another of the same node, by UID.
 pub(crate) fn sentences(nodes: &[Node]) -> BTreeMap<String, String> {
     let mut sentences = BTreeMap::new();
     for node in nodes {

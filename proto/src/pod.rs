@@ -91,7 +91,7 @@ pub struct PodSpec {
     /// Pod-level resources, which replace the sum over the containers for CPU and memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
-    /// The `RuntimeClass` that the container runtime treats the pod by.
+    /// The name of the pod's `RuntimeClass`.
     #[serde(skip_serializing)]
     pub runtime_class_name: Option<String>,
     /// Amounts that the pod's `RuntimeClass` adds to those of the containers.

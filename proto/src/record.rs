@@ -238,7 +238,7 @@ fn read_allocations(
     }
 }
 
-/// Reads resources under their current names; `null`, as Go writes an empty map, is empty.
+/// Reads amounts by resource, deprecated names as the current ones; `null`, as Go writes a nil map, is empty.
 fn canonical_names<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, Quantity>, D::Error> {

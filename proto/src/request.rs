@@ -222,7 +222,7 @@ impl PodRequest {
         Ok(request)
     }
 
-    /// Returns true if the pod requests a resource that belongs to a device in every cluster.
+    /// Returns true if the pod requests GPUs, RDMA adapters or FPGAs, whose resources need no Device object to be known.
     fn is_for_known_devices(&self) -> bool {
         let mut names = self.others.iter().map(|(resource, _)| resource);
         self.gpus.is_some() || names.any(|resource| resource == RDMA || resource == FPGA)

@@ -353,7 +353,7 @@ async fn answer_if_leading(
     respond(&mut timer, answer)
 }
 
-/// Receives a bind request, and answers it before the deadline, which counts from the arrival of the request.
+/// Receives a bind request, and binds nothing after the deadline, which counts from the arrival of the request.
 async fn receive_bind(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     // The time that the body takes counts too: kube-scheduler's own timeout runs already.
     let deadline = tokio::time::Instant::now() + extender.binder.timeout();

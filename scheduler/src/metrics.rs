@@ -381,7 +381,7 @@ fn encode_unplaced(encoder: &mut DescriptorEncoder<'_>, unplaced: &UnplacedSumma
     ConstGauge::new(unplaced.oldest.as_secs_f64()).encode(oldest)
 }
 
-/// Stranded memory by free memory; 0 without free memory.
+/// Stranded memory divided by free memory; 0 without free memory.
 fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     let (mut stranded, mut free) = (0_u64, 0_u64);
     for gpu in gpus.iter().filter(|gpu| gpu.healthy) {

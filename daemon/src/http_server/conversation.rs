@@ -21,7 +21,7 @@ enum Stage {
     Handshake { since: Instant },
     /// The client may send its first request, or has begun the head of one. The head must be complete at `until`.
     Head { until: Instant },
-    /// As many requests are being answered; the handler limits the time of their bodies.
+    /// `n` requests are being answered; the handler limits the time of their bodies.
     Answering { n: u32 },
     /// No request is being answered.
     Idle { since: Instant },

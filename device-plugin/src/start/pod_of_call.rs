@@ -95,7 +95,8 @@ fn try_match<T>(
     Ok(act(&pods, found))
 }
 
-/// Loads kubelet's checkpoint into the log, unless it is too long for this attempt, and then matches the call.
+/// Loads kubelet's checkpoint into the log, and then matches the call. Early attempts, which are repeated while kubelet waits, skip a long
+/// checkpoint that is not needed at once.
 fn attempt_match(
     node: &NodeState,
     log: &mut AllocateLog,

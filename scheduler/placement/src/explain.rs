@@ -99,7 +99,7 @@ pub(crate) fn explain<'a>(
 fn explain_whole<'a>(node: &'a Node, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
     let free: Vec<usize> = free_whole(node, hints).collect();
     let mut fits = Vec::with_capacity(node.gpus().len());
-    for (at, (gpu, row)) in node.gpus().iter().zip(node.rows.iter()).enumerate() {
+    for (at, (gpu, row)) in node.gpus().iter().zip(node.rows_with(hints)).enumerate() {
         let fit = if free.contains(&at) {
             Ok(())
         } else if !gpu.healthy {

@@ -275,7 +275,8 @@ async fn find_facts(extender: &Extender, pod: &PodId) -> Result<Option<PodFacts>
     Ok(PodFacts::of(&found, extender.index.read().names()))
 }
 
-/// Chooses devices, writes the binding, and keeps or releases the devices.
+/// Chooses devices, writes the binding, and keeps or releases the devices; while the outcome is unknown they are kept, and a task finds it.
+/// Returns the record of the devices, unless the pod was bound before.
 async fn decide_and_write(
     extender: &Arc<Extender>,
     pod: PodId,
@@ -290,13 +291,13 @@ async fn decide_and_write(
         .write()
         .assumptions()
         .assume(&pod, facts, node, nanos, now())?;
-    let Assumed::Write {
-        binding,
-        stamp,
-        repeated,
-    } = assumed
-    else {
-        return Ok(None);
+    let (binding, stamp, repeated) = match assumed {
+        Assumed::AlreadyBound => return Ok(None),
+        Assumed::Write {
+            binding,
+            stamp,
+            repeated,
+        } => (binding, stamp, repeated),
     };
     let outcome = extender.binder.bind(&binding, deadline).await;
     match &outcome {

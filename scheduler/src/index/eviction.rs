@@ -13,7 +13,7 @@ pub(super) struct Eviction {
     pub(super) rank: EvictionRank,
     /// True if the pod is being deleted.
     pub(super) is_leaving: bool,
-    /// True if it keeps certain pods away from its node.
+    /// True if the pod has required anti-affinity, and so keeps other pods away.
     pub(super) repels: bool,
     pub(super) labels: BTreeMap<String, String>,
     /// The node that kube-scheduler keeps for it.

@@ -66,7 +66,7 @@ pub struct Attempt {
 /// the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Failure {
-    text: u64,
+    text_hash: u64,
     is_error: bool,
 }
 
@@ -126,11 +126,11 @@ impl Attempt {
 }
 
 impl Failure {
-    /// Reads the failure from the pod's condition `PodScheduled`.
+    /// Reads the failure from the pod's condition `PodScheduled`. Its text tells attempts apart: kube-scheduler leaves the time as it was.
     fn of(condition: &PodCondition) -> Self {
         let text = (&condition.reason, &condition.message);
         Self {
-            text: FxBuildHasher.hash_one(text),
+            text_hash: FxBuildHasher.hash_one(text),
             is_error: condition.is_error(),
         }
     }

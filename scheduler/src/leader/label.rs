@@ -63,7 +63,7 @@ impl LabelKeeper {
         self.wanted.clone()
     }
 
-    /// Waits until the pod has this label.
+    /// Waits until this replica's pod has this label.
     pub(super) async fn wait_for(&self, label: &PodLabel) {
         let mut written = self.written.clone();
         if written

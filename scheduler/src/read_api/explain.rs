@@ -179,7 +179,7 @@ fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeV
     }
 }
 
-/// The fit of each GPU of a node, the nearest first, hints of other pods counted; none if the pod asks for no GPU.
+/// The fit of each GPU of a node, the nearest first; empty as [`device_fits`] says.
 fn demanded_fits<'a>(
     index: &'a Index,
     name: &str,
@@ -192,7 +192,8 @@ fn demanded_fits<'a>(
     fits
 }
 
-/// The fit of each GPU of a node by minor, hints of other pods counted; none if the pod asks for no GPU.
+/// The fit of each GPU of a node, in the order of minors, less the room that is kept for other pods. Empty if the pod takes no amounts
+/// of GPUs, or none that can be compared with this node.
 fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) -> Vec<DeviceFit<'a>> {
     let fleet = index.fleet();
     let hints = Hints::RespectOthers(demand.uid);

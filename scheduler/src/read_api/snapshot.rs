@@ -325,7 +325,7 @@ impl StatePublisher {
         }
     }
 
-    /// Makes the next snapshot from the rendered nodes.
+    /// Publishes the next snapshot if the rendered nodes, those that are gone or the pending pods differ from the last one.
     fn commit(&mut self, changes: Changes, nodes: Vec<Rendering>) {
         let mut next = StateSnapshot::clone(&self.snapshot);
         next.revision += 1;
@@ -336,6 +336,7 @@ impl StatePublisher {
         }
         for (id, version, node) in nodes {
             let before = self.rendered.get(&id).and_then(|(_, name)| name.clone());
+            // A node that shares no GPU any more is not shown.
             let Some((name, mut node)) = node else {
                 self.rendered.insert(id, (version, None));
                 has_changed |= before.is_some_and(|name| next.remove(&name));

@@ -589,7 +589,7 @@ async fn the_refusal_names_the_level_of_the_node() {
     for (node, level) in [("n1", "none"), ("n2", "hami-core")] {
         let refused = world.bind(&demanding, node).await;
         assert!(
-            refused.contains(&format!("the node has level {level}")),
+            refused.contains(&format!("GPUs of the node have level {level}")),
             "{refused}"
         );
     }

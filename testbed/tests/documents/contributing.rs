@@ -63,6 +63,25 @@ fn the_files_and_names_of_each_list_exist() {
     assert!(n_names > 60, "{n_names} names");
 }
 
+/// A name in the text of an item, such as a function or type, is in some source.
+#[test]
+fn the_names_in_the_text_of_each_list_exist() {
+    let document = read(&root().join(CONTRIBUTING));
+    let lists = document.split(LISTS).nth(1).unwrap();
+    let lists = lists.split("\n## ").next().unwrap();
+    let mut sources = String::new();
+    for extension in ["rs", "js"] {
+        for path in files(&root(), extension) {
+            sources += &read(&path);
+        }
+    }
+    let name = Regex::new("^(fn |pub )?([A-Z][A-Za-z]+|[A-Z_]{4,}|[a-z]+(_[a-z]+)+)$").unwrap();
+    let spans = code_spans(lists);
+    let names = spans.iter().filter(|span| name.is_match(span));
+    let missing: Vec<_> = names.filter(|name| !sources.contains(**name)).collect();
+    assert!(missing.is_empty(), "no source has {missing:?}");
+}
+
 /// The headings of lists with the example of each: all sources that name it are in the list.
 const EXAMPLES: [(&str, &str); 2] = [
     ("### A refusal reason\n", r"\bReason::PartitionsUnreadable\b"),

@@ -1,7 +1,7 @@
 //! Finds devices of a claim that are allocated for administration only: a monitor sees them, and other pods may use them meanwhile.
 //!
-//! kubelet does not report such an allocation, so the plugin reads each `ResourceClaim` that kubelet has prepared from the API
-//! server, once. The devices of a claim count as used until the claim can be read.
+//! kubelet does not say which allocations are such, so the plugin reads each `ResourceClaim` that kubelet has prepared from the API
+//! server, once it can be read. The devices of a claim count as used until the claim can be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -50,13 +50,14 @@ pub(super) fn swap_or_refusal(
     }
 }
 
-/// Finds the best partner for a pod whose containers see other devices than its record names.
+/// Finds the best pod to swap records with, for a pod whose containers see other devices than its record names.
 fn find_partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
     seen: &VisibleByType,
 ) -> Option<(PartnerRank, PodUid)> {
     let recorded = recorded_devices(evidence, pod)?;
+    // The devices that the pod sees and cannot change any more.
     let fixed = fixed_devices(seen, &recorded).ok()?;
     // A container of the pod that started by its CDI spec sees the devices of its record, which must stay its own.
     if evidence.may_have_started(pod) && has_spec(evidence, pod) {

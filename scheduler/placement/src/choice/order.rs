@@ -93,7 +93,8 @@ impl DeviceOrder<'_> {
     }
 }
 
-/// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room.
+/// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room. With a look-ahead that applies, the one
+/// GPU on which the share costs least; else as many as the request needs, in the order of the policy.
 pub(crate) fn chosen_gpus<'a>(
     node: &'a Node,
     need: ShareNeed,
@@ -101,10 +102,10 @@ pub(crate) fn chosen_gpus<'a>(
     hints: Hints<'a>,
 ) -> impl Iterator<Item = usize> + 'a {
     // The look-ahead takes the place of the order; it only applies to a single GPU.
-    let (mut cheapest_gpu, mut n_by_order) = (None, need.devices);
+    let (mut by_cost, mut n_by_order) = (None, need.devices);
     if let Some(look_ahead) = order.look_ahead_for(need) {
         let basis = CostBasis::new(node, look_ahead, hints);
-        (cheapest_gpu, n_by_order) = (cheapest(node, need, &basis, hints), 0);
+        (by_cost, n_by_order) = (cheapest(node, need, &basis, hints), 0);
     }
     let mut last: Option<RowKey> = None;
     // Each step looks for the next best among the few GPUs of a node, so that nothing is allocated.
@@ -112,8 +113,8 @@ pub(crate) fn chosen_gpus<'a>(
         last = Some(next_best(node, need, order, hints, last)?);
         last.map(|(.., at)| at)
     });
-    let cheapest_gpu = cheapest_gpu.map(|(at, _)| at);
-    cheapest_gpu.into_iter().chain(by_order.take(n_by_order))
+    let by_cost = by_cost.map(|(at, _)| at);
+    by_cost.into_iter().chain(by_order.take(n_by_order))
 }
 
 /// The key of the best fitting GPU whose key is larger than the last one's.

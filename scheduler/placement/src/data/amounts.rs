@@ -11,7 +11,7 @@ const HUNDREDTHS: u64 = 100;
 
 /// An amount of memory, kept in hundredths of a byte so that any whole percentage of a device is exact.
 ///
-/// The range ends at about 160 PiB.
+/// The largest amount is about 160 PiB; larger ones count as that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Memory(u64);
 

@@ -42,9 +42,9 @@ pub enum Reason {
     Together,
     /// Exclusive use, or labels, leave too few GPUs.
     Selected,
-    /// Nothing enforces memory limits on the node's GPUs, and the pod demands that the driver does.
+    /// The pod demands memory limits that the driver enforces; too few GPUs of the node have them, and the others have none.
     Unlimited,
-    /// A library enforces memory limits on the node's GPUs, and the pod demands that the driver does.
+    /// The same, and a library enforces the limits of some of the others.
     LimitedByLibrary,
     /// The device plugin of the node does not serve kubelet, or has returned so recently that few pods are tried there.
     PluginAway,
@@ -113,10 +113,10 @@ impl Reason {
             }
             Self::PartitionsUnreadable => "the node's partition table cannot be read",
             Self::Unlimited => {
-                "pod demands memory limits that the driver enforces (gpushare/enforcement: driver), and the node has level none"
+                "pod demands memory limits that the driver enforces (gpushare/enforcement: driver), and GPUs of the node have level none"
             }
             Self::LimitedByLibrary => {
-                "pod demands memory limits that the driver enforces (gpushare/enforcement: driver), and the node has level hami-core"
+                "pod demands memory limits that the driver enforces (gpushare/enforcement: driver), and GPUs of the node have level hami-core"
             }
             Self::PluginAway => {
                 "node's device plugin does not serve kubelet now, or is tried again with few pods at a time"

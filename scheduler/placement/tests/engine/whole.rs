@@ -93,6 +93,19 @@ fn a_node_that_serves_the_vendors_resource_has_whole_and_shared_gpus() {
     );
 }
 
+#[test]
+fn a_gpu_with_room_kept_for_another_pod_lacks_memory() {
+    let mut fleet = fleet(true, &[]);
+    let id = fleet.node_id("n").unwrap();
+    let kept = fleet
+        .choose_devices(id, &units(10), DevicePolicy::Binpack, Hints::Respect)
+        .unwrap();
+    assert!(fleet.hint(&"s".into(), id, &kept));
+    let fits = fleet.explain(id, RequestedGpus::Whole(1), Hints::RespectOthers("v"));
+    let fits: Vec<_> = fits.unwrap().iter().map(|fit| fit.fit).collect();
+    assert_eq!(fits, [Err(Reason::Memory), Ok(()), Ok(()), Ok(())]);
+}
+
 /// The vendor's plugin takes any GPU: no pod shares one meanwhile, and no whole request goes where pods share.
 #[test]
 fn no_gpu_is_shared_while_those_of_the_vendors_plugin_are_unknown() {

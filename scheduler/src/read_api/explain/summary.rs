@@ -30,7 +30,7 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         ));
         // A resource that no node offers keeps the corrected pod waiting.
         let unoffered = survey.offers.iter().filter(|offer| offer.most.is_none());
-        sentences.extend(missing_resources(unoffered, survey, asker.rules));
+        sentences.extend(sentences_on_missing_resources(unoffered, survey, asker.rules));
         return sentences;
     }
     if survey.refused.is_empty() && survey.fitting.is_empty() {
@@ -49,7 +49,7 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
     let is_too_large = sentences.len() > n_before;
     let is_covered = |resource: &str| is_too_large && is_gpu_resource(resource, &ResourceNames::default());
     let offers = survey.offers.iter().filter(|offer| !is_covered(&offer.resource));
-    sentences.extend(missing_resources(offers, survey, asker.rules));
+    sentences.extend(sentences_on_missing_resources(offers, survey, asker.rules));
     if sentences.len() > n_before {
         return sentences;
     }
@@ -101,14 +101,15 @@ fn room(survey: &Survey, rules: &PodRules) -> String {
     }
 }
 
-/// The resources of which no node that the pod may use has as much as the pod requests.
-fn missing_resources<'s>(
+/// Sentences on the resources of which no node that the pod may use has as much as it requests, and on the rules that keep it off the
+/// nodes that have enough.
+fn sentences_on_missing_resources<'s>(
     offers: impl Iterator<Item = &'s Offer>,
     survey: &Survey,
     rules: &PodRules,
 ) -> Vec<String> {
     let mut sentences = Vec::new();
-    let mut kept_away = Vec::new();
+    let mut on_other_nodes = Vec::new();
     for offer in offers {
         let Offer {
             resource,
@@ -127,11 +128,11 @@ fn missing_resources<'s>(
                 words::amount_of(resource, *asked),
                 words::amount(resource, *most)
             )),
-            Some(_) => kept_away.push(offer),
+            Some(_) => on_other_nodes.push(offer),
         }
     }
-    if let Some(first) = kept_away.first() {
-        let names: Vec<String> = kept_away
+    if let Some(first) = on_other_nodes.first() {
+        let names: Vec<String> = on_other_nodes
             .iter()
             .map(|offer| words::amount_of(&offer.resource, offer.asked))
             .collect();
