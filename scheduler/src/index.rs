@@ -68,8 +68,6 @@ pub struct Index {
     failing: FailingNodes,
     hints: HintQueue,
     stamps: Stamps,
-    /// True if a refreshed workload model is prewarmed before it counts.
-    prewarms: bool,
     /// The number of changes of the workload at the last refresh of its model.
     n_changes_at_refresh: u64,
     node_list: List,
@@ -115,7 +113,6 @@ impl Index {
             failing: FailingNodes::default(),
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
             stamps: Stamps::default(),
-            prewarms: false,
             n_changes_at_refresh: 0,
             node_list: first,
             device_list: first,
@@ -139,16 +136,6 @@ impl Index {
     pub fn demanding(mut self, enforcement: DemandedEnforcement) -> Self {
         self.cluster.enforcement = enforcement;
         self
-    }
-
-    /// Makes a refreshed workload model count only after [`Self::finish_workload_refresh`], once the model has been evaluated on
-    /// all nodes in advance.
-    #[must_use]
-    pub fn prewarming(self) -> Self {
-        Self {
-            prewarms: true,
-            ..self
-        }
     }
 
     /// Sets the namespace of the device plugin's pods. Without one, no pod counts as the plugin's.
@@ -454,17 +441,6 @@ impl Index {
         } else {
             soft_taints.get(name).map(|taints| &**taints)
         }
-    }
-
-    /// Puts a prewarmed workload model into effect.
-    pub fn finish_workload_refresh(&mut self) {
-        self.cluster.fleet.finish_workload_refresh();
-    }
-
-    /// Refreshes the workload model at once; returns true if it has changed.
-    pub fn refresh_workload(&mut self) -> bool {
-        self.n_changes_at_refresh = self.cluster.fleet.workload().n_changes();
-        self.cluster.fleet.refresh_workload_model()
     }
 
     /// Returns true if a pod may still want a place: it is not bound, or not shown yet.

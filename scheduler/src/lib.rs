@@ -18,7 +18,6 @@ pub mod leader;
 pub mod metrics;
 pub mod offline;
 pub mod page;
-pub mod prewarm;
 pub mod read_api;
 pub mod room;
 pub mod run;

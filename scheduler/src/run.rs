@@ -38,7 +38,6 @@ use crate::index::{Index, RawDevice, Shared};
 use crate::leader::{BIND_TIMEOUT, Leadership};
 use crate::metrics::{Metrics, register_watches};
 use crate::page;
-use crate::prewarm::prewarm;
 use crate::read_api::{self, ReadApi};
 use crate::room::Room;
 use crate::watch::{ObjectStore, follow, watch};
@@ -97,7 +96,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     // The Lease and the Secret are in the namespace of the own pod.
     let namespace = client.default_namespace().to_owned();
     let replica = OwnReplica::new(&config, &namespace);
-    let index = Shared::new(index(&config).watching_plugins_in(&namespace).prewarming());
+    let index = Shared::new(index(&config).watching_plugins_in(&namespace));
     // Every request takes this lock, so a process in which it is never released answers nothing and must end.
     let locked = index.clone();
     process.watch_lock("lock of the index", move || drop(locked.write()))?;
@@ -121,7 +120,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     // Watches.
     watch_objects(&connection, &index, &lags, &replica, &mut process.tasks);
 
-    // Tasks. None of them decides where a pod goes: they check binds without an outcome, wake refused pods, and fill caches.
+    // Tasks. None of them decides where a pod goes: they check binds without an outcome, and wake refused pods.
     let tasks = &mut process.tasks;
     tasks.spawn("history", Arc::clone(&read_api).record_history());
     tasks.spawn(
@@ -134,7 +133,6 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
         "announcements of room",
         requeue::announce_room(Arc::clone(&extender), room),
     );
-    tasks.spawn("prewarm", prewarm(index.clone()));
 
     // Servers.
     let serving = &config.serving;

@@ -3,4 +3,3 @@
 
 pub(crate) mod cache;
 pub(crate) mod evaluation;
-pub(crate) mod prewarm;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use crate::batch::cache::ScoreCache;
 use crate::batch::evaluation::BatchEvaluation;
-use crate::batch::prewarm::Prewarm;
 #[cfg(any(test, feature = "check"))]
 use crate::check::{Violation, check};
 use crate::choice::admit::{ReserveError, admit};
@@ -31,12 +30,8 @@ pub struct Fleet {
     /// Weights for the policies that weigh resources.
     weights: ResourceWeights,
     workload: Workload,
-    pub(crate) model: WorkloadModel,
-    /// A model that has been computed and takes effect next.
-    pub(crate) next_model: Option<WorkloadModel>,
-    /// The highest number of any model so far.
-    n_models: u32,
-    pub(crate) cache: ScoreCache,
+    model: WorkloadModel,
+    cache: ScoreCache,
 }
 
 /// Facts, reservations and hints.
@@ -57,14 +52,8 @@ impl Fleet {
     /// Devices that cannot be used are left out and reported.
     pub fn set_inventory(&mut self, node: &str, mut inventory: Inventory) -> Vec<String> {
         let problems = inventory.normalize();
-        // The next model must know the GPU as well, or the node would have no value once it takes effect.
         if let Some(gpu) = inventory.model() {
-            for model in [Some(&mut self.model), self.next_model.as_mut()]
-                .into_iter()
-                .flatten()
-            {
-                model.prepare(gpu);
-            }
+            self.model.prepare(gpu);
         }
         self.nodes.set_inventory(node, inventory);
         problems
@@ -348,63 +337,21 @@ impl Fleet {
         &mut self.workload
     }
 
-    /// Computes the workload model of the present pods and puts it into effect; returns false if it is the same.
+    /// Computes the workload model of the present pods; returns false if it is the same.
     ///
-    /// CPU-only pods count on nodes with GPUs; the workload need not have them.
+    /// CPU-only pods count on nodes with GPUs; the workload need not have them. The simulations of all GPU models take
+    /// milliseconds.
     pub fn refresh_workload_model(&mut self) -> bool {
-        let is_new = self.begin_workload_refresh();
-        self.finish_workload_refresh();
+        let sample = self.workload.sample(self.nodes.cpu_only.workload());
+        let is_new = self.model.expect(sample);
+        if is_new {
+            self.cache.clear();
+            self.nodes.clear_values();
+        }
         is_new
     }
 
-    /// Computes the workload model of the present pods, in place of one that has not taken effect yet; returns false if it is
-    /// the same as the one in effect. It takes effect with [`Self::finish_workload_refresh`].
-    pub fn begin_workload_refresh(&mut self) -> bool {
-        // The simulations of all GPU models take milliseconds, so this is apart from putting the model into effect.
-        let sample = self.workload.sample(self.nodes.cpu_only.workload());
-        self.next_model = self.model.successor(sample, self.n_models);
-        if let Some(next) = &self.next_model {
-            self.n_models = next.number();
-        }
-        self.next_model.is_some()
-    }
-
-    /// Puts the model that was computed last into effect, if that has not happened yet.
-    pub fn finish_workload_refresh(&mut self) {
-        if let Some(next) = self.next_model.take() {
-            self.model = next;
-            // Results under the old model will never be read again.
-            self.cache.retain_model(self.model.number());
-        }
-    }
-
-    /// Returns true if a computed model has not taken effect yet.
-    pub fn is_refreshing_workload(&self) -> bool {
-        self.next_model.is_some()
-    }
-
-    /// Prepares to evaluate the current kinds of requests under the model that takes effect next; `None` if there is none.
-    pub fn prewarm(&self) -> Option<Prewarm> {
-        let next = self.next_model.as_ref()?;
-        Some(Prewarm::new(self.cache.requests(self.model.number()), next))
-    }
-
-    /// Evaluates some nodes, a fraction of a millisecond's work; returns false when all is done.
-    ///
-    /// The fleet may change between two steps.
-    pub fn prewarm_step(&self, prewarm: &mut Prewarm) -> bool {
-        let Some(model) = &self.next_model else {
-            return false;
-        };
-        let context = ChoiceContext {
-            model,
-            // The cache holds results for requests of every owner, so all hints count.
-            ..self.context(Hints::Respect)
-        };
-        prewarm.step(&self.nodes, context, &self.cache)
-    }
-
-    /// The pods that the model in effect expects: each kind, and its number in a thousand pods, the commonest first. Empty
+    /// The pods that the model expects: each kind, and its number in a thousand pods, the commonest first. Empty
     /// before the first refresh.
     pub fn expected_workload(&self) -> Vec<(PodProfile, u32)> {
         let sample = self.model.sample();

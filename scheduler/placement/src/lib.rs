@@ -31,7 +31,6 @@ mod state;
 mod trial;
 
 pub use batch::evaluation::BatchEvaluation;
-pub use batch::prewarm::Prewarm;
 #[cfg(any(test, feature = "check"))]
 pub use check::Violation;
 pub use choice::admit::ReserveError;

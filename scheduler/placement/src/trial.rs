@@ -9,7 +9,7 @@ use crate::data::policy::{Policies, Score};
 use crate::data::reason::Reason;
 use crate::data::request::NodeRequest;
 use crate::fleet::Fleet;
-use crate::state::node::{Host, Node, NodeValueCache};
+use crate::state::node::{Host, Node};
 
 /// Copies of nodes, and the placements that were tried on them.
 #[derive(Debug, Default)]
@@ -67,6 +67,8 @@ impl Trial {
         policies: Policies,
     ) -> Result<Placement, Reason> {
         let node = self.copies.get_mut(copy).ok_or(Reason::NoDevice)?;
+        // The fleet's workload model may have changed since the last call, and the copy changes with each placement.
+        node.value_cache.take();
         let placement = choose_devices(node, request, policies.device, fleet.context(Hints::Respect))?;
         self.n_placements += 1;
         // No UID has a slash, so that the name is that of no pod.
@@ -78,7 +80,6 @@ impl Trial {
         });
         // The next request must see the CPU that this one takes, as kube-scheduler would.
         node.host.used = node.host.used.plus(request.host);
-        node.value_cache = NodeValueCache::default();
         Ok(placement)
     }
 }

@@ -315,7 +315,7 @@ impl ObjectStore<Pod> for Index {
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
-        self.refresh_workload();
+        refresh_workload(self);
     }
 }
 
@@ -328,18 +328,16 @@ fn remove_pod(index: &mut Index, uid: &str) {
 /// Refreshes the workload model of the policies that look ahead if enough pods have come or gone since the last time.
 fn refresh_workload_if_due(index: &mut Index) {
     let workload = index.cluster.fleet.workload();
-    let n_changes = workload.n_changes();
-    let is_due =
-        n_changes.abs_diff(index.n_changes_at_refresh) >= max(MIN_CHANGES, workload.n_pods() / CHANGED_PART);
-    if !index.pod_list.synced || index.cluster.fleet.is_refreshing_workload() || !is_due {
-        return;
+    let n_changes = workload.n_changes().abs_diff(index.n_changes_at_refresh);
+    if index.pod_list.synced && n_changes >= max(MIN_CHANGES, workload.n_pods() / CHANGED_PART) {
+        refresh_workload(index);
     }
-    if index.prewarms {
-        index.n_changes_at_refresh = n_changes;
-        index.cluster.fleet.begin_workload_refresh();
-    } else {
-        index.refresh_workload();
-    }
+}
+
+/// Refreshes the workload model now.
+fn refresh_workload(index: &mut Index) {
+    index.n_changes_at_refresh = index.cluster.fleet.workload().n_changes();
+    index.cluster.fleet.refresh_workload_model();
 }
 
 /// Removes every trace of the pods that the complete list did not show.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use placement::Policies;
 use proto::pod::Pod;
 use proto::resource::ResourceNames;
+use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::{Assumed, Attempt, Index, Phase, Shared};
@@ -269,4 +270,28 @@ fn metrics_read_each_gpu_once() {
         core: 0,
     };
     assert_eq!(snapshot.namespaces, [("d".to_owned(), sum)].into());
+}
+
+/// Pending pods are no sample of the workload, as a user may create any number of them; pods of a `DaemonSet` have a node from the start.
+#[rstest]
+#[case::bound(Some("n"), "ReplicaSet", 16)]
+#[case::waiting(None, "ReplicaSet", 0)]
+#[case::of_a_daemon_set(Some("n"), "DaemonSet", 0)]
+#[case::image_of_a_static_pod(Some("n"), "Node", 0)]
+fn the_workload_model_counts_pods_that_the_scheduler_bound(
+    #[case] node: Option<&str>,
+    #[case] owner: &str,
+    #[case] n_kinds: usize,
+) {
+    let mut index = offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty());
+    // The model is refreshed at the sixteenth change.
+    for at in 1..=16 {
+        let mut pod = pod(&at.to_string());
+        pod["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "apps/v1", "kind": owner, "name": "o", "uid": "o", "controller": true}]);
+        pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = at.to_string().into();
+        pod["spec"]["nodeName"] = node.into();
+        index.apply(serde_json::from_value::<Pod>(pod).unwrap());
+    }
+    assert_eq!(index.fleet().expected_workload().len(), n_kinds);
 }

@@ -26,31 +26,27 @@ const REFUSED: u32 = 1 << (RESULT_BITS - 1);
 
 /// Everything that a result depends on besides the node.
 #[derive(Debug, PartialEq)]
-pub(crate) struct RequestKey {
+struct RequestKey {
     gpus: RequestedGpus,
     others: Box<[DeviceRequest]>,
     constraints: Option<Constraints>,
     host: HostAmounts,
-    pub(crate) policies: Policies,
-    /// Number of the workload model.
-    model: u32,
+    policies: Policies,
 }
 
 impl RequestKey {
-    /// The key of the results of a request by these policies under a workload model.
-    fn new(request: &NodeRequest<'_>, policies: Policies, model: u32) -> Self {
+    fn new(request: &NodeRequest<'_>, policies: Policies) -> Self {
         Self {
             gpus: request.gpus,
             others: request.others.into(),
             constraints: request.constraints.cloned(),
             host: request.host,
             policies,
-            model,
         }
     }
 
     /// A request of the kind that the key stands for.
-    pub(crate) fn request(&self) -> NodeRequest<'_> {
+    fn request(&self) -> NodeRequest<'_> {
         NodeRequest {
             gpus: self.gpus,
             others: &self.others,
@@ -64,7 +60,7 @@ impl RequestKey {
 #[derive(Debug, Default)]
 pub(crate) struct ScoreCache {
     /// In the order of the last use.
-    known: Mutex<Vec<(Arc<RequestKey>, Arc<CachedScores>)>>,
+    known: Mutex<Vec<(RequestKey, Arc<CachedScores>)>>,
 }
 
 impl ScoreCache {
@@ -73,22 +69,23 @@ impl ScoreCache {
         &self,
         request: &NodeRequest<'_>,
         policies: Policies,
-        model: u32,
         n_nodes: usize,
     ) -> Arc<CachedScores> {
         // A panic of another thread leaves at most a list without one entry, so the poison of the lock is ignored.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // From the end: pods of one owner come in a row.
-        let found = known.iter().rposition(|(key, _)| {
-            key.policies == policies && key.model == model && key.request() == *request
-        });
+        let found = known
+            .iter()
+            .rposition(|(key, _)| key.policies == policies && key.request() == *request);
         let (key, mut scores) = if let Some(at) = found {
             // It goes to the end of the list again, which is in the order of use.
             known.remove(at)
         } else {
-            drop_oldest(&mut known, model);
-            let key = RequestKey::new(request, policies, model);
-            (Arc::new(key), Arc::new(CachedScores::new(n_nodes)))
+            if known.len() >= MAX_REQUESTS {
+                known.remove(0);
+            }
+            let key = RequestKey::new(request, policies);
+            (key, Arc::new(CachedScores::new(n_nodes)))
         };
         // Requests that still hold the smaller copy lose the results that they add, but read no wrong ones.
         if scores.words.len() < n_nodes {
@@ -98,27 +95,10 @@ impl ScoreCache {
         scores
     }
 
-    /// The kinds of requests under a workload model, in the order of their last use.
-    pub(crate) fn requests(&self, model: u32) -> Vec<Arc<RequestKey>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_model = known.iter().filter(|(key, _)| key.model == model);
-        of_model.map(|(key, _)| Arc::clone(key)).collect()
-    }
-
-    /// Drops the results under all other workload models.
-    pub(crate) fn retain_model(&mut self, model: u32) {
+    /// Drops all results, because they depend on the workload model.
+    pub(crate) fn clear(&mut self) {
         let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|(key, _)| key.model == model);
-    }
-}
-
-/// Drops the kind of request under a model that was used longest ago, if there is no room for one more.
-fn drop_oldest(known: &mut Vec<(Arc<RequestKey>, Arc<CachedScores>)>, model: u32) {
-    // Counted by model, so that evaluations under the next model push out no results that requests still read.
-    let n_of_model = known.iter().filter(|(key, _)| key.model == model).count();
-    let oldest = known.iter().position(|(key, _)| key.model == model);
-    if let Some(oldest) = oldest.filter(|_| n_of_model >= MAX_REQUESTS) {
-        known.remove(oldest);
+        known.clear();
     }
 }
 

@@ -134,9 +134,7 @@ impl<'a> BatchEvaluation<'a> {
             return Arc::clone(scores);
         }
         let n_nodes = self.nodes.slots.len();
-        let scores = self
-            .cache
-            .scores(&self.request, policies, self.context.model.number(), n_nodes);
+        let scores = self.cache.scores(&self.request, policies, n_nodes);
         self.cached = Some((policies, Arc::clone(&scores)));
         scores
     }

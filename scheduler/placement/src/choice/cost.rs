@@ -34,28 +34,20 @@ const LEFT_BITS: u32 = 15;
 #[derive(Debug, Default)]
 pub(crate) struct WorkloadModel {
     sample: Sample,
-    /// Unique among all models; 0 for the empty one that a fleet begins with.
-    number: u32,
     by_gpu: FxHashMap<GpuModel, Simulation>,
 }
 
 impl WorkloadModel {
-    /// The model of another sample, with a number above all that are used; `None` if the sample is the same.
-    pub(crate) fn successor(&self, sample: Sample, used: u32) -> Option<Self> {
+    /// Expects the pods of another sample; returns false if it is the same.
+    pub(crate) fn expect(&mut self, sample: Sample) -> bool {
         if sample == self.sample {
-            return None;
+            return false;
         }
-        // The numbers of a model and its successor differ in their last bit, so that nodes cache values under both.
-        let number = used + 1 + (used + 1 + self.number + 1) % 2;
-        let mut by_gpu = FxHashMap::default();
-        for gpu in self.by_gpu.keys() {
-            by_gpu.insert(*gpu, Simulation::new(&sample, *gpu));
+        for (gpu, simulation) in &mut self.by_gpu {
+            *simulation = Simulation::new(&sample, *gpu);
         }
-        Some(Self {
-            sample,
-            number,
-            by_gpu,
-        })
+        self.sample = sample;
+        true
     }
 
     /// Prepares the simulation for nodes with this model of GPU.
@@ -64,10 +56,6 @@ impl WorkloadModel {
         self.by_gpu
             .entry(gpu)
             .or_insert_with(|| Simulation::new(&self.sample, gpu));
-    }
-
-    pub(crate) fn number(&self) -> u32 {
-        self.number
     }
 
     pub(crate) fn sample(&self) -> &Sample {
@@ -138,7 +126,7 @@ impl<'a> CostBasis<'a> {
         let compute = || simulation.map_or((0, 0), |simulation| measure(simulation, &gpus, host));
         // The node caches what holds for most requests: those that count every hint.
         let (value, unusable) = if node.hints.iter().all(|hint| hints.counts(&hint.owner)) {
-            node.value_cache.get_or_compute(model.number, compute)
+            *node.value_cache.get_or_init(compute)
         } else {
             compute()
         };

@@ -3,8 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts, subtract};
 use crate::data::device::{Device, DeviceRef};
@@ -29,7 +28,9 @@ pub(crate) struct Node {
     pub(crate) host: Host,
     /// The model of its GPUs; `None` without any.
     pub(crate) model: Option<GpuModel>,
-    pub(crate) value_cache: NodeValueCache,
+    /// The node's value and its unusable idle capacity with every hint counted; empty again at each change of the node or of the
+    /// workload model.
+    pub(crate) value_cache: OnceLock<(u32, u32)>,
     /// True if a request without constraints may break a rule although there is room: the partition table binds, or a pod
     /// has exclusive use of devices.
     pub(crate) has_rules: bool,
@@ -115,7 +116,7 @@ impl Node {
             hardware: None,
             host: Host::default(),
             model: None,
-            value_cache: NodeValueCache::default(),
+            value_cache: OnceLock::new(),
             has_rules: false,
             rows: Rows::default(),
             flags: Box::default(),
@@ -468,40 +469,5 @@ impl Deref for Rows {
 impl DerefMut for Rows {
     fn deref_mut(&mut self) -> &mut [Row] {
         self.in_place.get_mut(..self.n).unwrap_or(&mut self.elsewhere)
-    }
-}
-
-/// The value and the unusable idle capacity of a node with every hint counted, since its last change: under the workload
-/// model in force, and under its successor that is being computed.
-#[derive(Debug, Default)]
-pub(crate) struct NodeValueCache([CachedValue; 2]);
-
-#[derive(Debug, Default)]
-struct CachedValue {
-    /// Number of the model; 0 as long as nothing is cached.
-    model: AtomicU32,
-    /// Value and unusable capacity, half a word each.
-    both: AtomicU64,
-}
-
-impl NodeValueCache {
-    /// The two numbers under a model, computed if they are not cached.
-    pub(crate) fn get_or_compute(&self, model: u32, compute: impl FnOnce() -> (u32, u32)) -> (u32, u32) {
-        // Of two models that follow each other one number is even and the other odd.
-        let [even, odd] = &self.0;
-        let cached = if model.is_multiple_of(2) { even } else { odd };
-        // Acquired, so that the two numbers that are read next are those that were stored before the number of the model.
-        if cached.model.load(Ordering::Acquire) == model {
-            let both = cached.both.load(Ordering::Relaxed);
-            let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
-            return (half(both >> 32), half(both));
-        }
-        let (value, unusable) = compute();
-        // Requests that store at the same time store the same numbers: the node cannot change while they read it.
-        let both = u64::from(value) << 32 | u64::from(unusable);
-        cached.both.store(both, Ordering::Relaxed);
-        // Stored last, so that a reader who finds the number of its model finds the two numbers of this model.
-        cached.model.store(model, Ordering::Release);
-        (value, unusable)
     }
 }

@@ -12,7 +12,7 @@ use crate::state::cpu_only::CpuOnlyPods;
 use crate::state::equivalence::{EquivalenceClassId, EquivalenceClasses, has_class, key_with};
 use crate::state::hardware::{HardwareClass, HardwareClasses};
 use crate::state::names::Names;
-use crate::state::node::{HostUse, Node, NodeValueCache};
+use crate::state::node::{HostUse, Node};
 
 /// All nodes with their inventories, holdings and hints.
 #[derive(Debug, Default)]
@@ -270,13 +270,20 @@ impl Nodes {
         self.remove_if_idle(used.index);
     }
 
+    /// Drops the values of all nodes, because they depend on the workload model.
+    pub(crate) fn clear_values(&mut self) {
+        for node in self.slots.iter_mut().filter_map(|slot| slot.node.as_mut()) {
+            node.value_cache.take();
+        }
+    }
+
     /// Changes a node, and updates everything that follows from it.
     fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let slot = self.slots.get_mut(index as usize)?;
         let node = slot.node.as_mut()?;
         let result = change(node);
         // Every change may change the value, and a new value is only computed when a request needs it.
-        node.value_cache = NodeValueCache::default();
+        node.value_cache.take();
         // The node enters its new class before it leaves the old one: most often both are the same.
         let key = has_class(node).then(|| key_with(node, Hints::Ignore));
         let summary = NodeSummary {

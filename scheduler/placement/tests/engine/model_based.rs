@@ -36,9 +36,6 @@ enum Step {
     ClearHostUse(&'static str),
     /// Adds a pod of this kind, and refreshes the workload model.
     Refresh(ShareRequest, HostAmounts),
-    /// Adds a pod, computes the next model and prewarms the cache.
-    BeginRefresh(ShareRequest, HostAmounts),
-    FinishRefresh,
 }
 
 /// A fleet and its naive model, which take the same steps.
@@ -100,22 +97,6 @@ impl Pair {
                 self.fleet.clear_host_use(owner);
                 self.running.remove(*owner);
             }
-            Step::BeginRefresh(request, host) => {
-                self.fleet.workload_mut().add(PodProfile {
-                    gpus: request.into(),
-                    host: *host,
-                });
-                let is_new = self.fleet.begin_workload_refresh();
-                let prewarm = self.fleet.prewarm();
-                assert_eq!(
-                    (prewarm.is_some(), self.fleet.is_refreshing_workload()),
-                    (is_new, is_new)
-                );
-                if let Some(mut prewarm) = prewarm {
-                    while self.fleet.prewarm_step(&mut prewarm) {}
-                }
-            }
-            Step::FinishRefresh => self.fleet.finish_workload_refresh(),
             Step::Refresh(request, host) => {
                 self.fleet.workload_mut().add(PodProfile {
                     gpus: request.into(),
@@ -438,9 +419,7 @@ fn decision() -> impl Strategy<Value = Step> {
         1 => owner().prop_map(Step::Unhint),
         1 => (owner(), node(), host()).prop_map(|(owner, node, host)| Step::SetHostUse(owner, node, host)),
         1 => owner().prop_map(Step::ClearHostUse),
-        1 => (request(), host()).prop_map(|(request, host)| Step::Refresh(request, host)),
-        1 => (request(), host()).prop_map(|(request, host)| Step::BeginRefresh(request, host)),
-        1 => Just(Step::FinishRefresh),
+        2 => (request(), host()).prop_map(|(request, host)| Step::Refresh(request, host)),
     ]
 }
 
