@@ -245,11 +245,6 @@ impl PodFacts {
         }
         labels
     }
-
-    /// The devices that a bound pod holds; `None` if it is not bound.
-    pub fn account(&self, context: NodeContext<'_>) -> Option<Account> {
-        Some(self.account_of(&self.bound.as_deref()?.record, context))
-    }
 }
 
 impl Preference {

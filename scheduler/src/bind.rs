@@ -276,7 +276,6 @@ impl Binder {
     }
 }
 
-/// The path of a pod in the API.
 fn pod_path(pod: &PodId) -> String {
     format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
 }
@@ -310,7 +309,6 @@ fn is_name(text: &str, max_length: usize) -> bool {
     (1..=max_length).contains(&text.len()) && text.bytes().all(is_legal) && !text.starts_with('.')
 }
 
-/// Returns true if the text can be the UID of a pod.
 fn is_uid(text: &str) -> bool {
     let is_legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
     (1..=MAX_UID).contains(&text.len()) && text.bytes().all(is_legal)

@@ -231,7 +231,6 @@ impl Keeper {
         }
     }
 
-    /// Logs the changes of the Secret.
     fn log(&self, material: &Material, changes: &[Change]) {
         let (authority, certificate) = material.ends();
         let date = |time: SystemTime| chrono::DateTime::<chrono::Utc>::from(time).to_rfc3339();

@@ -325,12 +325,10 @@ async fn receive_filter(State(extender): State<Arc<Extender>>, request: Request<
     respond(&mut timer, answer)
 }
 
-/// Receives and answers a prioritize request.
 async fn receive_prioritize(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     answer_if_leading(&extender, Verb::Prioritize, request, prioritize::answer).await
 }
 
-/// Receives and answers a preempt request.
 async fn receive_preempt(State(extender): State<Arc<Extender>>, request: Request<Body>) -> Response {
     answer_if_leading(&extender, Verb::Preempt, request, preempt::answer).await
 }

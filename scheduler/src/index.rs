@@ -41,7 +41,7 @@ use tokio::sync::Notify;
 
 pub use assumption::{AssumeError, Assumed, Assumptions};
 pub use hints::{Attempt, HintQueue, HintTimes};
-pub use node_filter::NodeFilter;
+pub use node_filter::{NodeFilter, NodeFit};
 pub use openings::Openings;
 pub use pods::{AssumptionState, Phase};
 pub use proto::device::RawDevice;

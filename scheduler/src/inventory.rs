@@ -41,7 +41,6 @@ const MAX_SHOWN_ID: usize = 64;
 const MAX_LABELS: usize = 4096;
 /// The status of a condition that the plugin can neither confirm nor deny.
 const UNKNOWN: &str = "Unknown";
-/// Prefix of the UUIDs of GPUs.
 const UUID: &str = "GPU-";
 /// Prefix of the generated IDs of devices that are known by their minor only.
 const MADE_UP: &str = "minor-";

@@ -71,33 +71,7 @@ pub enum Ending {
     Broken,
 }
 
-/// The outcome for a node on which kube-scheduler would evict pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PreemptionCandidate {
-    /// Named with the victims that kube-scheduler proposes.
-    Kept,
-    /// Named with other victims than kube-scheduler proposes.
-    Replaced,
-    /// Left out: no victims help there.
-    Dropped,
-    /// Left out: the pod's earlier victims have not ended.
-    Waiting,
-}
-
-impl PreemptionCandidate {
-    /// The label value in metrics.
-    const fn label(self) -> &'static str {
-        match self {
-            Self::Kept => "kept",
-            Self::Replaced => "replaced",
-            Self::Dropped => "dropped",
-            Self::Waiting => "waiting",
-        }
-    }
-}
-
 impl Verb {
-    /// The label value in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -110,7 +84,6 @@ impl Verb {
 }
 
 impl Ending {
-    /// The label value in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -266,10 +239,10 @@ impl Metrics {
         self.rechecked.get_or_create(&[("outcome", outcome)]).inc();
     }
 
-    /// Counts nodes on which kube-scheduler would evict pods.
-    pub fn count_candidates(&self, candidate: PreemptionCandidate, n_nodes: usize) {
+    /// Counts nodes on which kube-scheduler would evict pods, by what became of them.
+    pub fn count_candidates(&self, outcome: &'static str, n_nodes: usize) {
         let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
-        let labels = [("outcome", candidate.label())];
+        let labels = [("outcome", outcome)];
         self.preemption_candidates.get_or_create(&labels).inc_by(n_nodes);
     }
 }
@@ -420,7 +393,6 @@ fn encode_namespaces(
     encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
 }
 
-/// Writes the metrics of each GPU.
 fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
     let mut encode = |name, help, value: fn(&GpuSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

@@ -78,7 +78,6 @@ pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
         .layer(from_fn(add_headers))
 }
 
-/// The response with a file.
 fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static str); 2], &'static [u8]) {
     let headers = [
         (header::CONTENT_TYPE, content_type),

@@ -453,7 +453,6 @@ fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-/// The response with an answer as JSON.
 fn respond(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, JSON)], json(answer)).into_response()
 }

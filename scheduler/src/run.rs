@@ -5,7 +5,6 @@
 //!
 //! A process with a command on its command line carries the command out instead of serving. No other module knows all parts.
 
-mod farewell;
 mod leader;
 mod tls;
 
@@ -149,10 +148,9 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
 
     // Farewell. The election begins last: a process that cannot listen on one of its addresses must not become the leader.
     let farewell = replica.begin(&connection, index, &mut process);
-    process.serve_until_signal(farewell.run()).await
+    process.serve_until_signal(farewell).await
 }
 
-/// The webhooks, if they are configured.
 fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
     let settings = config.admission.webhooks.as_ref()?;
     let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry);

@@ -9,11 +9,11 @@ pub(crate) mod words;
 
 use std::collections::BTreeMap;
 
-use placement::{BatchEvaluation, NodeId, Reason, Score};
+use placement::{BatchEvaluation, Reason};
 
 pub(crate) use ending::{fits_on_empty, pods_in_the_way};
 
-use crate::index::{Index, ResourceDemand};
+use crate::index::{Index, NodeFit, ResourceDemand};
 use crate::kube_scheduler::{self, NodeRefusal, PodRules, RequestSums};
 
 /// The pod whose verdicts are asked for.
@@ -34,15 +34,6 @@ pub(crate) enum Refusal {
     Request,
     /// The node's devices, or its device plugin.
     Devices(Reason),
-}
-
-/// A node that takes the pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Accepted {
-    /// The node in the fleet; `None` if nothing is known of its devices and the pod needs none that have to be known.
-    pub(crate) node: Option<NodeId>,
-    /// The node's score by policy.
-    pub(crate) score: Score,
 }
 
 /// Requests of pods for which kube-scheduler keeps room on the node that they are nominated to.
@@ -93,21 +84,12 @@ pub(crate) fn evaluate(
     asker: Asker<'_>,
     nominated: &NominatedRequests,
     batch: Option<&mut BatchEvaluation<'_>>,
-) -> Result<Accepted, Refusal> {
+) -> Result<NodeFit, Refusal> {
     check_node(index, name, asker.rules, nominated).map_err(Refusal::KubeScheduler)?;
     let (Ok(demand), Some(batch)) = (asker.demand, batch) else {
         return Err(Refusal::Request);
     };
     let filter = index.filter();
-    match filter.evaluate(name, filter.node_id(name), demand, batch) {
-        Ok(Some((node, score))) => Ok(Accepted {
-            node: Some(node),
-            score,
-        }),
-        Ok(None) => Ok(Accepted {
-            node: None,
-            score: Score::default(),
-        }),
-        Err(reason) => Err(Refusal::Devices(reason)),
-    }
+    let fit = filter.evaluate(name, filter.node_id(name), demand, batch);
+    fit.map_err(Refusal::Devices)
 }

@@ -27,7 +27,6 @@ use crate::state::nodes::Nodes;
 #[derive(Debug, Default)]
 pub struct Fleet {
     pub(crate) nodes: Nodes,
-    /// Weights for the policies that weigh resources.
     weights: ResourceWeights,
     workload: Workload,
     model: WorkloadModel,

@@ -45,13 +45,15 @@ impl Trial {
     /// # Errors
     /// The reason for which there is no room.
     pub fn score(
-        &self,
+        &mut self,
         fleet: &Fleet,
         copy: usize,
         request: NodeRequest<'_>,
         policies: Policies,
     ) -> Result<Score, Reason> {
-        let node = self.copies.get(copy).ok_or(Reason::NoDevice)?;
+        let node = self.copies.get_mut(copy).ok_or(Reason::NoDevice)?;
+        // The fleet's workload model may have changed since the last call, and the copy by the last placement.
+        node.value_cache.take();
         score(node, request, policies, fleet.context(Hints::Respect))
     }
 
@@ -67,7 +69,6 @@ impl Trial {
         policies: Policies,
     ) -> Result<Placement, Reason> {
         let node = self.copies.get_mut(copy).ok_or(Reason::NoDevice)?;
-        // The fleet's workload model may have changed since the last call, and the copy changes with each placement.
         node.value_cache.take();
         let placement = choose_devices(node, request, policies.device, fleet.context(Hints::Respect))?;
         self.n_placements += 1;

@@ -112,7 +112,6 @@ fn missing_amounts(request: &DeviceRequest, held: &[HeldPart]) -> NamedAmounts {
     missing
 }
 
-/// The amount of a resource in a part.
 fn amount_of(part: &HeldPart, resource: &ResourceName) -> u64 {
     part.resources.get(resource).copied().unwrap_or(0)
 }

@@ -68,10 +68,8 @@ fn account_reported(
         allows_all_devices,
         report,
     };
-    PodFacts::of(&pod, &ResourceNames::default())
-        .unwrap()
-        .account(context)
-        .unwrap()
+    let facts = PodFacts::of(&pod, &ResourceNames::default()).unwrap();
+    facts.account_of(&facts.bound.as_ref().unwrap().record, context)
 }
 
 fn units(units: u64) -> Value {

@@ -167,7 +167,6 @@ fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
     }
 }
 
-/// Returns true if a field is absent, or has one of these texts.
 fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
     field.is_none_or(|value| value.as_str().is_some_and(|text| texts.contains(&text)))
 }
@@ -226,7 +225,6 @@ impl Draft {
         }
     }
 
-    /// Removes a field, and returns its value.
     fn remove(&mut self, parent: &str, key: &str) -> Option<Value> {
         let removed = self.object.pointer_mut(parent)?.as_object_mut()?.remove(key)?;
         self.patch.push(PatchOperation::Remove {

@@ -132,7 +132,6 @@ pub(crate) fn read(path: &Path) -> FileContent {
 }
 
 impl Contents {
-    /// Reads all files of the server.
     fn read(files: &TlsFiles) -> Self {
         Self {
             cert: read(&files.cert),
@@ -141,7 +140,6 @@ impl Contents {
         }
     }
 
-    /// The TLS settings for this content.
     fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {
         let chain = certificates(&self.cert, &files.cert)?;
         let key = private_key(&self.key, &files.key)?;

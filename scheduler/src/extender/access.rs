@@ -357,7 +357,6 @@ impl Access {
     }
 }
 
-/// The bearer token of a request.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let credentials = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = credentials.split_once(' ')?;

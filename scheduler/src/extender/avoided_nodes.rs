@@ -55,7 +55,6 @@ impl AvoidedNodes {
         self.0.sweep(is_shown);
     }
 
-    /// The nodes that a pod avoids.
     pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
         self.0
             .get_mut(uid)

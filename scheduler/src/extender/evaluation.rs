@@ -19,7 +19,7 @@ use super::RequestError;
 use super::name_lists::{NameLists, NodeNames};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
-use crate::index::{Index, ResourceDemand};
+use crate::index::{Index, NodeFit, ResourceDemand};
 use crate::inventory;
 
 /// The text for every node if the pod is a member of a gang whose hints expired.
@@ -49,15 +49,6 @@ pub(super) enum Demand<'a> {
     GangPaused,
     /// The node of a binding whose outcome is not known yet: the binding may have been written, so no other node fits.
     AssumedOn(Box<str>),
-}
-
-/// A node that fits.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Fit {
-    /// The node's ID in the fleet, if it has devices that matter for the demand.
-    pub(super) node: Option<NodeId>,
-    /// The node's score by policy.
-    pub(super) score: Score,
 }
 
 /// A node that does not fit.
@@ -245,7 +236,7 @@ impl<'q> Evaluator<'q> {
 
     /// The verdict on a node whose place in the fleet has been looked up.
     #[inline]
-    pub(super) fn evaluate(&mut self, name: &str, node: Option<NodeId>) -> Result<Fit, NodeMisfit> {
+    pub(super) fn evaluate(&mut self, name: &str, node: Option<NodeId>) -> Result<NodeFit, NodeMisfit> {
         let (resources, batch) = match (self.demand, &mut self.batch) {
             (Demand::Resources(resources), Some(batch)) => (resources, batch),
             (Demand::Rejected(_) | Demand::GangPaused, _) => {
@@ -255,14 +246,12 @@ impl<'q> Evaluator<'q> {
             (Demand::AssumedOn(node), _) if **node != *name => {
                 return Err(NodeMisfit::of_known_node(Reason::NoDevice));
             }
-            (Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_), _) => return Ok(Fit::default()),
+            (Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_), _) => {
+                return Ok(NodeFit::default());
+            }
         };
         match self.index.filter().evaluate(name, node, resources, batch) {
-            Ok(Some((node, score))) => Ok(Fit {
-                node: Some(node),
-                score,
-            }),
-            Ok(None) => Ok(Fit::default()),
+            Ok(fit) => Ok(fit),
             // Every other reason follows from devices that a watch has shown.
             Err(Reason::NoDevice) if !self.index.knows_node(name) => {
                 Err(NodeMisfit::of_unknown_node(Reason::NoDevice))
@@ -272,11 +261,11 @@ impl<'q> Evaluator<'q> {
     }
 
     /// The verdict on a node that the request carries whole: an autoscaler asks about nodes that do not exist yet.
-    fn evaluate_whole(&mut self, name: &str, id: Option<NodeId>, node: &Node) -> Result<Fit, NodeMisfit> {
+    fn evaluate_whole(&mut self, name: &str, id: Option<NodeId>, node: &Node) -> Result<NodeFit, NodeMisfit> {
         match self.demand {
             Demand::Resources(resources) if !self.index.knows_node(name) => {
                 evaluate_template(self.index, node, resources)?;
-                Ok(Fit::default())
+                Ok(NodeFit::default())
             }
             // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
             _ => self.evaluate(name, id),
@@ -334,7 +323,7 @@ pub(super) fn evaluate_all<'n>(
             Some(whole) => evaluator.evaluate_whole(name, id, &whole.node),
             None => evaluator.evaluate(name, id),
         };
-        let Fit { node, score } = match verdict {
+        let NodeFit { node, score } = match verdict {
             Ok(fit) => fit,
             Err(misfit) => {
                 evaluation.misfits.push((name, misfit));

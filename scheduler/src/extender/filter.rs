@@ -259,7 +259,6 @@ impl<'r> Filter<'_, 'r> {
         evaluate_all(self.index, demand, self.request, n_reported.map(|n| (ranker, n)))
     }
 
-    /// The outcome of an evaluation.
     fn outcome(&self, demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> Outcome {
         let refused = match demand {
             Demand::Rejected(_) => return Outcome::Rejected,
@@ -447,7 +446,6 @@ fn write_result(
 }
 
 impl RefusalTexts<'_> {
-    /// The text of the refusal of one node.
     fn of(&self, name: &str, misfit: NodeMisfit) -> &str {
         match (self.uniform, self.nominated) {
             (Some(text), _) => text,
@@ -459,7 +457,6 @@ impl RefusalTexts<'_> {
         }
     }
 
-    /// The text of a reason.
     fn of_reason(&self, reason: Reason) -> &str {
         let mut texts = self.by_reason.iter();
         let known = texts.find(|(known, _)| *known == reason);

@@ -83,7 +83,6 @@ async fn inspect_all(State(extender): State<Arc<Extender>>) -> Response {
     (content_type, Body::from_stream(pieces)).into_response()
 }
 
-/// Answers with the view of one node.
 async fn inspect_node(State(extender): State<Arc<Extender>>, Path(name): Path<String>) -> Response {
     let _permit = match acquire_view(&extender).await {
         Ok(permit) => permit,

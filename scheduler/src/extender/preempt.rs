@@ -15,7 +15,6 @@ use super::evaluation::Demand;
 use super::{Extender, RequestError, now};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised, ResourceDemand};
-use crate::metrics::PreemptionCandidate;
 
 /// The time after which no further nodes are searched if there is a candidate: kube-scheduler waits for the answer, and further
 /// candidates only give it a choice.
@@ -128,9 +127,7 @@ fn find_candidates(
         named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))
     };
     if is_waiting {
-        extender
-            .metrics
-            .count_candidates(PreemptionCandidate::Waiting, proposals.len());
+        extender.metrics.count_candidates("waiting", proposals.len());
         return BTreeMap::new();
     }
     let promised = victims_of_other_pods(extender, pod.uid(), began);
@@ -143,9 +140,9 @@ fn find_candidates(
         // One node at a time under the lock: the search on a node may take milliseconds.
         let victims = preemptor.victims_on(extender.index.read().filter(), &node, &proposed);
         let outcome = match &victims {
-            None => PreemptionCandidate::Dropped,
-            Some(victims) if victims.are_same_pods(&proposed) => PreemptionCandidate::Kept,
-            Some(_) => PreemptionCandidate::Replaced,
+            None => "dropped",
+            Some(victims) if victims.are_same_pods(&proposed) => "kept",
+            Some(_) => "replaced",
         };
         extender.metrics.count_candidates(outcome, 1);
         if let Some(victims) = victims {

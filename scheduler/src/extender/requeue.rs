@@ -172,7 +172,6 @@ impl WaitingPods {
         }
     }
 
-    /// Forgets a pod that is bound.
     pub(super) fn forget(&mut self, uid: &str) {
         self.pods.remove(uid);
     }

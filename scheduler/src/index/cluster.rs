@@ -112,7 +112,6 @@ impl Cluster {
         assumption.filter(|assumption| assumption.state.stamp == stamp)
     }
 
-    /// The assumptions of all pods.
     pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
         self.pods.values().filter_map(|entry| entry.assumption.as_deref())
     }

@@ -68,7 +68,6 @@ impl FailingNodes {
         self.unstamped.push((node.into(), uid.into()));
     }
 
-    /// Counts a failed pod.
     pub(super) fn count_failure(&mut self, node: &str, uid: &str, now: Instant) {
         let failing = self.nodes.entry(node.into()).or_default();
         // The watch shows a failed pod once more with each change of its object.

@@ -176,7 +176,6 @@ impl Hint {
 }
 
 impl HintQueue {
-    /// A queue without hints.
     pub(super) fn new(times: HintTimes) -> Self {
         Self {
             times,

@@ -12,6 +12,15 @@ use super::resource_demand::ResourceDemand;
 use crate::api_server::shorten;
 use crate::inventory::NodeReport;
 
+/// A node that fits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeFit {
+    /// The node in the fleet; `None` if nothing is known of its devices and the pod needs none that have to be known.
+    pub node: Option<NodeId>,
+    /// The node's score by policy.
+    pub score: Score,
+}
+
 /// The nodes of the cluster, as a filter sees them.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFilter<'a> {
@@ -65,12 +74,13 @@ impl<'a> NodeFilter<'a> {
         node: Option<NodeId>,
         demand: &ResourceDemand<'_>,
         batch: &mut BatchEvaluation<'_>,
-    ) -> Result<Option<(NodeId, Score)>, Reason> {
-        let Some(node) = self.served_node(name, node, demand)? else {
-            return Ok(None);
+    ) -> Result<NodeFit, Reason> {
+        let node = self.served_node(name, node, demand)?;
+        let score = match node {
+            Some(node) => batch.evaluate(node, demand.policies)?,
+            None => Score::default(),
         };
-        let score = batch.evaluate(node, demand.policies)?;
-        Ok(Some((node, score)))
+        Ok(NodeFit { node, score })
     }
 
     /// The node if the engine has to evaluate it; `None` for one without devices that fits.

@@ -232,7 +232,6 @@ impl Plugins {
         self.update_standing(node)
     }
 
-    /// Forgets a node that is gone.
     pub(super) fn forget_node(&mut self, node: &str) {
         if let Some(plugin) = self.nodes.remove(node) {
             self.n_limited -= usize::from(plugin.standing != Standing::Offered);

@@ -89,7 +89,6 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
     .with_functions(&functions)
 }
 
-/// The GPU of a share.
 fn gpu_of<'a>(share: &placement::Share, inventory: Option<&'a Inventory>) -> Option<&'a Device> {
     inventory?.gpus.iter().find(|gpu| gpu.id == share.id)
 }

@@ -203,7 +203,6 @@ impl<'a> ResourceDemand<'a> {
         }
     }
 
-    /// Returns true if the pod requests devices of this type.
     fn requests(&self, kind: &DeviceType) -> bool {
         match kind {
             DeviceType::Gpu => self.gpus != RequestedGpus::Nothing,

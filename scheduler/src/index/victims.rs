@@ -39,7 +39,6 @@ struct VictimSearch<'a> {
     view: NodeView<'a>,
     preemptor: &'a Preemptor<'a>,
     proposed: &'a MetaVictims,
-    /// The UIDs of the proposed victims.
     proposed_uids: BTreeSet<&'a str>,
     /// All budgets with their namespaces, in the order in which the engine gets them.
     budgets: Vec<(&'a str, &'a Budget)>,

@@ -53,7 +53,6 @@ impl LabelKeeper {
         }
     }
 
-    /// Sets the wanted label.
     pub(super) fn want(&self, wanted: PodLabel) {
         self.wanted.send_replace(wanted);
     }

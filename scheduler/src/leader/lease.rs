@@ -28,7 +28,6 @@ impl LeaseObject {
         }
     }
 
-    /// The name of the Lease.
     pub(super) fn name(&self) -> &str {
         &self.name
     }

@@ -11,7 +11,6 @@ use super::snapshot::StateSnapshot;
 /// Seconds without a filter request after which pods that wait are a sign that kube-scheduler does not ask. kube-scheduler tries
 /// each pending pod again after at most five minutes.
 const SILENCE: u64 = 600;
-/// Seconds of a day.
 const DAY: i64 = 24 * 60 * 60;
 /// Seconds before the end of a certificate from which on the end is a finding. The scheduler renews its own 30 days before, so that
 /// renewal has failed for two weeks by then.

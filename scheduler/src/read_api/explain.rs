@@ -153,7 +153,6 @@ fn add_verdicts(
     }
 }
 
-/// The verdict of a node that refuses the pod.
 fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeVerdict {
     let Refused { name, refusal, .. } = refused;
     let demand = asker.demand.ok();

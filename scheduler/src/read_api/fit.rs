@@ -223,21 +223,12 @@ impl<'a> Search<'a> {
                 copy: Some(copy),
                 placed: FitPlacement::default(),
             };
-            match self.score_copy(&index, &candidate, copy) {
+            match score_copy(&mut self.trial, &index, self.rules, self.demand, &candidate, copy) {
                 Ok(score) => self.add_candidate(candidate, score),
                 Err(refusal) => self.refuse(&index, like, &refusal),
             }
         }
         Ok(())
-    }
-
-    /// The score of a candidate for the next pod.
-    fn score_copy(&self, index: &Index, candidate: &FitCandidate, copy: usize) -> Result<Score, Refusal> {
-        kube_scheduler::check(self.rules, &candidate.facts, &candidate.requested)
-            .map_err(Refusal::KubeScheduler)?;
-        let (request, policies) = (self.demand.devices(), self.demand.policies);
-        let score = self.trial.score(index.fleet(), copy, request, policies);
-        score.map_err(Refusal::Devices)
     }
 
     /// Adds a node that takes a pod.
@@ -295,7 +286,7 @@ impl<'a> Search<'a> {
         let next = match candidate.copy {
             Some(copy) => {
                 let candidate = self.candidates.get(at).ok_or_else(gone)?;
-                self.score_copy(&index, candidate, copy)
+                score_copy(&mut self.trial, &index, self.rules, self.demand, candidate, copy)
             }
             // A node of which only sums are known has the same score as long as these suffice.
             None => Ok(Score::default()),
@@ -309,4 +300,18 @@ impl<'a> Search<'a> {
         }
         Ok(())
     }
+}
+
+/// The score of a candidate for the next pod.
+fn score_copy(
+    trial: &mut Trial,
+    index: &Index,
+    rules: &PodRules,
+    demand: &ResourceDemand<'_>,
+    candidate: &FitCandidate,
+    copy: usize,
+) -> Result<Score, Refusal> {
+    kube_scheduler::check(rules, &candidate.facts, &candidate.requested).map_err(Refusal::KubeScheduler)?;
+    let score = trial.score(index.fleet(), copy, demand.devices(), demand.policies);
+    score.map_err(Refusal::Devices)
 }

@@ -38,7 +38,6 @@ impl HistoryRecorder {
         });
     }
 
-    /// All recorded points.
     pub(super) fn history(&self) -> History {
         History {
             api_version: VERSION.to_owned(),

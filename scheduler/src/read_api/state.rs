@@ -130,7 +130,6 @@ impl StateBody {
         Some(piece.into())
     }
 
-    /// The JSON of one node.
     fn node(&self, name: &Arc<str>, rendered: &RenderedNode) -> Bytes {
         let Some(Ok(in_use)) = self.in_use.get(name) else {
             return rendered.json_for(&self.names);

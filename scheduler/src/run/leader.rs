@@ -1,9 +1,13 @@
 //! Starts leader election as configured, or the one replica that decides alone.
 
+use std::time::Duration;
+
 use daemon::api_server::Connection;
 use daemon::events;
 use daemon::panics::named;
 use daemon::process::Process;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::index::{Index, Shared};
@@ -12,7 +16,8 @@ use crate::leader::version_check::watch_version;
 use crate::leader::watch_barrier::WatchBarrier;
 use crate::leader::{Leadership, PodName};
 
-use super::farewell::Farewell;
+/// Time for which a replica of several still serves after the signal: the endpoints of its Services change first.
+const LINGER: Duration = Duration::from_secs(3);
 
 /// This replica, alone or one of several.
 pub(super) struct OwnReplica {
@@ -53,14 +58,18 @@ impl OwnReplica {
         connection: &Connection,
         index: Shared<Index>,
         process: &mut Process,
-    ) -> Farewell {
+    ) -> impl Future<Output = ()> + use<> {
+        // Cancelled when the replica has released its Lease and removed its leader label.
+        let resigned = CancellationToken::new();
         let Some(settings) = self.settings else {
             // The takeover ends soon, so it is no task whose end is a fault.
             tokio::spawn(named(
                 "takeover",
                 take_over_alone(self.leadership, index, self.barrier),
             ));
-            return Farewell::of_only_replica();
+            // No other replica could serve its clients.
+            resigned.cancel();
+            return farewell(Duration::ZERO, resigned);
         };
         let (recorder, writer) = events::recorder(connection, "gpushare-scheduler", None);
         process.tasks.spawn("events", writer.run());
@@ -72,16 +81,20 @@ impl OwnReplica {
             );
         }
         let elector = Elector::new((client, recorder), settings, self.leadership, index, self.barrier);
-        let farewell = Farewell::of_replica();
-        let (signal, resigned) = (process.signal.clone(), farewell.resigned.clone());
+        let (signal, has_resigned) = (process.signal.clone(), resigned.clone());
         process.tasks.spawn("election of a leader", async move {
             elector.run(signal.cancelled()).await;
             // If `run` returns without a signal, this task ends, and with it the process, as with any task.
             if signal.is_cancelled() {
-                resigned.cancel();
+                has_resigned.cancel();
                 std::future::pending::<()>().await;
             }
         });
-        farewell
+        farewell(LINGER, resigned)
     }
+}
+
+/// The farewell after SIGTERM: the replica goes on serving until the next leader may decide and clients ask another replica.
+async fn farewell(linger: Duration, resigned: CancellationToken) {
+    tokio::join!(sleep(linger), resigned.cancelled());
 }

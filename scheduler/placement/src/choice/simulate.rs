@@ -371,7 +371,6 @@ impl FreeGpus {
             .unwrap_or(0)
     }
 
-    /// Idle thousandths of all GPUs.
     pub(crate) fn idle(&self) -> u32 {
         self.parts().map(GpuPart::idle).sum()
     }
@@ -385,7 +384,6 @@ impl FreeGpus {
         })
     }
 
-    /// Sets the free part of the GPU at an index.
     fn set(&mut self, at: usize, part: GpuPart) {
         let Some(block) = self.blocks.get_mut(at / LANES) else {
             return;

@@ -200,7 +200,6 @@ impl Test {
     }
 }
 
-/// Returns true if a label has one of these values.
 fn is_one_of(value: Option<&str>, values: &[Box<str>]) -> bool {
     value.is_some_and(|value| values.iter().any(|one| **one == *value))
 }

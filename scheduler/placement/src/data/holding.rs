@@ -235,7 +235,6 @@ pub enum Hints<'a> {
 }
 
 impl Hints<'_> {
-    /// Returns true if an owner's hint counts.
     pub(crate) fn counts(self, owner: &OwnerId) -> bool {
         match self {
             Self::Ignore => false,

@@ -95,7 +95,6 @@ impl Inventory {
         1 + self.other_devices.as_ref().map_or(0, Vec::len)
     }
 
-    /// The devices of the type at an index.
     pub(crate) fn devices(&self, type_at: usize) -> &[Device] {
         if type_at == GPUS {
             return &self.gpus;

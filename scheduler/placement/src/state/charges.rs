@@ -119,7 +119,6 @@ pub(crate) fn charges<'a>(
     )
 }
 
-/// The charges of one holding on GPUs.
 pub(crate) fn gpu_charges<'a>(
     inventory: &'a Inventory,
     holdings: &'a Holdings,

@@ -83,7 +83,6 @@ impl EquivalenceClasses {
         Some((&class.key, class.n_nodes))
     }
 
-    /// Number of classes.
     #[cfg(any(test, feature = "check"))]
     pub(crate) fn len(&self) -> usize {
         self.ids.len()
@@ -154,7 +153,6 @@ struct Bits {
 }
 
 impl Bits {
-    /// Appends one bit.
     fn push(&mut self, bit: bool) {
         if self.n.is_multiple_of(64) {
             self.words.push(0);

@@ -99,7 +99,6 @@ impl Host {
 /// CPU and memory that one owner uses of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostUse {
-    /// Index of the node.
     pub(crate) index: u32,
     /// The CPU and memory that the owner uses.
     pub(crate) amounts: HostAmounts,
@@ -153,7 +152,6 @@ impl Node {
         self.devices(GPUS)
     }
 
-    /// The devices of the type at an index.
     pub(crate) fn devices(&self, type_at: usize) -> &[Device] {
         self.inventory
             .as_ref()
@@ -304,7 +302,6 @@ impl Node {
         self.locate_hints();
     }
 
-    /// Removes an owner's hint from this node.
     pub(crate) fn remove_hint(&mut self, owner: &str) {
         self.hints.retain(|hint| hint.owner.as_str() != owner);
         // Rows are without hints, so nothing that is free has changed.

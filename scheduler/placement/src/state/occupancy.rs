@@ -95,7 +95,6 @@ impl<'a> Occupancy<'a> {
         }
     }
 
-    /// The use of the devices of the type at an index.
     pub(crate) fn of_type(&self, type_at: usize) -> &[DeviceUse] {
         self.uses.get(type_at).map_or(&[], Vec::as_slice)
     }

@@ -170,33 +170,6 @@ async fn slow_clients_do_not_delay_reviews(#[case] beginning: Vec<u8>) {
     );
 }
 
-#[tokio::test]
-async fn a_certificate_is_demanded_where_authorities_are_configured() {
-    let mut registry = Registry::default();
-    let index = Shared::new(Index::new(
-        ResourceNames::default(),
-        Policies::default(),
-        Duration::from_secs(30),
-    ));
-    let webhooks = Webhooks::new(Rules::default(), index, &mut registry).demanding_certificates(true);
-    let routes = router(Arc::new(webhooks), "/base");
-    let request = || {
-        Request::post("/base/webhook/validate")
-            .body(Body::from(review("u", &pod(&json!({}))).to_string()))
-            .unwrap()
-    };
-    let reply = routes.clone().oneshot(request()).await.unwrap();
-    assert_eq!(reply.status(), StatusCode::FORBIDDEN);
-    let text = reply.into_body().collect().await.unwrap().to_bytes();
-    assert!(
-        String::from_utf8_lossy(&text).contains("--webhook-client-ca-file"),
-        "{text:?}"
-    );
-    let mut certified = request();
-    certified.extensions_mut().insert(ClientCertificate);
-    assert_eq!(routes.oneshot(certified).await.unwrap().status(), StatusCode::OK);
-}
-
 /// The API server sends pods that ask for nothing too, if they say which GPUs they see.
 #[tokio::test]
 async fn a_pod_that_would_see_every_gpu_is_refused_over_http() {

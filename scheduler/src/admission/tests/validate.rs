@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use placement::Policies;
-use proto::pod::Pod;
-use proto::request::PodRequest;
 use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -13,24 +11,6 @@ use super::{annotated, container, creation, mutated, pod, refusal, request as re
 use crate::admission::{Rules, Verdict};
 use crate::index::{Index, Shared};
 use crate::offline;
-
-#[rstest]
-#[case::vendor_and_shares(json!({"nvidia.com/gpu": "1", "koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}))]
-#[case::memory_and_ratio(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu-memory-ratio": "50"}))]
-#[case::core_alone(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}))]
-#[case::memory_without_shared(json!({"koordinator.sh/gpu-memory": "1Gi"}))]
-#[case::ratio_without_shared(json!({"koordinator.sh/gpu-memory-ratio": "50"}))]
-#[case::not_divisible(json!({"koordinator.sh/gpu.shared": "2", "koordinator.sh/gpu-memory-ratio": "101"}))]
-#[case::too_much_for_a_device(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "150"}))]
-#[case::no_quantity(json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": "1.5"}))]
-fn invalid_requests_are_refused_with_the_text_of_the_filter(#[case] asked: Value) {
-    let pod = pod(&asked);
-    let parsed: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let filter = PodRequest::read_new(&parsed, &ResourceNames::default())
-        .unwrap_err()
-        .to_string();
-    assert_eq!(refusal(validated(&Rules::default(), &creation(&pod))), filter);
-}
 
 #[rstest]
 #[case::nothing(json!({"cpu": "1"}))]

@@ -1,5 +1,4 @@
 use proptest::prelude::*;
-use rstest::rstest;
 
 use super::*;
 
@@ -86,53 +85,6 @@ fn waiting(began: Instant) -> WaitingPods {
     waiting
 }
 
-/// A pod is refused at the first of these openings, and the last of them are found the given number of seconds later, and from
-/// then on for as many more.
-#[rstest]
-#[case::nothing_opened(openings(3, 2), openings(3, 2), 0, false)]
-#[case::opened_silently(openings(3, 2), openings(4, 3), 0, true)]
-#[case::opened_with_an_event(openings(3, 2), openings(4, 2), 0, false)]
-#[case::the_event_helps(openings(3, 2), openings(4, 2), 14, false)]
-#[case::the_event_was_missed(openings(3, 2), openings(4, 2), 15, true)]
-fn an_announcement_is_due_if_room_opened_after_a_refusal(
-    #[case] at: Openings,
-    #[case] now: Openings,
-    #[case] seconds: u64,
-    #[case] expected: bool,
-) {
-    let began = Instant::now();
-    let mut waiting = waiting(began);
-    waiting.refuse("a", at);
-    let opened = began + 2 * SECOND;
-    assert_eq!(waiting.is_due(now, opened), now.silent > at.silent);
-    assert_eq!(
-        waiting.is_due(now, opened + SECOND * u32::try_from(seconds).unwrap()),
-        expected
-    );
-}
-
-#[test]
-fn a_pod_that_is_filtered_again_needs_no_announcement() {
-    let began = Instant::now();
-    let mut waiting = waiting(began);
-    waiting.refuse("a", openings(1, 0));
-    for second in 1..60 {
-        assert!(!waiting.is_due(openings(u64::from(second) + 1, 0), began + SECOND * second));
-        if second % 10 == 0 {
-            waiting.refuse("a", openings(u64::from(second) + 1, 0));
-        }
-    }
-}
-
-#[test]
-fn a_bound_pod_needs_no_announcement() {
-    let began = Instant::now();
-    let mut waiting = waiting(began);
-    waiting.refuse("a", openings(1, 1));
-    waiting.forget("a");
-    assert!(!waiting.is_due(openings(9, 9), began + 60 * SECOND));
-}
-
 /// Another process may have kept room, and refused pods for it.
 #[test]
 fn a_new_leader_announces_once() {
@@ -143,19 +95,6 @@ fn a_new_leader_announces_once() {
     waiting.refuse("a", openings(0, 0));
     waiting.clear();
     assert!(waiting.is_due(Openings::default(), now + SECOND) && waiting.pods.is_empty());
-}
-
-/// A refusal is noted after the state has been left that it comes from.
-#[test]
-fn room_that_opens_while_a_pod_is_being_refused_is_announced() {
-    let began = Instant::now();
-    let mut waiting = waiting(began);
-    assert!(!waiting.is_due(openings(5, 5), began + SECOND), "no pod waits");
-    waiting.refuse("a", openings(4, 4));
-    assert!(waiting.is_due(openings(5, 5), began + SECOND));
-    waiting.announced(openings(5, 5), began + SECOND);
-    waiting.refuse("b", openings(5, 5));
-    assert!(!waiting.is_due(openings(5, 5), began + 9 * SECOND));
 }
 
 #[test]
@@ -172,18 +111,6 @@ fn a_pod_without_an_entry_is_not_forgotten() {
     );
     waiting.announced(openings(1, 1), began + SECOND);
     assert!(!waiting.is_due(openings(1, 1), began + 60 * SECOND));
-}
-
-#[test]
-fn a_failed_announcement_is_repeated_after_its_pause() {
-    let began = Instant::now();
-    let mut waiting = waiting(began);
-    waiting.refuse("a", openings(0, 0));
-    let now = began + SECOND;
-    assert!(waiting.is_due(openings(1, 1), now));
-    waiting.pause(5 * SECOND, now);
-    let is_due = [4, 5].map(|second| waiting.is_due(openings(1, 1), now + SECOND * second));
-    assert_eq!(is_due, [false, true]);
 }
 
 /// Something that happens to three pods, and a look after each that comes a quarter of a second later.

@@ -106,16 +106,6 @@ fn a_lease_is_acquired_when_it_is_free_or_has_expired(
     );
 }
 
-#[test]
-fn a_lease_that_is_renewed_is_not_acquired() {
-    let (mut a, mut now) = begin();
-    for version in 0..20 {
-        a.read(now, now, found(&version.to_string(), record("b", 15, 3)));
-        now += secs(14);
-        assert_eq!(a.next(now), LeaseAction::Read);
-    }
-}
-
 /// The holder's clock may be wrong, so only the own clock counts.
 #[test]
 fn a_lease_expires_by_the_time_since_its_version_was_first_read() {
@@ -166,19 +156,6 @@ fn after_an_unknown_write_the_leader_reads_the_lease_and_continues() {
     );
 }
 
-#[rstest]
-#[case::taken(found("3", record("b", 15, 8)))]
-#[case::wiped_out(found("3", record("", 15, 8)))]
-#[case::deleted(None)]
-fn a_leader_that_was_replaced_does_not_lead(#[case] there: Found) {
-    let (mut a, now) = leading();
-    let later = now + secs(2);
-    a.written(record("a", 15, 7), later, later, WriteOutcome::Overtaken);
-    assert_eq!(a.next(later), LeaseAction::Read);
-    a.read(later, later, there);
-    assert!(a.term(later).is_none());
-}
-
 /// Its name is still in the Lease, so no other replica has led: it may lead again, but in a new term.
 #[test]
 fn a_leader_whose_lease_expired_begins_a_new_term() {
@@ -194,20 +171,6 @@ fn a_leader_whose_lease_expired_begins_a_new_term() {
     );
     let term = a.term(later).unwrap();
     assert_eq!((term.number, term.is_handed_over), (2, false));
-}
-
-#[test]
-fn a_late_reply_to_an_acquisition_starts_no_term() {
-    let (mut a, now) = begin();
-    a.read(now, now, found("1", record("", 1, 6)));
-    assert_eq!(a.next(now), write("1", record("a", 15, 7)));
-    a.written(
-        record("a", 15, 7),
-        now,
-        now + secs(10),
-        WriteOutcome::Done("2".to_owned()),
-    );
-    assert!(a.term(now + secs(10)).is_none());
 }
 
 #[test]

@@ -73,7 +73,6 @@ impl Pool {
         set
     }
 
-    /// The set of all candidates.
     pub(crate) fn all(&self) -> Set {
         self.select(|_| true)
     }

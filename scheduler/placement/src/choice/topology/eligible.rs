@@ -33,7 +33,6 @@ pub(crate) struct DecisionContext<'a> {
 }
 
 impl<'a> DecisionContext<'a> {
-    /// The constraints on devices of a type.
     pub(crate) fn constraint(&self, kind: &DeviceType) -> &'a DeviceConstraint {
         self.constraints
             .and_then(|constraints| constraints.of(kind))
