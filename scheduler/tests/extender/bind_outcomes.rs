@@ -310,6 +310,7 @@ async fn an_overflowing_retry_after_ends_the_bind() {
 /// Names that no API server accepts become part of no path, take no room and are not remembered.
 #[rstest]
 #[case::slash("Bad/ns", "p", "u")]
+#[case::another_path("d", "../../../nodes/n1", "u")]
 #[case::upper_case("d", "P", "u")]
 #[case::endless_name("d", &"p".repeat(254), "u")]
 #[case::endless_namespace(&"d".repeat(64), "p", "u")]

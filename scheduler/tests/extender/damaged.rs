@@ -139,7 +139,7 @@ fn oversubscribed_by_records(world: &World) -> Vec<Violation> {
     violations
 }
 
-async fn ask_all(world: &World, asked: &Value) -> Result<(), TestCaseError> {
+async fn ask_all(world: &World, asked: &Value, whole: &Value) -> Result<(), TestCaseError> {
     let names = json!(["n1", "n2"]);
     let meta = &asked["metadata"];
     let api = ReadApi::new(Arc::clone(&world.extender), CancellationToken::new());
@@ -150,6 +150,11 @@ async fn ask_all(world: &World, asked: &Value) -> Result<(), TestCaseError> {
             &world.router,
             ours("filter"),
             json!({"Pod": asked, "NodeNames": names}),
+        ),
+        (
+            &world.router,
+            ours("filter"),
+            json!({"Pod": asked, "Nodes": {"items": [whole]}}),
         ),
         (
             &world.router,
@@ -208,7 +213,7 @@ proptest! {
             deliver::<RawDevice>(&world, &device);
             deliver::<Pod>(&world, &placed);
             deliver::<Pod>(&world, &asked);
-            ask_all(&world, &asked).await
+            ask_all(&world, &asked, &node).await
         })?;
     }
 }

@@ -30,25 +30,6 @@ pub(crate) async fn filter_figure() -> World {
 }
 
 #[tokio::test]
-async fn filter_returns_the_best_of_the_named_nodes() {
-    let world = filter_figure().await;
-    let answer = world
-        .filter(&units("new", 8138), &["n1", "n2", "n3", "unknown"])
-        .await;
-    assert_json_snapshot!(answer, @r#"
-    {
-      "Error": "",
-      "FailedAndUnresolvableNodes": {},
-      "FailedNodes": {},
-      "NodeNames": [
-        "n3"
-      ],
-      "Nodes": null
-    }
-    "#);
-}
-
-#[tokio::test]
 async fn filter_gives_a_reason_for_every_node_if_none_fits() {
     let world = filter_figure().await;
     world.apply_node(&json!({"metadata": {"name": "cpu-only"}}));
@@ -270,21 +251,6 @@ async fn a_request_for_zero_fits_every_node(#[case] zeros: Value) {
     );
 }
 
-#[tokio::test]
-async fn prioritize_prefers_the_fullest_node() {
-    let world = World::new()
-        .with_node("empty", &[100])
-        .with_node("half", &[100])
-        .with_node("full", &[100]);
-    world.place(&units("a", 50), "half").await;
-    world.place(&units("b", 100), "full").await;
-    let answer = world
-        .prioritize(&units("new", 10), &["empty", "half", "full", "unknown"])
-        .await;
-    let expected = json!([{"Host": "empty", "Score": 9}, {"Host": "half", "Score": 10}, {"Host": "full", "Score": 0}, {"Host": "unknown", "Score": 0}]);
-    assert_eq!(answer, expected);
-}
-
 /// The proposal's bind figure: 12207, 8138, 4069 and 16276 MiB free; 8138 goes to the second.
 #[tokio::test]
 async fn bind_writes_the_record_of_both_dialects() {
@@ -470,17 +436,6 @@ async fn malformed_bodies_are_refused(
         .await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert!(text.starts_with(expected), "{text}");
-}
-
-#[tokio::test]
-async fn names_that_would_change_the_path_are_refused() {
-    let world = World::new().with_node("n1", &[100]);
-    let mut pod = units("p", 1);
-    pod["metadata"]["name"] = "../../../nodes/n1".into();
-    world.apply_pod(&pod);
-    let error = world.bind(&pod, "n1").await;
-    assert!(error.contains("are not those of a pod"), "{error}");
-    assert_eq!(world.api.bindings().len(), 0);
 }
 
 #[tokio::test]

@@ -524,39 +524,6 @@ async fn virtual_functions_that_kubelet_allocated_to_other_pods_are_taken() {
     );
 }
 
-/// A node without an inventory fits no pod that requests devices.
-#[tokio::test]
-async fn equal_nodes_share_an_evaluation_and_different_ones_do_not() {
-    let world = world(&with_nics(gpus(4), &[0, 1], 0));
-    for (name, nics) in [("n2", &[0, 1][..]), ("n3", &[0][..])] {
-        let mut object = with_nics(gpus(4), nics, 0);
-        object["metadata"]["name"] = name.into();
-        world.apply_node(&node(name, "MiB"));
-        world.apply_device(&object);
-    }
-    let pod = annotated(
-        asking("p", 2, 1),
-        JOINT,
-        r#"{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}"#,
-    );
-    let names = ["n1", "n2", "n3", "n4"];
-    assert_eq!(
-        world.fitting(&pod, &names).await,
-        ["n1"],
-        "the first of two that are alike"
-    );
-    assert_eq!(world.fitting(&pod, &names[1..]).await, ["n2"], "and the other");
-    assert!(
-        world.fitting(&asking("any", 2, 1), &["n4"]).await == ["n4"],
-        "kubelet knows, where nothing is demanded"
-    );
-    let scores = world.prioritize(&pod, &names).await;
-    let score = |nth: usize| scores[nth]["Score"].as_i64().unwrap();
-    assert_eq!([0, 1, 2, 3].map(score), [10, 9, 0, 0], "{scores}");
-    world.place(&asking("q", 0, 100), "n2").await;
-    assert_eq!(world.fitting(&pod, &names).await, ["n1"]);
-}
-
 /// Such a pod may hold any function of the adapter; a function that no longer exists is held by no pod.
 #[tokio::test]
 async fn a_record_with_an_unknown_virtual_function_blocks_all_of_its_adapter() {

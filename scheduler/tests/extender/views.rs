@@ -11,7 +11,7 @@ use scheduler::metrics::register_watches;
 use scheduler::offline;
 use serde_json::{Value, json};
 
-use crate::objects::{annotated, device, node, on, pod, units};
+use crate::objects::{annotated, on, units};
 use crate::requests::filter_figure;
 use crate::world::World;
 
@@ -28,36 +28,6 @@ async fn inspect_keeps_the_json_of_the_old_extender() {
     assert_eq!(names, ["n1", "n2", "n3"]);
     let (_, text) = world.send("GET", "/gpushare-scheduler/inspect/n3", "").await;
     assert_snapshot!(text, @r#"{"nodes":[{"name":"n3","totalGPU":32552,"usedGPU":24414,"devs":[{"id":0,"totalGPU":16276,"usedGPU":16276,"pods":[{"name":"e","namespace":"default","usedGPU":16276,"uid":"uid-e","usedBytes":17066622976,"assumed":false}],"uuid":"GPU-n3-0","healthy":true,"totalBytes":17066622976,"usedBytes":17066622976,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0},{"id":1,"totalGPU":16276,"usedGPU":8138,"pods":[{"name":"f","namespace":"default","usedGPU":8138,"uid":"uid-f","usedBytes":8533311488,"assumed":false}],"uuid":"GPU-n3-1","healthy":true,"totalBytes":17066622976,"usedBytes":8533311488,"totalCore":100,"usedCore":0,"totalSlots":100,"usedSlots":0}],"unit":"MiB","unitBytes":1048576}]}"#);
-}
-
-/// A GPU of 16,276 MiB has 15 whole GiB; full of thirds, it shows 15 used of 15.
-#[tokio::test]
-async fn inspect_never_rounds_above_totals() {
-    let world = World::new();
-    world.apply_node(&node("n1", "GiB"));
-    world.apply_device(&device("n1", &[16276, 16276]));
-    for (name, ratio) in [("a", "33"), ("b", "33"), ("c", "34")] {
-        let third = pod(
-            name,
-            &json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory-ratio": ratio}),
-        );
-        world.place(&third, "n1").await;
-    }
-    let shown = &world.inspect(Some("n1")).await["nodes"][0];
-    let units = |shown: &Value| {
-        (
-            shown["usedGPU"].as_u64().unwrap(),
-            shown["totalGPU"].as_u64().unwrap(),
-        )
-    };
-    assert_eq!((units(shown), units(&shown["devs"][0])), ((15, 30), (15, 15)));
-    let of_pods = shown["devs"][0]["pods"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|pod| pod["usedGPU"].as_u64().unwrap());
-    assert_eq!(of_pods.collect::<Vec<_>>(), [5, 5, 5]);
-    assert_eq!(shown["devs"][0]["usedBytes"], shown["devs"][0]["totalBytes"]);
 }
 
 #[tokio::test]

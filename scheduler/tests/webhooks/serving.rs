@@ -92,7 +92,11 @@ async fn post(stream: TlsStream<TcpStream>, path: &str, body: String) -> (Status
     let reply = sender.send_request(request).await.unwrap();
     let status = reply.status();
     let body = reply.into_body().collect().await.unwrap().to_bytes();
-    (status, serde_json::from_slice(&body).unwrap_or_default())
+    let answer = serde_json::from_slice(&body);
+    (
+        status,
+        answer.unwrap_or_else(|_| String::from_utf8_lossy(&body).into()),
+    )
 }
 
 fn review(uid: usize) -> String {
@@ -318,13 +322,17 @@ async fn webhooks_need_a_client_certificate_where_authorities_are_configured() {
     .await;
     keeper.reconcile(SystemTime::now()).await.unwrap();
     let path = "/gpushare-scheduler/webhook/validate";
-    let (status, _) = post(
+    let (status, refusal) = post(
         connect(&client(&api, None), address).await.unwrap(),
         path,
         review(1),
     )
     .await;
     assert_eq!(status, StatusCode::FORBIDDEN, "no certificate");
+    assert!(
+        refusal.as_str().unwrap().contains("--webhook-client-ca-file"),
+        "{refusal}"
+    );
     let mut answered = Vec::new();
     for other in &of_clients {
         let issued = tempfile::tempdir().unwrap();

@@ -69,10 +69,6 @@ pub(crate) fn share(gpu: DeviceRef, memory: RequestedMemory) -> HeldPart {
     }
 }
 
-pub(crate) fn on_uuid(id: &str, memory: RequestedMemory) -> Holdings {
-    Holdings::from(vec![share(DeviceRef::Id(id.into()), memory)])
-}
-
 pub(crate) fn on_minor(minor: u32, memory: RequestedMemory) -> Holdings {
     Holdings::from(vec![share(DeviceRef::Minor(minor), memory)])
 }

@@ -7,10 +7,6 @@ mod choices;
 #[cfg(test)]
 mod facts;
 #[cfg(test)]
-mod figures;
-#[cfg(test)]
-mod hints;
-#[cfg(test)]
 mod inventories;
 #[cfg(test)]
 mod joint;

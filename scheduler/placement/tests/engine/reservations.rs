@@ -1,9 +1,11 @@
 //! Reservations: checked, one for each owner, and undone by release.
 
-use placement::{Amounts, DeviceType, Hints, OwnerId, Placement, Reason, RequestedMemory, Share};
+use placement::{Amounts, DeviceType, Fleet, Hints, OwnerId, Placement, Reason, RequestedMemory, Share};
 use rstest::rstest;
 
-use crate::build::{ask, free_mib, gpus, hold, inventory, mib, minors, on_minor, one_node, place, units};
+use crate::build::{
+    ask, free_mib, gpus, hold, inventory, mib, minors, on_minor, one_node, place, ratio, units,
+};
 
 fn share(gpu: &str, minor: u32, mib_taken: u64) -> Share {
     Share {
@@ -60,37 +62,6 @@ fn a_removed_node_takes_no_reservation() {
     assert_eq!(error.to_string(), "the node is gone");
 }
 
-/// E10: of two pods with the same choice only one gets the room.
-#[test]
-fn e10_the_second_decision_on_the_same_room_is_refused() {
-    let (mut fleet, id) = one_node(&[8192]);
-    let chosen = fleet
-        .choose_devices(id, &units(5000), placement::DevicePolicy::Binpack, Hints::Ignore)
-        .unwrap();
-    assert_eq!(fleet.reserve(&"a".into(), id, &chosen), Ok(()));
-    let error = fleet.reserve(&"b".into(), id, &chosen).unwrap_err().to_string();
-    assert!(
-        error.starts_with("GPU n-0 has too little memory free: "),
-        "{error}"
-    );
-    assert!(fleet.release("a"));
-    assert_eq!(fleet.reserve(&"b".into(), id, &chosen), Ok(()));
-    assert_eq!(fleet.check(), []);
-}
-
-/// E9: reserving again for a pod that holds a share neither moves it nor charges it twice.
-#[test]
-fn e9_a_repeated_reservation_is_refused() {
-    let (mut fleet, id) = one_node(&[8192, 8192]);
-    let first = place(&mut fleet, "pod", id, &units(5000)).unwrap();
-    for again in [first, on(&[share("n-1", 1, 5000)])] {
-        let error = fleet.reserve(&"pod".into(), id, &again).unwrap_err();
-        assert_eq!(error.to_string(), "the pod already holds other shares on node n");
-        assert_eq!(free_mib(&fleet, "n"), [3192, 8192]);
-        assert_eq!(fleet.check(), []);
-    }
-}
-
 #[test]
 fn a_pod_that_holds_devices_of_another_node_is_not_reserved() {
     let (mut fleet, n) = one_node(&[8192]);
@@ -119,4 +90,27 @@ fn core_and_slots_are_limited_like_memory(
     assert_eq!(place(&mut fleet, "c", id, &request), Err(reason));
     assert_eq!(gpus(&fleet, id)[0].used.memory, mib(8192).percent(1));
     assert_eq!(fleet.check(), []);
+}
+
+/// A byte size that no percentage divides; rounding up any third would refuse the last.
+#[test]
+fn thirds_of_an_odd_number_of_bytes_fill_a_gpu() {
+    for bytes in [1, 7, 101, 85_899_345_919, (1 << 50) - 1] {
+        let mut fleet = Fleet::new();
+        let gpu = crate::build::gpu("n", 0, bytes);
+        fleet.set_inventory(
+            "n",
+            placement::Inventory {
+                gpus: vec![gpu],
+                unit_bytes: None,
+                ..placement::Inventory::default()
+            },
+        );
+        let id = fleet.node_id("n").unwrap();
+        for (owner, percent) in [("a", 34), ("b", 33), ("c", 33)] {
+            place(&mut fleet, owner, id, &ratio(percent)).unwrap();
+        }
+        assert_eq!(fleet.fit(id, &ratio(1), Hints::Respect), Err(Reason::Memory));
+        assert_eq!(fleet.check(), []);
+    }
 }

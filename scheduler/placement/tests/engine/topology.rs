@@ -3,7 +3,7 @@
 use placement::{
     Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceLocation, DevicePolicy, DeviceRequest,
     DeviceType, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Hints, Inventory, JointAllocation,
-    LimitLevel, LinkGroup, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, Reason,
+    LimitLevel, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, Reason,
     RequestedGpus, Scope, Selector, Strategy,
 };
 use rstest::rstest;
@@ -185,20 +185,6 @@ fn part(memory: u32) -> RequestedGpus {
     RequestedGpus::from(&ask(1, placement::RequestedMemory::Ratio(memory)))
 }
 
-#[test]
-fn four_gpus_get_a_nic_of_each_of_their_switches() {
-    let fleet = fleet_of(eight_switches(&[0, 1, 2, 3, 4, 5, 6, 7]));
-    for same_switch in [false, true] {
-        let choice = try_choose(
-            &fleet,
-            RequestedGpus::Whole(4),
-            &[rdma(1)],
-            Some(&joint(same_switch)),
-        );
-        assert_eq!(chosen(choice), Ok((vec![0, 1, 2, 3], vec![0, 1, 2, 3])));
-    }
-}
-
 /// Four GPUs on four switches, and three NICs on the first of them: each switch gets its own NIC before one gets a second.
 #[rstest]
 fn each_switch_with_a_gpu_gets_its_own_nic_first(
@@ -245,30 +231,6 @@ fn nics_follow_gpus_that_the_vendors_plugin_must_choose(#[case] n: u32, #[case] 
         Some(&joint(false)),
     );
     assert_eq!(chosen(choice), Ok((vec![], nics.to_vec())));
-}
-
-#[test]
-fn a_single_nic_decides_the_numa_node_of_the_gpus() {
-    let fleet = fleet_of(eight_switches(&[5]));
-    let choice = try_choose(&fleet, RequestedGpus::Whole(4), &[rdma(1)], Some(&joint(false)));
-    assert_eq!(
-        chosen(choice),
-        Ok((vec![4, 5, 6, 7], vec![0])),
-        "GPUs of the NIC's NUMA node"
-    );
-    assert_eq!(
-        why(&fleet, RequestedGpus::Whole(4), &[rdma(1)], &joint(true)),
-        "4 GPUs fit, no rdma left on switch 0000:04"
-    );
-    assert_eq!(
-        chosen(try_choose(
-            &fleet,
-            RequestedGpus::Whole(4),
-            &[rdma(1)],
-            Some(&joint(true))
-        )),
-        Err(Reason::Together)
-    );
 }
 
 #[test]
@@ -319,36 +281,6 @@ fn the_smallest_group_that_fits_comes_first_and_partly_used_ones_before_it() {
         chosen(try_choose(&fleet, part(30), &[], None)),
         Ok((vec![0], vec![])),
         "the fullest first of all"
-    );
-}
-
-#[test]
-fn linked_gpus_are_preferred_to_near_ones() {
-    let gpus = (0..4).map(|minor| gpu_at(minor, 0, minor / 2)).collect();
-    let links = vec![
-        LinkGroup {
-            minors: vec![0, 2],
-            n_links: 4,
-        },
-        LinkGroup {
-            minors: vec![1, 3],
-            n_links: 2,
-        },
-    ];
-    let mut fleet = fleet_of(Inventory {
-        gpus,
-        links,
-        serves_vendor: true,
-        ..Inventory::default()
-    });
-    assert_eq!(
-        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
-        Ok((vec![0, 2], vec![]))
-    );
-    take(&mut fleet, "a", RequestedGpus::Whole(1), &[], None);
-    assert_eq!(
-        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
-        Ok((vec![1, 3], vec![]))
     );
 }
 
@@ -405,32 +337,6 @@ fn the_chosen_partition_leaves_the_best_ones_free() {
     );
     let why = |n| why(&fleet, RequestedGpus::Whole(n), &[], &selects_4);
     assert_eq!(why(3), "the node's table has no partition of 3 GPUs");
-}
-
-/// A table that cannot be read is not the absence of a table, nor one without a free partition.
-#[rstest]
-#[case::binding(Some(PartitionTable { is_binding: true, partitions: vec![] }))]
-#[case::preferred(None)]
-fn an_unreadable_table_has_a_reason_of_its_own(#[case] partitions: Option<PartitionTable>) {
-    let is_binding = partitions.is_some();
-    let fleet = fleet_of(Inventory {
-        partitions,
-        has_unreadable_partitions: true,
-        ..eight_switches(&[])
-    });
-    let demanding = Constraints {
-        partition: Some(PartitionConstraint::default()),
-        ..Constraints::default()
-    };
-    let two = RequestedGpus::Whole(2);
-    let choice = chosen(try_choose(&fleet, two, &[], Some(&demanding)));
-    assert_eq!(choice, Err(Reason::PartitionsUnreadable));
-    assert_eq!(
-        why(&fleet, two, &[], &demanding),
-        "the node's partition table cannot be read"
-    );
-    let choice = chosen(try_choose(&fleet, two, &[], None));
-    assert_eq!(choice.err(), is_binding.then_some(Reason::PartitionsUnreadable));
 }
 
 #[rstest]
@@ -559,64 +465,6 @@ fn a_required_scope_holds_for_more_than_64_gpus() {
         )
         .map(|placement| placement.shares.len()),
         Ok(75)
-    );
-}
-
-#[test]
-fn a_preferred_table_does_not_refuse_other_sets() {
-    let table = PartitionTable {
-        is_binding: false,
-        partitions: vec![partition(&[5, 2], 1, None)],
-    };
-    let mut fleet = fleet_of(Inventory {
-        partitions: Some(table),
-        ..eight_switches(&[])
-    });
-    assert_eq!(
-        chosen(try_choose(&fleet, RequestedGpus::Whole(3), &[], None)),
-        Ok((vec![0, 1, 3], vec![])),
-        "GPU 2 would break the pair"
-    );
-    let pair = try_choose(&fleet, RequestedGpus::Whole(2), &[], None);
-    assert_eq!(chosen(pair.clone()), Ok((vec![2, 5], vec![])));
-    reserve(&mut fleet, "a", pair);
-    assert_eq!(
-        chosen(try_choose(&fleet, RequestedGpus::Whole(2), &[], None)),
-        Ok((vec![0, 1], vec![]))
-    );
-}
-
-#[rstest]
-#[case::switch(Scope::Switch, 2, Ok(vec![0, 1]))]
-#[case::too_many_for_a_switch(Scope::Switch, 3, Err(Reason::Together))]
-#[case::numa(Scope::Numa, 4, Ok(vec![0, 1, 2, 3]))]
-#[case::too_many_for_a_numa_node(Scope::Numa, 5, Err(Reason::Together))]
-#[case::machine(Scope::Machine, 5, Ok(vec![0, 1, 2, 3, 4]))]
-#[case::device(Scope::Device, 1, Ok(vec![0]))]
-#[case::devices(Scope::Device, 2, Err(Reason::Together))]
-fn a_required_scope_limits_the_choice(
-    #[case] scope: Scope,
-    #[case] n: u32,
-    #[case] expected: Result<Vec<u32>, Reason>,
-) {
-    let gpus = (0..8).map(|minor| gpu_at(minor, minor / 4, minor / 2)).collect();
-    let fleet = fleet_of_gpus(gpus);
-    let constraints = constraint_of(
-        DeviceType::Gpu,
-        DeviceConstraint {
-            scope: Some(scope),
-            ..DeviceConstraint::default()
-        },
-    );
-    assert_eq!(
-        chosen(try_choose(
-            &fleet,
-            RequestedGpus::Whole(n),
-            &[],
-            Some(&constraints)
-        ))
-        .map(|(gpus, _)| gpus),
-        expected
     );
 }
 
@@ -892,25 +740,6 @@ fn unknown_places_are_named() {
     assert_eq!(
         why(&fleet, RequestedGpus::Whole(2), &[], &constraints),
         "the node does not report the NUMA node of its GPUs, so that they cannot be chosen by it"
-    );
-}
-
-/// The farther NUMA node is taken rather than none, and the nearer rather than the farther.
-#[rstest]
-#[case::same_switch(&[2], vec![2])]
-#[case::same_numa_node_as_the_first_free(&[], vec![1])]
-fn a_nic_of_the_nearest_numa_node_is_taken(#[case] more: &[u32], #[case] expected: Vec<u32>) {
-    let mut fleet = fleet_of(eight_switches(&[&[0][..], more].concat()));
-    take(&mut fleet, "a", RequestedGpus::Whole(1), &[], None);
-    assert_eq!(
-        chosen(try_choose(
-            &fleet,
-            RequestedGpus::Whole(1),
-            &[rdma(1)],
-            Some(&joint(false))
-        ))
-        .map(|(gpus, _)| gpus),
-        Ok(expected)
     );
 }
 
