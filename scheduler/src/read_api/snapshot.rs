@@ -15,7 +15,8 @@ use proto::read_api::{Finding, Node, PendingPod, Totals};
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use super::names::{HiddenForms, SeenNames};
+use super::json;
+use super::names::SeenNames;
 use super::node_findings::node_findings;
 use crate::index::{Index, Shared, view};
 
@@ -69,7 +70,6 @@ pub(super) struct RenderedNode {
     pub(super) findings: Vec<Finding>,
     /// The namespaces of its pods.
     namespaces: Vec<Arc<str>>,
-    hidden_forms: HiddenForms,
     pub(super) model: String,
     totals: Totals,
     plugin: Option<String>,
@@ -371,7 +371,12 @@ impl StatePublisher {
 impl RenderedNode {
     /// The JSON for a client that sees these names.
     pub(super) fn json_for(&self, names: &SeenNames) -> Bytes {
-        self.hidden_forms.get(names, &self.namespaces, &self.json)
+        if self.namespaces.iter().all(|namespace| names.include(namespace)) {
+            return self.json.clone();
+        }
+        let mut node: Node = serde_json::from_slice(&self.json).unwrap_or_default();
+        names.hide_others(&mut node);
+        json(&node).into()
     }
 
     /// Serializes a node once, so that all clients share the text; returns it with the node's name.
@@ -386,11 +391,9 @@ impl RenderedNode {
         }
         let rendered = Self {
             revision: 0,
-            // Structs of texts and numbers always serialize.
-            json: serde_json::to_vec(&node).unwrap_or_default().into(),
+            json: json(&node).into(),
             findings: node_findings(&node),
             namespaces: namespaces.into_iter().collect(),
-            hidden_forms: HiddenForms::default(),
             totals: Totals::of_node(&node),
             model: node.model,
             plugin: node.plugin,
