@@ -21,7 +21,6 @@ pub mod requeue;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use axum::Router;
 use axum::body::Body;
@@ -36,6 +35,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::Client;
 use proto::read_api::FilterClient;
 use rustc_hash::FxHashSet;
+use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use crate::admission::Rules;
@@ -44,7 +44,7 @@ use crate::bind::Binder;
 use crate::config::{AnswerNodes, MisfitNodes, PREFIX, Serving};
 use crate::index::{Index, Shared};
 use crate::keyed_lock::KeyedLock;
-use crate::leader::{LABEL, Leadership, NotLeading};
+use crate::leader::{LABEL, Leadership, NotLeading, now};
 use crate::metrics::{Ending, Metrics, Timer, Verb};
 pub(crate) use access::{Access, Denied};
 use bind_limiter::BindLimiter;
@@ -276,9 +276,10 @@ impl Extender {
     }
 }
 
-/// The present time by the clock of the runtime, which tests control.
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
+/// An answer as JSON.
+pub(crate) fn json(answer: &impl Serialize) -> Vec<u8> {
+    // Structs of texts and numbers always serialize.
+    serde_json::to_vec(answer).unwrap_or_default()
 }
 
 /// All routes; the verbs and the views are under [`PREFIX`].

@@ -37,8 +37,8 @@ pub const LEASE: &str = "gpushare-scheduler";
 /// more, as a binding that was sent at the last moment may still reach the API server.
 pub const TAKEOVER_GRACE: Duration = BIND_TIMEOUT.saturating_add(Duration::from_secs(1));
 
-/// The present time, by a clock that tests can pause.
-fn now() -> Instant {
+/// The present time by the clock of the runtime, which tests control.
+pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 

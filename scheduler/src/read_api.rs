@@ -38,7 +38,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::certificates::metrics::CertificateMetrics;
-use crate::extender::{Denied, Extender};
+use crate::extender::{Denied, Extender, json};
 use crate::index::{Index, Shared};
 use computing_slot::ComputingSlot;
 use daemon::http_server::{ClientCertificate, ClientName};
@@ -457,11 +457,7 @@ fn respond(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, JSON)], json(answer)).into_response()
 }
 
-fn json(answer: &impl Serialize) -> Vec<u8> {
-    // Structs of texts and numbers always serialize.
-    serde_json::to_vec(answer).unwrap_or_default()
-}
-
-fn unix_time() -> Duration {
+/// The time since 1970.
+pub(crate) fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -5,13 +5,14 @@
 //! from no node. A change of the object makes kube-scheduler try all pods again that an extender refused; from 1.32 on it leaves
 //! pods alone that wait for volumes, since the capacity does not grow.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use http::StatusCode;
 use kube::Client;
 use serde_json::{Value, json};
 
 use crate::api_server;
+use crate::read_api::unix_time;
 
 /// Name of the object, and of the storage class that it names and no cluster has.
 pub const NAME: &str = "gpushare-room";
@@ -86,7 +87,7 @@ impl Room {
     /// The object as it is written, different each time.
     fn object(&self) -> Value {
         // A write that changes nothing causes no watch event, and kube-scheduler would retry no pod.
-        let opened = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let opened = unix_time();
         json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSIStorageCapacity",
             "metadata": {

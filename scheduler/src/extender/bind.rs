@@ -13,7 +13,7 @@ use rustc_hash::FxHashSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::{Extender, RequestError, now};
+use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::{BindOutcome, PodBinding, PodId};
@@ -176,8 +176,7 @@ pub(super) async fn answer(
             error
         }
     };
-    serde_json::to_vec(&ExtenderBindingResult { error })
-        .map_err(|error| RequestError::malformed("bind", &error))
+    Ok(json(&ExtenderBindingResult { error }))
 }
 
 /// Reads a bind request, in which no field may be empty.

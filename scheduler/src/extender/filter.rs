@@ -14,7 +14,7 @@ use super::evaluation::{Demand, Evaluation, FilterRequest, NodeMisfit, Ranker, e
 use super::preempt::awaited_victims_text;
 use super::recheck::{PodRefusal, wait_for_update};
 use super::requeue::{MIN_SAMPLE, SampleRetries};
-use super::{Extender, RequestError, now};
+use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::is_pod_identity;
@@ -441,8 +441,7 @@ fn write_result(
             }
         }
     }
-    // Texts and names always serialize.
-    serde_json::to_vec(&result).unwrap_or_default()
+    json(&result)
 }
 
 impl RefusalTexts<'_> {
@@ -525,9 +524,8 @@ impl FilterResult {
 
 /// The result of a replica that does not lead: kube-scheduler tries the pod again.
 pub(super) fn error_result(reason: NotLeading) -> Vec<u8> {
-    let result = ExtenderFilterResult {
+    json(&ExtenderFilterResult {
         error: reason.to_string(),
         ..ExtenderFilterResult::default()
-    };
-    serde_json::to_vec(&result).unwrap_or_default()
+    })
 }

@@ -2,7 +2,6 @@
 //! shows here, and so does one that should not be.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use daemon::http_server::ClientName;
@@ -10,6 +9,7 @@ use http::{Request, header};
 use proto::read_api::FilterClient;
 
 use crate::api_server::shorten;
+use crate::read_api::unix_time;
 
 /// The most clients that are remembered: any program may connect, under any name.
 const MAX_CLIENTS: usize = 8;
@@ -27,8 +27,7 @@ impl FilterClients {
         let user_agent = shorten(user_agent.trim());
         let name = request.extensions().get::<ClientName>();
         let name = name.map(|name| shorten(&name.0)).unwrap_or_default();
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-        let last = since_1970.unwrap_or_default().as_secs();
+        let last = unix_time().as_secs();
         let (n_requests, clients) = &mut *self.lock();
         *n_requests += 1;
         for client in clients.iter_mut() {

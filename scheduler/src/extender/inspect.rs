@@ -24,7 +24,7 @@ use proto::read_api::{Gpu, Node, OtherDevice};
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Extender, access, respond};
+use super::{Extender, access, json, respond};
 use crate::config::PREFIX;
 use crate::index::view;
 use crate::metrics::{Ending, Verb};
@@ -109,11 +109,6 @@ async fn acquire_view(extender: &Extender) -> Result<OwnedSemaphorePermit, Respo
         "{MAX_VIEWS} views are being answered, as many as there may be at one time; try again later\n"
     );
     Err((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "10")], text).into_response())
-}
-
-fn json(answer: &impl Serialize) -> Vec<u8> {
-    // Structs of texts and numbers always serialize.
-    serde_json::to_vec(answer).unwrap_or_default()
 }
 
 /// A view of all nodes that is being sent.

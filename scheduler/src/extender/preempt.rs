@@ -12,7 +12,7 @@ use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVict
 use proto::pod::Pod;
 
 use super::evaluation::Demand;
-use super::{Extender, RequestError, now};
+use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised, ResourceDemand};
 
@@ -103,10 +103,9 @@ pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, Reques
     };
     let n_candidates = node_name_to_meta_victims.len();
     tracing::info!(pod = pod.display_name(), n_candidates, "victims named");
-    let result = ExtenderPreemptionResult {
+    Ok(json(&ExtenderPreemptionResult {
         node_name_to_meta_victims,
-    };
-    serde_json::to_vec(&result).map_err(malformed)
+    }))
 }
 
 /// The victims on each node that stays a candidate.

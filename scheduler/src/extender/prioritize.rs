@@ -4,7 +4,7 @@ use proto::extender::HostPriority;
 
 use super::evaluation::{Demand, Evaluator, FilterRequest, RankKey, Ranker};
 use super::name_lists::NodeNames;
-use super::{Extender, RequestError};
+use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::index::Index;
 
@@ -22,7 +22,7 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError>
     let facts = PodFacts::of(&pod, index.names());
     // Evaluated again and not taken from the filter: kube-scheduler may ask about other nodes, and the cache has the results.
     let demand = Demand::of(&index, &pod, facts.as_ref());
-    let failed = extender.memory().avoided_nodes.avoided(pod.uid(), super::now());
+    let failed = extender.memory().avoided_nodes.avoided(pod.uid(), now());
     let ranker = Ranker {
         index: &index,
         spec: &pod.spec,
@@ -33,8 +33,7 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError>
     for (host, score) in names.iter().zip(scores) {
         answer.push(HostPriority { host, score });
     }
-    // Names and numbers always serialize.
-    Ok(serde_json::to_vec(&answer).unwrap_or_default())
+    Ok(json(&answer))
 }
 
 /// A score for each node; 0 where the pod does not fit, and everywhere if nodes do not differ for the pod.
