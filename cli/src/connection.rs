@@ -51,7 +51,6 @@ impl ClusterConnection {
         })
     }
 
-    /// The client of the API server.
     pub(crate) fn client(&self) -> Result<Client, CommandFailure> {
         self.client.clone().map_err(CommandFailure::Kubeconfig)
     }
@@ -136,7 +135,6 @@ impl ClusterConnection {
     }
 }
 
-/// The configuration of the client, from the kubeconfig and the flags.
 async fn config(args: &ConnectionArgs) -> Result<Config, String> {
     let options = KubeConfigOptions {
         context: args.context.clone(),

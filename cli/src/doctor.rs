@@ -109,7 +109,6 @@ pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<Asked
     Ok(replicas)
 }
 
-/// Asks a replica for its findings.
 async fn diagnose(pod: String, connected: Result<ReadApiClient, CommandFailure>) -> AskedReplica {
     let diagnosis = match connected {
         Ok(mut api) => api.get::<Diagnosis>("doctor").await,
@@ -128,7 +127,6 @@ async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::rea
     Ok(scheduler::read_api::state_of(index).await.nodes)
 }
 
-/// The findings as text, with their number by weight.
 fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
     let mut lines = String::new();
     for finding in findings {

@@ -209,7 +209,6 @@ fn shown_gpus(verdict: &NodeVerdict, all: bool) -> impl Iterator<Item = &GpuVerd
     verdict.gpus.iter().filter(is_shown).take(n_gpus)
 }
 
-/// The table of the verdicts of nodes and GPUs.
 fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     let mut table = TextTable::new([
         text("NODE", 0),

@@ -32,7 +32,6 @@ pub(crate) enum CommandFailure {
     Forbidden {
         /// The request, in words that complete "cannot …".
         action: String,
-        /// The API server's message.
         reason: String,
     },
     /// The API server answers with another error.
@@ -40,9 +39,7 @@ pub(crate) enum CommandFailure {
     Api {
         /// The HTTP status of the answer.
         code: u16,
-        /// The request, in words that complete "cannot …".
         action: String,
-        /// The API server's message.
         reason: String,
     },
     /// The scheduler has no read API, or one of another version.
@@ -50,20 +47,10 @@ pub(crate) enum CommandFailure {
         "the scheduler at {at} does not serve version {} of the read API: {reason}. Upgrade it, or use --offline",
         proto::read_api::VERSION
     )]
-    OldScheduler {
-        /// The pod or address.
-        at: String,
-        /// The part of the answer that shows the other version.
-        reason: String,
-    },
+    OldScheduler { at: String, reason: String },
     /// The read API cannot be reached.
     #[error("cannot reach the read API at {at}: {reason}")]
-    NoReadApi {
-        /// The pod or address.
-        at: String,
-        /// The fault of the connection.
-        reason: String,
-    },
+    NoReadApi { at: String, reason: String },
     /// The read API refuses a request.
     #[error("{0}")]
     Refused(String),

@@ -18,17 +18,14 @@ pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     value.unwrap_or_default()
 }
 
-/// The name of an object.
 pub(crate) fn name(object: &Value) -> &str {
     text(object, "/metadata/name")
 }
 
-/// The value of a label.
 pub(crate) fn label<'a>(object: &'a Value, key: &str) -> &'a str {
     entry(object, "/metadata/labels", key)
 }
 
-/// The value of an annotation.
 pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> &'a str {
     entry(object, "/metadata/annotations", key)
 }
@@ -62,12 +59,10 @@ pub(crate) fn pod_template(object: &Value) -> Option<&Value> {
     }
 }
 
-/// The containers of a workload's pods.
 pub(crate) fn containers(object: &Value) -> &[Value] {
     pod_template(object).map_or(&[], |template| array(template, "/spec/containers"))
 }
 
-/// The images of a workload's containers.
 pub(crate) fn images(object: &Value) -> impl Iterator<Item = &str> {
     containers(object)
         .iter()
@@ -82,7 +77,6 @@ pub(crate) fn image_tag(image: &str) -> Option<&str> {
     (!tag.contains('/')).then_some(tag)
 }
 
-/// Returns true if one of the objects has this name.
 pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }

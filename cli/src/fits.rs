@@ -95,7 +95,6 @@ pub(crate) async fn run(
     Ok(code_of_answer(all_fit))
 }
 
-/// Reads a file, or standard input.
 fn read(path: &Path) -> Result<String, CommandFailure> {
     let read = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin().lock())
@@ -156,7 +155,6 @@ fn or_unknown(name: &str) -> &str {
     if name.is_empty() { "?" } else { name }
 }
 
-/// Returns true if a node of this name shares GPUs.
 fn is_shared(name: &str, state: &State) -> bool {
     state.nodes.iter().any(|node| node.name == name)
 }
@@ -202,7 +200,6 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Adds one object of the manifest.
     fn add(&mut self, document: &Value, number: usize) -> Result<(), CommandFailure> {
         let kind = field(document, "/kind");
         let of = format!("{}/{}", or_unknown(kind), or_unknown(name(document)));
@@ -232,7 +229,6 @@ impl Manifest {
     }
 }
 
-/// The answer for one document as text.
 fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
     let FitAnswer {
         asked,

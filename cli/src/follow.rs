@@ -16,7 +16,6 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 /// A change of the cluster, as one event of the read API reports it.
 pub(crate) enum ClusterChange {
-    /// The new state of a node.
     Node(Box<Node>),
     /// All pods that wait for a node now.
     Pending(Vec<PendingPod>),
@@ -58,7 +57,6 @@ impl<'a> ChangeFeed<'a> {
         }
     }
 
-    /// Waits for the next change.
     pub(crate) async fn next(&mut self) -> Result<ClusterChange, CommandFailure> {
         loop {
             match self.next_event().await {

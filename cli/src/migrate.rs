@@ -49,8 +49,7 @@ struct NodeStage {
     next: String,
 }
 
-/// Prints how far each node is on its way from another plugin to gpushare (`migrate status`), with the number of pods on its GPUs
-/// and the next step.
+/// Prints the stage of each node on its way from another plugin to gpushare, with the pods on its GPUs and the next step.
 pub(crate) async fn status(connection: &ClusterConnection, screen: &Screen) -> CommandResult {
     let nodes = connection.list_json("/api/v1/nodes").await?;
     let state = AnswerSource::open(connection, screen).await?.state(false).await?;
@@ -72,7 +71,6 @@ pub(crate) async fn status(connection: &ClusterConnection, screen: &Screen) -> C
     Ok(ExitCode::SUCCESS)
 }
 
-/// The stages of all nodes as text.
 fn render_stages(stages: &[NodeStage], screen: &Screen) -> String {
     if stages.is_empty() {
         return "No node has GPUs that gpushare or another plugin serves.\n".to_owned();
@@ -94,8 +92,7 @@ fn render_stages(stages: &[NodeStage], screen: &Screen) -> String {
     table.render(screen)
 }
 
-/// The stage of a node with this number of pods on its GPUs; `None` for a node without gpushare's label and without resources of
-/// gpushare or another plugin.
+/// The stage of a node; `None` without gpushare's label and without resources of gpushare or another plugin.
 fn stage_of(node: &Value, pods: usize) -> Option<NodeStage> {
     let capacity = node.pointer("/status/capacity").unwrap_or(&Value::Null);
     let has = |resource: &str| {
@@ -242,7 +239,6 @@ fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String 
     text
 }
 
-/// One label as `name=value`.
 fn pair((name, value): (&String, &String)) -> String {
     format!("{name}={value}")
 }

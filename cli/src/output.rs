@@ -22,7 +22,6 @@ pub(crate) struct Screen {
     pub(crate) has_blocks: bool,
     /// False with `--no-headers`.
     pub(crate) has_headers: bool,
-    /// The form of answers.
     pub(crate) format: Format,
 }
 
@@ -75,7 +74,6 @@ impl Screen {
         }
     }
 
-    /// True if answers are tables, for people.
     pub(crate) fn is_table(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
@@ -122,7 +120,6 @@ impl Screen {
         wrapped
     }
 
-    /// Writes to standard output.
     #[expect(clippy::unused_self, reason = "the screen stands for the process's output")]
     pub(crate) fn print(&self, text: &str) -> Result<(), CommandFailure> {
         let mut out = io::stdout().lock();
@@ -136,7 +133,6 @@ impl Screen {
         }
     }
 
-    /// Writes a line to standard error.
     pub(crate) fn complain(&self, line: &str) {
         // Nothing is left to do if standard error is closed.
         let _ = writeln!(io::stderr(), "{}", self.wrap(0, line));
@@ -259,7 +255,6 @@ impl Cell {
         }
     }
 
-    /// The number of columns that the text takes.
     fn width(&self) -> usize {
         self.width.unwrap_or_else(|| self.text.chars().count())
     }
@@ -298,7 +293,6 @@ impl TextTable {
         Ok(())
     }
 
-    /// The table as lines.
     pub(crate) fn render(&self, screen: &Screen) -> String {
         let mut rows = self.rows.clone();
         if screen.has_headers {

@@ -113,7 +113,6 @@ fn cluster() -> Shared<Index> {
 
 /// Width of a column and height of a line, in pixels.
 const CELL: (usize, usize) = (8, 19);
-/// Space around the text.
 const MARGIN: usize = 14;
 
 /// A terminal's text as a picture whose colours follow the reader's light or dark theme.

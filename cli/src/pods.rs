@@ -109,7 +109,6 @@ pub(crate) async fn run(
     follow(changes, screen, &mut selection, rows).await
 }
 
-/// Shows the pods whose rows change.
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,
@@ -245,7 +244,6 @@ fn rows(state: &State) -> Vec<PodRow> {
     rows
 }
 
-/// The table of these rows.
 fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     let has_used = is_wide || rows.iter().any(|row| row.used.is_some());
     let mut columns = Vec::new();

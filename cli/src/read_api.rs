@@ -219,7 +219,6 @@ fn best_pod(pods: Vec<Pod>) -> Option<String> {
     best
 }
 
-/// Returns true if a pod is ready and not being deleted.
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
@@ -245,7 +244,6 @@ pub(crate) struct StreamEvent {
 }
 
 impl Events {
-    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Result<StreamEvent, CommandFailure> {
         loop {
             if let Some(event) = take_event(&mut self.buffer) {

@@ -60,7 +60,6 @@ impl AnswerSource {
         }
     }
 
-    /// The explanation of a pod.
     pub(crate) async fn explain(
         &mut self,
         namespace: &str,

@@ -55,7 +55,6 @@ pub(crate) async fn run(
     follow(changes, screen, table, selected.as_ref()).await
 }
 
-/// The names of the nodes that a label selector selects.
 async fn selected_nodes(
     connection: &ClusterConnection,
     selector: &str,
@@ -230,12 +229,10 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     table
 }
 
-/// A cell with a number.
 fn amount(n: u32) -> Cell {
     Cell::from(n.to_string()).of(n.into())
 }
 
-/// A cell with an amount of memory.
 fn memory_cell(bytes: u64) -> Cell {
     Cell::from(memory(bytes)).of(bytes)
 }
@@ -330,7 +327,6 @@ pub(crate) fn unknown_use(state: &State) -> String {
     lines
 }
 
-/// Shows the rows of each node that changes.
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,

@@ -14,7 +14,6 @@ use crate::fields::image_tag;
 use crate::format::count;
 use crate::output::Screen;
 
-/// The versions of the parts of an installation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Versions {
@@ -50,7 +49,6 @@ pub(crate) async fn run(
 }
 
 impl Versions {
-    /// Asks the scheduler's replicas.
     async fn add_scheduler(&mut self, connection: &ClusterConnection) {
         match replicas(connection).await {
             Ok(replicas) if replicas.is_empty() => {
@@ -93,7 +91,6 @@ impl Versions {
         }
     }
 
-    /// One line for each part of the installation.
     fn render(&self, screen: &Screen) -> String {
         let Self {
             client,

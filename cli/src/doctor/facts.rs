@@ -18,7 +18,6 @@ pub(crate) struct AskedReplica {
 /// Everything that the checks look at.
 #[derive(Clone, Debug)]
 pub(super) struct InstallationFacts {
-    /// The namespace of the installation.
     pub(super) namespace: String,
     /// The answer of the API server to `/version`.
     pub(super) version: Value,
@@ -31,10 +30,6 @@ pub(super) struct InstallationFacts {
 }
 
 impl InstallationFacts {
-    /// The objects of a kind.
-    ///
-    /// # Errors
-    /// The reason that they could not be listed.
     pub(super) fn list(&self, kind: &str) -> Result<&[Value], String> {
         match self.objects.get(kind) {
             Some(objects) => objects.as_deref().map_err(String::clone),
@@ -42,10 +37,6 @@ impl InstallationFacts {
         }
     }
 
-    /// The ready replicas of the scheduler.
-    ///
-    /// # Errors
-    /// The reason that their pods could not be listed.
     pub(super) fn replicas(&self) -> Result<&[AskedReplica], String> {
         self.replicas.as_deref().map_err(String::clone)
     }

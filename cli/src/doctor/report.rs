@@ -12,7 +12,6 @@ pub(super) struct CheckReport {
 }
 
 impl CheckReport {
-    /// Adds one finding of this check.
     pub(super) fn add(
         &mut self,
         severity: Severity,
@@ -47,7 +46,6 @@ impl CheckReport {
         self.add(Severity::Warning, object, message, remedy);
     }
 
-    /// Adds findings that the scheduler's library made.
     pub(super) fn extend(&mut self, findings: Vec<Finding>) {
         self.findings.extend(findings);
     }

@@ -33,7 +33,6 @@ pub(super) struct Conversation {
     stage: Arc<Mutex<Stage>>,
     /// Longest time of a handshake, and from the first byte of a head to its end.
     limit: Duration,
-    /// The client.
     pub(super) address: IpAddr,
 }
 
