@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use daemon::api_server::one_line;
+use tracing::warn;
 
 /// The text of the error that was logged last.
 #[derive(Debug, Default)]
@@ -19,7 +20,13 @@ impl LoggedError {
         Some(text)
     }
 
-    /// Notes that a try has succeeded.
+    /// Logs the error as the reason that `what` happens, if it differs from the one that was logged last.
+    pub(crate) fn warn(&mut self, error: &(dyn Error + 'static), what: &str) {
+        if let Some(error) = self.changed(error) {
+            warn!(error, "{what}");
+        }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

@@ -64,10 +64,8 @@ pub enum HookOutcome {
     Refused,
 }
 
-/// Names of labels with their values.
 type Labels<const N: usize> = [(&'static str, String); N];
 
-/// The label of an outcome: its name in lower case.
 fn label_of(outcome: impl fmt::Debug) -> Labels<1> {
     [("outcome", format!("{outcome:?}").to_lowercase())]
 }
@@ -148,7 +146,6 @@ impl Metrics {
     }
 }
 
-/// Registers a metric, whose name begins with that of the plugin.
 fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(format!("gpushare_device_plugin_{name}"), help, metric.clone());
     metric

@@ -22,7 +22,6 @@ pub mod report_problem;
 pub mod uninstall;
 pub mod vendor;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ use daemon::api_server::{Backoff, Connection, one_line};
 use daemon::events::{EventType, Recorder};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use proto::device::Device;
+use proto::device::{Device, DeviceSpec, RawDevice};
 use proto::kubelet_allocations::{DEVICES_CHECKPOINTS, KubeletAllocations};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
@@ -48,7 +47,7 @@ use crate::devices::fleet::watch::sleep_until_some;
 use crate::inject::enforcement::Enforcements;
 use crate::inject::mode::Injection;
 use crate::node::api_request::{ApiRequestError, within};
-use crate::node::pods::{NodePods, Requests};
+use crate::node::pods::NodePods;
 
 use device_object::DeviceObjectInputs;
 use node_overrides::NodeOverrides;
@@ -59,17 +58,14 @@ use report_problem::ReportProblem;
 /// The field manager of the plugin's writes.
 pub const FIELD_MANAGER: &str = "gpushare-device-plugin";
 
-/// Longest time that one request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Changes within this time are published together.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// Delay after a write of the Device object before the plugin undoes another writer's change or deletion of it: two writers that
-/// disagree must not keep the API server busy, and the watch shows the plugin's own write a moment later only.
+/// Delay before another writer's change of the Device object is undone: two that disagree must not keep the API server busy.
 const UNDO_DELAY: Duration = Duration::from_secs(10);
 
-/// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// The settings of a [`NodePublisher`], which do not change while the process runs.
@@ -211,94 +207,58 @@ impl NodePublisher {
         };
         let wanted = self.wanted_device(&fleet, &node, &stored);
         // The unit comes first, because no reader should have to guess it. A failed write does not keep the others back.
-        let unit = self.publish_unit(&node).await;
-        let condition = self.publish_condition(&node).await;
+        let unit = node_patches::memory_unit(&node, &self.settings.names, self.settings.memory_unit);
+        let unit = self.patch_node("the memory unit", unit).await;
+        let absence = self.inputs.absence.borrow_and_update().clone();
+        // This kind of patch changes the condition of this type alone; a merge patch would replace kubelet's.
+        let condition = node_patches::condition(&node, absence.as_ref(), Utc::now()).map(Patch::Strategic);
+        let condition = self.patch_status("the node's condition", condition).await;
         if !fleet.is_health_loaded {
             // The Device object may name errors of an earlier process that are not loaded yet.
             return unit.and(condition);
         }
-        let labels = self.publish_labels(&wanted, &node).await;
+        let labels = node_patches::labels(&node, wanted.labels());
+        let labels = self.patch_node("node labels", labels).await;
         let offered = node_patches::offered(&wanted.spec.devices);
-        let revision = self.publish_revision(&wanted, &stored, &node).await;
+        // Once every reader can see the object as it should be.
+        let published = stored
+            .object()
+            .filter(|object| device_object::matches(object, &wanted));
+        let revision = published.and_then(|object| node_patches::revision(&node, object));
+        let revision = self
+            .patch_node("the revision of the Device object", revision)
+            .await;
         let device = self.publish_device(wanted, &stored).await;
-        let status = match requested {
-            // kubelet admits running pods again when it restarts, and must not refuse them because a device is unhealthy.
-            Some(requested) => self.publish_status(offered.max(requested), &node).await,
-            None => Ok(()),
-        };
+        // kubelet admits running pods again when it restarts, and must not refuse them because a device is unhealthy.
+        let amounts = requested.and_then(|pods| node_patches::status_amounts(&node, offered.max(pods)));
+        // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
+        let status = self.patch_status("node status", amounts.map(Patch::Merge)).await;
         // Each part has been tried by now, whatever happened to the ones before; the first error decides that all are tried again.
         let metadata = unit.and(labels).and(revision);
         metadata.and(device).and(status).and(condition)
     }
 
-    /// Writes the memory unit of this plugin into an annotation of the Node, if the Node does not have it yet.
-    async fn publish_unit(&self, node: &Node) -> Result<(), ApiRequestError> {
-        let unit = self.settings.memory_unit;
-        if let Some(patch) = node_patches::memory_unit(node, &self.settings.names, unit) {
-            self.patch_node("the memory unit", &patch).await?;
-            info!(%unit, "published the memory unit");
-        }
-        Ok(())
-    }
-
-    /// Gives the Node the labels of the Device object that this process publishes, as far as they differ.
-    async fn publish_labels(&self, wanted: &Device, node: &Node) -> Result<(), ApiRequestError> {
-        let no_labels = BTreeMap::new();
-        let labels = wanted.metadata.labels.as_ref().unwrap_or(&no_labels);
-        if let Some(patch) = node_patches::labels(node, labels) {
-            self.patch_node("node labels", &patch).await?;
-            info!(%patch, "published node labels");
-        }
-        Ok(())
-    }
-
-    /// Writes the revision of the Device object into the node, once every reader can see the object as it should be.
-    async fn publish_revision(
-        &self,
-        wanted: &Device,
-        stored: &StoredDevice,
-        node: &Node,
-    ) -> Result<(), ApiRequestError> {
-        if let Some(object) = stored.object()
-            && device_object::matches(object, wanted)
-            && let Some(patch) = node_patches::revision(node, object)
-        {
-            self.patch_node("the revision of the Device object", &patch)
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Writes the sums of all devices' amounts, such as bytes of GPU memory, into the Node's status, if they differ from it.
-    async fn publish_status(&self, amounts: Requests, node: &Node) -> Result<(), ApiRequestError> {
-        // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
-        if let Some(patch) = node_patches::status_amounts(node, amounts) {
-            let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-            let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
-            within(REQUEST_LIMIT, "write node status", request).await?;
-            info!(values = %amounts, "published node status");
-        }
-        Ok(())
-    }
-
-    /// Writes the condition that is False while this node has no devices, if it differs; a node that never lacked them gets none.
-    async fn publish_condition(&mut self, node: &Node) -> Result<(), ApiRequestError> {
-        let absence = self.inputs.absence.borrow_and_update().clone();
-        let Some(condition) = node_patches::condition(node, absence.as_ref(), Utc::now()) else {
-            return Ok(());
-        };
-        // This kind of patch changes the condition of this type alone; a merge patch would replace kubelet's.
-        let (params, patch) = (PatchParams::default(), Patch::Strategic(condition));
-        let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
-        within(REQUEST_LIMIT, "write the node's condition", request).await?;
-        Ok(())
-    }
-
-    /// Sends a merge patch of the Node; `part` says in the text of an error what the patch writes.
-    async fn patch_node(&self, part: &'static str, patch: &Value) -> Result<(), ApiRequestError> {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let request = self.nodes.patch(&self.settings.node_name, &params, &patch);
+    /// Sends a merge patch of the Node, if it needs one; `part` is what the patch writes.
+    async fn patch_node(&self, part: &'static str, patch: Option<Value>) -> Result<(), ApiRequestError> {
+        let Some(patch) = patch else { return Ok(()) };
+        let (params, merge) = (PatchParams::default(), Patch::Merge(&patch));
+        let request = self.nodes.patch(&self.settings.node_name, &params, &merge);
         within(REQUEST_LIMIT, format!("write {part}"), request).await?;
+        info!(%patch, "published {part}");
+        Ok(())
+    }
+
+    async fn patch_status(
+        &self,
+        part: &'static str,
+        patch: Option<Patch<Value>>,
+    ) -> Result<(), ApiRequestError> {
+        if let Some(patch) = patch {
+            let params = PatchParams::default();
+            let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
+            within(REQUEST_LIMIT, format!("write {part}"), request).await?;
+            info!("published {part}");
+        }
         Ok(())
     }
 
@@ -319,11 +279,7 @@ impl NodePublisher {
             .and_then(|stored| KubeletAllocations::read_gpu_checkpoints(stored.annotations()));
         let report_problem = ReportProblem::find(fleet, &overrides, allocations.as_ref(), noted.as_ref());
         let report = self.inputs.pods_without_devices.borrow_and_update().clone();
-        // The watch may not show the last write yet, and its conditions have the right times.
-        let before = match &self.applied {
-            Some((device, _)) => Some(device.spec.clone()),
-            None => stored.and_then(|stored| stored.read().ok()),
-        };
+        let before = self.spec_before(stored);
         let inputs = DeviceObjectInputs {
             checkpoints,
             serves_vendor: self.settings.serves_vendor,
@@ -337,6 +293,15 @@ impl NodePublisher {
             report_problem,
         };
         inputs.device(fleet, node, before.as_ref(), Utc::now())
+    }
+
+    /// The devices of the last write, else of the stored object.
+    fn spec_before(&self, stored: Option<&RawDevice>) -> Option<DeviceSpec> {
+        // The watch may not show the last write yet, and its conditions have the right times.
+        match &self.applied {
+            Some((device, _)) => Some(device.spec.clone()),
+            None => stored.and_then(|stored| stored.read().ok()),
+        }
     }
 
     /// Writes the Device object if it must change, and undoes changes of other writers after a delay.
@@ -367,10 +332,7 @@ impl NodePublisher {
         within(REQUEST_LIMIT, "write the Device object", request).await?;
         let n_devices = wanted.spec.devices.len();
         info!(n_devices, "published the Device object");
-        let before = match &self.applied {
-            Some((device, _)) => Some(device.spec.clone()),
-            None => stored.object().and_then(|stored| stored.read().ok()),
-        };
+        let before = self.spec_before(stored.object());
         if let Some(problem) = report_problem::event(before.as_ref(), &wanted.spec) {
             warn!(problem, "a part of this node's report is not valid");
             self.recorder

@@ -24,8 +24,7 @@ impl RootDir {
         Self { path: path.into() }
     }
 
-    /// The file or directory to which `path` leads for a process of that system: the target of an absolute link begins at the root,
-    /// and `..` never leads out of it. `None` if it is missing, or if links form a loop.
+    /// The file below the root to which `path` leads in that system; `None` if it is missing, or if links form a loop.
     pub fn resolve(&self, path: &Path) -> Option<PathBuf> {
         let mut left = names(path);
         let mut below = PathBuf::new();

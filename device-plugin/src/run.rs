@@ -59,9 +59,6 @@ use farewell::Farewell;
 use tasks::boot_id;
 
 /// Runs the daemon in its process.
-///
-/// # Errors
-/// The daemon cannot start, or a task has ended.
 pub async fn run(config: Config, process: Process) -> anyhow::Result<()> {
     match config.command {
         Some(Command::Uninstall { now }) => uninstall::run(config, now, process).await,
@@ -81,7 +78,6 @@ async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()
     .context("at-boot: pods that hold devices may fail")
 }
 
-/// Refuses flags that contradict each other, before anything is started.
 fn check(config: &Config) -> anyhow::Result<()> {
     let is_cdi = config.inject.mode() == Some(Mode::Cdi);
     let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
@@ -92,8 +88,7 @@ fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts all parts of the plugin in the phases that the head of this file names, and serves until a signal or the end of a task
-/// ends the process.
+/// Starts all parts of the plugin in the phases that the head of this file names, and serves until the process ends.
 async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<()> {
     check(&config)?;
 
@@ -216,7 +211,6 @@ struct Plugin {
 }
 
 impl Plugin {
-    /// Starts a task that runs as long as the process.
     fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.process.tasks.spawn(name, task);
     }
@@ -263,8 +257,7 @@ impl Plugin {
         Arc::new(StartChecker::new(context, blocked))
     }
 
-    /// Starts the task that decides on the enforcement level of memory limits on each GPU, now and whenever the driver, the runtime
-    /// or the vendor's CDI specs change.
+    /// Starts the task that decides on the enforcement level of memory limits on each GPU.
     fn decide_enforcement(&mut self, published: &Published, levels: watch::Sender<Arc<Enforcements>>) {
         let detecting = detect_enforcement(
             self.node.settings.clone(),
@@ -276,8 +269,7 @@ impl Plugin {
         self.spawn("enforcement of limits", detecting);
     }
 
-    /// Starts the tasks that correct the health of devices by what operators write into the Device object, and that write events
-    /// and evict pods when health changes.
+    /// Starts the tasks that correct the health of devices by the Device object, and react to changes of health.
     fn react_to_health(&mut self, published: &Published, corrections: mpsc::Sender<Correction>) {
         let correct = correct_health(
             self.connection.clone(),
@@ -298,8 +290,7 @@ impl Plugin {
         self.spawn("pods on unhealthy devices", reaction.run());
     }
 
-    /// Starts the tasks that follow kubelet's decisions about pods: pods of an earlier process, devices of ended pods, and the mark
-    /// of assigned pods.
+    /// Starts the tasks that follow kubelet's decisions about pods.
     fn follow_kubelet(&mut self) {
         self.spawn(
             "pods of an earlier process",
@@ -312,8 +303,7 @@ impl Plugin {
         );
     }
 
-    /// Starts the NRI hook of the container runtime, if `--nri-socket` names a socket. `seen` gets the GPUs that the hook has seen
-    /// containers get.
+    /// Starts the NRI hook of the container runtime, if `--nri-socket` names a socket; `seen` gets the GPUs that containers see.
     fn serve_runtime(&mut self, seen: watch::Sender<SeenGpus>) {
         if let Some(socket) = self.config.nri_socket.clone() {
             let hook = RuntimeHook {
@@ -356,8 +346,7 @@ impl Plugin {
         }
     }
 
-    /// Starts the task that writes into the Node whether this plugin serves kubelet. Returns the farewell, which waits until the
-    /// Node says that it does not.
+    /// Starts the task that writes into the Node that this plugin serves; the farewell waits until it says the opposite.
     fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
         let (sender, is_written) = watch::channel(false);
         let writer = PluginStateWriter::new(

@@ -81,8 +81,7 @@ pub struct StartContext {
     pub evicts_mismatched: bool,
     /// The operator's reaction to pods that the scheduler did not place.
     pub unplaced: OnUnplaced,
-    /// The records in this node's Device object. Locked while a start is decided, so that two starts do not count on the same
-    /// pod's record.
+    /// The records in this node's Device object. Locked while a start is decided, so that two do not count on the same one.
     pub swaps: Arc<Mutex<RecordSwaps>>,
     /// Records events.
     pub recorder: Recorder,
@@ -107,9 +106,7 @@ pub struct StartChecker {
     blocked: BlockedStarts,
 }
 
-/// The decision about one start.
 enum StartDecision {
-    /// The container starts once the runtime has read these specs.
     Start(SpecFiles),
     /// Another snapshot may show that this other pod has the devices of the starting one.
     LookAgain(PodUid),
@@ -131,9 +128,6 @@ impl StartChecker {
     }
 
     /// Returns when the container with these device IDs may start.
-    ///
-    /// # Errors
-    /// It must not start, or not yet.
     pub async fn check_start(
         &self,
         resource: ExtendedResource,
@@ -319,8 +313,7 @@ impl StartChecker {
     }
 }
 
-/// True if a refused container of a running pod may start again with the devices that another plugin gave it: the scheduler charges
-/// the pod for no less than it holds.
+/// True if a refused container may start again with the devices of another plugin: the pod is charged for no less than it holds.
 fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     match refusal {
         // A pod without record is charged on every device that it may be on.

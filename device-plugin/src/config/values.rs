@@ -33,9 +33,6 @@ pub(super) fn memory_resource(text: &str) -> Result<String, String> {
 }
 
 /// Checks that the text is the name of an extended resource that pods can request.
-///
-/// # Errors
-/// The text is not the name of an extended resource.
 pub(super) fn extended_resource(text: &str) -> Result<(), String> {
     let Some((domain, name)) = text.split_once('/') else {
         return Err("not of the form domain/name".to_owned());
@@ -60,7 +57,6 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Memory of a GPU in bytes.
 pub(super) fn gpu_memory(text: &str) -> Result<u64, String> {
     // Less than 1 MiB is a quantity without its unit.
     match text.parse::<Quantity>().ok().and_then(Quantity::unsigned) {
@@ -99,7 +95,6 @@ impl FromStr for InventoryKind {
     }
 }
 
-/// The policy for partitions of GPUs.
 pub(super) fn partition_policy(text: &str) -> Result<GpuPartitionPolicy, String> {
     match text {
         "honor" => Ok(GpuPartitionPolicy::Honor),

@@ -13,8 +13,7 @@ use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::inventory::{Gpu, NodeInventory, PhysicalId};
 use crate::fnv::fnv1a;
 
-/// Possible lengths, in hexadecimal digits, of the start of a hash in a memory unit's ID. The shortest that is unique on the node
-/// is used.
+/// Possible lengths of the start of a hash in a memory unit's ID; the shortest that is unique on the node is used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 
 /// Encoded size of a device's health, which is the longer of the two words.
@@ -29,9 +28,7 @@ pub const NUMA_NODES: std::ops::Range<i32> = 0..128;
 /// The IDs of all virtual devices of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdScheme {
-    /// The number of shares of each GPU.
     slots: u32,
-    /// True if lists name the NUMA node of each device.
     lists_numa_nodes: bool,
     /// The IDs of each device, by resource. A GPU that is not shared has only the ID of a whole GPU.
     by_resource: BTreeMap<ExtendedResource, Vec<NumberedIds>>,
@@ -145,9 +142,6 @@ pub enum TooLong {
 impl IdScheme {
     /// The IDs of shares and memory units of the shared GPUs `gpus`. If `lists_numa_nodes` is true, lists name the NUMA node of
     /// each device.
-    ///
-    /// # Errors
-    /// A list in which all devices are unhealthy, the longest one, is longer than kubelet accepts.
     pub fn with_numa_nodes(
         lists_numa_nodes: bool,
         gpus: &[Gpu],
@@ -219,8 +213,7 @@ impl IdScheme {
         self
     }
 
-    /// The same IDs, with those memory units among `allocated` that pods were given when the driver did not keep its memory. kubelet
-    /// admits no pod again whose units are not listed, such as after a reboot.
+    /// The same IDs, with allocated units that the driver keeps by now: kubelet admits no pod again with unlisted units.
     #[must_use]
     pub fn with_allocated(mut self, allocated: &BTreeSet<String>, gpus: &[Gpu], unit: MemoryUnit) -> Self {
         let numbered = self.by_resource.get_mut(&ExtendedResource::Memory);
@@ -282,14 +275,12 @@ impl IdScheme {
     }
 }
 
-/// The number that the digits stand for.
 fn parse_number(digits: &str) -> Option<u64> {
     // The parser alone would accept a sign.
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| is_number)
 }
 
-/// The IDs of shares of each GPU.
 fn share_ids(gpus: &[Gpu], slots: u64) -> Vec<NumberedIds> {
     let mut numbered = Vec::with_capacity(gpus.len());
     for gpu in gpus {
@@ -312,8 +303,7 @@ fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedI
     numbered
 }
 
-/// Most virtual devices of one device other than a GPU that are listed: an absurd amount in an inventory must not make an absurd
-/// list.
+/// Most virtual devices of one device other than a GPU: an absurd amount in an inventory must not make an absurd list.
 const MOST_OF_ONE: u64 = 1000;
 
 /// Longest device list, in bytes, that kubelet accepts.
@@ -367,8 +357,7 @@ fn varint_bytes(value: u64) -> u64 {
     u64::from(value.max(1).ilog2() / 7 + 1)
 }
 
-/// The unique stem of each GPU of the node: the start of its UUID's hash, longer only if two GPUs have the same start. The hash is
-/// of the UUID alone, so that a GPU keeps its IDs when another GPU is added.
+/// The start of the hash of each GPU's UUID, as long as it is unique: a GPU keeps its IDs when another one is added.
 fn stems(gpus: &[Gpu]) -> Vec<String> {
     let mut hashes = Vec::with_capacity(gpus.len());
     for gpu in gpus {

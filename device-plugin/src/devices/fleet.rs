@@ -36,7 +36,6 @@ pub struct FleetDevice<D> {
 }
 
 impl<D> FleetDevice<D> {
-    /// A device without any observation.
     fn healthy(device: D, is_shared: bool) -> Self {
         Self {
             device,
@@ -47,7 +46,6 @@ impl<D> FleetDevice<D> {
         }
     }
 
-    /// Sets the health of the device.
     fn set_health(&mut self, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
         (self.is_healthy, self.reason) = (is_healthy, reason);
         message.clone_into(&mut self.message);
@@ -193,9 +191,6 @@ impl NodeFleet {
     }
 
     /// The devices with these `names`, without duplicates, if a pod may get all of them for a resource.
-    ///
-    /// # Errors
-    /// The first name of a device that this node does not have, that is unhealthy, or that pods may not share.
     pub fn resolve(
         &self,
         resource: ExtendedResource,

@@ -77,8 +77,7 @@ impl HealthReason {
     }
 }
 
-/// One word, fit for the reason of a condition or an event: `Xid79`, `Lost`, `ProbeFailed`, `NeedsReset`, `PortDown`, `Recovered`,
-/// `Cleared`.
+/// One word, fit for the reason of a condition or an event.
 impl fmt::Display for HealthReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -170,7 +169,6 @@ impl HealthPolicy {
     }
 }
 
-/// The health of one device.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceHealth {
     trouble: Option<Trouble>,
@@ -244,7 +242,6 @@ struct Trouble {
     needs_reset: bool,
     /// The time of the last trouble.
     since: Duration,
-    /// Probes answered since then.
     answers: u32,
 }
 
@@ -321,9 +318,7 @@ impl Health {
         is_fault.then_some(ApplicationFault { uuid, xid })
     }
 
-    /// Applies one observation made at `now` and returns the change of health that follows.
-    ///
-    /// Observations of unknown devices, or of no device, change nothing.
+    /// Applies one observation, made at `now`; those of unknown devices, or of no device, change nothing.
     pub fn observe(&mut self, now: Duration, observation: &Observation) -> Option<HealthChange> {
         // One event without a device must not take a whole node down.
         let device = observation.device.as_ref()?;

@@ -178,8 +178,7 @@ impl NodeInventory {
         gpus.chain(self.others.iter().map(|other| &other.id))
     }
 
-    /// Returns true if `now` has a device that this inventory lacks or describes otherwise. A device that `now` lacks does not
-    /// count, nor does a new order of the devices.
+    /// Returns true if `now` has a device that this inventory lacks or describes otherwise; order and losses do not count.
     fn is_outdated_by(&self, now: &Self) -> bool {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor

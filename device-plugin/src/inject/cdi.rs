@@ -37,8 +37,7 @@ pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 /// The version of specs that say no more than device nodes and variables.
 const VERSION: &str = "0.5.0";
 
-/// The fully qualified name of a device that no other answer names: `fresh` must be another number in each call, also after a
-/// restart.
+/// The fully qualified name of a device that no other answer names: `fresh` is another number in each call, also after a restart.
 pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     // kubelet sends the same IDs in any order.
@@ -98,7 +97,6 @@ impl Edits {
     }
 }
 
-/// The text of the driver's spec.
 fn driver_text(edits: &Edits) -> String {
     let (kind, name) = DRIVER_DEVICE.split_once('=').unwrap_or((DRIVER_DEVICE, ""));
     text(kind, name, edits)

@@ -31,8 +31,7 @@ use crate::inject::settings::NodeSettings;
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// True if the answer for this resource is the one that names the container's devices of its type. A container may request several
-/// resources of GPUs, and kubelet asks about each.
+/// True if the answer for this resource is the one of several that names the container's devices of its type.
 pub fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -> bool {
     // Of two answers with different values of a variable kubelet would keep one at random.
     match resource {
@@ -68,8 +67,7 @@ pub fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
     }
 }
 
-/// The devices that a value of a resource's variable names, GPUs also by index; none if one of them is not on this node. The order
-/// is that of the value, and so that of the devices in the container.
+/// The devices that a variable's value names, in its order, GPUs also by index; none if one of them is not on this node.
 pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &NodeFleet) -> Option<Vec<PhysicalId>> {
     value
         .split(',')
@@ -95,8 +93,7 @@ fn named_device(resource: ExtendedResource, name: &str, fleet: &NodeFleet) -> Op
     Some(entry.device.uuid.clone())
 }
 
-/// The devices that a container gets for a resource. The two kinds have nothing in common here but their IDs: NVIDIA's runtime,
-/// specs and hooks inject GPUs, and the plugin itself injects the device nodes of other devices.
+/// The devices that a container gets: NVIDIA's tools inject GPUs, the plugin itself the device nodes of others.
 #[derive(Clone, Debug)]
 pub enum AssignedDevices<'a> {
     /// GPUs.
@@ -160,8 +157,7 @@ pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> Con
     }
 }
 
-/// The answer to Allocate by the vendor's variable, which decides for as long as the container lives. The recipient may not be
-/// known.
+/// The answer to Allocate by the vendor's variable; the recipient may not be known.
 pub fn variable_answer(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
@@ -274,8 +270,7 @@ pub fn lacks_limit_hook(edits: &Edits) -> bool {
     edits.env.contains_key(DRIVER_MEMORY_LIMIT) && !edits.others.contains_key("hooks")
 }
 
-/// Adds to edits with limits the parts that act on these variables: NVIDIA's hook of each GPU, as the vendor's specs have it, and
-/// HAMi-core's files.
+/// Adds to edits with limits what acts on them: NVIDIA's hook of each GPU, and HAMi-core's files.
 fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     if edits.env.keys().any(|name| is_of_hami_core(name)) {
         let mut mounts = Vec::new();
@@ -303,8 +298,7 @@ fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     }
 }
 
-/// The device nodes of these devices that exist on the host. A container with virtual functions of a device gets their nodes, and
-/// not the device's.
+/// The device nodes of these devices that exist on the host; virtual functions stand in for their device.
 fn device_nodes(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,

@@ -74,8 +74,7 @@ pub struct Injection {
     pub reason: &'static str,
     /// The reason in a sentence; where injection is impossible, with the setting to change.
     pub message: String,
-    /// The pods whose containers see all GPUs without requesting one if their image sets the variable; none if a runtime hook
-    /// removes the variable, or the runtime is not known to act on it.
+    /// The pods whose containers see all GPUs without a request if their image sets the variable, as far as is known.
     pub exposure: Option<Exposure>,
 }
 

@@ -191,8 +191,7 @@ fn name_of(sandbox: &PodSandbox) -> String {
     format!("{}/{}", sandbox.namespace, sandbox.name)
 }
 
-/// Serves the runtime at this socket until the task is dropped. Tries again now and then while the runtime has no Node Resource
-/// Interface.
+/// Serves the runtime at this socket until the task is dropped, and connects again now and then.
 pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     let mut pause = PAUSES.0;
     let mut logged = LoggedError::default();

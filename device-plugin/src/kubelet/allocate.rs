@@ -48,29 +48,20 @@ pub async fn allocate(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-    use std::sync::Arc;
     use std::time::Duration;
 
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
-    use tokio::sync::watch;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::inject::settings::NodeSettings;
-    use crate::tests::builders::{fleet, pods};
+    use crate::tests::builders::{fleet, node_state, pods};
 
     const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];
 
     /// The answer to a call that no pod is due for, and the seconds until it comes.
     async fn unmatched(mode: Mode) -> (ContainerAllocateResponse, u64) {
-        let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
-        let (_pods, pods) = watch::channel(pods([]));
-        let mut settings =
-            NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-        settings.injection_mode = Some(mode);
-        let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+        let mut node = node_state(fleet(1), pods([]));
+        node.settings.allocate_wait = Duration::from_secs(2);
+        node.settings.injection_mode = Some(mode);
         let began = Instant::now();
         let request = ContainerAllocateRequest {
             device_ids: IDS.map(str::to_owned).into(),

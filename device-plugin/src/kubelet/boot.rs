@@ -34,15 +34,13 @@ use super::socket::{KUBELET_SOCKET, PluginServer, RegistrationError, register, w
 /// Pause between two checks of sockets: kubelet admits pods some 100 ms after its socket is there.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Longest time for which the host's service lists devices. If the plugin's pod has not started by then, it is not expected any
-/// more.
+/// Longest time for which the host's service lists devices: after it the plugin's pod is not expected any more.
 const LIST_LIMIT: Duration = Duration::from_secs(300);
 
 /// Longest time for which the plugin waits for the host's service to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// The time that kubelet needs to notice the end of a stream. If kubelet noticed the end after the next registration,
-/// it would end that registration.
+/// Time for kubelet to notice the end of a stream, which after the next registration would end that.
 const STREAM_END_DELAY: Duration = Duration::from_millis(200);
 
 /// A resource in kubelet's checkpoint, with the device IDs to list.
@@ -87,9 +85,6 @@ fn socket_name(resource: ExtendedResource) -> String {
 }
 
 /// Lists the devices of kubelet's checkpoint until the plugin serves, at most for five minutes, or until `stop`.
-///
-/// # Errors
-/// kubelet's checkpoint cannot be read, or kubelet does not accept a registration.
 pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationToken) -> anyhow::Result<()> {
     // Before kubelet starts: when it writes the checkpoint again, the devices of plugins that have not registered are missing.
     let remembered = remembered(dir, names)?;

@@ -8,8 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use crate::node::kubelet_checkpoint::Allocated;
@@ -46,7 +45,9 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
                 }
             }
         }
-        until_changed(&mut pods, is_due.then_some(pause)).await;
+        let longest = if is_due { pause } else { Duration::MAX };
+        // The end of the watch ends the process.
+        let _ = timeout(longest, pods.changed()).await;
         pause = if is_due {
             (pause * 2).min(PAUSES.1)
         } else {
@@ -56,20 +57,6 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
     }
 }
 
-/// Waits for a change of the pods, at most for `longest` if that is given.
-async fn until_changed(pods: &mut watch::Receiver<NodePods>, longest: Option<Duration>) {
-    let changed = async {
-        if pods.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
-    match longest {
-        Some(longest) => drop(tokio::time::timeout(longest, changed).await),
-        None => changed.await,
-    }
-}
-
-/// True if the checkpoint names a pod that has ended.
 fn names_ended(allocated: &[Allocated], pods: &NodePods) -> bool {
     allocated.iter().any(|entry| pods.get_live(&entry.pod).is_none())
 }

@@ -152,7 +152,6 @@ struct Free<'a> {
     is_sorted: bool,
 }
 
-/// The IDs that are chosen, and those that are left.
 struct Choice<'a> {
     chosen: Vec<String>,
     size: usize,
@@ -162,8 +161,7 @@ struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// The choice at its start: the IDs that kubelet's call already includes are chosen, and the other available IDs are free, by
-    /// device.
+    /// The IDs that kubelet's call includes are chosen, and the other available ones are free, by device.
     fn new(
         fleet: &'a NodeFleet,
         resource: ExtendedResource,
@@ -207,8 +205,7 @@ impl<'a> Choice<'a> {
         taken.len()
     }
 
-    /// The device with the fewest free IDs that suffice for all missing ones, else the device with the most free IDs; none if no ID
-    /// is missing or left.
+    /// The device with the fewest free IDs that suffice, else with the most; none if no ID is missing or left.
     fn best_device(&self) -> Option<&'a PhysicalId> {
         let missing = self.size.saturating_sub(self.chosen.len());
         if missing == 0 {

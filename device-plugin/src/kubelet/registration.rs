@@ -85,7 +85,6 @@ enum End {
 }
 
 impl End {
-    /// The reason in words, for the log.
     fn describe(self) -> &'static str {
         match self {
             Self::Stopped => "this plugin is stopping",
@@ -127,7 +126,6 @@ impl Registration {
         }
     }
 
-    /// Publishes whether the resource is registered.
     fn set_registered(&self, is_registered: bool) {
         self.registrations
             .send_if_modified(|all| all.insert(self.resource, is_registered) != Some(is_registered));

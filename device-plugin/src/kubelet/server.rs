@@ -94,13 +94,11 @@ struct ListedDevice {
     numa_node: Option<i32>,
 }
 
-/// One stream of device lists.
 struct DeviceListing {
     resource: ExtendedResource,
     fleet: watch::Receiver<Arc<NodeFleet>>,
     injection: watch::Receiver<Option<Injection>>,
-    /// Notified when an unchanged list has to be sent again. Closed for all resources but one: a list of one resource is enough for
-    /// kubelet to write its checkpoint.
+    /// Has an unchanged list sent again. Closed for all resources but one, which is enough for kubelet to write its checkpoint.
     list_again: watch::Receiver<()>,
     stop: CancellationToken,
     /// The entries of the list that was sent last.

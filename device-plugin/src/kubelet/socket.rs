@@ -32,40 +32,29 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// The reason that a resource is not registered with kubelet. The plugin tries again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RegistrationError {
-    /// The plugin's own socket cannot be made.
     #[error("cannot listen on {}", path.display())]
     Listen {
-        /// The socket.
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// kubelet's socket takes no connection.
     #[error("cannot connect to kubelet at {}", path.display())]
     Connect {
-        /// The socket.
         path: PathBuf,
-        /// The failure.
         #[source]
         source: tonic::transport::Error,
     },
-    /// kubelet refuses the registration.
     #[error("kubelet does not accept {resource}")]
     Refused {
-        /// The resource.
         resource: String,
-        /// kubelet's answer.
         #[source]
         source: Box<tonic::Status>,
     },
-    /// kubelet does not answer in time.
     #[error("kubelet did not answer within {0:?}")]
     NoAnswer(Duration),
 }
 
-/// The identity of the file at a path, which another file of the same name does not have. The inode number alone is not enough, as
-/// the file system uses the numbers of removed files again.
+/// The identity of the file at a path. The inode number alone is not enough, as numbers of removed files are used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     device: u64,

@@ -120,8 +120,7 @@ impl Checkpoint {
         }
     }
 
-    /// Reads kubelet's checkpoint and keeps the entries of the resources that this plugin serves; none if the file cannot be read.
-    /// An entry whose answer does not parse is left out.
+    /// Reads the entries of this plugin's resources; none if the file cannot be read. An answer that does not parse is left out.
     fn parse(&self) -> Option<Vec<Allocated>> {
         let entries = match read(&self.dir) {
             Ok(entries) => entries,
@@ -175,9 +174,6 @@ struct Data<E> {
 }
 
 /// Reads the entries of all plugins in kubelet's device plugin directory.
-///
-/// # Errors
-/// The checkpoint is missing, or does not parse.
 pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     parse(&read_text(dir)?)
 }
@@ -199,9 +195,6 @@ fn read_text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
 
 /// The IDs of the healthy devices that plugins had listed when kubelet wrote the checkpoint, by resource. A resource whose plugin
 /// is gone has none.
-///
-/// # Errors
-/// The checkpoint is missing, or does not parse.
 pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let checkpoint: CheckpointFile<IgnoredAny> =
         serde_json::from_slice(&read_text(dir)?).map_err(CheckpointError::Form)?;

@@ -63,7 +63,6 @@ impl PodStage {
         has_record(annotations).then(|| Self::from_status(&pod.status))
     }
 
-    /// The stage that a pod's status shows.
     fn from_status(status: &PodStatus) -> Self {
         match status.phase.as_deref() {
             Some("Succeeded" | "Failed") => Self::Terminal,
@@ -90,13 +89,11 @@ pub struct NodePod {
     pub deleting: bool,
     /// The containers that request resources which kubelet calls this plugin for, in kubelet's order.
     pub containers: Vec<ContainerRequest>,
-    /// Its record: that of its annotations, or the one that it got by a swap (the plugin exchanges the records of two pods with
-    /// equal requests when one holds the devices that the other's record names); else the reason that it has no usable record.
+    /// Its record, that of a swap before that of its annotations; else the reason that it has no usable one.
     pub placement: Result<Placement, Unplaced>,
     /// True if its label requests the limits that HAMi-core enforces.
     pub is_limited: bool,
-    /// Its requests of the resources that the plugin writes into node status itself ([`IN_NODE_STATUS`]); kubelet calls no plugin
-    /// for them.
+    /// Its requests of the resources in node status ([`IN_NODE_STATUS`]), for which kubelet calls no plugin.
     pub requests: Requests,
     /// True if an annotation asks that it sees all GPUs of its node.
     pub sees_all: bool,
@@ -133,8 +130,7 @@ pub struct OwnVariable {
 }
 
 impl NodePod {
-    /// Reduces a pod to the parts that the plugin needs; none if it requests none of the plugin's resources, or is bound to another
-    /// node.
+    /// Reduces a pod to the parts that the plugin needs; none if it is none of the plugin's, or of another node.
     pub fn from_pod(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
         if pod.spec.node_name.as_deref() != Some(node) {
             return None;
@@ -191,8 +187,7 @@ impl NodePod {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// True if the two pods can swap their records without changing any device's sums: their records name as many GPUs and the same
-    /// amounts of other devices, and they have the same requests and the same constraints.
+    /// True if the two pods can swap their records without changing any device's sums.
     pub fn can_swap_with(&self, other: &Self) -> bool {
         self.n_recorded_gpus() == other.n_recorded_gpus()
             && self.portions() == other.portions()
@@ -203,13 +198,11 @@ impl NodePod {
                 .all(|resource| self.peak(*resource) == other.peak(*resource))
     }
 
-    /// The number of GPUs that the record of the pod names.
     fn n_recorded_gpus(&self) -> usize {
         self.record().map_or(0, |placement| placement.gpus.len())
     }
 
-    /// The amounts of devices other than GPUs in the pod's record, whichever devices these are: percent, and the number of virtual
-    /// functions.
+    /// The amounts of other devices than GPUs in the record: percent, and the number of virtual functions.
     fn portions(&self) -> BTreeMap<&'static str, Vec<(u64, usize)>> {
         let mut by_type = BTreeMap::new();
         for (device_type, others) in self.placement.iter().flat_map(|placement| &placement.others) {
@@ -305,7 +298,6 @@ fn created_containers(status: &PodStatus) -> Vec<(String, String)> {
     created
 }
 
-/// The variables that the containers of a pod set themselves.
 fn own_variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     let mut variables = Vec::new();
     for container in spec.init_containers.iter().chain(&spec.containers) {
@@ -335,12 +327,9 @@ pub struct NodePods {
     /// The last complete record of pods whose annotations have lost a part of their record.
     lost: BTreeMap<PodUid, Placement>,
     n_altered: u64,
-    /// Pods of this node that request none of the plugin's resources, with their stage if their annotations have a record all the
-    /// same.
+    /// Pods that request none of the plugin's resources, with their stage if their annotations have a record.
     without_requests: BTreeMap<PodUid, Option<PodStage>>,
-    /// Pods of this node that use resource claims.
     claimants: BTreeMap<PodUid, Claimant>,
-    /// The `RuntimeClass` of each pod of this node that has one.
     runtime_classes: BTreeMap<PodUid, String>,
     is_synced: bool,
     is_interrupted: bool,
@@ -419,8 +408,7 @@ impl NodePods {
         self.runtime_classes.remove(uid);
     }
 
-    /// Adds a pod of this node that requests none of the plugin's resources, with its stage if its annotations have a record all
-    /// the same. Returns true if that changes anything.
+    /// Adds a pod that requests none of the plugin's resources; returns true if that changes anything.
     pub fn note_without_requests(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
         self.without_requests.insert(uid, recorded) != Some(recorded)
     }
@@ -501,8 +489,7 @@ impl NodePods {
         behind
     }
 
-    /// Replaces all pods by those of a complete list; from then on the set is in step with the API server. New pods arrive in the
-    /// order of the list.
+    /// Replaces all pods by those of a complete list, in the order of which new ones arrive.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
         // Pods may have gone while no watch was open.
         self.n_left += 1;

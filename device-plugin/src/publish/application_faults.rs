@@ -19,11 +19,9 @@ use crate::node::pods::{NodePod, NodePods, PodStage, until_known};
 use crate::publish::memory_use::MeasuredMemory;
 use crate::start::node_state::NodeState;
 
-/// The reason of the events.
 const REASON: &str = "GPUApplicationFault";
 
-/// Time in which the process should have ended. The driver often reports one fault several times, so all reports of this time make
-/// one event.
+/// Time in which the process should have ended; all reports of this time make one event.
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// Longest wait for the measurement after that time.
@@ -41,8 +39,7 @@ struct Moment {
 }
 
 impl Moment {
-    /// The pod, its container and the processes, if exactly one container has no longer a process on the GPU that it has here, and
-    /// no other process is gone.
+    /// The pod, container and processes, if exactly one container, and nothing else, has no longer a process on the GPU.
     fn ended<'p>(&self, after: &'p Self, gpu: &PhysicalId) -> Option<(&'p NodePod, &str, BTreeSet<u32>)> {
         let ended = self.measured.as_ref()?.ended(after.measured.as_ref()?, gpu)?;
         let owners: BTreeSet<_> = ended.iter().map(|process| process.container.as_ref()).collect();
@@ -159,26 +156,14 @@ pub async fn report_application_faults(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use http::{Request, Response};
-    use kube::Client;
-    use kube::client::Body;
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
-    use serde_json::Value;
-
     use super::*;
-    use crate::inject::settings::NodeSettings;
     use crate::node::pods::PodUid;
     use crate::publish::memory_use::GpuProcess;
-    use crate::tests::builders::{fleet, gpu, pod, pods, units};
+    use crate::tests::api_server::ApiServer;
+    use crate::tests::builders::{fleet, gpu, node_state, pod, pods, units};
 
     fn running(name: &str) -> NodePod {
-        NodePod {
-            stage: PodStage::Running,
-            ..pod(name, 1, [units(2)])
-        }
+        pod(name, 1, [units(2)]).at(PodStage::Running)
     }
 
     /// A measurement of processes on the first GPU: PID and pod, or no pod.
@@ -283,16 +268,11 @@ mod tests {
     /// Reports that come together make one event, after a measurement that comes early.
     #[tokio::test(start_paused = true)]
     async fn one_event_is_written_after_another_measurement() {
-        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let connection = Client::new(service, "default").into();
+        let (client, mut server) = ApiServer::new();
+        let connection = client.into();
         let (recorder, writer) = daemon::events::recorder(&connection, "test", Some("n1".to_owned()));
         tokio::spawn(writer.run());
-        let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-        let (fleet, pods) = (
-            watch::channel(Arc::new(fleet(1))).1,
-            watch::channel(pods([running("a")])).1,
-        );
-        let node = Arc::new(NodeState::new(settings, fleet, pods, Path::new("/nonexistent")));
+        let node = Arc::new(node_state(fleet(1), pods([running("a")])));
         let (sender, measurements) = watch::channel(Some(measured(&[(1, "a")])));
         let (faults, received) = mpsc::channel(4);
         tokio::spawn(report_application_faults(
@@ -309,9 +289,7 @@ mod tests {
         node.measure_again.notified().await;
         assert!(began.elapsed() >= SETTLE);
         sender.send_replace(Some(measured(&[])));
-        let (request, _response) = requests.next_request().await.unwrap();
-        let body = request.into_body().collect_bytes().await.unwrap();
-        let written: Value = serde_json::from_slice(&body).unwrap();
+        let (_, written, _answer) = server.next().await;
         assert_eq!(written["involvedObject"]["name"], "a");
         assert!(
             written["message"].as_str().unwrap().contains("XIDs 31, 43 on"),

@@ -24,7 +24,6 @@ use crate::devices::health::HealthReason;
 use crate::devices::inventory::PhysicalId;
 use crate::publish::own_objects::StoredDevice;
 
-/// Longest time that one request may take.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// The shortest and the longest pause after a failure.
@@ -123,8 +122,7 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
     }
 }
 
-/// Clears the devices that an operator names in the annotation `gpushare/clear-unhealthy` of the Device object, and removes the
-/// annotation, until the task is dropped.
+/// Clears the devices that an operator names in an annotation of the Device object, and removes the annotation.
 async fn clear_devices(
     devices: Api<RawDevice>,
     mut device: watch::Receiver<StoredDevice>,

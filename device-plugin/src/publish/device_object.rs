@@ -100,8 +100,7 @@ impl DeviceObjectInputs {
         device
     }
 
-    /// The labels of the Device object: vendor, model and driver of the node's GPUs, the lowest enforcement level, and others that
-    /// schedulers and people select nodes by.
+    /// The labels by which schedulers and people select nodes.
     fn labels(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
         let mut labels = BTreeMap::new();
         if !fleet.gpus.is_empty() {
@@ -135,8 +134,7 @@ impl DeviceObjectInputs {
         labels
     }
 
-    /// The annotations of the Device object: GPU partitions, links, devices of other plugins, the boot ID, and pods without
-    /// devices.
+    /// The annotations of the Device object.
     fn annotations(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
         let table = partitions::table(fleet, &self.overrides);
         let links = (!fleet.links.is_empty()).then_some(&fleet.links);
@@ -168,7 +166,6 @@ pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
         && owners.all(|owner| stored_owners.iter().any(|stored| stored.uid == owner.uid))
 }
 
-/// Labels or annotations of an object.
 type Pairs = BTreeMap<String, String>;
 
 fn includes(stored: Option<&Pairs>, wanted: Option<&Pairs>) -> bool {
@@ -301,8 +298,7 @@ impl DeviceEntries<'_> {
         }
     }
 
-    /// The conditions of a device: its health, whether containers can get it, and for a GPU whether containers that request none
-    /// may see it and whether the driver limits memory on it.
+    /// The conditions of a device.
     fn conditions(&self, entry: &FleetEntry<'_>) -> Vec<DeviceCondition> {
         let id = entry.key.id.as_str();
         let mut conditions = Vec::new();
@@ -391,8 +387,7 @@ impl DeviceEntries<'_> {
         Some(self.condition(id, CONDITION_REPORT_VALID, status, reason, message))
     }
 
-    /// A condition of the device in the Device object. Its time stays that of the published condition as long as the status is the
-    /// same.
+    /// A condition of the device, with the time since which it has this status.
     fn condition(
         &self,
         id: &str,

@@ -31,14 +31,12 @@ const GONE: &str = "is no longer on this node";
 /// The type and the ID of a device.
 type DeviceId = (String, String);
 
-/// An action that follows from a change of health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum HealthAction {
     /// Write an event on the node, with this reason and message.
     NodeEvent(EventType, &'static str, String),
     /// Write an event on a pod, with this reason and message.
     PodEvent(PodUid, &'static str, String),
-    /// Evict the pod.
     Evict(PodUid),
 }
 
@@ -57,7 +55,6 @@ struct DeviceState {
 struct HealthTracker {
     /// The devices at the last update; none before the first one.
     devices: Option<BTreeMap<DeviceId, DeviceState>>,
-    /// True if pods are evicted from unhealthy devices.
     evicts: bool,
     /// The time of the last attempt to evict each pod.
     evicted: BTreeMap<PodUid, Instant>,

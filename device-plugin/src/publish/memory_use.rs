@@ -236,7 +236,6 @@ fn containers_by_driver(
     containers
 }
 
-/// One measurement.
 #[derive(Debug, Default)]
 struct Measurement {
     /// The memory in use; none if no source knows any.
@@ -325,11 +324,7 @@ pub async fn measure_memory_use(
                 measured.send_replace(now.measured.map(Arc::new));
                 match now.problem {
                     None => logged.clear(),
-                    Some(error) => {
-                        if let Some(error) = logged.changed(&error) {
-                            warn!(error, "cannot measure the memory that containers use");
-                        }
-                    }
+                    Some(error) => logged.warn(&error, "cannot measure the memory that containers use"),
                 }
             }
             Err(error) => {
@@ -352,15 +347,13 @@ fn cgroups_of(procfs: &Path, pid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use proto::resource::ResourceNames;
     use tokio::time::timeout;
 
     use super::*;
     use crate::devices::inventory::source::FileSource;
     use crate::inject::enforcement::{Level, same_level};
-    use crate::inject::settings::NodeSettings;
     use crate::node::pods::PodStage;
-    use crate::tests::builders::{fleet, gpu, pod, pods, units};
+    use crate::tests::builders::{fleet, gpu, node_state, pod, pods, units};
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
@@ -451,9 +444,8 @@ mod tests {
         );
         std::fs::write(&file.path, text).unwrap();
         let (known, pods_watch) = watch::channel(NodePods::default());
-        let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-        let fleet = watch::channel(Arc::new(fleet(1))).1;
-        let node = NodeState::new(settings, fleet, pods_watch, Path::new("/nonexistent"));
+        let mut node = node_state(fleet(1), NodePods::default());
+        node.pods = pods_watch;
         let (sender, mut measured) = watch::channel(None);
         let procfs = Some(dir.path().to_owned());
         let node = Arc::new(node);
@@ -521,8 +513,7 @@ mod tests {
             },
             NodePod {
                 created: created(&["u1"]),
-                stage: PodStage::Terminal,
-                ..pod("ended", 4, [units(1)]).on([0])
+                ..pod("ended", 4, [units(1)]).on([0]).at(PodStage::Terminal)
             },
         ]);
         let of = ContainerGpu {

@@ -23,7 +23,6 @@ use crate::start::node_state::NodeState;
 #[derive(Clone, Debug, Default)]
 pub struct NodeGauges(Arc<OnceLock<GaugeSources>>);
 
-/// The state that the gauges show.
 #[derive(Debug)]
 struct GaugeSources {
     node: Arc<NodeState>,
@@ -41,8 +40,7 @@ impl NodeGauges {
         gauges
     }
 
-    /// Shows this node from now on, the resources that kubelet has registered, the containers that do not start, the memory in
-    /// use, and the runtime hook of `metrics`.
+    /// Shows this node and what is beside it from now on.
     pub fn show(
         &self,
         node: Arc<NodeState>,
@@ -226,18 +224,11 @@ fn write<const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-    use std::time::Duration;
-
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
-
     use super::*;
     use crate::devices::extended_resource::ExtendedResource;
     use crate::devices::health::HealthReason;
     use crate::inject::enforcement::{Level, same_level};
     use crate::inject::mode::{Certainty, Mode};
-    use crate::inject::settings::NodeSettings;
     use crate::node::pods::{NodePod, PodUid};
     use crate::publish::memory_use::ContainerGpu;
     use crate::tests::builders;
@@ -260,19 +251,16 @@ mod tests {
         let mut fleet = builders::fleet(2);
         fleet.gpus[1].is_healthy = false;
         fleet.gpus[1].reason = Some(HealthReason::Xid(79));
-        let (_fleet, fleet) = watch::channel(Arc::new(fleet));
-        let (_pods, pods) = watch::channel(builders::pods([
+        let pods = builders::pods([
             NodePod {
                 created: vec![("id".to_owned(), "u3".to_owned())],
                 ..builders::pod("a", 1, [builders::units(3)])
             },
             builders::pod("not-created", 2, [builders::units(2)]),
-        ]));
-        let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+        ]);
         let levels = same_level(Level::Driver, [builders::gpu(1)]);
-        let (_levels, levels) = watch::channel(Arc::new(levels));
-        let mut node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
-        node.enforcements = levels;
+        let mut node = builders::node_state(fleet, pods);
+        node.enforcements = watch::channel(Arc::new(levels)).1;
         let node = Arc::new(node);
         let registrations = [
             (ExtendedResource::Shared, true),
@@ -302,13 +290,8 @@ mod tests {
     fn of_node(injection: Option<Injection>, has_runtime_hook: bool) -> (Option<String>, Option<String>) {
         let mut registry = Registry::default();
         let gauges = NodeGauges::register(&mut registry);
-        let settings = NodeSettings {
-            has_runtime_hook,
-            ..NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
-        };
-        let fleet = watch::channel(Arc::new(builders::fleet(1))).1;
-        let pods = watch::channel(builders::pods([])).1;
-        let mut node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
+        let mut node = builders::node_state(builders::fleet(1), builders::pods([]));
+        node.settings.has_runtime_hook = has_runtime_hook;
         node.injection = watch::channel(injection).1;
         let (registered, measured) = (watch::channel(Registrations::new()).1, watch::channel(None).1);
         let metrics = Metrics::register(&mut Registry::default());

@@ -30,7 +30,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::devices::inventory::pci;
 use crate::logged_error::LoggedError;
@@ -66,9 +66,6 @@ pub struct NodeOverrides {
 
 impl NodeOverrides {
     /// Reads both files and checks their content.
-    ///
-    /// # Errors
-    /// The file of labels exists and is invalid.
     pub fn read(files: &OverrideFiles) -> anyhow::Result<Self> {
         let mut overrides = Self::default();
         if let Some(path) = &files.labels {
@@ -245,11 +242,7 @@ pub async fn watch_node_overrides(
                     info!("the files of labels and partitions have changed");
                 }
             }
-            Err(error) => {
-                if let Some(error) = logged.changed(error.as_ref()) {
-                    warn!(error, "keeping the last valid labels and partitions");
-                }
-            }
+            Err(error) => logged.warn(error.as_ref(), "keeping the last valid labels and partitions"),
         }
     }
 }

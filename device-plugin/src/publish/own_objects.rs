@@ -99,8 +99,7 @@ async fn watch_object<K>(
     }
 }
 
-/// The object without the fields that change with every write, such as kubelet's heartbeats in the Node. The generation of a Device
-/// object changes with its devices only.
+/// The object without the fields that change with every write, such as kubelet's heartbeats in the Node.
 fn without_versions<K: Resource>(mut found: K) -> K {
     // Both fields change with every write of any program, and would wake the publisher each time.
     found.meta_mut().managed_fields = None;

@@ -17,8 +17,7 @@ const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 /// Words in the names of cards that have the name of a known model and sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The partition table for these devices, if there is one that can be read. The operator's table counts if this node has all GPUs
-/// of one of its partitions; those with other GPUs do not count.
+/// The partition table for these devices. The operator's counts if this node has all GPUs of one of its partitions.
 pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitionTable> {
     // One file may serve nodes of several kinds, so a table of another node is no error.
     if let Some(table) = &overrides.partitions

@@ -44,8 +44,7 @@ impl PluginStateWriter {
         }
     }
 
-    /// Writes until the task is dropped. The plugin serves while all resources are registered; after `shutdown` is
-    /// cancelled the plugin no longer counts as serving, and `is_written` becomes true once the Node says so.
+    /// Writes whenever it changes, and a last time after `shutdown`; `is_written` becomes true once the Node says so.
     pub async fn run(
         mut self,
         mut registered: watch::Receiver<Registrations>,
@@ -107,16 +106,11 @@ impl PluginStateWriter {
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, Response};
-    use http_body_util::BodyExt;
-    use kube::Client;
-    use kube::client::Body;
-    use tower_test::mock::{Handle, SendResponse};
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::devices::extended_resource::ExtendedResource;
-
-    type Requests = Handle<Request<Body>, Response<Body>>;
+    use crate::tests::api_server::{ApiServer, DueAnswer};
 
     fn registrations(is_shared_registered: bool) -> Registrations {
         let shared = (ExtendedResource::Shared, is_shared_registered);
@@ -124,33 +118,25 @@ mod tests {
     }
 
     fn start() -> (
-        Requests,
+        ApiServer,
         watch::Sender<Registrations>,
         CancellationToken,
         watch::Receiver<bool>,
     ) {
-        let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let writer = PluginStateWriter::new(
-            &Client::new(service, "default").into(),
-            "n1".to_owned(),
-            Some("u".to_owned()),
-        );
+        let (client, server) = ApiServer::new();
+        let writer = PluginStateWriter::new(&client.into(), "n1".to_owned(), Some("u".to_owned()));
         let (registered, receiver) = watch::channel(registrations(false));
         let shutdown = CancellationToken::new();
         let (is_written, written) = watch::channel(false);
         tokio::spawn(writer.run(receiver, shutdown.clone(), is_written));
-        (requests, registered, shutdown, written)
+        (server, registered, shutdown, written)
     }
 
     /// The next state that is written.
-    async fn next(requests: &mut Requests) -> (PluginState, SendResponse<Response<Body>>) {
-        let (request, answer) = requests.next_request().await.unwrap();
-        assert_eq!(
-            (request.method().as_str(), request.uri().path()),
-            ("PATCH", "/api/v1/nodes/n1")
-        );
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        let node: Node = serde_json::from_slice(&body).unwrap();
+    async fn next(server: &mut ApiServer) -> (PluginState, DueAnswer) {
+        let (line, body, answer) = server.next().await;
+        assert_eq!(line, "PATCH /api/v1/nodes/n1");
+        let node: Node = serde_json::from_value(body).unwrap();
         (
             PluginState::read(node.metadata.annotations.as_ref())
                 .unwrap()
@@ -159,38 +145,33 @@ mod tests {
         )
     }
 
-    fn node() -> Response<Body> {
-        Response::builder()
-            .body(Body::from(br#"{"metadata":{"name":"n1"}}"#.to_vec()))
-            .unwrap()
-    }
-
     #[tokio::test(start_paused = true)]
     async fn each_change_is_written_until_the_api_server_accepts_it() {
-        let (mut requests, registered, shutdown, mut written) = start();
+        let node = json!({"metadata": {"name": "n1"}});
+        let (mut server, registered, shutdown, mut written) = start();
         registered.send_replace(registrations(true));
-        let (state, answer) = next(&mut requests).await;
+        let (state, answer) = next(&mut server).await;
         assert!(state.serving && state.pod.as_deref() == Some("u"));
-        answer.send_response(Response::builder().status(503).body(Body::empty()).unwrap());
-        let (again, answer) = next(&mut requests).await;
+        answer.send(503, &Value::Null);
+        let (again, answer) = next(&mut server).await;
         assert!(again.serving);
-        answer.send_response(node());
+        answer.send(200, &node);
         registered.send_replace(registrations(false));
-        let (closed, answer) = next(&mut requests).await;
+        let (closed, answer) = next(&mut server).await;
         assert!(!closed.serving && closed.since >= again.since);
-        answer.send_response(node());
+        answer.send(200, &node);
         registered.send_replace(registrations(true));
-        next(&mut requests).await.1.send_response(node());
+        next(&mut server).await.1.send(200, &node);
         shutdown.cancel();
-        let (ending, answer) = next(&mut requests).await;
+        let (ending, answer) = next(&mut server).await;
         assert!(!ending.serving && !*written.borrow());
-        answer.send_response(node());
+        answer.send(200, &node);
         written.wait_for(|is_written| *is_written).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_plugin_that_never_served_writes_nothing() {
-        let (_requests, _registered, shutdown, mut written) = start();
+        let (_server, _registered, shutdown, mut written) = start();
         shutdown.cancel();
         written.wait_for(|is_written| *is_written).await.unwrap();
     }

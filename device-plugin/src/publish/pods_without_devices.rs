@@ -11,7 +11,7 @@ use std::time::Duration;
 use proto::plugin_reports;
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::inject::runtime_hook::seen::SeenGpus;
 use crate::logged_error::LoggedError;
@@ -69,9 +69,7 @@ pub async fn watch_pods_without_devices(
                 Duration::MAX
             }
             Err(error) => {
-                if let Some(error) = logged.changed(&error) {
-                    warn!(error, "cannot read which pods kubelet has allocated devices");
-                }
+                logged.warn(&error, "cannot read which pods kubelet has allocated devices");
                 RETRY
             }
         };

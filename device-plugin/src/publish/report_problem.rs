@@ -35,8 +35,7 @@ pub struct ReportProblem {
 }
 
 impl ReportProblem {
-    /// The problems of the report on these devices; `None` if there is none. `noted` are the allocations that another program has
-    /// written into the Device object, if they count.
+    /// The problems of the report on these devices. `noted` are allocations that another program has written and that count.
     pub(super) fn find(
         fleet: &NodeFleet,
         overrides: &NodeOverrides,
@@ -101,8 +100,7 @@ fn missing_linked_gpu(fleet: &NodeFleet) -> Option<u32> {
     minors.find(is_missing).copied()
 }
 
-/// The message of the event that the write of a Device object calls for: its problem with the step that ends it, unless the object of
-/// before has the same problem.
+/// The event about the problem of a written Device object, unless the object of before has the same.
 pub(super) fn event(before: Option<&DeviceSpec>, written: &DeviceSpec) -> Option<String> {
     let problem = problem_in(written)?;
     let known = before.and_then(problem_in).map(|known| &known.message);

@@ -3,15 +3,12 @@
 mod amounts;
 mod objects;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::DateTime;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
-use kube::client::Body;
-use kube::{Client, ResourceExt};
+use kube::ResourceExt;
 use serde_json::json;
-use tower_test::mock::{Handle, SendResponse};
 
 use proto::device::{DEVICES_REVISION, DeviceSpec, RawDevice};
 
@@ -19,6 +16,8 @@ use super::*;
 use crate::devices::fleet::FleetDevice;
 use crate::devices::health::HealthReason;
 use crate::devices::inventory::{OtherDevice, PciLocation};
+use crate::node::pods::Requests;
+use crate::tests::api_server::{self, ApiServer, DueAnswer};
 use crate::tests::builders::{fleet, pod, pods, units};
 use tokio::time::timeout;
 
@@ -95,7 +94,7 @@ fn nic(is_healthy: bool) -> FleetDevice<OtherDevice> {
 
 /// An API server that answers as the test says, and a publisher that writes to it.
 struct Server {
-    requests: Handle<Request<Body>, Response<Body>>,
+    api: ApiServer,
     fleet: watch::Sender<Arc<NodeFleet>>,
     pods: watch::Sender<NodePods>,
     node: watch::Sender<Option<Node>>,
@@ -110,8 +109,7 @@ impl Server {
     }
 
     fn holding(held: StoredDevice) -> Self {
-        let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let client = Client::new(service, "default");
+        let (client, api) = ApiServer::new();
         let (fleet, fleet_seen) = watch::channel(Arc::new(fleet(1)));
         let (pods, pods_seen) = watch::channel(pods([]));
         let (node, node_seen) = watch::channel(Some(node(&json!({}))));
@@ -143,7 +141,7 @@ impl Server {
         let (recorder, _) = daemon::events::recorder(&connection, "test", Some("n1".to_owned()));
         tokio::spawn(NodePublisher::new(&connection, recorder, settings, inputs).run());
         Self {
-            requests,
+            api,
             fleet,
             pods,
             node,
@@ -153,27 +151,14 @@ impl Server {
         }
     }
 
-    /// The next request: method, path with query, body.
-    async fn next(&mut self) -> (String, Value, SendResponse<Response<Body>>) {
-        let next = timeout(Duration::from_secs(120), self.requests.next_request()).await;
-        let (request, answer) = next.expect("no request").expect("the publisher has ended");
-        let line = format!("{} {}", request.method(), request.uri());
-        let is_get = request.method() == Method::GET;
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        (
-            line,
-            if is_get {
-                Value::Null
-            } else {
-                serde_json::from_slice(&body).unwrap()
-            },
-            answer,
-        )
+    async fn next(&mut self) -> (String, Value, DueAnswer) {
+        let next = timeout(Duration::from_secs(120), self.api.next()).await;
+        next.expect("no request")
     }
 
     /// Returns true if no request comes for this number of seconds.
     async fn is_silent(&mut self, seconds: u64) -> bool {
-        timeout(Duration::from_secs(seconds), self.requests.next_request())
+        timeout(Duration::from_secs(seconds), self.api.next())
             .await
             .is_err()
     }
@@ -186,7 +171,7 @@ impl Server {
         } else {
             json!(node(&json!({})))
         };
-        answer.send_response(response(StatusCode::OK, &object));
+        answer.send(200, &object);
         line
     }
 
@@ -194,7 +179,7 @@ impl Server {
     async fn written(&mut self) -> Device {
         let (line, body, answer) = self.next().await;
         assert!(line.starts_with(DEVICE), "{line}");
-        answer.send_response(response(StatusCode::OK, &body));
+        answer.send(200, &body);
         serde_json::from_value(body).unwrap()
     }
 
@@ -202,7 +187,7 @@ impl Server {
     async fn next_device(&mut self) -> Device {
         loop {
             let (line, body, answer) = self.next().await;
-            answer.send_response(response(StatusCode::OK, &body));
+            answer.send(200, &body);
             if line.starts_with(DEVICE) {
                 return serde_json::from_value(body).unwrap();
             }
@@ -240,7 +225,7 @@ impl Server {
             .annotations_mut()
             .insert(DEVICES_REVISION.to_owned(), revision);
         self.node.send_replace(Some(settled.clone()));
-        answer.send_response(response(StatusCode::OK, &json!(settled)));
+        answer.send(200, &json!(settled));
         assert!(self.is_silent(60).await);
         settled
     }
@@ -253,54 +238,35 @@ fn stored_as_wanted() -> StoredDevice {
     stored(&object(&fleet(1)))
 }
 
-fn response(code: StatusCode, body: &Value) -> Response<Body> {
-    Response::builder()
-        .status(code)
-        .body(Body::from(body.to_string().into_bytes()))
-        .unwrap()
-}
-
-fn failure(code: StatusCode) -> Response<Body> {
-    let reason = if code == StatusCode::NOT_FOUND {
-        "NotFound"
-    } else {
-        "Failure"
-    };
-    response(
-        code,
-        &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": reason, "code": code.as_u16()}),
-    )
+fn refuse(answer: DueAnswer, code: u16) {
+    answer.send(code, &api_server::failure(code, "Failure", "no"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn memory_unit_labels_device_object_and_status_are_written_in_this_order() {
     let mut server = Server::new();
-    let node = "PATCH /api/v1/nodes/n1?";
+    let node = "PATCH /api/v1/nodes/n1";
     assert_eq!(
         server.settle().await,
-        [node, node, DEVICE, "PATCH /api/v1/nodes/n1/status?"]
+        [node, node, DEVICE, "PATCH /api/v1/nodes/n1/status"]
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_writes_are_repeated() {
-    for code in [
-        StatusCode::CONFLICT,
-        StatusCode::TOO_MANY_REQUESTS,
-        StatusCode::INTERNAL_SERVER_ERROR,
-    ] {
+    for code in [409, 429, 500] {
         let mut server = Server::new();
         // Each round tries all, whatever becomes of the others.
         for _ in 0..3 {
             for expected in [
-                "PATCH /api/v1/nodes/n1?",
-                "PATCH /api/v1/nodes/n1?",
+                "PATCH /api/v1/nodes/n1",
+                "PATCH /api/v1/nodes/n1",
                 DEVICE,
-                "PATCH /api/v1/nodes/n1/status?",
+                "PATCH /api/v1/nodes/n1/status",
             ] {
                 let (line, _, answer) = server.next().await;
-                assert!(line.starts_with(expected), "{line}");
-                answer.send_response(failure(code));
+                assert_eq!(line, expected);
+                refuse(answer, code);
             }
         }
         server.settle().await;
@@ -326,7 +292,7 @@ async fn a_change_ends_the_pause_after_a_failure() {
     let mut server = Server::new();
     for _ in 0..4 * 10 {
         let (_, _, answer) = server.next().await;
-        answer.send_response(failure(StatusCode::INTERNAL_SERVER_ERROR));
+        refuse(answer, 500);
     }
     tokio::task::yield_now().await;
     let began = Instant::now();
@@ -350,10 +316,7 @@ async fn the_device_object_is_read_before_it_is_written() {
     let written = loop {
         let (line, body, answer) = server.next().await;
         let is_device = line.starts_with(DEVICE);
-        answer.send_response(response(
-            StatusCode::OK,
-            if is_device { &body } else { &Value::Null },
-        ));
+        answer.send(200, if is_device { &body } else { &Value::Null });
         if is_device {
             break serde_json::from_value::<Device>(body).unwrap();
         }
@@ -464,9 +427,9 @@ async fn health_and_pods_and_a_zeroed_node_are_published_again() {
     let (line, body, answer) = server.next().await;
     assert_eq!(
         (line.as_str(), &body["status"]["capacity"]["koordinator.sh/gpu"]),
-        ("PATCH /api/v1/nodes/n1/status?", &Value::Null)
+        ("PATCH /api/v1/nodes/n1/status", &Value::Null)
     );
-    answer.send_response(response(StatusCode::OK, &json!(settled)));
+    answer.send(200, &json!(settled));
 
     let mut zeroed = settled.clone();
     zeroed.status = node(&json!({"koordinator.sh/gpu-core": "0"})).status;
@@ -480,6 +443,6 @@ async fn health_and_pods_and_a_zeroed_node_are_published_again() {
             line.as_str(),
             &body["status"]["allocatable"]["koordinator.sh/gpu-memory"]
         ),
-        ("PATCH /api/v1/nodes/n1/status?", &json!("1Gi"))
+        ("PATCH /api/v1/nodes/n1/status", &json!("1Gi"))
     );
 }

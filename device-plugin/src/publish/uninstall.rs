@@ -31,14 +31,12 @@ use crate::node::pods::{IN_NODE_STATUS, NodePod, NodePods};
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Longest time of a request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The prefix of gpushare's annotations.
 const OWN_PREFIX: &str = "gpushare/";
 
-/// The resources whose amounts in node status are removed. Whole GPUs are not among them: their name is the vendor's, whose own
-/// plugin may serve them next.
+/// The resources whose amounts are removed; not whole GPUs, as the vendor's own plugin may serve them next.
 const OWN_RESOURCES: [ExtendedResource; 4] = [
     ExtendedResource::Shared,
     ExtendedResource::Memory,
@@ -143,9 +141,6 @@ impl Removal {
     }
 
     /// Removes everything that can be removed now.
-    ///
-    /// # Errors
-    /// Something is left.
     pub async fn attempt(&self) -> anyhow::Result<()> {
         // Before anything is removed: a pod that restarts needs its CDI spec.
         if !self.now {

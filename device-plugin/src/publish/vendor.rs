@@ -21,7 +21,7 @@ use proto::kubelet_allocations::KubeletAllocations;
 use proto::resource::VENDOR_GPUS;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::NodeFleet;
@@ -66,7 +66,6 @@ pub struct VendorSettings {
 }
 
 impl VendorSettings {
-    /// Returns true if there is nothing to read.
     fn is_idle(&self) -> bool {
         self.resources.is_empty() && self.ours.is_none() && self.dra_drivers.is_empty() && !self.has_hook
     }
@@ -119,12 +118,9 @@ impl VendorWatch {
                     self.publish(allocations, &mut warnings);
                 }
                 Err(error) => {
-                    if let Some(error) = logged.changed(&error) {
-                        warn!(
-                            error,
-                            "cannot read which devices pods of the vendor's plugin and of DRA drivers hold"
-                        );
-                    }
+                    let what =
+                        "cannot read which devices pods of the vendor's plugin and of DRA drivers hold";
+                    logged.warn(&error, what);
                 }
             }
             // Pods come and go in groups, and kubelet limits the rate of calls.
@@ -138,8 +134,7 @@ impl VendorWatch {
         }
     }
 
-    /// Passes on the devices of other plugins and DRA drivers that the scheduler must count, and records events about GPUs that two
-    /// pods have.
+    /// Passes on the devices that the scheduler must count, and records events about GPUs that two pods have.
     fn publish(&mut self, allocations: Vec<Allocation>, warnings: &mut Warnings) {
         let (pods, fleet) = (self.pods.borrow(), self.fleet.borrow());
         let allocations = correct_by_runtime(allocations, &self.seen.borrow_and_update(), &pods, &fleet);
@@ -214,8 +209,7 @@ fn allocations_by_answers(
     Ok(found)
 }
 
-/// Corrects kubelet's allocations by the GPUs that containers see, and adds those of containers whose pods have no record, which
-/// kubelet does not report.
+/// Corrects kubelet's allocations by the GPUs that containers see, and adds those that kubelet does not report.
 fn correct_by_runtime(
     mut allocations: Vec<Allocation>,
     seen: &SeenGpus,

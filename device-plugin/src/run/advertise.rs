@@ -23,9 +23,7 @@ use crate::start::node_state::NodeState;
 /// The objects of this node as the API server has them, and the devices that other device plugins have allocated.
 #[derive(Clone, Debug)]
 pub(super) struct Published {
-    /// The Node object.
     pub(super) node: watch::Receiver<Option<Node>>,
-    /// The Device object.
     pub(super) device: watch::Receiver<StoredDevice>,
     /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
     pub(super) checkpoints: watch::Receiver<Option<KubeletAllocations>>,
@@ -45,8 +43,7 @@ pub(super) async fn serve(
     registration.keep_offered(stop).await;
 }
 
-/// Waits until kubelet may be given a resource: memory units and whole GPUs need facts in the API server first, by which the
-/// scheduler counts.
+/// Waits for the facts in the API server by which the scheduler counts memory units and whole GPUs.
 async fn wait_until_advertisable(
     resource: ExtendedResource,
     node: &NodeState,
@@ -88,8 +85,7 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     n_registered > 0 && registered.is_empty()
 }
 
-/// Waits until the Device object in the API server says that this plugin serves whole GPUs, and which GPUs are still held by pods
-/// of the vendor's plugin: before that, the scheduler would send pods here without choosing a GPU for them.
+/// Waits until the Device object says that this plugin serves whole GPUs, and which of them the vendor's pods still hold.
 pub(super) async fn whole_published(
     mut device: watch::Receiver<StoredDevice>,
     mut checkpoints: watch::Receiver<Option<KubeletAllocations>>,

@@ -27,12 +27,10 @@ use super::tasks;
 /// Delay before another search on a node without devices, and between two warnings while the driver does not answer.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
-/// Time after which a plugin whose container lacks the driver's library ends. A container gets the library at its creation alone, and
-/// nothing that the plugin sees shows that the container runtime has been configured to mount it.
+/// Time after which a plugin without the driver's library ends: nothing shows that the runtime would mount it by now.
 const CONTAINER_AGE: Duration = Duration::from_secs(3600);
 
-/// Finds the devices of this node. While the plugin waits for some, it publishes that the node has none, and `absence` has
-/// the reason.
+/// Finds the devices of this node; while there are none, publishes so, and `absence` has the reason.
 pub(super) async fn find_devices(
     config: &Config,
     absence: &watch::Sender<Option<Absence>>,
@@ -81,8 +79,7 @@ pub(super) async fn find_devices(
     }
 }
 
-/// Returns true if the plugin goes on waiting after this error. `is_driver_of_start` is false if another kernel driver is loaded than
-/// when the process began; `waited` is the time since then.
+/// Returns true if the plugin goes on waiting after this error. Another kernel driver may have been loaded since the start.
 fn waits(error: &InventoryError, is_driver_of_start: bool, waited: Duration) -> bool {
     // A new container gets the library of a driver that was installed meanwhile. It is no better off if nothing has changed since
     // this one was created, and kubelet would create one after the other.
@@ -104,8 +101,7 @@ async fn discover_with_warnings(config: &Config) -> anyhow::Result<NodeInventory
     }
 }
 
-/// Starts the tasks that publish that this node has no devices and why, so that what was published about earlier devices is removed.
-/// Returns them with the recorder of events.
+/// Starts the tasks that publish that this node has no devices, in place of earlier ones.
 pub(super) fn publish_no_devices(
     config: &Config,
     connection: &Connection,

@@ -24,17 +24,14 @@ const ADMISSION_LIMIT: Duration = Duration::from_secs(5);
 /// The state that decides when the plugin may end.
 #[derive(Debug)]
 pub(super) struct Farewell {
-    /// The registrations with kubelet.
     pub(super) registered: watch::Receiver<Registrations>,
     /// Set when the Node says that this plugin ends.
     pub(super) is_written: watch::Receiver<bool>,
-    /// The pods of this node.
     pub(super) pods: watch::Receiver<NodePods>,
 }
 
 impl Farewell {
-    /// Serves on after SIGTERM until no pod that is bound to the node needs the plugin for its admission, at most for a few
-    /// seconds.
+    /// Serves on after SIGTERM until no bound pod needs the plugin for its admission, at most for a few seconds.
     pub(super) async fn run(mut self) {
         // A plugin that has registered nothing has no pods to wait for.
         let serves = self

@@ -43,7 +43,6 @@ pub(super) struct WatchedDevices {
     pub(super) corrections: mpsc::Sender<Correction>,
 }
 
-/// Starts the task that watches the devices of an inventory.
 pub(super) fn watch_devices(
     tasks: &mut Tasks,
     config: &Config,
@@ -92,7 +91,6 @@ fn allocated_units(config: &Config) -> BTreeSet<String> {
     ids
 }
 
-/// Starts the task that watches this node's Node object.
 pub(super) fn watch_own_node(
     tasks: &mut Tasks,
     config: &Config,
@@ -104,7 +102,6 @@ pub(super) fn watch_own_node(
     })
 }
 
-/// Starts the task that watches the pods of this node.
 pub(super) fn watch_pods(
     tasks: &mut Tasks,
     config: &Config,
@@ -118,8 +115,7 @@ pub(super) fn watch_pods(
     );
 }
 
-/// Starts the task that publishes this node's state, and the watches that it depends on: Node, Device object, pods without
-/// devices, node overrides, and the vendor's plugin. Returns the Node and the Device object as the API server has them.
+/// Starts the task that publishes this node's state, and the watches that it depends on.
 pub(super) fn publish(
     tasks: &mut Tasks,
     config: &Config,
@@ -211,7 +207,6 @@ fn watch_vendor(
     checkpoints
 }
 
-/// Starts the task that writes events.
 pub(super) fn write_events(tasks: &mut Tasks, config: &Config, connection: &Connection) -> Recorder {
     let (recorder, writer) = events::recorder(
         connection,
@@ -228,7 +223,6 @@ pub(super) fn boot_id() -> Option<String> {
     Some(id.trim().to_owned())
 }
 
-/// Logs each device that this node shares or publishes.
 fn log_devices(config: &Config, fleet: &NodeFleet) {
     let (unit, node) = (config.memory_unit, config.node_name.as_str());
     for entry in &fleet.gpus {

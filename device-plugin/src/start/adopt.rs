@@ -39,8 +39,7 @@ pub struct NotAdopted {
     problem: String,
 }
 
-/// Writes a record that names the GPUs which the starting container's pod sees, or those of its device IDs; returns when the watch
-/// shows it.
+/// Writes a record of the GPUs that the pod sees, or those of its device IDs; returns when the watch shows it.
 pub(super) async fn adopt(
     node: &NodeState,
     client: &Client,
@@ -120,7 +119,6 @@ fn adopted_record(
     Ok(record)
 }
 
-/// True if the pod requests devices other than GPUs.
 fn asks_for_others(pod: &NodePod) -> bool {
     pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga)
 }
@@ -212,8 +210,7 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
     })
 }
 
-/// True if the pod's annotations have lost a record that a container with this answer started by: the pod runs, and this plugin,
-/// whose answer it is, lets no container start without a record.
+/// True if the annotations have lost the record of a running container: this plugin, whose answer it is, lets none start without.
 pub(super) fn has_run_placed(pod: &NodePod, entry: &Allocated) -> bool {
     let is_ours = device_of(&entry.answer).is_some() || entry.answer.envs.contains_key(GPU_DEVICES);
     pod.stage == PodStage::Running && pod.placement.is_err() && is_ours

@@ -34,8 +34,7 @@ pub fn unmarked(pods: &NodePods, log: &AllocateLog) -> Vec<NodePod> {
     unmarked
 }
 
-/// Writes the mark into the annotations of the [`unmarked`] pods, at each change of the pods and after each answer or start, until
-/// the task is dropped.
+/// Marks the [`unmarked`] pods at each change of the pods and after each answer or start.
 pub async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
     let Connection { client, contact } = connection;
     let mut pods = node.pods.clone();

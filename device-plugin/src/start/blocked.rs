@@ -153,7 +153,6 @@ type ContainerKey = (ExtendedResource, Vec<String>);
 pub struct BlockedStarts(Arc<Mutex<BTreeMap<ContainerKey, (&'static str, Instant)>>>);
 
 impl BlockedStarts {
-    /// Adds a container whose start is blocked now.
     pub(super) fn insert(&self, resource: ExtendedResource, ids: &[String], blocked: &StartBlocked) {
         let now = Instant::now();
         let mut containers = self.lock();
@@ -161,7 +160,6 @@ impl BlockedStarts {
         containers.insert((resource, ids.to_vec()), (blocked.label(), now));
     }
 
-    /// Removes a container that starts now.
     pub(super) fn remove(&self, resource: ExtendedResource, ids: &[String]) {
         self.lock().remove(&(resource, ids.to_vec()));
     }

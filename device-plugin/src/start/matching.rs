@@ -18,24 +18,18 @@
 //! [`AllocateLog`] remembers the answered calls per pod UID and container. A pod that has left Pending is never a candidate.
 //! kubelet's checkpoint corrects the log: a call that was another pod's moves to that pod. If the two pods request the same, the
 //! further calls of each are matched with the record of the other, so that no record is used twice; the records themselves are
-//! swapped before a container starts.
+//! swapped before a container starts. After a start of this process, or another registration with kubelet, the log continues from
+//! the checkpoint, which is read again as long as calls are missing for a pod that existed before.
 //!
-//! After a start of this process, or another registration with kubelet, the log continues from kubelet's checkpoint, which kubelet
-//! writes at each registration and whenever it has allocated a container's devices. The plugin reads it again as long as calls are
-//! missing for a pod that existed before, so a restart may fall between any two calls.
-//!
-//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. If the pod's call
-//! were matched with the next pod, that pod's own call would find no candidate. If kubelet does not admit the deleted pod, the next
-//! equal pod gets its devices, once. As soon as a call was answered for a pod assumed later, or kubelet has reported such a pod as
-//! admitted, kubelet has passed the deleted pod over: it is matched only on the last attempt then, if no other pod fits.
-//!
-//! A pod without a usable record has no assume time, and its place is that of its arrival. If it came before the pod that would be
-//! matched, the call is its own. kubelet can pass it over as well.
+//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. As soon as a call
+//! was answered for a pod assumed later, or kubelet has reported such a pod as admitted, kubelet has passed the deleted pod over: it
+//! is matched only on the last attempt then, if no other pod fits. A pod without a usable record has the place of its arrival, and
+//! can be passed over as well. If it came before the pod that would be matched, the call is its own.
 //!
 //! If several pods wait for the same call, the match can turn out wrong at a later call that kubelet does not make for the matched
-//! pod. If all calls so far can be those of another pod with the same devices, nothing has gone wrong, and the calls move to that
-//! pod. Otherwise kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it
-//! was given. A pod that kubelet seemed to have given up is matched again only on the last attempt, if no other pod fits.
+//! pod. If all calls so far can be those of another pod with the same devices, the calls move to that pod. Otherwise kubelet has
+//! given the matched pod up, or the calls were those of the other pod, which keeps the answers that it was given. A pod that kubelet
+//! seemed to have given up is matched again only on the last attempt, if no other pod fits.
 
 mod allocate_log;
 mod swap_plan;
@@ -100,9 +94,6 @@ pub enum NoMatch {
 }
 
 /// Finds the container that `call` is most likely for.
-///
-/// # Errors
-/// No container fits. The caller decides whether it waits for more pods.
 pub fn match_call(
     pods: &NodePods,
     log: &AllocateLog,
@@ -380,8 +371,7 @@ fn first_candidate<'a, T>(
     best.map(|(_, pod, value)| (pod, value))
 }
 
-/// The match with another pod for which kubelet can have made the calls that were matched with `mistaken`, and this one; and true
-/// if that pod has the same devices.
+/// The match with another pod that explains the calls matched with `mistaken` and this one; true if it has the same devices.
 fn find_correction(
     pods: &NodePods,
     log: &AllocateLog,
@@ -436,8 +426,7 @@ fn match_as_correction(
     })
 }
 
-/// The match with a pod that comes into question only if no other fits: one that kubelet seemed to have given up or passed over, or
-/// one some of whose calls an earlier process may have answered.
+/// The match with a pod that kubelet seemed to have given up, or that an earlier process may have answered for.
 fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let (mut doubtful, mut resumed) = (Vec::new(), Vec::new());
     for pod in pods.iter() {

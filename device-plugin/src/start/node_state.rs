@@ -62,7 +62,6 @@ pub struct NodeState {
     pub list_again: watch::Sender<()>,
     /// The number of kubelet's calls during admission that the plugin is answering.
     n_calls: AtomicUsize,
-    /// The answered Allocate calls.
     log: Mutex<AllocateLog>,
     /// The time of the first complete list of pods.
     pods_known_at: OnceLock<Instant>,
@@ -71,8 +70,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// The state of a node whose kubelet has the device plugin directory `dir`. The log of Allocate calls begins with its
-    /// checkpoint.
+    /// The state of a node with this device plugin directory, whose checkpoint the log of calls begins with.
     pub fn new(
         settings: NodeSettings,
         fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -119,8 +117,7 @@ impl NodeState {
         }
     }
 
-    /// Returns when the enforcement levels are decided, soon after the injection mode. A container that starts earlier, or whose
-    /// answer is given earlier, would have no limits.
+    /// Returns when the enforcement levels are decided: a container that starts earlier would have no limits.
     pub async fn until_limits_decided(&self) {
         let mut enforcements = self.enforcements.clone();
         while !self.are_limits_decided() && enforcements.changed().await.is_ok() {}
@@ -132,8 +129,7 @@ impl NodeState {
         is_decided || !self.settings.driver_limits || self.fleet.borrow().gpus.is_empty()
     }
 
-    /// Longest time that Allocate waits until the plugin knows the pod that it is called for. Only the mode `envvar` waits, whose
-    /// answer depends on the pod. The wait is longer until the pods of this node have been listed.
+    /// Longest wait of Allocate for its pod in the mode `envvar`; longer until the pods of this node are known.
     pub fn pod_wait(&self) -> Duration {
         let wait = self.settings.allocate_wait;
         if self.pods.borrow().is_synced() {
@@ -208,8 +204,7 @@ impl NodeState {
         keys
     }
 
-    /// Loads kubelet's checkpoint into the log. A checkpoint longer than `max_bytes` that was not read yet is left out, unless it
-    /// may name a waiting pod that an earlier process has answered for.
+    /// Loads kubelet's checkpoint into the log, if it is short, read already, or may name a waiting pod.
     pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &NodePods, max_bytes: u64) {
         log.set_offered(self.offered());
         log.note_existing_pods(pods);

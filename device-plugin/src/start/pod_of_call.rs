@@ -13,15 +13,11 @@ use crate::start::node_state::NodeState;
 
 use super::matching::{AllocateLog, Call, Match, MatchAttempt, NoMatch, match_call, preferred};
 
-/// Longest checkpoint, in bytes, that is loaded at each attempt while kubelet waits; a longer one is loaded only on the last
-/// attempt.
+/// Longest checkpoint, in bytes, that is loaded at each attempt; a longer one is loaded only on the last.
 pub const SHORT_CHECKPOINT: u64 = 256 << 10;
 
 /// Calls `act` with the match of `call`, as soon as there is one, or after `limit` with the best match of the last attempt. The
 /// pods stay locked meanwhile, so that `act` sees the pods that were matched.
-///
-/// # Errors
-/// No pod matches within the limit.
 pub async fn when_matched<T>(
     node: &NodeState,
     call: &Call<'_>,
@@ -40,8 +36,7 @@ pub async fn when_matched<T>(
     }
 }
 
-/// Adds an answer to the log of Allocate calls, as that of the likeliest pod. The answer does not depend on the pod; the next
-/// `GetPreferredAllocation` is matched with another one.
+/// Logs an answer that does not depend on its pod, as that of the likeliest one.
 pub fn log_answer(
     node: &NodeState,
     resource: ExtendedResource,
@@ -58,27 +53,16 @@ pub fn log_answer(
     let mut log = node.log();
     // Only `envvar` answers differently after a wait; the mark must not stay for the next call.
     log.take_waited();
-    // The pod that `GetPreferredAllocation` was matched with, else the best match now.
-    let found = preferred(&pods, &log, &call).or_else(|| try_last_match(node, &mut log, &pods, &call));
+    // The pod that `GetPreferredAllocation` was matched with, else a match without doubt, else a doubtful one.
+    let mut found = preferred(&pods, &log, &call);
+    for attempt in [MatchAttempt::Early, MatchAttempt::Last] {
+        found = found.or_else(|| attempt_match(node, &mut log, &pods, &call, attempt).ok());
+    }
     let pod = found.as_ref().map(|found| found.pod.clone());
     log.add_answer(resource, ids, pod, response.clone());
     if let Some(found) = found {
         log.record(found, &pods);
     }
-}
-
-/// The best match for a call, found without any wait.
-fn try_last_match(
-    node: &NodeState,
-    log: &mut AllocateLog,
-    pods: &NodePods,
-    call: &Call<'_>,
-) -> Option<Match> {
-    // A match without doubt comes before a doubtful one.
-    let found = attempt_match(node, log, pods, call, MatchAttempt::Early);
-    found
-        .or_else(|_| attempt_match(node, log, pods, call, MatchAttempt::Last))
-        .ok()
 }
 
 /// Attempts to match a call once, and calls `act` with the match.

@@ -38,7 +38,6 @@ use super::StartContext;
 use super::adopt::{adopt, has_run_placed, removed_record};
 use super::specs::restore_specs;
 
-/// The interval of the comparison.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Delay of the comparison after a restart of kubelet, and after a record has changed: several changes often come together.
@@ -67,8 +66,7 @@ impl Reconciler {
         }
     }
 
-    /// Compares all running pods with their records until the task is dropped: at once, every minute, and after the changes that
-    /// the head of this file names.
+    /// Compares all running pods with their records at once, every minute, and after the changes named above.
     pub async fn run(mut self) {
         let mut pods = self.context.node.pods.clone();
         until_known(&mut pods).await;
@@ -198,8 +196,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes a record of the devices that the pod sees in place of its own, if these are certain; else reports the refusal, and
-    /// evicts the pod if the operator wants that.
+    /// Writes a record of the devices that the pod certainly sees; else reports the refusal, and may evict the pod.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         // While a start is not decided, a swap or the container's spec may still put the pod right.
@@ -247,8 +244,7 @@ impl Reconciler {
         }
     }
 
-    /// Removes the assigned mark from pods that had it at two comparisons and have no devices: Allocate calls are matched with no
-    /// pod that is marked assigned.
+    /// Removes the assigned mark from pods that had it at two comparisons and no devices: no call is matched with a marked pod.
     async fn clear_stale_marks(&mut self, allocated: &[Allocated]) {
         // At one comparison kubelet may just be admitting the pod, and not have written its checkpoint yet.
         let stale = {
@@ -361,8 +357,7 @@ fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> O
     on_gpus(placement, record, gpus, &node.fleet.borrow())
 }
 
-/// The record moved to these GPUs: a GPU that is not among them is replaced, with its amounts, by one that the record does not
-/// name.
+/// The record moved to these GPUs: one that it does not name replaces, with its amounts, one that is not seen.
 fn on_gpus(
     placement: &Placement,
     mut record: DeviceAllocations,

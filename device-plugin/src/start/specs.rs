@@ -24,8 +24,7 @@ use daemon::api_server::one_line;
 /// File names of specs that were written for a start, and that the container runtime has to read first.
 pub(super) type SpecFiles = Vec<String>;
 
-/// Writes the specs that kubelet may name to the container runtime for this container. Returns the files that the runtime has to
-/// read before the container starts.
+/// Writes the specs that kubelet may name for this container. Returns the files that the runtime has to read.
 pub(super) fn write_specs(
     node: &NodeState,
     starting: &StartingContainer<'_>,
@@ -103,8 +102,7 @@ fn write_spec(
     }
 }
 
-/// The edits that a spec makes to a container for one resource; none if the pod has no record, or none of its devices is on this
-/// node.
+/// The edits for one resource; none if the pod has no record, or none of its devices is on this node.
 fn spec_edits(
     node: &NodeState,
     pod: &NodePod,
@@ -129,8 +127,7 @@ fn spec_edits(
     Some(cdi_edits(&node.settings, &recipient, resource, &assigned))
 }
 
-/// The container that may be starting. Several can match, since an app container takes over the IDs of an init container: the first
-/// for which the answer about this resource names the devices ([`names_devices`]), else the first.
+/// The container that may be starting: the first whose answer names the devices ([`names_devices`]), else the first.
 fn likeliest_container<'a>(starting: &'a StartingContainer<'_>) -> Option<&'a ContainerRequest> {
     let containers = starting.containers();
     let mut naming = containers.iter();
@@ -187,20 +184,13 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
 #[cfg(test)]
 mod tests {
     use crate::node::pods::PodUid;
-    use std::path::Path;
-    use std::sync::Arc;
-    use std::time::Duration;
 
     use proto::kubelet::deviceplugin::CdiDevice;
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
     use rstest::rstest;
-    use tokio::sync::watch;
 
     use super::*;
     use crate::inject::content::cdi_answer;
-    use crate::inject::settings::NodeSettings;
-    use crate::tests::builders::{fleet, init, pod, pods, shares, units};
+    use crate::tests::builders::{allocated, fleet, init, node_state, pod, pods, shares, units};
 
     /// Two containers of one pod have two shares each, and one has memory units too, whose spec is the one that names devices.
     #[rstest]
@@ -228,38 +218,15 @@ mod tests {
         assert_eq!(holder_of(&ids[..1]), None);
     }
 
-    struct Scene {
-        node: NodeState,
-        _keep: (
-            watch::Sender<Arc<crate::devices::fleet::NodeFleet>>,
-            watch::Sender<NodePods>,
-        ),
-        _dir: tempfile::TempDir,
-    }
-
-    fn scene(all: impl IntoIterator<Item = NodePod>) -> Scene {
-        let dir = tempfile::tempdir().unwrap();
-        let mut settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-        settings.specs = SpecDir::new(dir.path().to_owned());
-        let (fleets, fleet) = watch::channel(Arc::new(fleet(2)));
-        let (known, pods) = watch::channel(pods(all));
-        let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
-        Scene {
-            node,
-            _keep: (fleets, known),
-            _dir: dir,
-        }
+    /// A node whose specs are in this directory.
+    fn node(all: impl IntoIterator<Item = NodePod>, specs: &tempfile::TempDir) -> NodeState {
+        let mut node = node_state(fleet(2), pods(all));
+        node.settings.specs = SpecDir::new(specs.path().to_owned());
+        node
     }
 
     fn entry(pod: &str, container: &str, ids: &[&str], answer: ContainerAllocateResponse) -> Allocated {
-        let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-        Allocated {
-            pod: PodUid::from(pod),
-            container: container.to_owned(),
-            resource: ExtendedResource::Memory,
-            ids,
-            answer,
-        }
+        allocated(pod, container, ExtendedResource::Memory, ids).with(answer)
     }
 
     fn answer(ids: &[&str], fresh: u64) -> ContainerAllocateResponse {
@@ -285,8 +252,8 @@ mod tests {
             name: "first".to_owned(),
             ..init(units(2))
         };
-        let scene = scene([pod("a", 1, [first, units(2)])]);
-        let node = &scene.node;
+        let dir = tempfile::tempdir().unwrap();
+        let node = &node([pod("a", 1, [first, units(2)])], &dir);
         let (of_init, of_app) = (answer(&["x", "y"], 1), answer(&["x", "y"], 2));
         let allocated = [
             entry("a", "first", &["x", "y"], of_init.clone()),
@@ -310,8 +277,8 @@ mod tests {
     /// Between two starts of the container its record has changed.
     #[test]
     fn a_start_with_changed_content_is_refused_once() {
-        let scene = scene([pod("a", 1, [units(2)])]);
-        let node = &scene.node;
+        let dir = tempfile::tempdir().unwrap();
+        let node = &node([pod("a", 1, [units(2)])], &dir);
         let allocated = [entry("a", "u2", &["x", "y"], answer(&["x", "y"], 1))];
         let ids = ["x".to_owned(), "y".to_owned()];
         let before = node.pods.borrow().get(&PodUid::from("a")).unwrap().clone();
@@ -339,11 +306,9 @@ mod tests {
         #[case] allocated: &str,
         #[case] expected: &str,
     ) {
-        let ended = NodePod {
-            stage: PodStage::Terminal,
-            ..pod("ended", 0, [units(1)])
-        };
-        let scene = scene([pod("a", 1, [units(1)]), pod("b", 2, [units(1)]), ended]);
+        let ended = pod("ended", 0, [units(1)]).at(PodStage::Terminal);
+        let dir = tempfile::tempdir().unwrap();
+        let node = node([pod("a", 1, [units(1)]), pod("b", 2, [units(1)]), ended], &dir);
         let named = |text: &str| {
             let (pod, name) = text.split_once('=').unwrap();
             let cdi_devices = vec![CdiDevice {
@@ -360,10 +325,10 @@ mod tests {
             )
         };
         let allocated: Vec<_> = allocated.split_whitespace().map(named).collect();
-        restore_specs(&scene.node, &scene.node.pods.borrow(), &allocated);
+        restore_specs(&node, &node.pods.borrow(), &allocated);
         let found: Vec<_> = ["x", "y"]
             .into_iter()
-            .filter(|name| scene.node.settings.specs.has(name))
+            .filter(|name| node.settings.specs.has(name))
             .collect();
         assert_eq!(found.join(" "), expected);
     }

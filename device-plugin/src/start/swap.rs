@@ -37,18 +37,15 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 /// Most tries of a write when the object has changed meanwhile.
 const MAX_TRIES: usize = 4;
 
-/// The time for which a record stays in the Device object after its pod is gone: the scheduler may see the end of the pod later
-/// than this plugin.
+/// Time for which a record outlives its pod: the scheduler may see the end of the pod later than this plugin.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// The pause after the first failure, which doubles each time, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// The time without requests after one that the API server did not answer: every start waits for the lock of the records, and would
-/// wait for another request.
+/// Time without requests after an unanswered one: every start waits for the lock of the records.
 const REST: Duration = Duration::from_secs(10);
 
-/// Records by the UID of their pods.
 type Records = BTreeMap<PodUid, DeviceAllocations>;
 
 /// The records in the Device object could not be read or written.
@@ -86,8 +83,7 @@ pub struct RecordSwaps {
     in_doubt: BTreeSet<PodUid>,
     /// The end of [`REST`], after the API server did not answer.
     rest_until: Option<Instant>,
-    /// Notified when the API server answers another request of the plugin after an absence; the time without requests ([`REST`])
-    /// ends then.
+    /// Ends [`REST`] when the API server answers another request of the plugin.
     regained: watch::Receiver<()>,
     metrics: Metrics,
 }
@@ -114,18 +110,12 @@ impl RecordSwaps {
     }
 
     /// Reads the swapped records from the Device object, unless it is known for certain which record this pod has.
-    ///
-    /// # Errors
-    /// The Device object cannot be read.
     pub async fn load_for(&mut self, uid: &PodUid) -> Result<(), SwapError> {
         let is_known = self.pods.borrow().swapped().is_some() && !self.in_doubt.contains(uid);
         if is_known { Ok(()) } else { self.load().await }
     }
 
     /// Reads the swapped records, unless they are known.
-    ///
-    /// # Errors
-    /// The Device object cannot be read.
     pub async fn load(&mut self) -> Result<(), SwapError> {
         if self.is_loaded {
             return Ok(());
@@ -157,9 +147,6 @@ impl RecordSwaps {
     }
 
     /// Swaps the records of two pods. If another writer has changed the records, loads these, writes nothing and returns false.
-    ///
-    /// # Errors
-    /// The swap was not written, or its outcome is unknown.
     pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<bool, SwapError> {
         // A pod that is gone, or whose record is not readable, cannot swap.
         let Some(wanted) = records_after_swap(&self.pods.borrow(), one, other, node.settings.memory_unit)
@@ -182,9 +169,6 @@ impl RecordSwaps {
     }
 
     /// Replaces the record of one pod. If another writer has changed the records, loads these, writes nothing and returns false.
-    ///
-    /// # Errors
-    /// The record was not written, or the outcome is unknown.
     pub async fn replace(&mut self, uid: &PodUid, record: DeviceAllocations) -> Result<bool, SwapError> {
         let mut wanted = self.known_records();
         wanted.insert(uid.clone(), record);
@@ -193,9 +177,6 @@ impl RecordSwaps {
 
     /// Writes the swapped records again if the Device object does not have them: the object may have been recreated, or its
     /// annotation removed. Returns true if that was necessary.
-    ///
-    /// # Errors
-    /// The Device object cannot be read or written.
     pub async fn verify(&mut self) -> Result<bool, SwapError> {
         self.load().await?;
         let known = self.known_records();
@@ -225,9 +206,6 @@ impl RecordSwaps {
     }
 
     /// Removes the records of pods that are gone.
-    ///
-    /// # Errors
-    /// They were not removed, or the outcome is unknown.
     pub async fn remove(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), SwapError> {
         let mut wanted = self.known_records();
         wanted.retain(|uid, _| !gone.contains(uid));
@@ -342,7 +320,6 @@ fn records_after_swap(pods: &NodePods, one: &PodUid, other: &PodUid, unit: Memor
     Some(wanted)
 }
 
-/// The records as text of the annotation.
 fn text_of(records: &Records) -> Result<String, AnnotationError> {
     let mut entries = SwappedRecords::new();
     for (uid, record) in records {
@@ -362,8 +339,7 @@ fn pods_with_other_record(known: &Records, wanted: &Records) -> BTreeSet<PodUid>
     differing
 }
 
-/// Writes swapped records into the pods' annotations, and removes the records of pods that are long gone from the Device object,
-/// until the task is dropped.
+/// Writes swapped records into the pods' annotations, and removes those of pods that are long gone.
 pub async fn follow_swaps(
     connection: Connection,
     node: Arc<NodeState>,
@@ -388,8 +364,7 @@ pub async fn follow_swaps(
     }
 }
 
-/// Brings annotations and Device object in step once. `gone_since` has the pods that are gone, with the time at which that was
-/// seen.
+/// Brings annotations and Device object in step once; `gone_since` has the pods that are gone.
 async fn follow_once(
     client: &Client,
     node: &NodeState,
@@ -421,8 +396,7 @@ async fn follow_once(
     Ok(())
 }
 
-/// The pods with a swapped record that are gone. Empty while the list of pods may be incomplete: a missing pod need not be gone
-/// then.
+/// The pods with a swapped record that are gone; none while the list of pods may be incomplete.
 fn gone_with_entry(pods: &NodePods) -> BTreeSet<PodUid> {
     let mut gone = BTreeSet::new();
     if pods.is_current() {

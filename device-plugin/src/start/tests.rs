@@ -1,17 +1,16 @@
 //! Tables of records and answers, and the decisions about them.
 
-use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 
 use super::*;
 use crate::devices::fleet::NodeFleet;
 use crate::inject::content::cdi_answer;
 use crate::node::kubelet_checkpoint::Allocated;
-use crate::node::pods::{NodePods, Placement, PodStage};
+use crate::node::pods::{NodePods, PodStage};
 use crate::start::envvar::partners::{Verification, verify_or_swap};
 use crate::start::matching::AllocateLog;
 use crate::start::verify::{StartEvidence, Visible, VisibleByType, visible_to_pod};
-use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, units};
+use crate::tests::builders::{adapter, allocated, fleet, gpu, pod, pods, rdma, says, units};
 
 mod check;
 
@@ -22,37 +21,41 @@ fn scene(records: &[u32], sees: &[Option<u32>]) -> (NodePods, Vec<Allocated>) {
         .enumerate()
         .map(|(at, minor)| pod(&format!("p{at}"), at as u64, [units(2)]).on([*minor]));
     let entry = |(at, minor): (usize, &Option<u32>)| {
-        let envs = [(
-            "NVIDIA_VISIBLE_DEVICES".to_owned(),
-            gpu((*minor)?).uuid.to_string(),
-        )]
-        .into();
-        let answer = ContainerAllocateResponse {
-            envs,
-            ..ContainerAllocateResponse::default()
-        };
-        Some(Allocated {
-            pod: PodUid::from(format!("p{at}").as_str()),
-            container: "u2".to_owned(),
-            resource: ExtendedResource::Memory,
-            ids: vec![at.to_string()],
-            answer,
-        })
+        let answer = says("NVIDIA_VISIBLE_DEVICES", gpu((*minor)?).uuid.as_str());
+        Some(
+            allocated(
+                &format!("p{at}"),
+                "u2",
+                ExtendedResource::Memory,
+                &[&at.to_string()],
+            )
+            .with(answer),
+        )
     };
     (pods(all), sees.iter().enumerate().filter_map(entry).collect())
 }
 
-fn verify_with(pods: &NodePods, allocated: &[Allocated], log: &AllocateLog, at: usize) -> Verification {
-    let fleet = fleet(4);
-    let evidence = StartEvidence {
+/// The evidence of a process that has run for long and reads kubelet's checkpoint.
+fn evidence<'a>(
+    pods: &'a NodePods,
+    fleet: &'a NodeFleet,
+    log: &'a AllocateLog,
+    allocated: &'a [Allocated],
+) -> StartEvidence<'a> {
+    StartEvidence {
         pods,
-        fleet: &fleet,
+        fleet,
         log,
         allocated,
         is_checkpoint_known: true,
         is_young: false,
         unit: MemoryUnit::GIB,
-    };
+    }
+}
+
+fn verify_with(pods: &NodePods, allocated: &[Allocated], log: &AllocateLog, at: usize) -> Verification {
+    let fleet = fleet(4);
+    let evidence = evidence(pods, &fleet, log, allocated);
     let pod = pods.get(&PodUid::from(format!("p{at}").as_str())).unwrap();
     verify_or_swap(&evidence, pod, &visible_to_pod(allocated, &pod.uid, &fleet))
 }
@@ -204,13 +207,8 @@ fn verify_p0(
 ) -> Verification {
     let fleet = fleet(4);
     let evidence = StartEvidence {
-        pods,
-        fleet: &fleet,
-        log,
-        allocated,
         is_checkpoint_known,
-        is_young: false,
-        unit: MemoryUnit::GIB,
+        ..evidence(pods, &fleet, log, allocated)
     };
     verify_or_swap(
         &evidence,
@@ -238,10 +236,7 @@ fn a_pod_that_may_be_running_does_not_swap() {
     for is_checkpoint_known in [true, false] {
         assert!(is_mismatch(&verify_p0(&pods, &[], &started, is_checkpoint_known)));
     }
-    pods.apply(NodePod {
-        stage: PodStage::Running,
-        ..pod("p1", 1, [units(2)]).on([1])
-    });
+    pods.apply(pod("p1", 1, [units(2)]).on([1]).at(PodStage::Running));
     assert!(is_mismatch(&verify_p0(
         &pods,
         &[],
@@ -259,10 +254,7 @@ fn a_pod_that_started_with_cdi_does_not_swap() {
         partner(&verify_p0(&pods, &allocated, &AllocateLog::default(), true)),
         Some("p1")
     );
-    pods.apply(NodePod {
-        stage: PodStage::Running,
-        ..pod("p1", 1, [units(2)]).on([1])
-    });
+    pods.apply(pod("p1", 1, [units(2)]).on([1]).at(PodStage::Running));
     assert!(is_mismatch(&verify_p0(
         &pods,
         &allocated,
@@ -293,28 +285,14 @@ fn answers_of_both_injection_modes_do_not_contradict() {
 #[test]
 fn after_a_restart_neither_of_two_pods_that_do_not_fit_starts() {
     let pods = pods([pod("p0", 0, [units(10)]), pod("p1", 1, [units(10)])]);
-    let entry = |name: &str| {
-        let answer = ContainerAllocateResponse::default();
-        Allocated {
-            pod: PodUid::from(name),
-            container: "u10".to_owned(),
-            resource: ExtendedResource::Memory,
-            ids: vec![name.to_owned()],
-            answer,
-        }
-    };
+    let entry = |name: &str| allocated(name, "u10", ExtendedResource::Memory, &[name]);
     let mut log = AllocateLog::after(Some(vec![entry("p0"), entry("p1")]));
     log.note_existing_pods(&pods);
     let fleet = fleet(1);
     let verify = |is_young, name: &str| {
         let evidence = StartEvidence {
-            pods: &pods,
-            fleet: &fleet,
-            log: &log,
-            allocated: &[],
-            is_checkpoint_known: true,
             is_young,
-            unit: MemoryUnit::GIB,
+            ..evidence(&pods, &fleet, &log, &[])
         };
         evidence.verify(pods.get(&PodUid::from(name)).unwrap(), &VisibleByType::new())
     };
@@ -345,39 +323,17 @@ fn a_pod_that_started_with_cdi_keeps_its_record() {
 /// Two pods have virtual functions of one adapter, and kubelet has admitted them in another order.
 #[test]
 fn pods_swap_virtual_functions() {
-    let with = |name: &str, function: &str| {
-        let text = format!(
-            r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
-        );
-        let record = proto::record::Record {
-            allocations: serde_json::from_str(&text).unwrap(),
-            assumed_at: Some(1),
-            gpushare: None,
-        };
-        NodePod {
-            placement: Placement::of_record(record, 1),
-            ..pod(name, 1, [rdma(1)])
-        }
-    };
+    let with = |name: &str, function: &str| pod(name, 1, [rdma(1)]).on_function(1, &adapter(1), function);
     let answered = |pod: &str, function: &str| {
         let envs = [
             ("GPUSHARE_RDMA_DEVICES", "0000:01:00.0"),
             ("GPUSHARE_RDMA_FUNCTIONS", function),
         ];
-        let envs = envs
+        let mut entry = allocated(pod, "r1", ExtendedResource::Rdma, &[pod]);
+        entry.answer.envs = envs
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into();
-        let answer = ContainerAllocateResponse {
-            envs,
-            ..ContainerAllocateResponse::default()
-        };
-        Allocated {
-            pod: PodUid::from(pod),
-            container: "r1".to_owned(),
-            resource: ExtendedResource::Rdma,
-            ids: vec![pod.to_owned()],
-            answer,
-        }
+        entry
     };
     let inventory = crate::devices::inventory::NodeInventory {
         others: vec![adapter(1)],
@@ -389,16 +345,7 @@ fn pods_swap_virtual_functions() {
         let allocated = [answered("p0", seen[0]), answered("p1", seen[1])];
         let mut log = AllocateLog::default();
         log.set_offered(vec![ExtendedResource::Rdma]);
-        let (log, unit) = (&log, MemoryUnit::GIB);
-        let evidence = StartEvidence {
-            pods: &pods,
-            fleet: &fleet,
-            log,
-            allocated: &allocated,
-            is_checkpoint_known: true,
-            is_young: false,
-            unit,
-        };
+        let evidence = evidence(&pods, &fleet, &log, &allocated);
         let pod = pods.get(&PodUid::from("p0")).unwrap();
         verify_or_swap(&evidence, pod, &visible_to_pod(&allocated, &pod.uid, &fleet))
     };

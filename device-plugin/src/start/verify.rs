@@ -148,7 +148,6 @@ impl StartRefusal {
     }
 }
 
-/// The start of a container with the result of its verification.
 pub(crate) struct CheckedStart<'a> {
     pub(crate) starting: StartingContainer<'a>,
     /// The devices that the pod's containers see, as far as answers to Allocate name them.
@@ -161,8 +160,7 @@ pub(crate) struct CheckedStart<'a> {
 }
 
 impl CheckedStart<'_> {
-    /// True if kubelet was answered with the vendor's variable for this container, or for another one of the pod: that answer names
-    /// its devices for as long as the pod lives.
+    /// True if this container, or another one of the pod, was answered with the vendor's variable.
     pub(crate) fn is_by_variable(&self) -> bool {
         // A mismatch shows that another container of the pod has such an answer, also if this one has a spec.
         !self.is_by_spec || matches!(self.verified, Err(StartRefusal::Mismatch { .. }))
@@ -170,9 +168,6 @@ impl CheckedStart<'_> {
 }
 
 /// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
-///
-/// # Errors
-/// The watch does not show the pod.
 pub(crate) fn verify_start<'a>(
     node: &NodeState,
     snapshot: &'a KubeletSnapshot,
@@ -251,8 +246,7 @@ fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
     !containers.is_empty() && containers.iter().all(names)
 }
 
-/// Checks that the container does not set the vendor's variable to a value that may show it a GPU: a runtime that drops CDI devices
-/// would act on the variable.
+/// Checks that the container sets the vendor's variable to no GPU: a runtime that drops CDI devices would act on it.
 fn check_variable(starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
     for own in starting.pod.variables.iter() {
         let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
@@ -268,9 +262,6 @@ fn check_variable(starting: &StartingContainer<'_>) -> Result<(), StartRefusal> 
 
 /// Checks a pod whose annotation asks to see all GPUs of its node against the operator's setting and the pod's record: the pod's
 /// author may have written both annotation and record.
-///
-/// # Errors
-/// The pod may not see all GPUs.
 fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Result<(), StartRefusal> {
     if !pod.sees_all {
         return Ok(());
@@ -319,9 +310,6 @@ pub struct StartEvidence<'a> {
 impl StartEvidence<'_> {
     /// Verifies a pod: the devices that its containers see (`seen`) are those of its record, they are healthy, and they have
     /// capacity for the pod.
-    ///
-    /// # Errors
-    /// No container of the pod may start.
     pub fn verify(&self, pod: &NodePod, seen: &VisibleByType) -> Result<(), StartRefusal> {
         let placement = pod
             .placement
@@ -358,9 +346,6 @@ impl StartEvidence<'_> {
 
     /// The devices that a pod's record names, with their virtual functions, for each device type that the pod requests. Health does
     /// not matter here.
-    ///
-    /// # Errors
-    /// The record names no device of a requested type, or one that is not on this node.
     pub fn recorded_devices(
         &self,
         pod: &NodePod,
@@ -389,9 +374,6 @@ impl StartEvidence<'_> {
     }
 
     /// Checks that the devices of the pod's record have capacity for it beside the pods that come before it.
-    ///
-    /// # Errors
-    /// A device has no capacity for the pod.
     pub fn check_capacity(&self, uid: &PodUid) -> Result<(), NoCapacity> {
         let has_started = |other: &PodUid| {
             // Two pods that do not fit together both wait until it is known which of them an earlier process let start.
@@ -416,9 +398,6 @@ impl StartEvidence<'_> {
 
 /// The devices that answers to Allocate fixed for as long as the pod lives, of the types that its record names. A CDI spec fixes
 /// none, as it is written for the record.
-///
-/// # Errors
-/// The answers name something that is no device of this node, or contradict each other.
 pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<DevicesByType, String> {
     let mut fixed = DevicesByType::new();
     for (device_type, visible) in seen {
@@ -444,8 +423,7 @@ pub fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&
     differing
 }
 
-/// The devices of one type that the containers of one pod see, read from the answers to Allocate, which kubelet keeps as long as
-/// the containers live.
+/// The devices of one type that a pod's containers see by the answers to Allocate, which stay as long as they live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Visible {
     /// The devices that the CDI spec names when the runtime creates the container.
@@ -497,8 +475,7 @@ pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) 
     visible
 }
 
-/// Adds to `visible` the devices that one more container of the pod sees; containers that were given different devices are
-/// [`Visible::Unclear`].
+/// Adds the devices of one more container; different ones are [`Visible::Unclear`].
 fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
     let known = visible.entry(device_type).or_insert(Visible::BySpec);
     // A spec follows the pod's record, so it contradicts no devices that other containers of the pod were given.

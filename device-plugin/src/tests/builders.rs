@@ -1,18 +1,32 @@
 //! Builders of pods and devices for tests.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use proto::device::TYPE_RDMA;
+use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 use proto::quantity::Quantity;
-use proto::record::{DeviceAllocations, GpushareRecord};
+use proto::record::{DeviceAllocations, GpushareRecord, Record};
 use proto::request::{ContainerKind, ContainerRequest};
-use proto::resource::RDMA;
+use proto::resource::{RDMA, ResourceNames};
+use serde_json::json;
+use tokio::sync::watch;
 
 use crate::devices::device_ids::IdScheme;
+use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::{DeviceName, NodeFleet};
 use crate::devices::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
-use crate::node::pods::{NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmounts, Requests};
+use crate::inject::enforcement::Enforcements;
+use crate::inject::enforcement::limits::Recipient;
+use crate::inject::settings::NodeSettings;
+use crate::node::kubelet_checkpoint::Allocated;
+use crate::node::pods::{
+    NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmounts, Requests, Unplaced,
+};
+use crate::start::node_state::NodeState;
 
 /// An app container without requests.
 fn container(name: String) -> ContainerRequest {
@@ -120,6 +134,47 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
 }
 
 impl NodePod {
+    pub(crate) fn at(self, stage: PodStage) -> Self {
+        Self { stage, ..self }
+    }
+
+    /// The same pod without a record.
+    pub(crate) fn unplaced(self) -> Self {
+        Self {
+            placement: Err(Unplaced::NoDevice("gpu")),
+            ..self
+        }
+    }
+
+    /// The same pod of gpushare's record, assigned or not.
+    pub(crate) fn assigned(mut self, is_assigned: bool) -> Self {
+        let placement = self.placement.as_mut().unwrap();
+        placement.gpushare.as_mut().unwrap().assigned = is_assigned;
+        self
+    }
+
+    /// The same pod with these allocations in its record.
+    pub(crate) fn recorded(self, assumed_at: u64, allocations: serde_json::Value) -> Self {
+        let record = Record {
+            allocations: serde_json::from_value(allocations).unwrap(),
+            assumed_at: Some(assumed_at),
+            gpushare: None,
+        };
+        Self {
+            placement: Placement::of_record(record, assumed_at),
+            ..self
+        }
+    }
+
+    /// The same pod with one virtual function of an adapter.
+    pub(crate) fn on_function(self, assumed_at: u64, adapter: &OtherDevice, function: &str) -> Self {
+        let entry = json!({
+            "minor": adapter.minor, "id": adapter.id.to_string(), "resources": {"koordinator.sh/rdma": "1"},
+            "extension": {"vfs": [{"minor": 0, "busID": function}]},
+        });
+        self.recorded(assumed_at, json!({"rdma": [entry]}))
+    }
+
     /// The same pod on other GPUs.
     pub(crate) fn on(mut self, minors: impl IntoIterator<Item = u32>) -> Self {
         if let Ok(placement) = &mut self.placement {
@@ -169,4 +224,52 @@ pub(crate) fn fleet(n_gpus: u32) -> NodeFleet {
         },
         ids,
     )
+}
+
+/// Settings by variable, in GiB units, without a wait for pods.
+pub(crate) fn settings() -> NodeSettings {
+    NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+}
+
+/// A node with these settings and without kubelet, whose devices and pods do not change.
+pub(crate) fn node_state(fleet: NodeFleet, pods: NodePods) -> NodeState {
+    let (fleet, pods) = (watch::channel(Arc::new(fleet)).1, watch::channel(pods).1);
+    NodeState::new(settings(), fleet, pods, Path::new("/nonexistent"))
+}
+
+/// An answer to Allocate that sets one variable.
+pub(crate) fn says(variable: &str, value: &str) -> ContainerAllocateResponse {
+    ContainerAllocateResponse {
+        envs: [(variable.to_owned(), value.to_owned())].into(),
+        ..ContainerAllocateResponse::default()
+    }
+}
+
+/// An entry of kubelet's checkpoint, for a container that got an empty answer.
+pub(crate) fn allocated(pod: &str, container: &str, resource: ExtendedResource, ids: &[&str]) -> Allocated {
+    Allocated {
+        pod: PodUid::from(pod),
+        container: container.to_owned(),
+        resource,
+        ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        answer: ContainerAllocateResponse::default(),
+    }
+}
+
+impl Allocated {
+    /// The same entry with another answer.
+    pub(crate) fn with(self, answer: ContainerAllocateResponse) -> Self {
+        Self { answer, ..self }
+    }
+}
+
+/// The first container of a pod, on a node without enforcement.
+pub(crate) fn recipient(pod: &NodePod) -> Recipient<'_> {
+    static NO_LEVELS: LazyLock<Enforcements> = LazyLock::new(Enforcements::default);
+    Recipient {
+        pod,
+        container: &pod.containers[0],
+        placement: pod.placement.as_ref().ok(),
+        enforcements: &NO_LEVELS,
+    }
 }

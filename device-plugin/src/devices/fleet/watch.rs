@@ -33,8 +33,7 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 /// Longest wait for the list of devices; observations wait meanwhile.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(20);
 
-/// Time by which an observation may come later than the probe interval: opening an NVML session (loading and initialising the
-/// library) and waking an idle GPU take seconds for each GPU.
+/// Time by which an observation may be late: opening an NVML session and waking an idle GPU take seconds for each GPU.
 const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
 
 /// A change of health that does not come from a watch of the devices.
@@ -212,8 +211,7 @@ impl FleetWatch {
         result
     }
 
-    /// Applies a correction of health that comes from the Device object: an operator cleared a device, or an earlier process saw
-    /// XIDs.
+    /// Applies a correction of health that comes from the Device object.
     fn apply_correction(&mut self, correction: Correction) {
         let now = self.started.elapsed();
         match correction {
@@ -286,9 +284,6 @@ impl FleetWatch {
     }
 
     /// Lists the devices of the source on a thread that may block, and waits at most [`DISCOVERY_LIMIT`].
-    ///
-    /// # Errors
-    /// The source cannot list its devices, or its driver does not answer.
     async fn list_devices(&mut self) -> anyhow::Result<NodeInventory> {
         let source = self.source.clone();
         // A call that hangs cannot be ended: the next attempt waits for it, instead of starting another beside it.
@@ -348,7 +343,6 @@ impl Silence {
         Self { limit, observed }
     }
 
-    /// Notes that the device of this observation was observed now.
     fn record(&mut self, observation: &Observation) {
         if let Some(device) = &observation.device
             && let Some(observed) = self.observed.get_mut(device)

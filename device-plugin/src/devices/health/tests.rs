@@ -4,6 +4,9 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
+use ObservationKind::{
+    Answered, AnsweredWithoutFault, Failed, InventoryChanged, Lost, MigMode, NeedsReset, Xid,
+};
 
 const A: &str = "GPU-a";
 const B: &str = "GPU-b";
@@ -24,7 +27,7 @@ fn of(device: &str, kind: ObservationKind) -> Observation {
 }
 
 fn failed() -> ObservationKind {
-    ObservationKind::Failed("no".to_owned())
+    Failed("no".to_owned())
 }
 
 fn two_devices() -> Health {
@@ -43,20 +46,20 @@ fn changes(health: &mut Health, history: &[(u64, ObservationKind)]) -> Vec<(u64,
 }
 
 #[rstest]
-#[case::critical_xid(ObservationKind::Xid(92), Some(HealthReason::Xid(92)))]
-#[case::unnamed_xid(ObservationKind::Xid(999), Some(HealthReason::Xid(999)))]
-#[case::graphics_exception(ObservationKind::Xid(13), None)]
-#[case::page_fault(ObservationKind::Xid(31), None)]
-#[case::stopped_processing(ObservationKind::Xid(43), None)]
-#[case::preemptive_cleanup(ObservationKind::Xid(45), None)]
-#[case::video_exception(ObservationKind::Xid(68), None)]
-#[case::preemption_timeout(ObservationKind::Xid(109), None)]
-#[case::lost(ObservationKind::Lost, Some(HealthReason::Lost))]
+#[case::critical_xid(Xid(92), Some(HealthReason::Xid(92)))]
+#[case::unnamed_xid(Xid(999), Some(HealthReason::Xid(999)))]
+#[case::graphics_exception(Xid(13), None)]
+#[case::page_fault(Xid(31), None)]
+#[case::stopped_processing(Xid(43), None)]
+#[case::preemptive_cleanup(Xid(45), None)]
+#[case::video_exception(Xid(68), None)]
+#[case::preemption_timeout(Xid(109), None)]
+#[case::lost(Lost, Some(HealthReason::Lost))]
 #[case::failed(failed(), Some(HealthReason::ProbeFailed))]
-#[case::needs_a_reset(ObservationKind::NeedsReset("GPU reset".to_owned()), Some(HealthReason::NeedsReset))]
-#[case::answered(ObservationKind::Answered, None)]
-#[case::sound(ObservationKind::AnsweredWithoutFault, None)]
-#[case::inventory(ObservationKind::InventoryChanged, None)]
+#[case::needs_a_reset(NeedsReset("GPU reset".to_owned()), Some(HealthReason::NeedsReset))]
+#[case::answered(Answered, None)]
+#[case::sound(AnsweredWithoutFault, None)]
+#[case::inventory(InventoryChanged, None)]
 fn each_observation_of_a_healthy_device_has_its_reason(
     #[case] kind: ObservationKind,
     #[case] expected: Option<HealthReason>,
@@ -78,7 +81,7 @@ fn each_observation_of_a_healthy_device_has_its_reason(
 #[case::of_another_device(Some("GPU-elsewhere"))]
 fn an_error_without_a_known_device_changes_no_health(#[case] device: Option<&str>) {
     let mut health = two_devices();
-    for kind in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
+    for kind in [Xid(92), Lost, failed()] {
         assert_eq!(
             health.observe(
                 seconds(1),
@@ -100,13 +103,10 @@ fn an_error_without_a_known_device_changes_no_health(#[case] device: Option<&str
 #[case::too_few_answers(&[60, 120], None)]
 #[case::late_answers(&[1000, 1001, 1002], Some(1002))]
 fn recovery_needs_answers_and_a_quiet_time(#[case] answers: &[u64], #[case] recovered: Option<u64>) {
-    for trouble in [ObservationKind::Xid(92), ObservationKind::Lost, failed()] {
+    for trouble in [Xid(92), Lost, failed()] {
         let mut health = two_devices();
         assert!(health.observe(seconds(0), &of(A, trouble)).is_some());
-        let answers: Vec<_> = answers
-            .iter()
-            .map(|at| (*at, ObservationKind::Answered))
-            .collect();
+        let answers: Vec<_> = answers.iter().map(|at| (*at, Answered)).collect();
         let expected: Vec<_> = recovered
             .iter()
             .map(|at| (*at, true, "Recovered".to_owned()))
@@ -117,17 +117,17 @@ fn recovery_needs_answers_and_a_quiet_time(#[case] answers: &[u64], #[case] reco
 }
 
 #[rstest]
-#[case::xid_again(ObservationKind::Xid(92), 3, 131)]
+#[case::xid_again(Xid(92), 3, 131)]
 #[case::failed_probe(failed(), 3, 131)]
-#[case::xid_of_an_application(ObservationKind::Xid(31), 0, 73)]
+#[case::xid_of_an_application(Xid(31), 0, 73)]
 fn an_error_during_recovery_restarts_it(
     #[case] trouble: ObservationKind,
     #[case] extra: u64,
     #[case] at: u64,
 ) {
     let mut health = two_devices();
-    let answers = |from: u64, n: u64| (from..from + n).map(|at| (at, ObservationKind::Answered));
-    let history: Vec<_> = [(0, ObservationKind::Xid(92)), (70, ObservationKind::Answered)]
+    let answers = |from: u64, n: u64| (from..from + n).map(|at| (at, Answered));
+    let history: Vec<_> = [(0, Xid(92)), (70, Answered)]
         .into_iter()
         .chain([(71, trouble)])
         .chain(answers(72, 2 + extra))
@@ -143,13 +143,7 @@ fn an_error_during_recovery_restarts_it(
 /// One message per change: the old plugin sent one for every virtual device.
 #[test]
 fn a_repeated_error_is_reported_once_and_another_one_again() {
-    let history = [
-        (1, ObservationKind::Xid(92)),
-        (2, ObservationKind::Xid(92)),
-        (3, ObservationKind::Lost),
-        (4, ObservationKind::Lost),
-        (5, ObservationKind::Xid(48)),
-    ];
+    let history = [(1, Xid(92)), (2, Xid(92)), (3, Lost), (4, Lost), (5, Xid(48))];
     let expected =
         [(1, "Xid92"), (3, "Lost"), (5, "Xid48")].map(|(at, reason)| (at, false, reason.to_owned()));
     assert_eq!(changes(&mut two_devices(), &history), expected);
@@ -168,18 +162,18 @@ fn messages_name_the_fault_and_the_remedy() {
             .map(|change| change.message)
     };
     insta::assert_snapshot!(message(0, failed()).unwrap(), @"the device does not answer: no; if that lasts, see the node's kernel log; it is healthy again after 3 probes and 5 s without trouble");
-    insta::assert_snapshot!(message(0, ObservationKind::Lost).unwrap(), @"the device fell off the bus or is not listed any more; if it does not come back, restart the node; it is healthy again after 3 probes and 5 s without trouble");
-    insta::assert_snapshot!(message(1, ObservationKind::Xid(92)).unwrap(), @"the driver reported critical error XID 92; it is healthy again after 3 probes and 5 s without trouble");
-    assert_eq!(message(5, ObservationKind::Answered), None);
-    assert_eq!(message(6, ObservationKind::Answered), None);
-    insta::assert_snapshot!(message(7, ObservationKind::Answered).unwrap(), @"the device answered 3 probes in 6 s without trouble since Xid92");
+    insta::assert_snapshot!(message(0, Lost).unwrap(), @"the device fell off the bus or is not listed any more; if it does not come back, restart the node; it is healthy again after 3 probes and 5 s without trouble");
+    insta::assert_snapshot!(message(1, Xid(92)).unwrap(), @"the driver reported critical error XID 92; it is healthy again after 3 probes and 5 s without trouble");
+    assert_eq!(message(5, Answered), None);
+    assert_eq!(message(6, Answered), None);
+    insta::assert_snapshot!(message(7, Answered).unwrap(), @"the device answered 3 probes in 6 s without trouble since Xid92");
 }
 
 #[test]
 fn a_new_list_of_devices_keeps_the_health_of_those_that_stay() {
     let mut health = two_devices();
-    health.observe(seconds(0), &of(A, ObservationKind::Lost));
-    health.observe(seconds(0), &of(B, ObservationKind::Lost));
+    health.observe(seconds(0), &of(A, Lost));
+    health.observe(seconds(0), &of(B, Lost));
     health.set_devices([uuid(A), uuid("GPU-c")]);
     assert_eq!(health.trouble(&uuid(A)), Some(HealthReason::Lost));
     assert!(health.is_healthy(&uuid("GPU-c")));
@@ -193,9 +187,9 @@ fn a_new_list_of_devices_keeps_the_health_of_those_that_stay() {
 
 #[test]
 fn a_clock_that_goes_back_adds_no_quiet_time() {
-    let history: Vec<_> = (0..5).map(|_| (10, ObservationKind::Answered)).collect();
+    let history: Vec<_> = (0..5).map(|_| (10, Answered)).collect();
     let mut health = two_devices();
-    health.observe(seconds(100), &of(A, ObservationKind::Lost));
+    health.observe(seconds(100), &of(A, Lost));
     assert_eq!(changes(&mut health, &history), []);
 }
 
@@ -211,16 +205,11 @@ fn relapses_take_longer(#[case] gap: u64, #[case] relapses: usize, #[case] expec
     let (mut now, mut taken) = (0, Vec::new());
     for _ in 0..=relapses {
         now += gap;
-        assert!(
-            !health
-                .observe(seconds(now), &of(A, ObservationKind::Xid(92)))
-                .unwrap()
-                .is_healthy
-        );
+        assert!(!health.observe(seconds(now), &of(A, Xid(92))).unwrap().is_healthy);
         let began = now;
         while health.trouble(&uuid(A)).is_some() {
             now += 1;
-            health.observe(seconds(now), &of(A, ObservationKind::Answered));
+            health.observe(seconds(now), &of(A, Answered));
         }
         taken.push((now - began) / 60);
     }
@@ -237,19 +226,11 @@ fn errors_before_recovery_are_no_relapse_and_do_not_shorten_a_long_quiet_time() 
     };
     let mut health = Health::new(policy, [uuid(A)]);
     for at in [0, 1, 2] {
-        health.observe(seconds(at), &of(A, ObservationKind::Xid(92)));
+        health.observe(seconds(at), &of(A, Xid(92)));
     }
-    let recovery = changes(
-        &mut health,
-        &[
-            (7201, ObservationKind::Answered),
-            (7202, ObservationKind::Answered),
-        ],
-    );
+    let recovery = changes(&mut health, &[(7201, Answered), (7202, Answered)]);
     assert_eq!(recovery, [(7202, true, "Recovered".to_owned())]);
-    let change = health
-        .observe(seconds(7300), &of(A, ObservationKind::Lost))
-        .unwrap();
+    let change = health.observe(seconds(7300), &of(A, Lost)).unwrap();
     assert_eq!(
         change.message,
         "the device fell off the bus or is not listed any more; if it does not come back, restart the node; it is healthy again after 1 probes \
@@ -269,7 +250,7 @@ fn an_xid_of_an_earlier_process_is_restored() {
         (change.is_healthy, health.trouble(&uuid(A))),
         (false, Some(HealthReason::Xid(92)))
     );
-    let answers = [30, 60, 64, 65].map(|at| (at, ObservationKind::Answered));
+    let answers = [30, 60, 64, 65].map(|at| (at, Answered));
     assert_eq!(
         changes(&mut health, &answers),
         [(65, true, "Recovered".to_owned())]
@@ -310,13 +291,11 @@ fn model(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Opti
 /// after the quiet time. Answers count from the moment at which no reset is needed.
 fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)]) -> Option<HealthReason> {
     let reason = |kind: &ObservationKind| match kind {
-        ObservationKind::Xid(xid) if policy.xids.class(*xid) != XidClass::Application => {
-            Some(HealthReason::Xid(*xid))
-        }
-        ObservationKind::Lost => Some(HealthReason::Lost),
-        ObservationKind::Failed(_) => Some(HealthReason::ProbeFailed),
-        ObservationKind::MigMode => Some(HealthReason::MigMode),
-        ObservationKind::NeedsReset(_) => Some(HealthReason::NeedsReset),
+        Xid(xid) if policy.xids.class(*xid) != XidClass::Application => Some(HealthReason::Xid(*xid)),
+        Lost => Some(HealthReason::Lost),
+        Failed(_) => Some(HealthReason::ProbeFailed),
+        MigMode => Some(HealthReason::MigMode),
+        NeedsReset(_) => Some(HealthReason::NeedsReset),
         _ => None,
     };
     let last = history.iter().rposition(|(_, kind)| reason(kind).is_some())?;
@@ -325,12 +304,7 @@ fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)])
         other => other == Some(HealthReason::NeedsReset),
     };
     let asked = history.iter().rposition(|(_, kind)| asks(kind));
-    let is_proof = |kind: &ObservationKind| {
-        matches!(
-            kind,
-            ObservationKind::AnsweredWithoutFault | ObservationKind::Lost
-        )
-    };
+    let is_proof = |kind: &ObservationKind| matches!(kind, AnsweredWithoutFault | Lost);
     let proven = asked.map(|asked| {
         let later = history.iter().enumerate().skip(asked + 1);
         later
@@ -343,12 +317,7 @@ fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)])
         Some(Some(at)) => at.max(last + 1),
         Some(None) => history.len(),
     };
-    let is_answer = |kind: &ObservationKind| {
-        matches!(
-            kind,
-            ObservationKind::Answered | ObservationKind::AnsweredWithoutFault
-        )
-    };
+    let is_answer = |kind: &ObservationKind| matches!(kind, Answered | AnsweredWithoutFault);
     let answers = history[counted_from..].iter().filter(|(_, kind)| is_answer(kind));
     let since = history[last].0;
     if answers
@@ -371,13 +340,13 @@ fn first_trouble(policy: &HealthPolicy, history: &[(Duration, ObservationKind)])
 
 fn any_kind() -> impl Strategy<Value = ObservationKind> {
     prop_oneof![
-        8 => Just(ObservationKind::Answered),
-        1 => Just(ObservationKind::AnsweredWithoutFault),
-        1 => Just(ObservationKind::NeedsReset("GPU reset".to_owned())),
-        1 => prop::sample::select(vec![13, 31, 48, 92, 999]).prop_map(ObservationKind::Xid),
-        1 => Just(ObservationKind::Lost),
+        8 => Just(Answered),
+        1 => Just(AnsweredWithoutFault),
+        1 => Just(NeedsReset("GPU reset".to_owned())),
+        1 => prop::sample::select(vec![13, 31, 48, 92, 999]).prop_map(Xid),
+        1 => Just(Lost),
         1 => Just(failed()),
-        1 => Just(ObservationKind::InventoryChanged),
+        1 => Just(InventoryChanged),
     ]
 }
 
@@ -433,7 +402,7 @@ fn xids_of_applications_leave_the_device_healthy(
     let mut health = Health::new(HealthPolicy::default(), [uuid(A)]);
     let seen = |device: Option<PhysicalId>| Observation {
         device,
-        kind: ObservationKind::Xid(xid),
+        kind: Xid(xid),
     };
     assert_eq!(
         health
@@ -453,8 +422,8 @@ fn xids_of_applications_leave_the_device_healthy(
 
 /// Time does not heal what needs a reset; each way in which a reset is seen does, or an operator.
 #[rstest]
-#[case::by_xid(ObservationKind::Xid(48))]
-#[case::by_driver(ObservationKind::NeedsReset("GPU reset".to_owned()))]
+#[case::by_xid(Xid(48))]
+#[case::by_driver(NeedsReset("GPU reset".to_owned()))]
 fn a_device_that_needs_a_reset_recovers_only_after_it(#[case] trouble: ObservationKind) {
     let sick = || {
         let mut health = two_devices();
@@ -466,34 +435,21 @@ fn a_device_that_needs_a_reset_recovers_only_after_it(#[case] trouble: Observati
             "{}",
             change.message
         );
-        assert_eq!(
-            changes(
-                &mut health,
-                &[
-                    (30, ObservationKind::Answered),
-                    (9_000, ObservationKind::Answered)
-                ]
-            ),
-            []
-        );
+        assert_eq!(changes(&mut health, &[(30, Answered), (9_000, Answered)]), []);
         health
     };
     let answers = |kind: ObservationKind| [9_001, 9_002, 9_003].map(|at| (at, kind.clone()));
+    assert_eq!(changes(&mut sick(), &answers(Answered)), [], "time alone");
     assert_eq!(
-        changes(&mut sick(), &answers(ObservationKind::Answered)),
-        [],
-        "time alone"
-    );
-    assert_eq!(
-        changes(&mut sick(), &answers(ObservationKind::AnsweredWithoutFault)),
+        changes(&mut sick(), &answers(AnsweredWithoutFault)),
         [(9_003, true, "Recovered".to_owned())]
     );
     let mut lost = sick();
     assert_eq!(
-        changes(&mut lost, &[(9_000, ObservationKind::Lost)]),
+        changes(&mut lost, &[(9_000, Lost)]),
         [(9_000, false, "Lost".to_owned())]
     );
-    let found = [9_050, 9_060, 9_070].map(|at| (at, ObservationKind::Answered));
+    let found = [9_050, 9_060, 9_070].map(|at| (at, Answered));
     assert_eq!(
         changes(&mut lost, &found),
         [(9_070, true, "Recovered".to_owned())],
@@ -521,20 +477,17 @@ fn a_device_that_needs_a_reset_recovers_only_after_it(#[case] trouble: Observati
 /// Other trouble meanwhile does not make the device forget that it needs a reset.
 #[test]
 fn a_failed_probe_does_not_replace_the_need_for_a_reset() {
-    let history = [(0, ObservationKind::Xid(95)), (1, failed())];
+    let history = [(0, Xid(95)), (1, failed())];
     let mut health = two_devices();
     assert_eq!(changes(&mut health, &history).len(), 2);
-    let answers: Vec<_> = (70..80).map(|at| (at, ObservationKind::Answered)).collect();
+    let answers: Vec<_> = (70..80).map(|at| (at, Answered)).collect();
     assert_eq!(changes(&mut health, &answers), []);
 }
 
 /// The driver's own word comes after its XID, and does not hide it.
 #[test]
 fn the_recovery_action_of_the_driver_does_not_replace_the_xid() {
-    let history = [
-        (0, ObservationKind::Xid(95)),
-        (1, ObservationKind::NeedsReset("GPU reset".to_owned())),
-    ];
+    let history = [(0, Xid(95)), (1, NeedsReset("GPU reset".to_owned()))];
     assert_eq!(
         changes(&mut two_devices(), &history),
         [(0, false, "Xid95".to_owned())]

@@ -52,7 +52,6 @@ pub(super) fn find_library(roots: &[PathBuf], name: &OsStr) -> Option<PathBuf> {
     roots.iter().find_map(|root| find_in(&RootDir::new(root), name))
 }
 
-/// The file of the library in a root.
 fn find_in(root: &RootDir, name: &OsStr) -> Option<PathBuf> {
     let usable = |path: PathBuf| root.resolve(&path).filter(|file| is_usable(file));
     let from_cache = root.read(Path::new(CACHE)).unwrap_or_default();

@@ -1,29 +1,8 @@
 //! Simulated devices, described by a JSON file that the watch reads again when it changes.
 //!
-//! ```json
-//! {"driverVersion": "550.54.15", "gpus": [
-//!   {"uuid": "GPU-a", "minor": 0, "memory": "16276Mi", "model": "T4", "health": "Xid 79"}],
-//!  "devices": [{"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "deviceNodes": ["/dev/infiniband/uverbs0"]}]}
-//! ```
-//!
-//! A GPU may also have `busId`, `numaNode`, `pcieId` (its switch, or the root complex if it has no switch), `pcieRoot`, `labels`,
-//! `deviceNode` and `processes`: the memory that each uses and the ID of its container, such as
-//! `[{"memory": "1Gi", "container": "0123"}]`. Beside the lists, `gpuLinks` gives the links between GPUs, `gpuPartitions` their
-//! partitions and `gpuPartitionPolicy` (`Honor` or `Prefer`) the policy for these partitions, all in the form of the Device object's
-//! annotations and label.
-//!
-//! Devices of other types are in `devices`, in full:
-//!
-//! ```json
-//! {"type": "rdma", "id": "0000:1f:00.0", "minor": 0, "resources": {"koordinator.sh/rdma": 100}, "labels": {"fabric": "a"},
-//!  "health": "Lost", "busId": "0000:1f:00.0", "numaNode": 0, "pcieId": "0000:17:00.0", "pcieRoot": "pci0000:16",
-//!  "deviceNodes": ["/dev/infiniband/uverbs0"],
-//!  "vfGroups": [{"labels": {"type": "general"}, "vfs": [{"minor": 0, "busID": "0000:1f:00.2"}]}],
-//!  "functionNodes": {"0000:1f:00.2": ["/dev/infiniband/uverbs4"]}}
-//! ```
-//!
-//! `type`, `id` and `minor` are required, and `resources` of types other than `rdma` and `fpga`, which have 100 of the resource
-//! that is named after them.
+//! docs/topology.md lists the fields. Beside those a GPU may have `deviceNode` and `processes`: the memory that each uses and the ID of
+//! its container, such as `[{"memory": "1Gi", "container": "0123"}]`. `pcieId` is a device's switch, or its root complex if it has no
+//! switch. `resources` are required of types other than `rdma` and `fpga`, which have 100 of the resource that is named after them.
 //!
 //! A device's `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number: the watch then reports this error
 //! again and again until the file changes. A device that is taken out of the list is lost. A change of anything else makes another
@@ -38,7 +17,6 @@ mod parse;
 use std::{fs, io, path::PathBuf, time::Duration};
 
 use tokio::sync::mpsc;
-use tracing::warn;
 
 use crate::logged_error::LoggedError;
 
@@ -86,7 +64,6 @@ impl FileSource {
         Feed::start(vec![Box::new(move |reporter| watch.report(reporter))])
     }
 
-    /// The content of the file of devices.
     fn read(&self) -> Result<Vec<u8>, InventoryError> {
         fs::read(&self.path).map_err(|error| {
             let problem = format!("cannot read the device file {}", self.path.display());
@@ -100,10 +77,8 @@ impl FileSource {
     }
 }
 
-/// A running watch of the file.
 struct FileWatch {
     source: FileSource,
-    /// The devices that are watched.
     known: NodeInventory,
     /// The devices of the last valid text.
     latest: SimulatedDevices,
@@ -147,9 +122,8 @@ impl FileWatch {
                 self.logged.clear();
             }
             Err(error) => {
-                if let Some(error) = self.logged.changed(&error) {
-                    warn!(error, "keeping the last valid state of the simulated devices");
-                }
+                let what = "keeping the last valid state of the simulated devices";
+                self.logged.warn(&error, what);
             }
         }
     }

@@ -29,7 +29,6 @@ use super::{
 };
 use watch::NvmlWatch;
 
-/// The name of the NVIDIA management library.
 pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// `NVML_DEVICE_MIG_ENABLE`.
@@ -58,8 +57,7 @@ pub struct NvmlSource {
     pub withholds_reserved: bool,
     /// The interval at which a watch probes each device.
     pub probe_interval: Duration,
-    /// The interval at which a watch compares the devices with those it knows. A watch that misses a device opens another session
-    /// then, at growing intervals while that does not help.
+    /// The interval at which a watch compares the devices, and at which one that misses a device opens another session.
     pub reopen_interval: Duration,
 }
 
@@ -154,14 +152,12 @@ impl NvmlSource {
         Ok((found, failure))
     }
 
-    /// A watcher of the GPUs of `inventory`.
     pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let mut watch = NvmlWatch::new(self.clone(), inventory.clone());
         Box::new(move |reporter| watch.run(reporter))
     }
 
-    /// Loads the NVML library and opens a session with the driver. The error says whether the driver is absent, was replaced, or
-    /// fails.
+    /// Loads the NVML library and opens a session with the driver.
     fn open(&self) -> Result<Nvml, InventoryError> {
         let library = self.find_library()?;
         let error = match Nvml::builder().lib_path(library.as_os_str()).init() {
@@ -313,9 +309,6 @@ impl NvmlSource {
     }
 
     /// Reads the properties of a GPU: minor number, memory, model and PCI location.
-    ///
-    /// # Errors
-    /// The property that cannot be read, and NVML's error.
     fn describe(&self, device: &Device<'_>, bus: &Bus, index: u32, uuid: &PhysicalId) -> Result<Gpu, String> {
         let bus_id = device.pci_info().ok().and_then(|pci| pci::address(&pci.bus_id));
         let minor = self.minor(device, bus_id.as_deref())?;
@@ -407,9 +400,7 @@ fn failed(operation: &str, error: NvmlError) -> InventoryError {
 /// The device at the far end of an active link (NVLink) of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FarEnd {
-    /// The GPU with this minor number.
     Gpu(u32),
-    /// A switch.
     Switch,
 }
 
@@ -452,9 +443,7 @@ fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
     is_switch.then_some(FarEnd::Switch)
 }
 
-/// Groups of linked GPUs, from the minor number of each link's owner and its far end.
-///
-/// GPUs on switches reach each other with all their links, so together they are one group.
+/// Groups of linked GPUs. GPUs on switches reach each other with all their links, so together they are one group.
 fn link_groups(ends: &[(u32, FarEnd)]) -> Vec<GpuLinks> {
     let mut to_switches = BTreeMap::<u32, u32>::new();
     let mut between = BTreeMap::<(u32, u32), u32>::new();

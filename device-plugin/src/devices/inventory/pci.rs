@@ -16,15 +16,12 @@ use std::path::{Path, PathBuf};
 /// Base classes of functions that do work for a pod: network, display, processing accelerators.
 const WORKING: [u32; 3] = [0x02, 0x03, 0x12];
 
-/// The base class of bridges.
 pub(super) const BRIDGE: u32 = 0x06;
 
 /// Base classes of functions that pods never get: bridges, and the components of processors and boards.
 const BACKGROUND: [u32; 4] = [BRIDGE, 0x08, 0x0c, 0x11];
 
-/// Converts a PCI address of NVML (`00000000:3B:00.0`) to the form of sysfs (`0000:3b:00.0`).
-///
-/// `None` if the text is no address.
+/// Converts a PCI address of NVML (`00000000:3B:00.0`) to the form of sysfs (`0000:3b:00.0`); `None` if the text is no address.
 pub(crate) fn address(bus_id: &str) -> Option<String> {
     // Parsed and written again, so that nothing else than an address gets into a path.
     let (domain, rest) = bus_id.split_once(':')?;
@@ -67,7 +64,6 @@ pub fn location(sysfs: &Path, address: &str) -> PciLocation {
     Bus::read(sysfs).location(address)
 }
 
-/// All PCI functions of a machine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bus {
     functions: BTreeMap<String, PciFunction>,
@@ -92,7 +88,6 @@ impl Bus {
         functions.map(|(address, function)| (address.as_str(), function))
     }
 
-    /// The function at this address.
     pub(super) fn get(&self, address: &str) -> Option<&PciFunction> {
         self.functions.get(address)
     }
@@ -136,14 +131,12 @@ impl Bus {
     }
 }
 
-/// One PCI function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PciFunction {
     /// The six hexadecimal digits of class, subclass and interface.
     pub(super) class: u32,
     /// The number of its vendor in the PCI registry; 0 if unknown.
     pub(super) vendor: u32,
-    /// True for a virtual function.
     pub(super) is_virtual: bool,
     /// Number and address of each of its virtual functions.
     pub(super) virtual_functions: Vec<(u32, String)>,

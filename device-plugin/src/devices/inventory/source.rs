@@ -51,9 +51,6 @@ impl DeviceSource {
     }
 
     /// The memory that each process uses on each GPU, as far as the source shows it. Blocks.
-    ///
-    /// # Errors
-    /// The driver cannot be asked, or does not know.
     pub fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
         match self {
             Self::Machine(machine) => machine.gpus.memory_use(),
@@ -63,9 +60,6 @@ impl DeviceSource {
 
     /// The memory of each of these cgroups on a GPU as the driver knows it, in the order of `cgroups`, and the first failure: a GPU or
     /// a cgroup that cannot be read does not hide the others. Blocks.
-    ///
-    /// # Errors
-    /// The driver cannot be asked.
     pub fn cgroup_memory(
         &self,
         cgroups: &[CgroupOnGpu],
@@ -114,8 +108,7 @@ impl MachineSource {
         Self { gpus, others }
     }
 
-    /// Lists the devices of this machine: GPUs from NVML, network adapters and FPGAs from sysfs. A machine without GPUs serves its
-    /// other devices.
+    /// Lists the devices of this machine; one without GPUs serves its other devices.
     fn discover(&self) -> Result<NodeInventory, InventoryError> {
         // First, because a driver may hang or fail and the other devices are served all the same.
         let others = self.others.list();

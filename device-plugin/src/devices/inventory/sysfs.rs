@@ -29,7 +29,6 @@ use super::{NodeInventory, ObservationKind, OtherDevice, PhysicalId, percent_res
 /// The device file with which all RDMA adapters make connections.
 const RDMA_CONNECTIONS: &str = "infiniband/rdma_cm";
 
-/// The base class of processing accelerators.
 const ACCELERATOR: u32 = 0x12;
 
 /// PCI vendors whose processing accelerators are FPGAs: Xilinx and Altera.
@@ -38,10 +37,8 @@ const FPGA_VENDORS: [u32; 2] = [0x10ee, 0x1172];
 /// Levels below an FPGA's function that are searched for device files.
 const FPGA_DEPTH: usize = 4;
 
-/// The RDMA adapters and FPGAs of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SysfsSource {
-    /// The mount point of sysfs.
     pub(super) root: PathBuf,
     /// The interval at which a watch reads sysfs.
     pub(super) interval: Duration,
@@ -183,7 +180,6 @@ impl SysfsSource {
         })
     }
 
-    /// A watcher of the devices of `inventory`.
     pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let (source, known) = (self.clone(), inventory.clone());
         Box::new(move |reporter| source.report(&known, reporter))
@@ -208,8 +204,7 @@ impl SysfsSource {
     }
 }
 
-/// The PCI address of the PCI function that a link of sysfs leads to; the link may also lead to a folder below that of the
-/// function.
+/// The PCI address of the function that a link of sysfs leads to, or to a folder below it.
 fn function_of(link: &Path) -> Option<String> {
     let path = fs::canonicalize(link).ok()?;
     // The last address in the path is that of the function; those before it are of the bridges above.

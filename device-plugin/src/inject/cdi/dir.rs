@@ -29,12 +29,10 @@ const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
 /// The file of the driver's spec.
 pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
-/// The file whose replacement makes runtimes read all specs. Runtimes read files in the order of names, so this one
-/// after containers' specs.
+/// The file whose replacement makes runtimes read all specs; they read files by name, this one after containers' specs.
 pub const PROMPT_FILE: &str = "gpushare.dev-read.json";
 
-/// The directory in which the plugin writes containers' specs before it moves them into the spec directory. Runtimes read no
-/// directories in that.
+/// The directory from which containers' specs are moved into the spec directory; runtimes read no directories in that.
 const STAGING: &str = ".gpushare.dev-new";
 
 /// Prefix of every file of this plugin.
@@ -43,8 +41,7 @@ pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
 /// The ending of a file whose content was retired. Runtimes read `.json` and `.yaml` alone.
 const RETIRED: &str = "retired";
 
-/// Time for which the plugin does not use a name again after it has retired the name's content. A runtime reads a changed directory
-/// within a second, on a loaded machine.
+/// Time before a retired name is used again. A runtime reads a changed directory within a second, on a loaded machine.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
 /// Age below which no spec is cleaned up: kubelet may not have written its checkpoint yet.
@@ -147,9 +144,6 @@ impl SpecDir {
     }
 
     /// Replaces the driver's spec if it has other content, and returns true if it had.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
     pub fn write_driver(&self, edits: &Edits) -> io::Result<bool> {
         let path = self.dir.join(DRIVER_FILE);
         let wanted = driver_text(edits);
@@ -162,9 +156,6 @@ impl SpecDir {
     }
 
     /// Makes runtimes read all specs that are in place now.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
     pub fn prompt_read(&self) -> io::Result<()> {
         // A spec without any edit is invalid.
         let edits = Edits {
@@ -192,9 +183,6 @@ impl SpecDir {
 
     /// Removes containers' specs whose CDI device names are not among `kept`, and files that interrupted writes left, except those
     /// younger than 60 s. Returns the number of removed files.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
     pub fn clean(&self, kept: &BTreeSet<String>, now: SystemTime) -> io::Result<usize> {
         let mut n_removed = 0;
         let staged = fs::read_dir(self.dir.join(STAGING)).into_iter().flatten();
@@ -224,9 +212,6 @@ impl SpecDir {
 
     /// Removes every file of this plugin, as uninstalling it demands. Returns the number of removed specs; a directory that does
     /// not exist has none.
-    ///
-    /// # Errors
-    /// The directory cannot be read, or a file cannot be removed.
     pub fn remove_all(&self) -> io::Result<usize> {
         let staging = self.dir.join(STAGING);
         if staging.exists() {
@@ -250,8 +235,7 @@ impl SpecDir {
         Ok(n_removed)
     }
 
-    /// The text of a spec file; none if it cannot be read. An unchanged file is not opened again, as that would look like a read by
-    /// the runtime.
+    /// The text of a spec file; none if it cannot be read.
     fn content(&self, path: &Path) -> Option<Arc<str>> {
         let version = FileVersion::from(&fs::metadata(path).ok()?);
         // Another opening of the file would look like a read by the runtime to the watch of reads.
@@ -279,8 +263,7 @@ impl SpecDir {
     }
 }
 
-/// Replaces a file in one step: a reader sees the old text or the new. Runtimes notice the change only if the temporary file
-/// lies in the same directory.
+/// Replaces a file in one step. Runtimes notice it only if the temporary file lies in the same directory.
 fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = staging.join(format!(".{file}.tmp"));

@@ -157,8 +157,7 @@ impl Readers {
             .send_if_modified(|state| state.files.remove(file).is_some());
     }
 
-    /// Counts a spec that an earlier process wrote as read from now on: the runtime may have read it before this process began, so
-    /// no start waits for it.
+    /// Counts a spec that an earlier process wrote, and that the runtime may have read then, as read.
     pub fn assume_read(&self, file: &str) {
         self.state.send_modify(|state| {
             state.files.insert(file.to_owned(), Progress::Read);
@@ -183,8 +182,7 @@ impl Readers {
         }
     }
 
-    /// Makes the runtime read all specs, and waits until it has read `files` since they were written. Returns false if the time
-    /// limit passes first.
+    /// Makes the runtime read all specs, and returns true if it has read `files` within the limit.
     async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
         if !is_read {
@@ -226,8 +224,7 @@ impl Readers {
             .send_if_modified(|state| state.started.insert(file.to_owned()));
     }
 
-    /// True if a pod has started with the spec in this file and no read was seen since the file was written: the runtime's CDI is
-    /// off then.
+    /// True if a pod has started with the spec in this file, which was never read since: the runtime's CDI is off then.
     pub fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
         state.started.contains(file) && state.files.get(file) == Some(&Progress::Written)

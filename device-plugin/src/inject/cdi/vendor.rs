@@ -23,8 +23,7 @@ use super::variables;
 /// Length of the longest spec that the plugin reads, in bytes.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// Device nodes that belong to the driver and to no GPU. Of a spec's other nodes none is shared: the specs of some kinds name
-/// every GPU of the node.
+/// The driver's device nodes that belong to no GPU; of a spec's other nodes none is shared, as some specs name every GPU.
 const CONTROL_NODES: [&str; 5] = [
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
@@ -79,7 +78,6 @@ struct SpecFile {
     container_edits: Map<String, Value>,
 }
 
-/// A device of a CDI spec.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SpecDevice {
@@ -93,8 +91,7 @@ impl SpecDevice {
         list(&self.container_edits, "deviceNodes")
     }
 
-    /// Returns true if the spec's device brings no device node of another GPU than this one: a spec that is older than the last
-    /// start of the driver may mean another GPU by a name or an index.
+    /// Returns true if the device brings no node of another GPU: an old spec may mean another one by a name or an index.
     fn is_of_gpu(&self, gpu: &Gpu) -> bool {
         for path in self.nodes().filter_map(path_of) {
             // Other nodes, such as /dev/nvidiactl, belong to no single GPU.
@@ -107,7 +104,6 @@ impl SpecDevice {
     }
 }
 
-/// A spec of one of the kinds.
 #[derive(Debug)]
 struct VendorSpec {
     kind: VendorKind,
@@ -179,9 +175,6 @@ impl VendorSpecs {
     /// Returns a container's edits for the driver, from the first kind that has a spec for the running driver.
     ///
     /// `running` is the version that NVML reports, if it does.
-    ///
-    /// # Errors
-    /// There is no spec, or only one of another driver version.
     pub fn driver(&self, running: Option<&str>) -> Result<DriverEdits, NoDriver> {
         let mut specs = self.read();
         // A stable sort, so that of one kind the spec of the later directory stays first.
@@ -260,8 +253,7 @@ impl VendorSpecs {
         self.read().iter().any(|spec| spec.kind == kind)
     }
 
-    /// The parsed specs of all [`VendorKind`]s in the directories; specs that override others come first. Only changed files are
-    /// parsed again.
+    /// The parsed specs, those that override others first. Only changed files are parsed again.
     fn read(&self) -> Vec<Arc<VendorSpec>> {
         // A panic elsewhere leaves a whole map behind, since the map is replaced in one step.
         let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,7 +279,6 @@ impl VendorSpecs {
     }
 }
 
-/// The devices of these specs that have this name.
 fn devices_named<'a>(specs: &'a [Arc<VendorSpec>], name: &str) -> Vec<&'a SpecDevice> {
     let mut named = Vec::new();
     for spec in specs {

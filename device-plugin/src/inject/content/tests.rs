@@ -1,34 +1,21 @@
 //! Answers and specs, in each mode.
 
 use std::fs;
-use std::time::Duration;
 
 use insta::assert_json_snapshot;
-use proto::memory_unit::MemoryUnit;
-use proto::resource::ResourceNames;
 use serde_json::Value;
 
 use super::*;
 use crate::inject::cdi::vendor::VendorSpecs;
-use crate::inject::enforcement::{Enforcements, Level, same_level};
-use crate::node::pods::{NodePod, Placement, RecordedAmounts};
-use crate::tests::builders::{adapter, gpu, init, pod, rdma, shares, units};
-
-fn settings() -> NodeSettings {
-    NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
-}
+use crate::inject::enforcement::{Level, same_level};
+use crate::node::pods::{NodePod, RecordedAmounts};
+use crate::tests::builders::{adapter, gpu, init, pod, rdma, recipient, settings, shares, units};
 
 fn environment(settings: &NodeSettings, pod: &NodePod, resource: ExtendedResource, minors: &[u32]) -> Value {
     let gpus: Vec<_> = minors.iter().map(|minor| gpu(*minor)).collect();
-    let recipient = Recipient {
-        pod,
-        container: &pod.containers[0],
-        placement: pod.placement.as_ref().ok(),
-        enforcements: &Enforcements::default(),
-    };
     let answer = variable_answer(
         settings,
-        Some(&recipient),
+        Some(&recipient(pod)),
         resource,
         &AssignedDevices::Gpus(gpus.iter().collect()),
     );
@@ -147,16 +134,10 @@ fn only_existing_device_nodes_are_injected() {
         "a path of the host, wherever it is seen from"
     );
     let pod = pod("a", 1, [shares(2)]);
-    let recipient = Recipient {
-        pod: &pod,
-        container: &pod.containers[0],
-        placement: pod.placement.as_ref().ok(),
-        enforcements: &Enforcements::default(),
-    };
     assert_eq!(
         cdi_edits(
             &settings,
-            &recipient,
+            &recipient(&pod),
             ExtendedResource::Shared,
             &AssignedDevices::Gpus(vec![&one])
         )
@@ -195,16 +176,10 @@ fn with_cdi_the_answer_depends_on_the_ids_only() {
         "they need no driver"
     );
     let pod = pod("a", 1, [shares(1)]);
-    let recipient = Recipient {
-        pod: &pod,
-        container: &pod.containers[0],
-        placement: pod.placement.as_ref().ok(),
-        enforcements: &Enforcements::default(),
-    };
     let gpu = gpu(1);
     let edits = cdi_edits(
         &settings(),
-        &recipient,
+        &recipient(&pod),
         ExtendedResource::Shared,
         &AssignedDevices::Gpus(vec![&gpu]),
     );
@@ -245,10 +220,8 @@ fn a_spec_with_limits_brings_the_hook_of_its_gpu() {
     let edits = |level| {
         let enforcements = same_level(level, [gpu(1)]);
         let recipient = Recipient {
-            pod: &pod,
-            container: &pod.containers[0],
-            placement: pod.placement.as_ref().ok(),
             enforcements: &enforcements,
+            ..recipient(&pod)
         };
         cdi_edits(
             &settings,
@@ -286,21 +259,20 @@ fn hami_core_s_files_go_with_its_limits() {
             is_limited,
             ..pod("a", 1, [half.clone()])
         };
-        let recipient = Recipient {
-            pod: &pod,
-            container: &pod.containers[0],
-            placement: pod.placement.as_ref().ok(),
-            enforcements: &Enforcements::default(),
-        };
         let gpu = gpu(0);
         let assigned = AssignedDevices::Gpus(vec![&gpu]);
-        let edits = cdi_edits(&settings, &recipient, ExtendedResource::Shared, &assigned);
+        let edits = cdi_edits(&settings, &recipient(&pod), ExtendedResource::Shared, &assigned);
         let in_spec = edits
             .others
             .get("mounts")
             .and_then(Value::as_array)
             .map_or(0, Vec::len);
-        let answer = variable_answer(&settings, Some(&recipient), ExtendedResource::Shared, &assigned);
+        let answer = variable_answer(
+            &settings,
+            Some(&recipient(&pod)),
+            ExtendedResource::Shared,
+            &assigned,
+        );
         assert_eq!((in_spec, answer.mounts.len()), (n_files, n_files));
     }
 }
@@ -329,28 +301,18 @@ fn the_spec_of_virtual_functions_has_their_files() {
         },
         adapter(1, "uverbs1"),
     );
-    let text = r#"{"rdma":[{"minor":0,"id":"0000:00:00.0","resources":{},"extension":{"vfs":[{"minor":0,"busID":"0000:00:00.1"}]}},
-        {"minor":1,"id":"0000:01:00.0","resources":{}}]}"#;
-    let record = proto::record::Record {
-        allocations: serde_json::from_str(text).unwrap(),
-        assumed_at: Some(1),
-        gpushare: None,
-    };
-    let pod = NodePod {
-        placement: Placement::of_record(record, 1),
-        ..pod("a", 1, [rdma(1)])
-    };
+    let pod = pod("a", 1, [rdma(1)]).recorded(
+        1,
+        json!({"rdma": [
+            {"minor": 0, "id": "0000:00:00.0", "resources": {}, "extension": {"vfs": [{"minor": 0, "busID": "0000:00:00.1"}]}},
+            {"minor": 1, "id": "0000:01:00.0", "resources": {}},
+        ]}),
+    );
     let mut settings = settings();
     settings.device_root = root.path().to_owned();
-    let recipient = Recipient {
-        pod: &pod,
-        container: &pod.containers[0],
-        placement: pod.placement.as_ref().ok(),
-        enforcements: &Enforcements::default(),
-    };
     let edits = cdi_edits(
         &settings,
-        &recipient,
+        &recipient(&pod),
         ExtendedResource::Rdma,
         &AssignedDevices::Others(vec![&first, &second]),
     );

@@ -8,8 +8,7 @@ use super::{Enforcement, HOOK_MISSING, Level};
 /// The first major version of the driver that limits memory per cgroup (CUDA 13.4).
 const FIRST_DRIVER: u32 = 615;
 
-/// The first version of containerd in which a CDI spec replaces a variable that the container's image or pod sets. Earlier versions
-/// append a second value, and NVIDIA's hook reads the first.
+/// The first containerd whose CDI specs replace a variable; earlier ones append a value, and NVIDIA's hook reads the first.
 const FIRST_CONTAINERD: (u32, u32) = (2, 4);
 
 /// The version of the node's cgroup hierarchy.
@@ -45,9 +44,7 @@ pub(super) struct EnforcementFacts {
     pub(super) is_enabled: bool,
     /// Version of the driver, if it is known.
     pub(super) driver: Option<String>,
-    /// The cgroup version.
     pub(super) cgroup: Cgroup,
-    /// The way in which NVIDIA's hook gets into containers.
     pub(super) route: HookRoute,
     /// True if the operator's HAMi-core library is on the node.
     pub(super) has_hami_core: bool,
@@ -55,12 +52,10 @@ pub(super) struct EnforcementFacts {
     pub(super) mps: Option<String>,
 }
 
-/// The facts of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GpuFacts {
     /// True if a spec of the vendor has the hook for this GPU.
     pub(super) has_hook: bool,
-    /// True if the GPU is in MIG mode.
     pub(super) is_mig: bool,
 }
 
@@ -130,8 +125,7 @@ fn driver_obstacle(version: Option<&str>) -> Option<(&'static str, String)> {
     Some(("DriverTooOld", why))
 }
 
-/// The reason, as a word and a sentence, that NVIDIA's hook for memory limits does not run at starts of containers; none if it
-/// runs.
+/// The reason, as a word and a sentence, that NVIDIA's hook for memory limits does not run; none if it runs.
 fn route_obstacle(route: HookRoute) -> Option<(&'static str, &'static str)> {
     match route {
         HookRoute::Spec | HookRoute::Runtime => None,

@@ -21,12 +21,10 @@ use super::{Enforcements, lost_spec_hook};
 /// Interval at which the plugin checks files of the node: the vendor's specs, and those of MPS and HAMi-core.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Time for which GPUs keep the level `driver` while the hook is missing: the vendor's tools delete and write their specs while
-/// pods come, and a start that needs the hook waits for it.
+/// Time for which GPUs keep the level `driver` without the hook: the vendor's tools rewrite their specs while pods come.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// Directories, below the node's root, in which an MPS control daemon has its pipe: NVIDIA's default, that of NVIDIA's device
-/// plugin, and that of NVIDIA's fractioning operator.
+/// Directories of the pipe of an MPS control daemon: NVIDIA's default, its device plugin's, and its fractioning operator's.
 const MPS_DIRECTORIES: [&str; 3] = ["tmp/nvidia-mps", "run/nvidia/mps", "run/nvidia-mps"];
 
 /// The pipe of the MPS control daemon in its directory.
@@ -70,8 +68,7 @@ pub async fn detect_enforcement(
     }
 }
 
-/// Passes on the enforcement level of each GPU if it differs from the one before, and logs each level that has another reason than
-/// before.
+/// Passes on levels that differ from those before, and logs each with another reason.
 fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
     let before = levels.borrow().clone();
     if *before == decided {

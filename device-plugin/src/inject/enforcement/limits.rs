@@ -14,8 +14,7 @@ use crate::node::pods::{NodePod, Placement, RecordedAmounts};
 
 use super::{Enforcements, are_by_driver};
 
-/// The memory that the driver reserves for a container: none. The reservation of a removed container would stay with the cgroups
-/// above it, and the scheduler counts memory already.
+/// No memory is reserved: the reservation of a removed container would stay with the cgroups above it.
 const NO_RESERVATION: &str = "0";
 
 /// HAMi-core's variable for the memory limit of a device, followed by the device's place.

@@ -66,8 +66,7 @@ pub struct VariableFacts {
     pub configured: Option<ConfiguredRuntime>,
     /// True if a spec of NVIDIA's toolkit names one of this node's GPUs by UUID.
     pub toolkit_names_uuid: bool,
-    /// True if GPU Operator's spec is there, or was since this process started; it names `all` alone. The runtime that resolved
-    /// this container's variable by it goes on using it when the file comes back.
+    /// True once GPU Operator's spec has been seen: the runtime goes on using it when the file comes back. It names `all` alone.
     pub has_management_spec: bool,
 }
 

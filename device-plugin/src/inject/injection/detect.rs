@@ -43,8 +43,7 @@ const CONFIGURATION_INTERVAL: Duration = Duration::from_secs(10);
 /// start that needs a missing spec is refused, and kubelet tries it again.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Decides on the injection mode at once and whenever the facts change, and sends decisions to `injection` and events to `recorder`,
-/// until the task is dropped.
+/// Decides on the injection mode at once and whenever the facts change, until the task is dropped.
 pub async fn detect_injection(
     settings: NodeSettings,
     fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -132,15 +131,12 @@ struct InjectionDetector {
     settings: NodeSettings,
     fleet: watch::Receiver<Arc<NodeFleet>>,
     pods: watch::Receiver<NodePods>,
-    /// The runtime's reads of the spec directory.
     readers: Readers,
-    /// kubelet's checkpoint of allocated devices.
     checkpoint: Arc<Checkpoint>,
     /// The edits of the driver's device as the plugin last wrote them.
     driver: Option<Edits>,
     /// The time at which the plugin last prompted the runtime to read the specs.
     prompted: Option<Instant>,
-    /// True once GPU Operator's spec has been seen.
     has_management_spec: bool,
     /// The configuration of the container runtime, and the time at which it was read.
     configured: Option<(Instant, ConfiguredRuntime)>,
@@ -281,18 +277,15 @@ impl InjectionDetector {
 #[cfg(test)]
 mod tests {
     use daemon::api_server::Connection;
-    use http::{Request, Response};
-    use kube::Client;
-    use kube::client::Body;
     use proto::memory_unit::MemoryUnit;
     use proto::resource::ResourceNames;
     use rstest::rstest;
-    use tower_test::mock;
 
     use super::*;
     use crate::inject::mode::Exposure;
     use crate::inject::settings::NodeSettings;
     use crate::node::pods::PodUid;
+    use crate::tests::api_server::ApiServer;
     use crate::tests::builders;
     use crate::tests::node_trees::NodeTree;
 
@@ -343,10 +336,7 @@ mod tests {
         let mut detector = detector(&tree, own, pods);
         detector.settings.injection_mode = None;
         let (sender, mut injection) = watch::channel(None);
-        let connection = Connection::from(Client::new(
-            mock::pair::<Request<Body>, Response<Body>>().0,
-            "default",
-        ));
+        let connection = Connection::from(ApiServer::new().0);
         tokio::spawn(detect_injection(
             detector.settings,
             detector.fleet,

@@ -34,20 +34,17 @@ const GPU_RESOURCES: [ExtendedResource; 3] = [
     ExtendedResource::Whole,
 ];
 
-/// The inputs of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HookInputs<'a> {
     pub(super) pods: &'a NodePods,
     pub(super) fleet: &'a NodeFleet,
     pub(super) settings: &'a NodeSettings,
     pub(super) mode: Mode,
-    /// The enforcement levels of the GPUs.
     pub(super) enforcements: &'a Enforcements,
     /// Namespaces whose containers keep the variable although they request no GPU.
     pub(super) unrestricted: &'a [String],
 }
 
-/// The decision about a container.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum HookDecision {
     /// The container stays as it is, because this plugin does not serve it.
@@ -73,7 +70,6 @@ pub(super) struct DeviceAdjustment {
 }
 
 impl DeviceAdjustment {
-    /// Returns true if the container needs no change.
     pub(super) fn is_empty(&self) -> bool {
         self.env.is_empty() && self.removed_nodes.is_empty() && self.added_nodes.is_empty()
     }
@@ -98,8 +94,7 @@ impl DeviceAdjustment {
 }
 
 impl HookInputs<'_> {
-    /// Decides whether a container is created as it is, with other variables and device nodes, or not at all, or whether that cannot
-    /// be decided yet.
+    /// Decides how a container is created.
     pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {
@@ -157,8 +152,7 @@ impl HookInputs<'_> {
         self.adjust(&recipient, container, &gpus)
     }
 
-    /// Removes the variable from a container that requests no GPU, if it would show any GPU of this node. `is_known` says that the
-    /// pod is known to request none.
+    /// Removes the variable from a container that requests no GPU (`is_known` if that is certain) and would see one.
     fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
         if self.unrestricted.contains(&sandbox.namespace) {
             return HookDecision::Ignore;
@@ -190,8 +184,7 @@ impl HookInputs<'_> {
         is_known && seen::named_gpus(name, self.fleet).is_some()
     }
 
-    /// Decides the change to a container whose pod's record names these GPUs: the variables and device nodes that it lacks of them,
-    /// and the device nodes of other GPUs that it has.
+    /// Decides the change of variables and device nodes for a container whose record names these GPUs.
     fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &[&Gpu]) -> HookDecision {
         let before = seen::value_of(container, VISIBLE_DEVICES);
         let own_before = seen::value_of(container, GPU_DEVICES);
@@ -239,8 +232,7 @@ impl HookInputs<'_> {
         HookDecision::Adjust(Box::new(change))
     }
 
-    /// Removes the device nodes of GPUs that the record does not name, and adds those that it names. The container has the
-    /// libraries of the driver already, as they came with the nodes that it has.
+    /// Replaces the device nodes of other GPUs; the libraries of the driver came with the nodes that the container has.
     fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
         for uuid in present.difference(&change.gpus) {
             if let Some(gpu) = self.fleet.gpu(uuid) {

@@ -54,13 +54,11 @@ impl SeenGpus {
         self.by_container.iter()
     }
 
-    /// The number of containers with GPUs.
     pub(super) fn n_containers(&self) -> usize {
         self.by_container.len()
     }
 
-    /// Records the GPUs of a container that is being created; returns true if they are new. When there are too many containers,
-    /// those whose pods are gone are removed.
+    /// Records the GPUs of a container that is being created; returns true if they are new.
     pub fn record(
         &mut self,
         uid: PodUid,
@@ -91,9 +89,6 @@ pub(super) struct RunningContainers {
 
 impl RunningContainers {
     /// Adds one part of the runtime's report: sandboxes, and containers with the GPUs that they see.
-    ///
-    /// # Errors
-    /// There are too many containers.
     pub(super) fn add(&mut self, part: SynchronizeRequest, fleet: &NodeFleet) -> Result<(), String> {
         for sandbox in part.pods {
             self.sandboxes
@@ -132,8 +127,7 @@ impl RunningContainers {
     }
 }
 
-/// The GPUs that a container sees: those that the vendor's variable names, else those whose device nodes it has, else those
-/// that a CDI spec of this plugin names; none if these are no GPUs of this node.
+/// The GPUs that a container sees: by the vendor's variable, else by device nodes, else by a CDI spec of this plugin.
 pub(super) fn gpus_of(container: &Container, fleet: &NodeFleet) -> Option<BTreeSet<PhysicalId>> {
     let value = value_of(container, VISIBLE_DEVICES);
     if let Some(names) = value
@@ -159,14 +153,12 @@ pub(super) fn named_gpus(value: &str, fleet: &NodeFleet) -> Option<BTreeSet<Phys
     Some(named.into_iter().collect())
 }
 
-/// Returns true if a container has devices from kubelet or the pod's author: a variable that names some, or the device node of a
-/// GPU.
+/// Returns true if a container has a device node of a GPU, or a variable that names devices.
 pub(super) fn has_devices(container: &Container, fleet: &NodeFleet) -> bool {
     value_of(container, VISIBLE_DEVICES).is_some_and(|value| !NAMELESS.contains(&value))
         || !gpus_by_nodes(container, fleet).is_empty()
 }
 
-/// The GPUs whose device nodes a container has.
 pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSet<PhysicalId> {
     let mut nodes = BTreeSet::new();
     if let Some(linux) = &container.linux {
@@ -186,7 +178,6 @@ pub(super) fn value_of<'a>(container: &'a Container, variable: &str) -> Option<&
     values_of(container, variable).last()
 }
 
-/// Every value that a container has for a variable.
 pub(super) fn values_of<'a>(container: &'a Container, variable: &str) -> impl Iterator<Item = &'a str> {
     let pairs = container.env.iter();
     pairs.filter_map(move |pair| pair.strip_prefix(variable)?.strip_prefix('='))

@@ -26,8 +26,7 @@ use super::seen::RunningContainers;
 /// The name of this plugin in the runtime's log.
 const NAME: &str = "gpushare";
 
-/// The place of this plugin among others: the runtime calls plugins in the order of their indices. A late plugin sees the changes
-/// of those before it.
+/// The place of this plugin in the order of calls: a late one sees the changes of those before it.
 const INDEX: &str = "90";
 
 /// The number of the only call that this plugin makes.
@@ -81,7 +80,6 @@ where
     }
 }
 
-/// The payload of an answer, or an error.
 type Answer = Result<Vec<u8>, Status>;
 
 /// A connection to the runtime, and the progress of its conversation.

@@ -146,9 +146,6 @@ impl Placement {
     }
 
     /// Reads a record of a pod that the scheduler assumed at this time, in unix nanoseconds.
-    ///
-    /// # Errors
-    /// The record names no device, or something that cannot be a device.
     pub fn of_record(record: Record, assumed_at: u64) -> Result<Self, Unplaced> {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();
@@ -184,8 +181,7 @@ impl Placement {
         }
     }
 
-    /// The record that the Device object has for a pod in place of its annotations, after a swap or a correction: `allocations`,
-    /// with the assume time and the memory units of the annotated record.
+    /// The record in the Device object, with the assume time and the memory units of the annotated one.
     pub(super) fn of_device_object(
         allocations: &DeviceAllocations,
         annotated: &Result<Self, Unplaced>,

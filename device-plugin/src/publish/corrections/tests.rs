@@ -1,12 +1,10 @@
 //! Loading earlier XIDs, and clearing devices.
 
-use http::{Method, Request, Response};
-use kube::Client;
-use kube::client::Body;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::tests::api_server::{ApiServer, failure};
 use crate::tests::builders;
 use daemon::api_server::Contact;
 
@@ -27,16 +25,11 @@ fn the_annotation_names_the_devices_to_clear(#[case] text: &str, #[case] expecte
 /// The plugin acts on the annotation and then removes it.
 #[tokio::test]
 async fn the_plugin_acts_on_the_annotation_once() {
-    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let (client, mut server) = ApiServer::new();
     let (device, held) = watch::channel(StoredDevice::Unknown);
     let (_fleet, fleet) = watch::channel(Arc::new(builders::fleet(1)));
     let (sender, mut corrections) = mpsc::channel(1);
-    tokio::spawn(clear_devices(
-        Api::all(Client::new(service, "default")),
-        held,
-        fleet,
-        sender,
-    ));
+    tokio::spawn(clear_devices(Api::all(client), held, fleet, sender));
     let object = json!({"metadata": {"name": "n1", "annotations": {CLEAR_UNHEALTHY: "all"}}, "spec": {}});
     device.send_replace(StoredDevice::Present(Box::new(
         serde_json::from_value(object.clone()).unwrap(),
@@ -45,17 +38,15 @@ async fn the_plugin_acts_on_the_annotation_once() {
         corrections.recv().await,
         Some(Correction::Cleared(builders::gpu(0).uuid))
     );
-    let (request, response) = requests.next_request().await.unwrap();
-    assert_eq!(
-        (request.method(), request.uri().path().rsplit('/').next()),
-        (&Method::PATCH, Some("n1"))
+    let (line, body) = server.answer(200, &object).await;
+    assert!(
+        line.starts_with("PATCH ") && line.ends_with("/devices/n1"),
+        "{line}"
     );
-    let body = request.into_body().collect_bytes().await.unwrap();
     assert_eq!(
-        serde_json::from_slice::<Value>(&body).unwrap(),
+        body,
         json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}})
     );
-    response.send_response(Response::new(Body::from(object.to_string().into_bytes())));
 }
 
 fn device(minor: u32, kind: &str, status: &str, reason: &str) -> Value {
@@ -65,22 +56,15 @@ fn device(minor: u32, kind: &str, status: &str, reason: &str) -> Value {
 
 /// The XIDs by minor number, when the API server gives these answers one after the other; `None` is a request without an answer.
 async fn loaded(answers: Vec<Option<(u16, Value)>>) -> Vec<(u32, u64)> {
-    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let devices = Api::all(Client::new(service, "default"));
+    let (client, mut server) = ApiServer::new();
+    let devices = Api::all(client);
     let server = tokio::spawn(async move {
         let mut unanswered = Vec::new();
         for answer in answers {
-            let (request, response) = requests.next_request().await.unwrap();
-            assert!(request.uri().path().ends_with("/devices/n1"), "{}", request.uri());
+            let (line, _, response) = server.next().await;
+            assert!(line.ends_with("/devices/n1"), "{line}");
             match answer {
-                Some((code, body)) => {
-                    response.send_response(
-                        Response::builder()
-                            .status(code)
-                            .body(Body::from(body.to_string().into_bytes()))
-                            .unwrap(),
-                    );
-                }
+                Some((code, body)) => response.send(code, &body),
                 None => unanswered.push(response),
             }
         }
@@ -128,19 +112,16 @@ async fn conditions_of_an_earlier_boot_are_not_read_back() {
     }
 }
 
-fn failure(code: u16, reason: &str) -> (u16, Value) {
-    (
-        code,
-        json!({"kind": "Status", "status": "Failure", "reason": reason, "code": code, "message": "no"}),
-    )
+fn refusal(code: u16, reason: &str) -> (u16, Value) {
+    (code, failure(code, reason, "no"))
 }
 
 #[tokio::test]
 async fn without_a_device_object_nothing_is_read_back() {
     let nonsense = json!({"metadata": {"name": "n1"}, "spec": {"devices": [{"health": "no"}]}});
     for answer in [
-        failure(404, "NotFound"),
-        failure(403, "Forbidden"),
+        refusal(404, "NotFound"),
+        refusal(403, "Forbidden"),
         (200, nonsense),
     ] {
         assert_eq!(loaded(vec![Some(answer)]).await, []);
@@ -154,8 +135,8 @@ async fn without_an_answer_the_plugin_reads_the_object_again() {
         json!({"metadata": {"name": "n1"}, "spec": {"devices": [device(0, "gpu", "False", "Xid79")]}});
     let answers = vec![
         None,
-        Some(failure(500, "InternalError")),
-        Some(failure(429, "TooManyRequests")),
+        Some(refusal(500, "InternalError")),
+        Some(refusal(429, "TooManyRequests")),
         Some((200, object)),
     ];
     assert_eq!(loaded(answers).await, [(0, 79)]);

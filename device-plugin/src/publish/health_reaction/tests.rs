@@ -1,10 +1,9 @@
 //! Events and evictions as devices and pods change.
 
-use http::{Request, Response};
-use kube::client::Body;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::node::pods::PodStage;
+use crate::tests::api_server::ApiServer;
 use crate::tests::builders::{fleet, pod, pods, units};
 
 use super::*;
@@ -169,8 +168,7 @@ fn pods_are_evicted_if_enabled_after_a_delay_and_again_after_a_refusal() {
 /// The API server refuses as long as a disruption budget does not allow it.
 #[tokio::test(start_paused = true)]
 async fn pods_of_an_unhealthy_device_are_evicted_as_the_api_server_allows() {
-    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let client = Client::new(service, "default");
+    let (client, mut server) = ApiServer::new();
     let (_health, fleet) = watch::channel(Arc::new(with(&[(false, "XID 79"), (true, "fine")])));
     let (_pods, pods) = watch::channel(pods([
         pod("a", 1, [units(2)]),
@@ -189,25 +187,17 @@ async fn pods_of_an_unhealthy_device_are_evicted_as_the_api_server_allows() {
         .run(),
     );
     for (answer, after) in [(429, EVICTION_GRACE), (201, EVICTION_GRACE + EVICTION_RETRY)] {
-        let (request, response) = requests.next_request().await.unwrap();
-        let body = request.method().as_str().to_owned() + " " + request.uri().path();
-        assert_eq!(body, "POST /api/v1/namespaces/default/pods/a/eviction");
+        let (line, said, response) = server.next().await;
+        assert_eq!(line, "POST /api/v1/namespaces/default/pods/a/eviction");
         assert!(
             began.elapsed() >= after && began.elapsed() < after + EVICTION_RETRY,
             "after {:?}",
             began.elapsed()
         );
-        let said: Value =
-            serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
         assert_eq!(said["deleteOptions"]["preconditions"]["uid"], "a");
         let word = if answer == 201 { "Success" } else { "Failure" };
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": word, "code": answer, "message": "a budget", "reason": "no"});
-        response.send_response(
-            Response::builder()
-                .status(answer)
-                .body(Body::from(status.to_string().into_bytes()))
-                .unwrap(),
-        );
+        response.send(answer, &status);
     }
     task.abort();
 }

@@ -34,8 +34,7 @@ fn container_id(name: &str) -> Option<&str> {
     is_id.then_some(id)
 }
 
-/// The directories of the cgroups in which these containers' processes start, below the mount point of cgroup v2. A container without
-/// a cgroup is left out.
+/// The directories of these containers' cgroups below the mount point of cgroup v2.
 pub(super) fn find_cgroups(root: &Path, containers: &BTreeSet<&str>) -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
     for directory in subdirectories(root) {
@@ -62,7 +61,6 @@ fn search(parent: &Path, depth: usize, containers: &BTreeSet<&str>, found: &mut 
     }
 }
 
-/// A directory in the hierarchy of cgroups.
 struct Subdirectory {
     name: String,
     path: PathBuf,

@@ -12,7 +12,6 @@ use crate::start::node_state::NodeState;
 
 use super::{ContainerGpu, ContainerMemory, MeasuredMemory, memory_of_containers};
 
-/// The reason of the events.
 const REASON: &str = "GPUMemoryOverShare";
 
 /// The containers that are over their share of a GPU, each with an event on its pod. Pure.

@@ -1,16 +1,12 @@
 //! The removal, its order, and its obstacles.
 
-use http::{Request, Response};
-use http_body_util::BodyExt;
-use kube::Client;
-use kube::client::Body;
 use proto::node::NodeCondition;
 use rstest::rstest;
 use tempfile::TempDir;
-use tower_test::mock::Handle;
 
 use super::*;
 use crate::node::pods::PodStage;
+use crate::tests::api_server::ApiServer;
 use crate::tests::builders::{pod, pods, units};
 
 const SERVED: [&str; 2] = ["aliyun.com/gpu-mem", "koordinator.sh/gpu.shared"];
@@ -81,7 +77,7 @@ fn pods_hold_devices_until_they_end(#[case] stage: PodStage, #[case] holds: bool
 
 struct Scene {
     removal: Removal,
-    requests: Handle<Request<Body>, Response<Body>>,
+    server: ApiServer,
     pods: watch::Sender<NodePods>,
     node: watch::Sender<Option<Node>>,
     dir: TempDir,
@@ -91,12 +87,12 @@ impl Scene {
     /// A node as a plugin leaves it that has ended just now.
     fn new(now: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (service, requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let (client, server) = ApiServer::new();
         let (pods, pods_seen) = watch::channel(pods([]));
         let (node, node_seen) = watch::channel(Some(used()));
         let removal = Removal {
             now,
-            nodes: Api::all(Client::new(service, "default")),
+            nodes: Api::all(client),
             node_name: "n1".to_owned(),
             names: ExtendedResourceNames::default(),
             device_plugin_dir: dir.path().to_owned(),
@@ -106,7 +102,7 @@ impl Scene {
         };
         let scene = Self {
             removal,
-            requests,
+            server,
             pods,
             node,
             dir,
@@ -141,19 +137,15 @@ impl Scene {
     /// One attempt, whose requests are accepted: its outcome, and the requests.
     async fn attempt(&mut self) -> (String, Vec<String>) {
         let mut lines = Vec::new();
-        let Self {
-            removal, requests, ..
-        } = self;
+        let Self { removal, server, .. } = self;
         let mut attempt = std::pin::pin!(removal.attempt());
         loop {
             tokio::select! {
                 biased;
                 outcome = &mut attempt => return (outcome.map_or_else(|obstacle| obstacle.to_string(), |()| "removed".to_owned()), lines),
-                Some((request, answer)) = requests.next_request() => {
-                    let line = format!("{} {}", request.method(), request.uri().path());
-                    let body = request.into_body().collect().await.unwrap().to_bytes();
-                    lines.push(format!("{line} {}", String::from_utf8_lossy(&body)));
-                    answer.send_response(Response::new(Body::from(json!(clean()).to_string().into_bytes())));
+                (line, body, answer) = server.next() => {
+                    lines.push(format!("{line} {body}"));
+                    answer.send(200, &json!(clean()));
                 }
             }
         }

@@ -19,7 +19,6 @@ use crate::node::api_request::within;
 use super::allocation::{ClaimName, DraDevice};
 use super::claims::ClaimedDevice;
 
-/// Time limit of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// Reads claims.
@@ -115,9 +114,6 @@ impl AdminAccess {
     }
 
     /// The devices of a claim that are allocated for administration only.
-    ///
-    /// # Errors
-    /// The API server does not answer, or has another claim of this name.
     async fn get(
         &self,
         claim: &ClaimName,
@@ -165,34 +161,19 @@ fn for_administration(results: Vec<ClaimResult>) -> BTreeSet<DraDevice> {
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, Response};
-    use kube::client::Body;
     use rstest::rstest;
     use serde_json::Value;
-    use tower_test::mock::Handle;
 
     use super::*;
-    use crate::publish::vendor::PodKey;
+    use crate::publish::vendor::claims;
+    use crate::tests::api_server::{ApiServer, failure};
 
     const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 
     fn claimed(device: &str) -> ClaimedDevice {
         ClaimedDevice {
-            pod: PodKey::Named {
-                namespace: "team".to_owned(),
-                name: "monitor".to_owned(),
-            },
-            container: "main".to_owned(),
-            claim: ClaimName {
-                namespace: "team".to_owned(),
-                name: "all-gpus".to_owned(),
-            },
-            device: DraDevice {
-                driver: "gpu.nvidia.com".to_owned(),
-                pool: "n1".to_owned(),
-                name: device.to_owned(),
-            },
             cdi_names: [format!("k8s.gpu.nvidia.com/claim={UID}-{device}")].into(),
+            ..claims::tests::claimed(device)
         }
     }
 
@@ -203,42 +184,35 @@ mod tests {
     fn claim(uid: &str, results: &[Value]) -> Value {
         json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-            "metadata": {"name": "all-gpus", "namespace": "team", "uid": uid},
+            "metadata": {"name": "one-gpu", "namespace": "team", "uid": uid},
             "status": {"allocation": {"devices": {"results": results}}},
         })
     }
 
     fn refusal(code: u16) -> Value {
-        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "x", "code": code})
+        failure(code, "x", "no")
     }
 
     /// Answers one request; its line.
-    async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, object: &Value) -> String {
-        let (request, response) = requests.next_request().await.unwrap();
+    async fn answer(server: &mut ApiServer, object: &Value) -> String {
         let code = object
             .get("code")
             .and_then(Value::as_u64)
             .map_or(200, |code| u16::try_from(code).unwrap());
-        response.send_response(
-            Response::builder()
-                .status(code)
-                .body(Body::from(object.to_string().into_bytes()))
-                .unwrap(),
-        );
-        format!("{} {}", request.method(), request.uri().path())
+        server.answer(code, object).await.0
     }
 
     /// The names of the devices that count, of `gpu-0` and `gpu-1`.
     async fn counted(object: &Value) -> Vec<String> {
-        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let mut access = AdminAccess::new(Client::new(service, "default"));
+        let (client, mut server) = ApiServer::new();
+        let mut access = AdminAccess::new(client);
         let (left, line) = tokio::join!(
             access.without_admin_access(vec![claimed("gpu-0"), claimed("gpu-1")]),
-            answer(&mut requests, object)
+            answer(&mut server, object)
         );
         assert_eq!(
             line,
-            "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/all-gpus"
+            "GET /apis/resource.k8s.io/v1/namespaces/team/resourceclaims/one-gpu"
         );
         left.into_iter().map(|claimed| claimed.device.name).collect()
     }
@@ -249,10 +223,10 @@ mod tests {
     #[case::not_said(claim(UID, &[result("gpu-0", None), result("gpu-1", None)]), &["gpu-0", "gpu-1"])]
     #[case::for_both(claim(UID, &[result("gpu-0", Some(true)), result("gpu-0", None), result("gpu-1", Some(true))]), &["gpu-0"])]
     #[case::another_claim_of_its_name(claim("another", &[result("gpu-0", Some(true)), result("gpu-1", Some(true))]), &["gpu-0", "gpu-1"])]
-    #[case::not_allocated(json!({"metadata": {"name": "all-gpus", "uid": UID}}), &["gpu-0", "gpu-1"])]
+    #[case::not_allocated(json!({"metadata": {"name": "one-gpu", "uid": UID}}), &["gpu-0", "gpu-1"])]
     #[case::forbidden(refusal(403), &["gpu-0", "gpu-1"])]
     #[case::not_served(refusal(404), &["gpu-0", "gpu-1"])]
-    #[case::nonsense(json!({"metadata": {"name": "all-gpus", "uid": UID}, "status": 7}), &["gpu-0", "gpu-1"])]
+    #[case::nonsense(json!({"metadata": {"name": "one-gpu", "uid": UID}, "status": 7}), &["gpu-0", "gpu-1"])]
     #[tokio::test]
     async fn devices_with_admin_access_are_left_out(#[case] object: Value, #[case] expected: &[&str]) {
         assert_eq!(counted(&object).await, expected);
@@ -261,18 +235,18 @@ mod tests {
     /// A claim is read once, again if it could not be read, and again if another one has come in its place.
     #[tokio::test]
     async fn each_claim_is_read_once() {
-        let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let mut access = AdminAccess::new(Client::new(service, "default"));
+        let (client, mut server) = ApiServer::new();
+        let mut access = AdminAccess::new(client);
         let failure = refusal(500);
         let (left, _) = tokio::join!(
             access.without_admin_access(vec![claimed("gpu-0")]),
-            answer(&mut requests, &failure)
+            answer(&mut server, &failure)
         );
         assert_eq!(left.len(), 1);
         let object = claim(UID, &[result("gpu-0", Some(true))]);
         let (left, _) = tokio::join!(
             access.without_admin_access(vec![claimed("gpu-0")]),
-            answer(&mut requests, &object)
+            answer(&mut server, &object)
         );
         assert_eq!(left, []);
         // No request is answered here.
@@ -284,7 +258,7 @@ mod tests {
         let object = claim("e1", &[result("gpu-0", None)]);
         let (left, _) = tokio::join!(
             access.without_admin_access(vec![successor]),
-            answer(&mut requests, &object)
+            answer(&mut server, &object)
         );
         assert_eq!(left.len(), 1);
     }

@@ -131,7 +131,6 @@ pub enum PodKey {
 }
 
 impl PodKey {
-    /// The name of a pod in kubelet's list.
     pub(super) fn of(pod: &PodResources) -> Self {
         Self::Named {
             namespace: pod.namespace.clone(),

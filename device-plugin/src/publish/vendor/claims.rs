@@ -14,20 +14,15 @@ use super::allocation::{Allocation, Claim, ClaimName, DraDevice, PodKey};
 /// A device that a driver has prepared for a claim of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ClaimedDevice {
-    /// The pod of the container.
     pub(super) pod: PodKey,
-    /// The container.
     pub(super) container: String,
-    /// The claim.
     pub(super) claim: ClaimName,
-    /// The device.
     pub(super) device: DraDevice,
     /// The CDI devices that the runtime gives the container for it, and possibly for others of the claim.
     pub(super) cdi_names: BTreeSet<String>,
 }
 
-/// The devices of all claims of all containers. A container that names a single request of a claim counts with
-/// all devices of that claim.
+/// The devices of all claims, for a container that names a single request of a claim too.
 pub(super) fn claimed_devices(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> {
     let mut claimed = Vec::new();
     for pod in &listed.pod_resources {
@@ -63,7 +58,6 @@ enum NamedDevice {
     Gpu(u32),
     /// An instance of the GPU of this minor number.
     Instance(u32),
-    /// A device of another kind.
     Unknown,
 }
 
@@ -117,14 +111,15 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Al
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
     use rstest::rstest;
 
     use super::*;
     use crate::tests::builders::{fleet, gpu};
 
-    fn claimed(device: &str) -> ClaimedDevice {
+    /// A device of a claim of the pod `team/train`.
+    pub(in crate::publish::vendor) fn claimed(device: &str) -> ClaimedDevice {
         ClaimedDevice {
             pod: PodKey::Named {
                 namespace: "team".to_owned(),

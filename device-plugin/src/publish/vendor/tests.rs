@@ -23,7 +23,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::node::pods::{Claimant, NodePod, Unplaced};
+use crate::node::pods::{Claimant, NodePod};
 use crate::tests::builders::{fleet, gpu, pod, pods, units, whole};
 
 const NVIDIA: &str = "nvidia.com/gpu";
@@ -58,11 +58,7 @@ fn unrecorded_pod(name: &str) -> NodePod {
 }
 
 fn unplaced(name: &str, request: ContainerRequest) -> NodePod {
-    NodePod {
-        placement: Err(Unplaced::NoDevice("gpu")),
-        stage: PodStage::Running,
-        ..pod(name, 1, [request])
-    }
+    pod(name, 1, [request]).unplaced().at(PodStage::Running)
 }
 
 fn published(
@@ -94,14 +90,7 @@ fn device_ids_become_uuids_where_the_gpu_is_known(#[case] id: &str, #[case] expe
 
 #[test]
 fn pods_without_a_record_are_published_and_pods_with_one_are_not() {
-    let ours = NodePod {
-        stage: PodStage::Running,
-        ..pod("ours", 1, [whole(1)]).on([0])
-    };
-    let elsewhere = NodePod {
-        stage: PodStage::Running,
-        ..pod("elsewhere", 1, [whole(1)]).on([0])
-    };
+    let [ours, elsewhere] = ["ours", "elsewhere"].map(|name| pod(name, 1, [whole(1)]).at(PodStage::Running));
     let allocations = [
         allocation(named("ours"), &[&uuid(0)]),
         allocation(named("elsewhere"), &[&uuid(1)]),
@@ -122,10 +111,7 @@ fn pods_without_a_record_are_published_and_pods_with_one_are_not() {
 /// A record that names one of two devices does not agree.
 #[test]
 fn a_record_that_names_one_of_two_devices_does_not_agree() {
-    let ours = NodePod {
-        stage: PodStage::Running,
-        ..pod("ours", 1, [whole(2)]).on([0])
-    };
+    let ours = pod("ours", 1, [whole(2)]).at(PodStage::Running);
     let allocations = [allocation(named("ours"), &[&uuid(0), &uuid(1)])];
     assert_eq!(
         published(&allocations, [ours]),
@@ -135,10 +121,7 @@ fn a_record_that_names_one_of_two_devices_does_not_agree() {
 
 #[test]
 fn pods_that_have_ended_hold_nothing() {
-    let ended = NodePod {
-        stage: PodStage::Terminal,
-        ..unrecorded_pod("ended")
-    };
+    let ended = unrecorded_pod("ended").at(PodStage::Terminal);
     let by_uid = |uid: &str| PodKey::Uid(uid.into());
     let allocations = [
         allocation(named("ended"), &[&uuid(0)]),
@@ -288,14 +271,8 @@ fn no_claims() -> AdminAccess {
 }
 
 fn recorder() -> Recorder {
-    let (service, _requests) =
-        tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
-    daemon::events::recorder(
-        &kube::Client::new(service, "default").into(),
-        "test",
-        Some("n1".to_owned()),
-    )
-    .0
+    let (client, _server) = crate::tests::api_server::ApiServer::new();
+    daemon::events::recorder(&client.into(), "test", Some("n1".to_owned())).0
 }
 
 /// Starts a watch with these settings; its devices arrive at the receiver.

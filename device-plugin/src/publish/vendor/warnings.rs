@@ -42,8 +42,7 @@ impl Warnings {
     }
 }
 
-/// The warnings to record now: of each claimed device that is no known GPU, and of each GPU that a claim and the record of a pod
-/// share.
+/// The warnings: claimed devices that are no known GPU, and GPUs that a claim and the record of a pod share.
 fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
     for allocation in allocations {
@@ -102,7 +101,6 @@ fn recorded_gpu_message(allocation: &Allocation, claim: &Claim) -> String {
     )
 }
 
-/// Claim, pod and driver in words, for a warning.
 fn claim_text(allocation: &Allocation, claim: &Claim) -> String {
     let pod = match &allocation.pod {
         PodKey::Named { namespace, name } => format!("{namespace}/{name}"),
@@ -120,30 +118,9 @@ mod tests {
 
     use super::*;
     use crate::node::pods::{Claimant, PodStage};
-    use crate::publish::vendor::allocation::{ClaimName, DraDevice};
-    use crate::publish::vendor::claims::{ClaimedDevice, allocation};
+    use crate::publish::vendor::claims::allocation;
+    use crate::publish::vendor::claims::tests::claimed;
     use crate::tests::builders::{fleet, pod, pods, shares};
-
-    fn claimed(device: &str) -> Allocation {
-        let claimed = ClaimedDevice {
-            pod: PodKey::Named {
-                namespace: "team".to_owned(),
-                name: "train".to_owned(),
-            },
-            container: "main".to_owned(),
-            claim: ClaimName {
-                namespace: "team".to_owned(),
-                name: "one-gpu".to_owned(),
-            },
-            device: DraDevice {
-                driver: "gpu.nvidia.com".to_owned(),
-                pool: "n1".to_owned(),
-                name: device.to_owned(),
-            },
-            cdi_names: BTreeSet::new(),
-        };
-        allocation(claimed, &fleet(3)).unwrap()
-    }
 
     fn now(devices: &[&str], stage: PodStage) -> BTreeSet<Warning> {
         let mut known = pods([
@@ -156,7 +133,10 @@ mod tests {
             name: "train".to_owned(),
             stage,
         });
-        let allocations: Vec<Allocation> = devices.iter().map(|device| claimed(device)).collect();
+        let allocations: Vec<Allocation> = devices
+            .iter()
+            .filter_map(|device| allocation(claimed(device), &fleet(3)))
+            .collect();
         warnings(&allocations, &known, &fleet(3))
     }
 

@@ -1,15 +1,12 @@
 //! The pods to mark.
 
-use http::{Request, Response};
-use http_body_util::BodyExt;
-use kube::Client;
-use kube::client::Body;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::devices::extended_resource::ExtendedResource;
 use crate::node::pods::{PodStage, PodUid};
+use crate::tests::api_server::{ApiServer, failure};
 use crate::tests::builders::{pod, pods, units};
 
 /// True if a pod is to be marked.
@@ -18,17 +15,7 @@ fn is_due(stage: PodStage, has_started: bool, is_assigned: bool) -> bool {
     if has_started {
         log.note_start(&PodUid::from("a"), ExtendedResource::Memory, &[]);
     }
-    let mut now = NodePod {
-        stage,
-        ..pod("a", 1, [units(1), units(2)])
-    };
-    now.placement
-        .as_mut()
-        .unwrap()
-        .gpushare
-        .as_mut()
-        .unwrap()
-        .assigned = is_assigned;
+    let now = pod("a", 1, [units(1), units(2)]).at(stage).assigned(is_assigned);
     !unmarked(&pods([now]), &log).is_empty()
 }
 
@@ -51,18 +38,14 @@ fn the_assigned_annotation_is_due_once_a_container_may_start(
 /// Assigned is derived, not written, for pods of the other dialect.
 #[test]
 fn koordinator_pods_get_no_assigned_annotation() {
-    let mut running = NodePod {
-        stage: PodStage::Running,
-        ..pod("a", 1, [units(1)])
-    };
+    let mut running = pod("a", 1, [units(1)]).at(PodStage::Running);
     running.placement.as_mut().unwrap().gpushare = None;
     assert_eq!(unmarked(&pods([running]), &AllocateLog::default()), []);
 }
 
 /// Marks a pod at an API server that answers with `code`; what was sent, and whether that counts as done.
 async fn mark_with(code: u16, message: &str) -> (String, Value, bool) {
-    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let client = Client::new(service, "default");
+    let (client, mut server) = ApiServer::new();
     let due = NodePod {
         uid: PodUid::from("u1"),
         namespace: "team".to_owned(),
@@ -70,23 +53,12 @@ async fn mark_with(code: u16, message: &str) -> (String, Value, bool) {
     };
     let mark = [(MEM_ASSIGNED.to_owned(), "true".to_owned())].into();
     let marking = tokio::spawn(async move { annotate(&client, &due, &mark).await });
-    let (request, answer) = requests.next_request().await.unwrap();
-    let line = format!("{} {}", request.method(), request.uri().path());
-    let body = request.into_body().collect().await.unwrap().to_bytes();
-    let success = json!({"metadata": {"name": "p"}});
-    let failure = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": "x", "code": code});
-    let object = if code == 200 { success } else { failure };
-    answer.send_response(
-        Response::builder()
-            .status(code)
-            .body(Body::from(object.to_string().into_bytes()))
-            .unwrap(),
-    );
-    (
-        line,
-        serde_json::from_slice(&body).unwrap(),
-        marking.await.unwrap().is_ok(),
-    )
+    let object = match code {
+        200 => json!({"metadata": {"name": "p"}}),
+        _ => failure(code, "x", message),
+    };
+    let (line, body) = server.answer(code, &object).await;
+    (line, body, marking.await.unwrap().is_ok())
 }
 
 /// The assume time is the order of the pods and stays as it is; the UID guards against a successor of the same name.

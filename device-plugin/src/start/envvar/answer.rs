@@ -91,8 +91,7 @@ fn answer_match(
     response
 }
 
-/// The devices that the record of the matched pod (`placement`) names, healthy or not, if all of them are on this node; else the
-/// devices of the call's device IDs.
+/// The devices of the pod's record (`placement`), if all are on this node; else those of the call's IDs.
 fn assigned_devices<'a>(
     fleet: &'a NodeFleet,
     placement: Option<&Placement>,

@@ -21,9 +21,6 @@ const MAX_SWAPS: usize = 16;
 ///
 /// Returns another pod if only another snapshot can show which of the two has the devices. It is the starting pod itself if its
 /// record has changed too often to decide by this snapshot.
-///
-/// # Errors
-/// The records could not be swapped.
 pub(crate) async fn settle<'a>(
     checked: &mut CheckedStart<'a>,
     snapshot: &'a KubeletSnapshot,
@@ -58,8 +55,7 @@ pub(crate) async fn settle<'a>(
     Ok(Some(uid))
 }
 
-/// Completes a verification: checks the container's environment after a success, and looks for a pod to swap records with after a
-/// refusal.
+/// Completes a verification: checks the environment, or looks for a pod to swap records with.
 pub(crate) fn verification(
     checked: &CheckedStart<'_>,
     snapshot: &KubeletSnapshot,

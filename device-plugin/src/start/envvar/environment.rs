@@ -21,9 +21,6 @@ use crate::start::verify::StartRefusal;
 use crate::start::verify::container::StartingContainer;
 
 /// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable.
-///
-/// # Errors
-/// Something else than the record decides the devices or limits of the container.
 pub(super) fn check_environment(
     starting: &StartingContainer<'_>,
     enforcements: &Enforcements,
@@ -174,8 +171,7 @@ fn check_limits(
 /// A device, its virtual function if the device node belongs to one, and the path of the device node.
 type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
-/// Every device node of this node's devices of a resource's type, with the device that it belongs to. Those of GPUs are left out:
-/// answers to kubelet never name them.
+/// Every device node of a resource's devices with its device; those of GPUs are in no answer.
 fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {

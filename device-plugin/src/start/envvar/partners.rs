@@ -88,8 +88,7 @@ enum PartnerRank {
     MayBeAnswered,
 }
 
-/// The most suitable other pod whose record names exactly the devices `fixed`, which this pod sees for as long as it lives; the
-/// containers of the other pod do not see them.
+/// The most suitable pod whose record names exactly the devices `fixed`, and whose containers do not see them.
 fn best_partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
@@ -135,8 +134,7 @@ fn recorded_devices(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option<Devic
     evidence.recorded_devices(pod, pod.record()?).ok()
 }
 
-/// The rank of the pod `other` by one type of device, of which it sees `visible`, while the refused pod sees `seen` and its record
-/// names `recorded`; none if `other` must keep its record.
+/// The rank of `other` by one type of device; none if it must keep its record.
 fn rank(
     evidence: &StartEvidence<'_>,
     other: &NodePod,

@@ -26,7 +26,6 @@ pub struct AnsweredCall {
     pub count: u64,
 }
 
-/// An answer that this process has given.
 #[derive(Clone, Debug)]
 struct LoggedAnswer {
     /// The pod that the call was matched with, if any.
@@ -34,8 +33,7 @@ struct LoggedAnswer {
     response: ContainerAllocateResponse,
 }
 
-/// Values by resource and sorted device IDs, by which kubelet names a container. Nested, so that a look-up copies no ID: a
-/// container may have thousands.
+/// Values by resource and sorted device IDs. Nested, so that a look-up copies no ID: a container may have thousands.
 type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 
 /// The answered calls of every pod of this node.
@@ -47,8 +45,7 @@ pub struct AllocateLog {
     pub(super) admitting: Option<PodUid>,
     /// Pods that kubelet seems to have given up before it made all their calls.
     doubtful: BTreeSet<PodUid>,
-    /// Pods that were bound before this process began, for which an earlier process may have answered; none until the first
-    /// complete list of pods.
+    /// Pods that were bound before this process began; none until the first complete list of pods.
     existing: Option<BTreeSet<PodUid>>,
     /// kubelet's checkpoint at the start of this process, kept until the existing pods are known.
     checkpoint_at_start: Option<Vec<Allocated>>,
@@ -78,8 +75,6 @@ pub struct AllocateLog {
     started_containers: ByIds<()>,
     /// The resources that kubelet calls for, once they are known.
     offered: Option<Vec<ExtendedResource>>,
-    /// [`NodePods::n_left`] when pods that are gone were last removed; none if the pods have to be compared in any case.
-    seen_left: Option<u64>,
     /// The checkpoint that the log was last corrected by.
     corrected_by: Option<Arc<Vec<Allocated>>>,
     /// At the last correction by a checkpoint, the numbers of answers, of pods that had come, and of pods that had left.
@@ -123,8 +118,7 @@ impl AllocateLog {
             .any(|pod| pod.stage == PodStage::Bound && !self.is_doubtful(&pod.uid) && !self.is_complete(pod))
     }
 
-    /// Adds the calls of existing pods that kubelet's checkpoint names. If it names only a part of a pod's calls, the pod's
-    /// admission is under way.
+    /// Adds the calls of existing pods that kubelet's checkpoint names; a pod with a part of them is being admitted.
     pub fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.is_checkpoint_loaded = true;
         let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
@@ -262,8 +256,7 @@ impl AllocateLog {
         in_use
     }
 
-    /// Records the call that this match answers, as the latest call of the matched pod. A match that corrects an earlier one moves
-    /// that pod's calls first.
+    /// Records the call of this match as the latest of its pod; a match that corrects another moves that pod's calls first.
     pub fn record(&mut self, found: Match, pods: &NodePods) {
         let Match {
             pod: uid,
@@ -295,7 +288,6 @@ impl AllocateLog {
     /// Moves the calls of `mistaken` to the pod `uid`, whose further calls are answered with the same record as the moved ones.
     fn correct(&mut self, mistaken: &PodUid, uid: &PodUid, record_of: PodUid, pods: &NodePods) {
         self.admitting = None;
-        self.seen_left = None;
         self.calls.remove(mistaken);
         self.swap_answers(mistaken, uid);
         if record_of == *self.plan.record_of(uid) {
@@ -320,8 +312,7 @@ impl AllocateLog {
         }
     }
 
-    /// Corrects the log by kubelet's checkpoint. Returns at once if neither the checkpoint nor the log has changed since the last
-    /// call.
+    /// Corrects the log by kubelet's checkpoint, unless neither has changed since the last call.
     pub fn correct_by_checkpoint(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
         let state = (self.n_added, pods.n_arrived(), pods.n_left());
         // Called at every start, and the checkpoint of a full node has thousands of IDs.
@@ -379,8 +370,6 @@ impl AllocateLog {
     fn exchange_calls(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
         // It was chosen by the log before this correction.
         self.preferred = None;
-        // `mistaken` may be gone already, and gets entries here that the next `forget_gone` must find.
-        self.seen_left = None;
         let moved = self.calls.remove(mistaken).unwrap_or_default();
         let back = self.calls.remove(real).unwrap_or_default();
         let mut moved = self.as_calls_of(real, &moved, pods);
@@ -422,14 +411,12 @@ impl AllocateLog {
 
     /// Notes that the two pods have swapped their records.
     pub fn note_swap(&mut self, one: &PodUid, other: &PodUid) {
-        self.seen_left = None;
         self.plan.note_swap(one, other);
     }
 
     /// Matches the further calls of each of the two pods with the other's record until their records are swapped.
     pub fn plan_swap(&mut self, one: &PodUid, other: &PodUid) {
         self.preferred = None;
-        self.seen_left = None;
         if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
             self.plan.swap(one, other);
         }
@@ -490,10 +477,6 @@ impl AllocateLog {
 
     /// Removes everything about pods that the API server does not have any more.
     pub fn forget_gone(&mut self, pods: &NodePods) {
-        // Called at every change of a pod, and only a pod that leaves makes an entry out of date.
-        if self.seen_left.replace(pods.n_left()) == Some(pods.n_left()) {
-            return;
-        }
         let is_there = |uid: &PodUid| pods.get(uid).is_some();
         self.calls.retain(|uid, _| is_there(uid));
         for answers in self.answers.values_mut() {
@@ -578,7 +561,6 @@ fn contains(calls: &[AnsweredCall], call: AnsweredCall) -> bool {
         .any(|known| known.container == call.container && known.resource == call.resource)
 }
 
-/// The number of values for all resources together.
 fn len<T>(by_ids: &ByIds<T>) -> usize {
     by_ids.values().map(HashMap::len).sum()
 }

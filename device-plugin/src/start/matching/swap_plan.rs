@@ -51,8 +51,7 @@ impl SwapPlan {
         }
     }
 
-    /// Removes pods that are gone: the pod for which the record of a gone pod was planned gets the record that was planned for the
-    /// gone pod.
+    /// Removes pods that are gone: their planned records go to those for which theirs were planned.
     pub(super) fn forget_gone(&mut self, is_there: impl Fn(&PodUid) -> bool) {
         let mut gone = Vec::new();
         for (pod, record_of) in &self.0 {

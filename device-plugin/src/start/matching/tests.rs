@@ -1,5 +1,6 @@
 //! Tables of matched pods, and random admissions in kubelet's order.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -9,8 +10,8 @@ use rstest::rstest;
 
 use super::*;
 use crate::node::kubelet_checkpoint::Allocated;
-use crate::node::pods::{Requests, Unplaced};
-use crate::tests::builders::{gpu, init, pod, pods, shares, units};
+use crate::node::pods::Requests;
+use crate::tests::builders::{allocated, gpu, init, pod, pods, shares, units};
 use ExtendedResource::{Memory, Shared};
 
 mod restarts;
@@ -48,7 +49,11 @@ impl Scene {
         )
     }
 
-    /// One answered call; `pod/container`.
+    /// Answered calls for memory units: `pod/container` of each.
+    fn memory<const N: usize>(&mut self, counts: [u64; N]) -> [String; N] {
+        counts.map(|count| self.call(Memory, count))
+    }
+
     fn call(&mut self, resource: ExtendedResource, count: u64) -> String {
         self.call_on(resource, count, &[])
     }
@@ -65,18 +70,38 @@ impl Scene {
     }
 
     /// One answered call about an ID of that name: `pod/container`, and the GPUs of the record that it was answered with.
-    fn call_for(&mut self, resource: ExtendedResource, count: u64, id: &str) -> (String, String) {
+    fn call_for(&mut self, resource: ExtendedResource, count: u64, id: &str) -> String {
         let found = self.ask(resource, count, &[], MatchAttempt::Last).unwrap();
-        let container = format!("{}/{}", found.pod.as_str(), found.container);
-        let gpus = found.placement.as_ref().unwrap().to_string();
+        let answer = format!(
+            "{}/{} on {}",
+            found.pod.as_str(),
+            found.container,
+            found.placement.as_ref().unwrap()
+        );
+        self.answer(resource, id, Some(found.pod.clone()));
+        self.log.record(found, &self.pods);
+        answer
+    }
+
+    /// Notes an answer about this ID.
+    fn answer(&mut self, resource: ExtendedResource, id: &str, pod: Option<PodUid>) {
         self.log.add_answer(
             resource,
             &[id.to_owned()],
-            Some(found.pod.clone()),
+            pod,
             ContainerAllocateResponse::default(),
         );
-        self.log.record(found, &self.pods);
-        (container, gpus)
+    }
+
+    /// Reads a checkpoint with these entries.
+    fn correct(&mut self, entries: impl Into<Vec<Allocated>>) {
+        self.log
+            .correct_by_checkpoint(&Arc::new(entries.into()), &self.pods);
+    }
+
+    fn delete(&mut self, name: &str) {
+        self.pods.delete(&PodUid::from(name));
+        self.log.forget_gone(&self.pods);
     }
 
     fn change(&mut self, name: &str, change: impl FnOnce(&mut NodePod)) {
@@ -86,28 +111,48 @@ impl Scene {
     }
 }
 
-#[test]
-fn a_call_matches_the_pod_with_the_earliest_assume_time_once() {
-    let mut scene = Scene::new([
-        pod("a", 2, [units(2)]),
-        pod("b", 1, [units(2)]),
-        pod("c", 3, [units(3)]),
-    ]);
-    assert_eq!(
-        [
-            scene.call(Memory, 2),
-            scene.call(Memory, 2),
-            scene.call(Memory, 3)
-        ],
-        ["b/0", "a/0", "c/0"]
-    );
-    assert_eq!(scene.call(Memory, 2), "NoPod");
-}
-
-#[test]
-fn pods_with_equal_assume_times_are_ordered_by_name() {
-    let mut scene = Scene::new([pod("b", 1, [units(2)]), pod("a", 1, [units(2)])]);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+#[rstest]
+#[case::the_earliest_assume_time_comes_first(
+    [pod("a", 2, [units(2)]), pod("b", 1, [units(2)]), pod("c", 3, [units(3)])],
+    [2, 2, 3, 2],
+    ["b/0", "a/0", "c/0", "NoPod"]
+)]
+#[case::equal_assume_times_are_ordered_by_name([pod("b", 1, [units(2)]), pod("a", 1, [units(2)])], [2, 2], ["a/0", "b/0"])]
+#[case::a_pod_in_admission_comes_before_an_earlier_assume_time(
+    [pod("early", 1, [units(2)]), pod("late", 2, [units(4), units(2)])],
+    [4, 2, 2],
+    ["late/0", "late/1", "early/0"]
+)]
+#[case::a_later_pod_without_a_record_comes_after_the_earlier_one([pod("z", 1, [units(2)]), unplaced_pod("a", 2)], [2, 2], ["z/0", "a/0"])]
+// kubelet turned it away itself and went on; the report of that is on its way.
+#[case::a_rejected_pod_without_a_record_blocks_no_other_pod(
+    [unplaced_pod("u", 2), pod("a", 1, [units(3)]), pod("b", 2, [units(2)])],
+    [3, 2],
+    ["a/0", "b/0"]
+)]
+#[case::a_pod_without_a_record_blocks_only_calls_that_it_could_make(
+    [unplaced_pod("x", 2), pod("a", 1, [units(3)])],
+    [4, 2, 3],
+    ["NoPod", "x/0", "a/0"]
+)]
+// `b` explains both calls and has the GPU of `a`; `c` would be given another one.
+#[case::a_match_on_the_same_gpu_comes_before_one_on_another(
+    [pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)]), pod("c", 3, [units(3)]).on([1])],
+    [2, 3, 3],
+    ["a/0", "b/1", "c/0"]
+)]
+// Two pods begin with the same call and have the same GPU; the second call distinguishes them.
+#[case::a_wrong_first_match_is_corrected_by_the_second_call(
+    [pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(2), units(3)])],
+    [2, 3, 2, 4],
+    ["a/0", "b/1", "a/0", "a/1"]
+)]
+fn calls_match<const P: usize, const N: usize>(
+    #[case] all: [NodePod; P],
+    #[case] counts: [u64; N],
+    #[case] expected: [&str; N],
+) {
+    assert_eq!(Scene::new(all).memory(counts), expected);
 }
 
 #[test]
@@ -133,20 +178,6 @@ fn containers_match_in_order_and_resources_of_one_in_any_order() {
     );
 }
 
-/// The pod whose admission is under way comes before one that was assumed earlier.
-#[test]
-fn a_pod_in_admission_comes_before_one_with_an_earlier_assume_time() {
-    let mut scene = Scene::new([pod("early", 1, [units(2)]), pod("late", 2, [units(4), units(2)])]);
-    assert_eq!(
-        [
-            scene.call(Memory, 4),
-            scene.call(Memory, 2),
-            scene.call(Memory, 2)
-        ],
-        ["late/0", "late/1", "early/0"]
-    );
-}
-
 #[test]
 fn the_gpus_of_the_ids_decide_before_the_assume_time() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
@@ -158,17 +189,6 @@ fn the_gpus_of_the_ids_decide_before_the_assume_time() {
     );
 }
 
-fn written(pod: &str, container: &str, resource: ExtendedResource, ids: &[&str]) -> Allocated {
-    let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-    Allocated {
-        pod: PodUid::from(pod),
-        container: container.to_owned(),
-        resource,
-        ids,
-        answer: ContainerAllocateResponse::default(),
-    }
-}
-
 /// kubelet's checkpoint shows that it admitted `b`, though `a` was assumed earlier: each is matched with the other's record, and `c`
 /// with its own.
 #[test]
@@ -178,23 +198,11 @@ fn equal_pods_admitted_in_another_order_are_planned_to_swap() {
         pod("b", 2, [units(2)]).on([1]),
         pod("c", 3, [units(2)]).on([2]),
     ]);
-    assert_eq!(
-        scene.call_for(Memory, 2, "x"),
-        ("a/0".to_owned(), "minor 0".to_owned())
-    );
-    scene
-        .log
-        .correct_by_checkpoint(&Arc::new(vec![written("b", "u2", Memory, &["x"])]), &scene.pods);
-    assert_eq!(
-        scene.call_for(Memory, 2, "y"),
-        ("a/0".to_owned(), "minor 1".to_owned())
-    );
-    assert_eq!(
-        scene.call_for(Memory, 2, "z"),
-        ("c/0".to_owned(), "minor 2".to_owned())
-    );
-    scene.pods.delete(&PodUid::from("b"));
-    scene.log.forget_gone(&scene.pods);
+    assert_eq!(scene.call_for(Memory, 2, "x"), "a/0 on minor 0");
+    scene.correct([allocated("b", "u2", Memory, &["x"])]);
+    assert_eq!(scene.call_for(Memory, 2, "y"), "a/0 on minor 1");
+    assert_eq!(scene.call_for(Memory, 2, "z"), "c/0 on minor 2");
+    scene.delete("b");
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
@@ -206,30 +214,22 @@ fn each_record_is_used_once() {
     let mut given = Vec::new();
     for n in (0..4).rev() {
         let ids = format!("id{n}");
-        given.push(scene.call_for(Memory, 2, &ids).1);
-        known.push(written(&format!("p{n}"), "u2", Memory, &[&ids]));
-        scene
-            .log
-            .correct_by_checkpoint(&Arc::new(known.clone()), &scene.pods);
+        given.push(scene.call_for(Memory, 2, &ids));
+        known.push(allocated(&format!("p{n}"), "u2", Memory, &[&ids]));
+        scene.correct(known.clone());
     }
-    given.sort();
-    assert_eq!(given, ["minor 0", "minor 1", "minor 2", "minor 3"]);
+    let gpus: BTreeSet<_> = given.iter().map(|answer| answer.rsplit(' ').next()).collect();
+    assert_eq!(gpus, ["0", "1", "2", "3"].map(Some).into());
 }
 
 /// The other pod of a planned swap is gone: the pod keeps its own record.
 #[test]
 fn a_planned_swap_with_a_deleted_pod_is_dropped() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
-    assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
-    scene
-        .log
-        .correct_by_checkpoint(&Arc::new(vec![written("b", "u2", Memory, &["x"])]), &scene.pods);
-    scene.pods.delete(&PodUid::from("b"));
-    scene.log.forget_gone(&scene.pods);
-    assert_eq!(
-        scene.call_for(Memory, 2, "y"),
-        ("a/0".to_owned(), "minor 0".to_owned())
-    );
+    assert_eq!(scene.call_for(Memory, 2, "x"), "a/0 on minor 0");
+    scene.correct([allocated("b", "u2", Memory, &["x"])]);
+    scene.delete("b");
+    assert_eq!(scene.call_for(Memory, 2, "y"), "a/0 on minor 0");
 }
 
 /// Pods that look alike to kubelet and request other amounts cannot swap.
@@ -240,33 +240,21 @@ fn pods_with_different_amounts_do_not_swap() {
         ..pod(name, assumed_at, [shares(1)])
     };
     let mut scene = Scene::new([asking("a", 1, 1).on([0]), asking("b", 2, 2).on([1])]);
-    assert_eq!(scene.call_for(Shared, 1, "x").0, "a/0");
-    scene
-        .log
-        .correct_by_checkpoint(&Arc::new(vec![written("b", "s1", Shared, &["x"])]), &scene.pods);
-    assert_eq!(
-        scene.call_for(Shared, 1, "y"),
-        ("a/0".to_owned(), "minor 0".to_owned())
-    );
+    assert_eq!(scene.call_for(Shared, 1, "x"), "a/0 on minor 0");
+    scene.correct([allocated("b", "s1", Shared, &["x"])]);
+    assert_eq!(scene.call_for(Shared, 1, "y"), "a/0 on minor 0");
 }
 
 /// kubelet removes the entries of ended pods late.
 #[test]
 fn a_checkpoint_entry_of_an_ended_pod_proves_nothing() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]).on([0])]);
-    assert_eq!(scene.call_for(Memory, 2, "x").0, "old/0");
-    let stale = written("old", "u2", Memory, &["x"]);
-    scene
-        .log
-        .correct_by_checkpoint(&Arc::new(vec![stale.clone()]), &scene.pods);
+    assert_eq!(scene.call_for(Memory, 2, "x"), "old/0 on minor 0");
+    let stale = allocated("old", "u2", Memory, &["x"]);
+    scene.correct([stale.clone()]);
     scene.pods.apply(pod("new", 2, [units(2)]).on([1]));
-    assert_eq!(
-        scene.call_for(Memory, 2, "x"),
-        ("new/0".to_owned(), "minor 1".to_owned())
-    );
-    scene
-        .log
-        .correct_by_checkpoint(&Arc::new(vec![stale]), &scene.pods);
+    assert_eq!(scene.call_for(Memory, 2, "x"), "new/0 on minor 1");
+    scene.correct([stale]);
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
@@ -274,16 +262,9 @@ fn a_checkpoint_entry_of_an_ended_pod_proves_nothing() {
 #[test]
 fn a_call_answered_before_its_pod_was_known_is_recorded_later() {
     let mut scene = Scene::new([]);
-    scene.log.add_answer(
-        Memory,
-        &["x".to_owned()],
-        None,
-        ContainerAllocateResponse::default(),
-    );
+    scene.answer(Memory, "x", None);
     scene.pods.apply(pod("a", 1, [units(2)]));
-    scene
-        .log
-        .correct_by_checkpoint(&Arc::new(vec![written("a", "u2", Memory, &["x"])]), &scene.pods);
+    scene.correct([allocated("a", "u2", Memory, &["x"])]);
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
@@ -291,13 +272,8 @@ fn a_call_answered_before_its_pod_was_known_is_recorded_later() {
 #[test]
 fn an_unchanged_checkpoint_is_read_again_when_its_pod_is_known() {
     let mut scene = Scene::new([]);
-    let known = Arc::new(vec![written("a", "u2", Memory, &["x"])]);
-    scene.log.add_answer(
-        Memory,
-        &["x".to_owned()],
-        None,
-        ContainerAllocateResponse::default(),
-    );
+    let known = Arc::new(vec![allocated("a", "u2", Memory, &["x"])]);
+    scene.answer(Memory, "x", None);
     scene.log.correct_by_checkpoint(&known, &scene.pods);
     scene.pods.apply(pod("a", 1, [units(2)]));
     scene.log.correct_by_checkpoint(&known, &scene.pods);
@@ -313,9 +289,8 @@ fn a_pod_deleted_without_a_checkpoint_entry_does_not_change_the_order() {
         pod("c", 3, [units(2)]),
         pod("d", 4, [units(2)]),
     ]);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
-    scene.pods.delete(&PodUid::from("a"));
-    scene.log.forget_gone(&scene.pods);
+    assert_eq!(scene.memory([2, 2]), ["a/0", "b/0"]);
+    scene.delete("a");
     scene.change("c", |pod| pod.stage = PodStage::Running);
     scene.log.forget_gone(&scene.pods);
     assert_eq!(
@@ -325,29 +300,20 @@ fn a_pod_deleted_without_a_checkpoint_entry_does_not_change_the_order() {
     );
 }
 
-/// An entry that this process did not answer says nothing about its own answers.
-#[test]
-fn checkpoint_entries_of_an_earlier_process_prove_nothing() {
-    let mut scene = Scene::new([
+/// Neither an entry of an earlier process nor a pod that was admitted before the first answer contradicts the answers.
+#[rstest]
+fn pods_admitted_before_an_answer_do_not_contradict_it(#[values(true, false)] is_of_earlier_process: bool) {
+    let all = [
         pod("old", 1, [units(2)]),
         pod("a", 2, [units(2)]),
         pod("b", 3, [units(2)]),
-    ]);
-    scene.log.note_existing_pods(&pods([pod("old", 1, [units(2)])]));
+    ];
+    let mut scene = Scene::new(all);
+    if is_of_earlier_process {
+        scene.log.note_existing_pods(&pods([pod("old", 1, [units(2)])]));
+    }
     scene.change("old", |pod| pod.stage = PodStage::Running);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
-}
-
-/// Nor does a pod that was admitted before the first answer.
-#[test]
-fn pods_admitted_before_an_answer_do_not_contradict_it() {
-    let mut scene = Scene::new([
-        pod("old", 1, [units(2)]),
-        pod("a", 2, [units(2)]),
-        pod("b", 3, [units(2)]),
-    ]);
-    scene.change("old", |pod| pod.stage = PodStage::Running);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+    assert_eq!(scene.memory([2, 2]), ["a/0", "b/0"]);
 }
 
 type Change = fn(&mut NodePod);
@@ -371,7 +337,7 @@ fn a_pod_that_cannot_have_made_the_call_is_not_matched(#[case] change: Change) {
 fn a_terminating_pod_that_kubelet_admits_keeps_its_place() {
     let mut scene = Scene::new([pod("a", 1, [units(2)]).on([0]), pod("b", 2, [units(2)]).on([1])]);
     scene.change("a", |pod| pod.deleting = true);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "b/0"]);
+    assert_eq!(scene.memory([2, 2]), ["a/0", "b/0"]);
 }
 
 /// kubelet went on to a later pod, so it has passed over the one being deleted: no pod gets its devices.
@@ -383,7 +349,7 @@ fn a_terminating_pod_that_kubelet_skips_delays_no_other_pod() {
         pod("c", 3, [units(2)]).on([1]),
     ]);
     scene.change("a", |pod| pod.deleting = true);
-    assert_eq!([scene.call(Memory, 3), scene.call(Memory, 2)], ["b/0", "c/0"]);
+    assert_eq!(scene.memory([3, 2]), ["b/0", "c/0"]);
     assert_eq!(
         scene.ask(Memory, 2, &[], MatchAttempt::Early),
         Err(NoMatch::NoPod),
@@ -401,7 +367,7 @@ fn a_terminating_pod_that_kubelet_skips_makes_no_other_pod_fail() {
     scene.change("b", |pod| pod.stage = PodStage::Running);
     scene.pods.delete(&PodUid::from("a"));
     scene.pods.apply(pod("c", 3, [units(2)]));
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["c/0", "NoPod"]);
+    assert_eq!(scene.memory([2, 2]), ["c/0", "NoPod"]);
 }
 
 #[test]
@@ -412,10 +378,7 @@ fn a_terminating_pod_on_other_gpus_than_the_ids_comes_last() {
 }
 
 fn unplaced_pod(name: &str, units_asked: u64) -> NodePod {
-    NodePod {
-        placement: Err(Unplaced::NoDevice("gpu")),
-        ..pod(name, 0, [units(units_asked)])
-    }
+    pod(name, 0, [units(units_asked)]).unplaced()
 }
 
 /// It would use devices that are counted for the pod that came later.
@@ -436,25 +399,7 @@ fn an_earlier_pod_without_a_record_does_not_get_the_devices_of_a_later_one() {
         Ok(None)
     );
     assert_eq!(scene.call(Memory, 2), "z/0");
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["a/0", "NoPod"]);
-}
-
-#[test]
-fn a_later_pod_without_a_record_comes_after_the_earlier_one() {
-    let mut scene = Scene::new([pod("z", 1, [units(2)]), unplaced_pod("a", 2)]);
-    assert_eq!(scene.call(Memory, 2), "z/0");
-    assert_eq!(scene.call(Memory, 2), "a/0");
-}
-
-/// kubelet turned it away itself and went on; the report of that is on its way.
-#[test]
-fn a_pod_without_a_record_that_kubelet_rejected_blocks_no_other_pod() {
-    let mut scene = Scene::new([
-        unplaced_pod("u", 2),
-        pod("a", 1, [units(3)]),
-        pod("b", 2, [units(2)]),
-    ]);
-    assert_eq!([scene.call(Memory, 3), scene.call(Memory, 2)], ["a/0", "b/0"]);
+    assert_eq!(scene.memory([2, 2]), ["a/0", "NoPod"]);
 }
 
 #[test]
@@ -488,24 +433,6 @@ fn a_call_matches_the_pod_of_its_preferred_ids() {
     assert_eq!(preferred(&scene.pods, &scene.log, &call), None, "used up");
 }
 
-/// `b` explains both calls and has the GPU of `a`; `c` would be given another one.
-#[test]
-fn a_match_on_the_same_gpu_comes_before_one_on_another() {
-    let mut scene = Scene::new([
-        pod("a", 1, [units(2), units(4)]),
-        pod("b", 2, [units(2), units(3)]),
-        pod("c", 3, [units(3)]).on([1]),
-    ]);
-    assert_eq!(
-        [
-            scene.call(Memory, 2),
-            scene.call(Memory, 3),
-            scene.call(Memory, 3)
-        ],
-        ["a/0", "b/1", "c/0"]
-    );
-}
-
 /// The container before got the GPU of `m`; the likeliest explanation goes on with that, so that the pod sees one GPU only.
 #[test]
 fn the_containers_of_a_pod_see_the_devices_of_one_record() {
@@ -515,24 +442,17 @@ fn the_containers_of_a_pod_see_the_devices_of_one_record() {
         pod("b", 3, [units(2), units(3)]).on([1]),
         pod("c", 5, [units(3)]).on([2]),
     ]);
-    assert_eq!(scene.call_for(Memory, 2, "x").0, "m/0");
+    assert_eq!(scene.call_for(Memory, 2, "x"), "m/0 on minor 0");
     assert_eq!(
         scene.ask(Memory, 3, &[], MatchAttempt::Early),
         Err(NoMatch::Ambiguous)
     );
-    assert_eq!(
-        scene.call_for(Memory, 3, "y"),
-        ("b/1".to_owned(), "minor 0".to_owned())
-    );
+    assert_eq!(scene.call_for(Memory, 3, "y"), "b/1 on minor 0");
     assert_eq!(
         scene.call_for(Memory, 2, "z"),
-        ("m/0".to_owned(), "minor 0".to_owned()),
+        "m/0 on minor 0",
         "it asks for more than b and keeps its own"
     );
-}
-
-fn allocated(pod: &str, container: &str, resource: ExtendedResource) -> Allocated {
-    written(pod, container, resource, &["x"])
 }
 
 /// Their start has not been reported when this process takes over.
@@ -540,21 +460,14 @@ fn allocated(pod: &str, container: &str, resource: ExtendedResource) -> Allocate
 fn pods_of_the_checkpoint_are_not_answered_again() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("half", 2, [units(3), units(4)])]);
     let before = vec![
-        allocated("old", "u2", Memory),
-        allocated("half", "u3", Memory),
-        allocated("gone", "x", Memory),
+        allocated("old", "u2", Memory, &["x"]),
+        allocated("half", "u3", Memory, &["x"]),
+        allocated("gone", "x", Memory, &["x"]),
     ];
     scene.log = AllocateLog::after(Some(before));
     scene.log.note_existing_pods(&scene.pods);
     scene.pods.apply(pod("new", 3, [units(2)]));
-    assert_eq!(
-        [
-            scene.call(Memory, 2),
-            scene.call(Memory, 2),
-            scene.call(Memory, 4)
-        ],
-        ["new/0", "NoPod", "half/1"]
-    );
+    assert_eq!(scene.memory([2, 2, 4]), ["new/0", "NoPod", "half/1"]);
 }
 
 /// Another pod would explain both calls, but kubelet says for whom the first one was.
@@ -565,16 +478,16 @@ fn a_match_that_the_checkpoint_confirms_is_not_corrected() {
         pod("c", 3, [units(2), units(3)]).on([2]),
     ];
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)])].into_iter().chain(others));
-    scene.log = AllocateLog::after(Some(vec![allocated("a", "u2", Memory)]));
+    scene.log = AllocateLog::after(Some(vec![allocated("a", "u2", Memory, &["x"])]));
     scene.log.note_existing_pods(&scene.pods);
-    assert_eq!([scene.call(Memory, 3), scene.call(Memory, 4)], ["b/0", "a/1"]);
+    assert_eq!(scene.memory([3, 4]), ["b/0", "a/1"]);
 }
 
 /// A predecessor refused it, and kubelet has gone on.
 #[test]
 fn a_pod_without_a_record_older_than_the_checkpoint_blocks_no_other_pod() {
     let mut scene = Scene::new([unplaced_pod("u", 2), pod("v", 1, [units(3)])]);
-    scene.log = AllocateLog::after(Some(vec![allocated("v", "u3", Memory)]));
+    scene.log = AllocateLog::after(Some(vec![allocated("v", "u3", Memory, &["x"])]));
     scene.log.note_existing_pods(&scene.pods);
     scene.pods.apply(pod("w", 2, [units(2)]));
     assert_eq!(scene.call(Memory, 2), "w/0");
@@ -586,20 +499,7 @@ fn pods_of_an_earlier_process_come_after_others() {
     let mut scene = Scene::new([pod("old", 1, [units(2)])]);
     scene.log.note_existing_pods(&scene.pods);
     scene.pods.apply(pod("new", 3, [units(2)]));
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 2)], ["new/0", "old/0"]);
-}
-
-#[test]
-fn a_pod_without_a_record_blocks_only_calls_that_it_could_make() {
-    let mut scene = Scene::new([unplaced_pod("x", 2), pod("a", 1, [units(3)])]);
-    assert_eq!(
-        [
-            scene.call(Memory, 4),
-            scene.call(Memory, 2),
-            scene.call(Memory, 3)
-        ],
-        ["NoPod", "x/0", "a/0"]
-    );
+    assert_eq!(scene.memory([2, 2]), ["new/0", "old/0"]);
 }
 
 #[test]
@@ -618,28 +518,12 @@ fn before_the_first_pod_list_no_call_is_matched() {
 #[test]
 fn a_pod_whose_admission_stopped_halfway_is_matched_last() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(3)])]);
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 3)], ["a/0", "b/0"]);
+    assert_eq!(scene.memory([2, 3]), ["a/0", "b/0"]);
     assert_eq!(
         scene.ask(Memory, 2, &[], MatchAttempt::Early),
         Err(NoMatch::NoPod)
     );
     assert_eq!(scene.call(Memory, 2), "a/0");
-}
-
-/// Two pods begin with the same call and have the same GPU; the second call distinguishes them.
-#[test]
-fn a_wrong_first_match_is_corrected_by_the_second_call() {
-    let mut scene = Scene::new([
-        pod("a", 1, [units(2), units(4)]),
-        pod("b", 2, [units(2), units(3)]),
-    ]);
-    let matched = [
-        scene.call(Memory, 2),
-        scene.call(Memory, 3),
-        scene.call(Memory, 2),
-        scene.call(Memory, 4),
-    ];
-    assert_eq!(matched, ["a/0", "b/1", "a/0", "a/1"]);
 }
 
 /// The same on different GPUs: the calls were b's, which goes on with the GPU that it was given; `a` is as if nothing had been.
@@ -649,16 +533,13 @@ fn a_wrong_first_match_on_another_gpu_is_kept() {
         pod("a", 1, [units(2), units(4)]),
         pod("b", 2, [units(2), units(3)]).on([1]),
     ]);
-    assert_eq!(scene.call_for(Memory, 2, "x").0, "a/0");
+    assert_eq!(scene.call_for(Memory, 2, "x"), "a/0 on minor 0");
     assert_eq!(
         scene.ask(Memory, 3, &[], MatchAttempt::Early),
         Err(NoMatch::Ambiguous)
     );
-    assert_eq!(
-        scene.call_for(Memory, 3, "y"),
-        ("b/1".to_owned(), "minor 0".to_owned())
-    );
-    assert_eq!([scene.call(Memory, 2), scene.call(Memory, 4)], ["a/0", "a/1"]);
+    assert_eq!(scene.call_for(Memory, 3, "y"), "b/1 on minor 0");
+    assert_eq!(scene.memory([2, 4]), ["a/0", "a/1"]);
 }
 
 /// A predecessor of this process may have answered the pod's first call.
@@ -670,7 +551,7 @@ fn a_pod_of_an_earlier_process_is_continued_only_after_waiting() {
         scene.ask(Memory, 4, &[], MatchAttempt::Early),
         Err(NoMatch::NoPod)
     );
-    assert_eq!([scene.call(Memory, 4), scene.call(Memory, 6)], ["a/1", "a/2"]);
+    assert_eq!(scene.memory([4, 6]), ["a/1", "a/2"]);
 }
 
 #[test]

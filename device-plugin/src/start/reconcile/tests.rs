@@ -1,45 +1,24 @@
 //! Differences between running pods and their records, and the corrections.
 
-use std::sync::Arc;
-
-use proto::memory_unit::MemoryUnit;
-use proto::resource::ResourceNames;
 use serde_json::json;
-use tokio::sync::watch;
 
 use super::*;
 use crate::inject::cdi::{Edits, SpecDir};
 use crate::inject::content::cdi_answer;
-use crate::inject::settings::NodeSettings;
-use crate::tests::builders::{fleet, gpu, pod, pods, units};
+use crate::tests::builders::{allocated, fleet, gpu, node_state, pod, pods, says, units};
 
 fn running(name: &str, minor: u32) -> NodePod {
-    NodePod {
-        stage: PodStage::Running,
-        ..pod(name, u64::from(minor), [units(2)]).on([minor])
-    }
+    pod(name, u64::from(minor), [units(2)])
+        .on([minor])
+        .at(PodStage::Running)
 }
 
 fn entry(name: &str, answer: ContainerAllocateResponse) -> Allocated {
-    let ids = vec![format!("id-of-{name}")];
-    Allocated {
-        pod: PodUid::from(name),
-        container: "u2".to_owned(),
-        resource: ExtendedResource::Memory,
-        ids,
-        answer,
-    }
+    allocated(name, "u2", ExtendedResource::Memory, &[&format!("id-of-{name}")]).with(answer)
 }
 
 fn by_variable(name: &str, minor: u32) -> Allocated {
-    let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), gpu(minor).uuid.to_string())].into();
-    entry(
-        name,
-        ContainerAllocateResponse {
-            envs,
-            ..ContainerAllocateResponse::default()
-        },
-    )
+    entry(name, says("NVIDIA_VISIBLE_DEVICES", gpu(minor).uuid.as_str()))
 }
 
 fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
@@ -47,11 +26,9 @@ fn node(all: Vec<NodePod>, cdi_dir: &std::path::Path) -> NodeState {
 }
 
 fn node_with(pods: NodePods, cdi_dir: &std::path::Path) -> NodeState {
-    let (_, fleet) = watch::channel(Arc::new(fleet(3)));
-    let (_, pods) = watch::channel(pods);
-    let mut settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-    settings.specs = SpecDir::new(cdi_dir.to_owned());
-    NodeState::new(settings, fleet, pods, std::path::Path::new("/nonexistent"))
+    let mut node = node_state(fleet(3), pods);
+    node.settings.specs = SpecDir::new(cdi_dir.to_owned());
+    node
 }
 
 fn verification(node: &NodeState, allocated: &[Allocated], name: &str) -> Option<Verification> {
@@ -89,6 +66,22 @@ fn edited_records_of_running_pods_are_corrected() {
     ));
 }
 
+/// Writes the spec of an answer, which shows the GPU of this minor.
+fn write_spec(dir: &std::path::Path, entry: &Allocated, minor: u32) {
+    let env = [
+        ("NVIDIA_VISIBLE_DEVICES", "void".to_owned()),
+        ("GPUSHARE_GPU_DEVICES", gpu(minor).uuid.to_string()),
+    ];
+    let edits = Edits {
+        env: env.map(|(name, value)| (name.to_owned(), value)).into(),
+        ..Edits::default()
+    };
+    let name = device_of(&entry.answer).unwrap();
+    SpecDir::new(dir.to_owned())
+        .write(name, &edits, std::time::SystemTime::now())
+        .unwrap();
+}
+
 /// A container that runs sees what its spec said, whatever its record says now.
 #[test]
 fn the_spec_of_a_running_container_decides_before_its_record() {
@@ -101,19 +94,9 @@ fn the_spec_of_a_running_container_decides_before_its_record() {
         )
     });
     let spec = |name: &str, minor: u32| {
-        let env = [
-            ("NVIDIA_VISIBLE_DEVICES", "void".to_owned()),
-            ("GPUSHARE_GPU_DEVICES", gpu(minor).uuid.to_string()),
-        ];
-        let edits = Edits {
-            env: env.map(|(name, value)| (name.to_owned(), value)).into(),
-            ..Edits::default()
-        };
         let entry = allocated.iter().find(|entry| entry.pod.as_str() == name).unwrap();
-        let specs = SpecDir::new(dir.path().to_owned());
-        let name = device_of(&entry.answer).unwrap();
-        let _ = std::fs::remove_file(dir.path().join(SpecDir::file(name)));
-        specs.write(name, &edits, std::time::SystemTime::now()).unwrap();
+        let _ = std::fs::remove_file(dir.path().join(SpecDir::file(device_of(&entry.answer).unwrap())));
+        write_spec(dir.path(), entry, minor);
     };
     assert_eq!(
         verification(&node, &allocated, "a"),
@@ -184,20 +167,7 @@ fn a_corrected_record_keeps_amounts_and_correct_devices() {
 
 #[test]
 fn assigned_annotations_of_pods_not_yet_admitted_are_removed() {
-    let marked = |name: &str, stage: PodStage| {
-        let mut pod = NodePod {
-            stage,
-            ..pod(name, 1, [units(2)])
-        };
-        pod.placement
-            .as_mut()
-            .unwrap()
-            .gpushare
-            .as_mut()
-            .unwrap()
-            .assigned = true;
-        pod
-    };
+    let marked = |name: &str, stage| pod(name, 1, [units(2)]).at(stage).assigned(true);
     let pods = pods([
         marked("copied", PodStage::Bound),
         marked("given", PodStage::Bound),
@@ -279,17 +249,7 @@ fn a_removed_record_is_restored_from_the_spec() {
         cdi_answer(ExtendedResource::Memory, &["id-of-a".to_owned()], 1),
     )];
     assert_eq!(removed(&node, &allocated, "a"), None, "there is no spec");
-    let env = [
-        ("NVIDIA_VISIBLE_DEVICES", "void".to_owned()),
-        ("GPUSHARE_GPU_DEVICES", gpu(2).uuid.to_string()),
-    ];
-    let edits = Edits {
-        env: env.map(|(name, value)| (name.to_owned(), value)).into(),
-        ..Edits::default()
-    };
-    let specs = SpecDir::new(dir.path().to_owned());
-    let name = device_of(&allocated[0].answer).unwrap();
-    specs.write(name, &edits, std::time::SystemTime::now()).unwrap();
+    write_spec(dir.path(), &allocated[0], 2);
     assert_eq!(removed(&node, &allocated, "a"), Some((2, 2)));
 }
 

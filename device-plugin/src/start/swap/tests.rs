@@ -1,56 +1,55 @@
 //! Swaps against an API server whose answers the tests choose.
 
-use http::{Request, Response};
-use kube::client::Body;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use proto::resource::ResourceNames;
 use serde_json::Value;
-use tower_test::mock::{Handle, pair};
 
 use super::*;
-use crate::inject::settings::NodeSettings;
-use crate::tests::builders::{fleet, pod, pods, units};
+use crate::tests::api_server::{ApiServer, failure};
+use crate::tests::builders::{fleet, node_state, pod, pods, units};
 
 fn uid(name: &str) -> PodUid {
     PodUid::from(name)
 }
 
 /// A node with equal pods a, b and c on GPUs 0, 1 and 2.
-fn scene() -> (NodeState, RecordSwaps, Handle<Request<Body>, Response<Body>>) {
+fn scene() -> (NodeState, RecordSwaps, ApiServer) {
     scene_of([("a", 0), ("b", 1), ("c", 2)])
 }
 
 /// A node with equal pods on GPUs of these minors.
-fn scene_of<N: AsRef<str>>(
-    of: impl IntoIterator<Item = (N, u32)>,
-) -> (NodeState, RecordSwaps, Handle<Request<Body>, Response<Body>>) {
-    let (service, requests) = pair::<Request<Body>, Response<Body>>();
-    let on = |(name, minor): (N, u32)| NodePod {
-        ..pod(name.as_ref(), u64::from(minor), [units(2)]).on([minor])
-    };
+fn scene_of<N: AsRef<str>>(of: impl IntoIterator<Item = (N, u32)>) -> (NodeState, RecordSwaps, ApiServer) {
+    let (client, server) = ApiServer::new();
+    let on = |(name, minor): (N, u32)| pod(name.as_ref(), u64::from(minor), [units(2)]).on([minor]);
     let (sender, seen) = watch::channel(pods(of.into_iter().map(on)));
-    let (_, fleet) = watch::channel(Arc::new(fleet(4)));
-    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(2));
-    let node = NodeState::new(settings, fleet, seen, std::path::Path::new("/nonexistent"));
-    let connection = Client::new(service, "default").into();
+    let mut node = node_state(fleet(4), NodePods::default());
+    node.pods = seen;
+    let connection = client.into();
     let metrics = Metrics::register(&mut Registry::default());
     (
         node,
         RecordSwaps::new(&connection, "n1".to_owned(), sender, metrics),
-        requests,
+        server,
     )
 }
 
-async fn answer(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16, body: &Value) -> String {
-    let (request, response) = requests.next_request().await.unwrap();
-    response.send_response(
-        Response::builder()
-            .status(code)
-            .body(Body::from(body.to_string().into_bytes()))
-            .unwrap(),
-    );
-    request.method().to_string()
+/// Answers the next request, and returns its method.
+async fn answer(server: &mut ApiServer, code: u16, body: &Value) -> String {
+    let (line, _) = server.answer(code, body).await;
+    line.split_once(' ').unwrap().0.to_owned()
+}
+
+/// The Device object with these records, by the minor of each.
+fn holding(version: &str, minors: &[(&str, u32)]) -> Value {
+    let record =
+        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
+    let records: Value = minors
+        .iter()
+        .map(|(name, minor)| ((*name).to_owned(), record(*minor)))
+        .collect();
+    let mut device = device(version);
+    device["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: records.to_string()});
+    device
 }
 
 fn device(version: &str) -> Value {
@@ -72,7 +71,7 @@ async fn a_write_without_a_reply_does_not_block_other_swaps() {
     let (a, b, c) = (uid("a"), uid("b"), uid("c"));
     let server = tokio::spawn(async move {
         assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
-        let unanswered = requests.next_request().await.unwrap();
+        let unanswered = requests.next().await;
         (requests, unanswered)
     });
     swaps.load().await.unwrap();
@@ -89,11 +88,7 @@ async fn a_write_without_a_reply_does_not_block_other_swaps() {
     );
     tokio::time::sleep(REST).await;
     // It was done.
-    let record =
-        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
-    let mut done = device("2");
-    done["metadata"]["annotations"] =
-        json!({EXCHANGED_RECORDS: json!({"a": record(1), "b": record(0)}).to_string()});
+    let done = holding("2", &[("a", 1), ("b", 0)]);
     let (loaded, _) = tokio::join!(swaps.load_for(&a), answer(&mut requests, 200, &done));
     loaded.unwrap();
     assert_eq!(minors(&node), ["minor 1", "minor 0", "minor 2"]);
@@ -109,14 +104,7 @@ async fn records_missing_in_the_object_are_written_again() {
         assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
         assert_eq!(answer(&mut requests, 200, &device("2")).await, "PATCH");
         assert_eq!(answer(&mut requests, 200, &device("7")).await, "GET");
-        let (request, response) = requests.next_request().await.unwrap();
-        let body = request.into_body().collect_bytes().await.unwrap();
-        let patch: Value = serde_json::from_slice(&body).unwrap();
-        response.send_response(
-            Response::builder()
-                .body(Body::from(device("8").to_string().into_bytes()))
-                .unwrap(),
-        );
+        let (_, patch) = requests.answer(200, &device("8")).await;
         patch["metadata"].clone()
     };
     let client = async {
@@ -140,12 +128,8 @@ async fn records_missing_in_the_object_are_written_again() {
 #[tokio::test(start_paused = true)]
 async fn records_of_another_writer_are_not_overwritten() {
     let (node, mut swaps, mut requests) = scene();
-    let record =
-        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
-    let mut other = device("2");
-    other["metadata"]["annotations"] =
-        json!({EXCHANGED_RECORDS: json!({"b": record(2), "c": record(1)}).to_string()});
-    let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": "changed"});
+    let other = holding("2", &[("b", 2), ("c", 1)]);
+    let conflict = failure(409, "Conflict", "changed");
     let server = async {
         assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
         assert_eq!(answer(&mut requests, 409, &conflict).await, "PATCH");
@@ -165,15 +149,8 @@ async fn records_of_another_writer_are_not_overwritten() {
 }
 
 /// The whole annotation that a write carries.
-async fn written(requests: &mut Handle<Request<Body>, Response<Body>>, version: &str) -> Value {
-    let (request, response) = requests.next_request().await.unwrap();
-    let body = request.into_body().collect_bytes().await.unwrap();
-    let patch: Value = serde_json::from_slice(&body).unwrap();
-    response.send_response(
-        Response::builder()
-            .body(Body::from(device(version).to_string().into_bytes()))
-            .unwrap(),
-    );
+async fn written(server: &mut ApiServer, version: &str) -> Value {
+    let (_, patch) = server.answer(200, &device(version)).await;
     serde_json::from_str(
         patch["metadata"]["annotations"][EXCHANGED_RECORDS]
             .as_str()
@@ -242,16 +219,13 @@ async fn only_a_written_swap_is_counted() {
     let mut registry = Registry::default();
     swaps.metrics = Metrics::register(&mut registry);
     let (a, b) = (uid("a"), uid("b"));
-    let record =
-        |minor: u32| json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-memory": "2Gi"}}]});
-    let mut other = device("2");
-    other["metadata"]["annotations"] = json!({EXCHANGED_RECORDS: json!({"c": record(2)}).to_string()});
-    let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409, "message": "changed"});
+    let other = holding("2", &[("c", 2)]);
+    let conflict = failure(409, "Conflict", "changed");
     let server = async {
         assert_eq!(answer(&mut requests, 200, &device("1")).await, "GET");
         assert_eq!(answer(&mut requests, 409, &conflict).await, "PATCH");
         assert_eq!(answer(&mut requests, 200, &other).await, "GET");
-        drop(requests.next_request().await.unwrap());
+        drop(requests.next().await);
         requests
     };
     let client = async {

@@ -1,40 +1,28 @@
 //! Decisions about starts, from kubelet's checkpoint.
 
-use std::path::Path;
-
-use proto::device::TYPE_RDMA;
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
-use proto::quantity::Quantity;
-use proto::record::{DeviceAllocation, Record};
 use proto::request::ContainerRequest;
-use proto::resource::{RDMA, ResourceNames};
+use proto::resource::RDMA;
 use rstest::rstest;
-use tokio::sync::watch;
+use serde_json::json;
 
 use super::super::*;
-use crate::devices::extended_resource::ExtendedResourceNames;
 use crate::devices::fleet::NodeFleet;
 use crate::devices::inventory::NodeInventory;
 use crate::inject::content::cdi_answer;
-use crate::inject::settings::NodeSettings;
 use crate::node::kubelet_checkpoint::Allocated;
-use crate::node::pods::{Placement, PodStage};
+use crate::node::pods::PodStage;
 use crate::start::envvar::check::verification;
 use crate::start::envvar::partners::{Verification, verify_or_swap};
 use crate::start::matching::AllocateLog;
-use crate::start::verify::{StartEvidence, VisibleByType};
-use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, shares, units, whole};
+use crate::start::verify::VisibleByType;
+use crate::tests::builders::{
+    adapter, allocated, fleet, gpu, node_state, pod, pods, rdma, says, shares, units, whole,
+};
+use ExtendedResource::{Memory, Rdma, Shared, Whole};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
-
-/// An answer that sets one variable.
-fn says(variable: &str, value: &str) -> ContainerAllocateResponse {
-    ContainerAllocateResponse {
-        envs: [(variable.to_owned(), value.to_owned())].into(),
-        ..ContainerAllocateResponse::default()
-    }
-}
 
 /// The checkpoint's entry of the only container of a pod.
 fn entry(
@@ -43,14 +31,7 @@ fn entry(
     ids: &[&str],
     answer: ContainerAllocateResponse,
 ) -> Allocated {
-    let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-    Allocated {
-        pod: pod.uid.clone(),
-        container: pod.containers[0].name.clone(),
-        resource,
-        ids,
-        answer,
-    }
+    allocated(pod.uid.as_str(), &pod.containers[0].name, resource, ids).with(answer)
 }
 
 /// Two GPUs, two adapters, and a plugin that serves whole GPUs too and has answered nothing.
@@ -92,21 +73,11 @@ fn checked_where(
         others: vec![adapter(0), adapter(1)],
         ..NodeInventory::default()
     };
-    let (_fleet, fleet) = watch::channel(Arc::new(NodeFleet::new(inventory, gpus.ids)));
     let uid = all[of].uid.clone();
-    let (_pods, pods) = watch::channel(pods(all));
-    let plain = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO);
-    let names = ExtendedResourceNames {
-        whole: Some("nvidia.com/gpu".to_owned()),
-        ..ExtendedResourceNames::default()
-    };
-    let settings = NodeSettings {
-        names,
-        allows_all_devices: is_allowed,
-        ..plain
-    };
-    let node = NodeState::new(settings, fleet, pods, Path::new("/nonexistent"));
-    let known = node.pods.borrow().clone();
+    let known = pods(all);
+    let mut node = node_state(NodeFleet::new(inventory, gpus.ids), known.clone());
+    node.settings.names.whole = Some("nvidia.com/gpu".to_owned());
+    node.settings.allows_all_devices = is_allowed;
     node.note_existing_pods(&known);
     let ids: Vec<String> = ids.iter().map(|id| (*id).to_owned()).collect();
     if let Some(answer) = answer {
@@ -137,17 +108,7 @@ struct Ending {
 }
 
 fn running(pod: NodePod) -> NodePod {
-    NodePod {
-        stage: PodStage::Running,
-        ..pod
-    }
-}
-
-fn unplaced(pod: NodePod) -> NodePod {
-    NodePod {
-        placement: Err(crate::node::pods::Unplaced::NoDevice("gpu")),
-        ..pod
-    }
+    pod.at(PodStage::Running)
 }
 
 /// The outcome of a start in words.
@@ -167,21 +128,18 @@ fn ending(checked: &Ending, resource: ExtendedResource) -> String {
 #[rstest]
 #[case::by_index(running(pod("a", 1, [units(1)]).on([1])), Some("1"), "starts")]
 #[case::by_uuid(running(pod("a", 1, [units(1)]).on([1])), Some("GPU-00000001-aaaa-bbbb-cccc-000000000001"), "starts")]
-#[case::the_only_gpu_and_no_record(running(unplaced(pod("a", 1, [units(1)]))), Some("0"), "starts again")]
-#[case::no_record_and_never_run(unplaced(pod("a", 1, [units(1)])), Some("0"), "annotation scheduling.koordinator.sh/device-allocated names no GPU")]
+#[case::the_only_gpu_and_no_record(running(pod("a", 1, [units(1)]).unplaced()), Some("0"), "starts again")]
+#[case::no_record_and_never_run(pod("a", 1, [units(1)]).unplaced(), Some("0"), "annotation scheduling.koordinator.sh/device-allocated names no GPU")]
 #[case::no_file(running(pod("a", 1, [units(1)]).on([1])), None, "starts again")]
 #[case::no_file_and_never_run(pod("a", 1, [units(1)]).on([1]), None, "the devices of the container are not known")]
 #[case::another_gpu(running(pod("a", 1, [units(1)]).on([1])), Some("0"), "kubelet allocated GPU-00000000")]
 fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&str>, #[case] expected: &str) {
     let ids = ["GPU-00000001-aaaa-bbbb-cccc-000000000001-_-3"];
     let allocated: Vec<_> = visible
-        .map(|value| entry(&pod, ExtendedResource::Memory, &ids, says(VISIBLE, value)))
+        .map(|value| entry(&pod, Memory, &ids, says(VISIBLE, value)))
         .into_iter()
         .collect();
-    let found = ending(
-        &checked(vec![pod], &allocated, 0, ExtendedResource::Memory, &ids),
-        ExtendedResource::Memory,
-    );
+    let found = ending(&checked(vec![pod], &allocated, 0, Memory, &ids), Memory);
     assert!(found.starts_with(expected), "{found}");
 }
 
@@ -189,35 +147,22 @@ fn containers_of_the_old_plugin(#[case] pod: NodePod, #[case] visible: Option<&s
 #[rstest]
 #[case::as_recorded(running(pod("a", 1, [whole(1)]).on([1])), 1, "starts")]
 #[case::another(running(pod("a", 1, [whole(1)]).on([1])), 0, "starts again")]
-#[case::not_recorded(running(unplaced(pod("a", 1, [whole(1)]))), 0, "starts again")]
+#[case::not_recorded(running(pod("a", 1, [whole(1)]).unplaced()), 0, "starts again")]
 #[case::another_and_never_run(pod("a", 1, [whole(1)]).on([1]), 0, "kubelet allocated GPU-00000000")]
 fn containers_of_the_vendors_plugin(#[case] pod: NodePod, #[case] seen: u32, #[case] expected: &str) {
     let uuid = gpu(seen).uuid.to_string();
-    let allocated = [entry(
-        &pod,
-        ExtendedResource::Whole,
-        &[&uuid],
-        says(VISIBLE, &uuid),
-    )];
-    let found = ending(
-        &checked(vec![pod], &allocated, 0, ExtendedResource::Whole, &[&uuid]),
-        ExtendedResource::Whole,
-    );
+    let allocated = [entry(&pod, Whole, &[&uuid], says(VISIBLE, &uuid))];
+    let found = ending(&checked(vec![pod], &allocated, 0, Whole, &[&uuid]), Whole);
     assert!(found.starts_with(expected), "{found}");
 }
 
 /// Answers by CDI are of this plugin alone.
 #[test]
 fn a_container_of_a_running_pod_without_a_record_is_blocked() {
-    let pod = running(unplaced(pod("a", 1, [whole(1)])));
+    let pod = running(pod("a", 1, [whole(1)]).unplaced());
     let ids = [gpu(0).uuid.to_string()];
-    let allocated = [entry(
-        &pod,
-        ExtendedResource::Whole,
-        &[&ids[0]],
-        cdi_answer(ExtendedResource::Whole, &ids, 1),
-    )];
-    let checked = checked(vec![pod], &allocated, 0, ExtendedResource::Whole, &[&ids[0]]);
+    let allocated = [entry(&pod, Whole, &[&ids[0]], cdi_answer(Whole, &ids, 1))];
+    let checked = checked(vec![pod], &allocated, 0, Whole, &[&ids[0]]);
     assert!(
         checked.is_by_spec
             && !checked.is_inherited
@@ -230,36 +175,19 @@ fn a_container_of_a_running_pod_without_a_record_is_blocked() {
 
 /// A pod with this percentage of an adapter, and a share of a GPU if it has one.
 fn with_adapter(name: &str, assumed_at: u64, minor: u32, percent: u64, gpu_minor: Option<u32>) -> NodePod {
-    let resources = [(RDMA.to_owned(), Quantity::from_unsigned(percent))].into();
-    let one = |minor: u32| DeviceAllocation {
-        minor: i32::try_from(minor).unwrap(),
-        ..DeviceAllocation::default()
-    };
-    let mut allocations = std::collections::BTreeMap::from([(
-        TYPE_RDMA.to_owned(),
-        vec![DeviceAllocation {
-            resources,
-            ..one(minor)
-        }],
-    )]);
-    allocations.extend(gpu_minor.map(|minor| ("gpu".to_owned(), vec![one(minor)])));
-    let record = Record {
-        allocations,
-        assumed_at: Some(assumed_at),
-        gpushare: None,
-    };
+    let mut record = json!({"rdma": [{"minor": minor, "resources": {RDMA: percent.to_string()}}]});
+    if let Some(minor) = gpu_minor {
+        record["gpu"] = json!([{"minor": minor, "resources": {}}]);
+    }
     let mut container = rdma(percent);
     container.shared = gpu_minor.map_or(0, |_| 1);
-    NodePod {
-        placement: Ok(Placement::of_record(record, assumed_at).unwrap()),
-        ..pod(name, assumed_at, [container])
-    }
+    pod(name, assumed_at, [container]).recorded(assumed_at, record)
 }
 
 fn sees_adapter(pod: &NodePod, minor: u32) -> Allocated {
     entry(
         pod,
-        ExtendedResource::Rdma,
+        Rdma,
         &[&format!("{}-id", pod.name)],
         says("GPUSHARE_RDMA_DEVICES", &format!("0000:{minor:02x}:00.0")),
     )
@@ -272,10 +200,7 @@ fn adapters_are_verified_like_gpus() {
         with_adapter("b", 2, 1, 60, None),
     );
     let start = |allocated: &[Allocated], all: Vec<NodePod>| {
-        ending(
-            &checked(all, allocated, 0, ExtendedResource::Rdma, &["a-id"]),
-            ExtendedResource::Rdma,
-        )
+        ending(&checked(all, allocated, 0, Rdma, &["a-id"]), Rdma)
     };
     assert_eq!(
         start(&[sees_adapter(&a, 0)], vec![a.clone(), b.clone()]),
@@ -324,14 +249,8 @@ fn a_swap_exchanges_all_devices_of_a_record() {
             with_adapter("b", 2, 1, 40, Some(gpu_of_b)),
         ]
     };
-    let sees_gpu = |pod: &NodePod, minor: u32| {
-        entry(
-            pod,
-            ExtendedResource::Shared,
-            &["s"],
-            says(VISIBLE, gpu(minor).uuid.as_str()),
-        )
-    };
+    let sees_gpu =
+        |pod: &NodePod, minor: u32| entry(pod, Shared, &["s"], says(VISIBLE, gpu(minor).uuid.as_str()));
     for (gpu_of_b, expected) in [(0, "swaps with b"), (1, "kubelet allocated")] {
         let [a, b] = pair(gpu_of_b);
         let allocated = [
@@ -340,10 +259,7 @@ fn a_swap_exchanges_all_devices_of_a_record() {
             sees_adapter(&b, 0),
             sees_gpu(&b, gpu_of_b),
         ];
-        let found = ending(
-            &checked(vec![a, b], &allocated, 0, ExtendedResource::Rdma, &["a-id"]),
-            ExtendedResource::Rdma,
-        );
+        let found = ending(&checked(vec![a, b], &allocated, 0, Rdma, &["a-id"]), Rdma);
         assert!(found.starts_with(expected), "{found}");
     }
 }
@@ -353,15 +269,15 @@ fn a_swap_exchanges_all_devices_of_a_record() {
 fn a_container_with_a_spec_may_need_a_swap_for_its_variable() {
     let a = with_adapter("a", 1, 0, 40, Some(0));
     let b = with_adapter("b", 2, 1, 40, Some(0));
-    let by_spec = cdi_answer(ExtendedResource::Shared, &["s".to_owned()], 1);
+    let by_spec = cdi_answer(Shared, &["s".to_owned()], 1);
     let allocated = [
         sees_adapter(&a, 1),
-        entry(&a, ExtendedResource::Shared, &["s"], by_spec),
+        entry(&a, Shared, &["s"], by_spec),
         sees_adapter(&b, 0),
     ];
-    let checked = checked(vec![a, b], &allocated, 0, ExtendedResource::Shared, &["s"]);
+    let checked = checked(vec![a, b], &allocated, 0, Shared, &["s"]);
     assert!(checked.is_by_spec);
-    assert_eq!(ending(&checked, ExtendedResource::Shared), "swaps with b");
+    assert_eq!(ending(&checked, Shared), "swaps with b");
 }
 
 /// The operator's choice holds for new pods; one that runs on such a GPU goes on.
@@ -377,16 +293,7 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
     let verdict = |pod: NodePod| {
         let pods = pods([pod.clone()]);
         let log = AllocateLog::default();
-        let (allocated, unit) = (&[][..], MemoryUnit::GIB);
-        let evidence = StartEvidence {
-            pods: &pods,
-            fleet: &fleet,
-            log: &log,
-            allocated,
-            is_checkpoint_known: true,
-            is_young: false,
-            unit,
-        };
+        let evidence = super::evidence(&pods, &fleet, &log, &[]);
         verify_or_swap(&evidence, &pod, &VisibleByType::new())
     };
     let Verification::Refused(refusal) = verdict(pod("a", 1, [shares(1)]).on([1])) else {
@@ -410,11 +317,8 @@ fn a_gpu_that_is_not_shared_takes_no_new_sharer() {
 #[case::running(running(pod("a", 1, [units(1)])), "starts again")]
 #[case::units_beside_shares(pod("a", 1, [ContainerRequest { shared: 1, ..units(1) }]), "the devices of the container are not known")]
 fn an_answer_that_names_no_device_is_none(#[case] pod: NodePod, #[case] expected: &str) {
-    let allocated = [entry(&pod, ExtendedResource::Memory, &["x"], says("OTHER", "0"))];
-    let found = ending(
-        &checked(vec![pod], &allocated, 0, ExtendedResource::Memory, &["x"]),
-        ExtendedResource::Memory,
-    );
+    let allocated = [entry(&pod, Memory, &["x"], says("OTHER", "0"))];
+    let found = ending(&checked(vec![pod], &allocated, 0, Memory, &["x"]), Memory);
     assert!(found.starts_with(expected), "{found}");
 }
 
@@ -426,26 +330,13 @@ fn an_answer_without_devices_is_valid_beside_memory_units() {
         ..units(1)
     };
     let pod = pod("a", 1, [both]);
-    let silent = entry(
-        &pod,
-        ExtendedResource::Shared,
-        &["s"],
-        ContainerAllocateResponse::default(),
-    );
+    let silent = entry(&pod, Shared, &["s"], ContainerAllocateResponse::default());
     let allocated = [
         silent,
-        entry(
-            &pod,
-            ExtendedResource::Memory,
-            &["m"],
-            says(VISIBLE, gpu(0).uuid.as_str()),
-        ),
+        entry(&pod, Memory, &["m"], says(VISIBLE, gpu(0).uuid.as_str())),
     ];
     assert_eq!(
-        ending(
-            &checked(vec![pod], &allocated, 0, ExtendedResource::Shared, &["s"]),
-            ExtendedResource::Shared
-        ),
+        ending(&checked(vec![pod], &allocated, 0, Shared, &["s"]), Shared),
         "starts"
     );
 }
@@ -454,12 +345,7 @@ fn an_answer_without_devices_is_valid_beside_memory_units() {
 #[test]
 fn an_answer_that_is_not_in_the_checkpoint_yet_counts() {
     let pod = pod("a", 1, [units(1), units(2)]);
-    let allocated = [entry(
-        &pod,
-        ExtendedResource::Memory,
-        &["x"],
-        says(VISIBLE, gpu(0).uuid.as_str()),
-    )];
+    let allocated = [entry(&pod, Memory, &["x"], says(VISIBLE, gpu(0).uuid.as_str()))];
     let found = |minor: u32| {
         let answer = says(VISIBLE, gpu(minor).uuid.as_str());
         ending(
@@ -467,11 +353,11 @@ fn an_answer_that_is_not_in_the_checkpoint_yet_counts() {
                 vec![pod.clone()],
                 &allocated,
                 0,
-                ExtendedResource::Memory,
+                Memory,
                 &["y", "z"],
                 Some(answer),
             ),
-            ExtendedResource::Memory,
+            Memory,
         )
     };
     assert_eq!(found(0), "starts");
@@ -496,10 +382,10 @@ fn marked(minors: impl IntoIterator<Item = u32>) -> NodePod {
 #[case::allowed_and_known_by_another_order(true, marked([1, 0]), "0,1", "starts", "")]
 #[case::off(false, marked([0, 1]), "0,1", "annotation gpushare/all-devices: this node's device plugin runs without --allow-all-devices", "GPUAllDevicesForbidden")]
 #[case::off_and_running(false, running(marked([0, 1])), "0,1", "annotation gpushare/all-devices: this node's device plugin", "GPUAllDevicesForbidden")]
-#[case::off_and_without_record(false, unplaced(marked([0])), "0", "annotation gpushare/all-devices: this node's", "GPUAllDevicesForbidden")]
+#[case::off_and_without_record(false, marked([0]).unplaced(), "0", "annotation gpushare/all-devices: this node's", "GPUAllDevicesForbidden")]
 #[case::partial(true, marked([1]), "1", "annotation gpushare/all-devices counts only where the record names every healthy GPU of the node: minor 1 is recorded, GPU-00000000-aaaa-bbbb-cccc-000000000000 is not", "GPUMismatch")]
 #[case::forged(true, marked([1, 1]), "1", "annotation gpushare/all-devices counts only where", "GPUMismatch")]
-#[case::forged_with_none(true, unplaced(marked([0])), "0", "annotation scheduling.koordinator.sh/device-allocated names no GPU", "GPUNotPlaced")]
+#[case::forged_with_none(true, marked([0]).unplaced(), "0", "annotation scheduling.koordinator.sh/device-allocated names no GPU", "GPUNotPlaced")]
 #[case::of_what_is_not_here(true, marked([0, 1, 7]), "0,1", "its record names", "GPUNotPlaced")]
 fn the_mark_for_all_gpus(
     #[case] is_allowed: bool,
@@ -513,22 +399,9 @@ fn the_mark_for_all_gpus(
         .map(|minor| gpu(minor.parse().unwrap()).uuid.to_string())
         .collect();
     let ids = ["GPU-00000000-aaaa-bbbb-cccc-000000000000-_-3"];
-    let allocated = [entry(
-        &pod,
-        ExtendedResource::Shared,
-        &ids,
-        says(VISIBLE, &uuids.join(",")),
-    )];
-    let checked = checked_where(
-        is_allowed,
-        vec![pod],
-        &allocated,
-        0,
-        ExtendedResource::Shared,
-        &ids,
-        None,
-    );
-    let found = ending(&checked, ExtendedResource::Shared);
+    let allocated = [entry(&pod, Shared, &ids, says(VISIBLE, &uuids.join(",")))];
+    let checked = checked_where(is_allowed, vec![pod], &allocated, 0, Shared, &ids, None);
+    let found = ending(&checked, Shared);
     assert!(found.starts_with(expected), "{found}");
     if let Verification::Refused(refusal) = &checked.verification {
         assert_eq!(refusal.event_reason(), reason);
@@ -542,7 +415,7 @@ fn the_all_devices_annotation_concerns_gpus_only() {
         sees_all: true,
         ..pod("a", 1, [rdma(50)])
     };
-    let checked = checked(vec![marked], &[], 0, ExtendedResource::Rdma, &["x"]);
+    let checked = checked(vec![marked], &[], 0, Rdma, &["x"]);
     assert!(
         !matches!(
             checked.verification,

@@ -83,9 +83,6 @@ struct PodShare<'a> {
 
 /// Checks that the pod `uid` fits beside all pods that come before it. `is_started` is true for a pod whose containers may run
 /// already, and `visible_gpus` returns the GPUs that a pod sees, as far as they are known.
-///
-/// # Errors
-/// A device has no capacity for the pod.
 pub fn check(
     pods: &NodePods,
     fleet: &NodeFleet,
@@ -123,7 +120,6 @@ pub fn check(
 }
 
 impl DeviceAmounts {
-    /// Adds the amounts of one more holder.
     fn add(&mut self, held: Self) {
         self.bytes = self.bytes.saturating_add(held.bytes);
         self.core = self.core.saturating_add(held.core);
@@ -224,8 +220,7 @@ fn percent_alone(percent: u64) -> DeviceAmounts {
     }
 }
 
-/// The memory in bytes that a pod holds of a GPU: the larger of its record's amount (`held`) and its request, but the record's
-/// amount alone where the request may be in other units than the record.
+/// The memory that a pod holds: the larger of record (`held`) and request, or the record's if that may be in other units.
 fn recorded_bytes(
     pod: &NodePod,
     placement: &Placement,
@@ -333,8 +328,7 @@ fn scaled(total: u64, numerator: u64, denominator: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::pods::Unplaced;
-    use crate::tests::builders::{fleet, gpu, pod, pods, shares as shared, units};
+    use crate::tests::builders::{adapter, fleet, gpu, pod, pods, rdma, shares as shared, units};
 
     fn refused(all: Vec<NodePod>, started: &[&str]) -> Vec<String> {
         let pods = pods(all);
@@ -395,15 +389,8 @@ mod tests {
     /// It started before this plugin was installed.
     #[test]
     fn a_running_pod_without_a_record_holds_its_visible_devices() {
-        let unplaced = || Err(Unplaced::Missing { key: "k" });
-        let unrecorded_pod = || NodePod {
-            placement: unplaced(),
-            ..pod("unrecorded_pod", 0, [units(10)])
-        };
-        let running = NodePod {
-            stage: PodStage::Running,
-            ..unrecorded_pod()
-        };
+        let unrecorded_pod = || pod("unrecorded_pod", 0, [units(10)]).unplaced();
+        let running = unrecorded_pod().at(PodStage::Running);
         assert_eq!(refused(vec![running, pod("a", 1, [units(10)])], &[]), ["a"]);
         assert!(
             refused(vec![unrecorded_pod(), pod("a", 1, [units(10)])], &[]).is_empty(),
@@ -423,18 +410,7 @@ mod tests {
     #[test]
     fn a_virtual_function_has_one_pod() {
         let with = |name: &str, at: u64, function: &str| {
-            let text = format!(
-                r#"{{"rdma":[{{"minor":1,"id":"0000:01:00.0","resources":{{"koordinator.sh/rdma":"1"}},"extension":{{"vfs":[{{"minor":0,"busID":"{function}"}}]}}}}]}}"#
-            );
-            let record = proto::record::Record {
-                allocations: serde_json::from_str(&text).unwrap(),
-                assumed_at: Some(at),
-                gpushare: None,
-            };
-            NodePod {
-                placement: Placement::of_record(record, at),
-                ..pod(name, at, [crate::tests::builders::rdma(1)])
-            }
+            pod(name, at, [rdma(1)]).on_function(at, &adapter(1), function)
         };
         let all = || {
             vec![

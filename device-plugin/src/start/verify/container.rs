@@ -10,14 +10,11 @@ use crate::node::pods::NodePod;
 /// A container that kubelet is about to start.
 #[derive(Debug)]
 pub(crate) struct StartingContainer<'a> {
-    /// The pod that owns the device IDs.
     pub(crate) pod: NodePod,
-    /// The resource of the device IDs.
     pub(crate) resource: ExtendedResource,
     /// The device IDs, sorted.
     pub(crate) ids: &'a [String],
-    /// The entries of kubelet's checkpoint that may be this container's: an init and an app container of a pod can have the same
-    /// device IDs, and kubelet does not say which of them it starts.
+    /// The entries of kubelet's checkpoint that may be this container's: init and app containers can have the same IDs.
     pub(crate) entries: Vec<&'a Allocated>,
     /// The answer of this process about these IDs.
     logged: Option<ContainerAllocateResponse>,
@@ -47,8 +44,7 @@ impl<'a> StartingContainer<'a> {
         }
     }
 
-    /// The answer to Allocate that kubelet applies to the container: the one in its checkpoint, else the one that this process
-    /// gave.
+    /// The answer that kubelet applies to the container: that in its checkpoint, else that of this process.
     pub(crate) fn answer(&self) -> Option<&ContainerAllocateResponse> {
         // Containers of the pod with the same IDs have equal answers, or the verification refuses the pod.
         let kept = self.entries.first().map(|entry| &entry.answer);
@@ -68,7 +64,6 @@ impl<'a> StartingContainer<'a> {
         containers
     }
 
-    /// True if this may be the container with this name.
     pub(crate) fn may_be(&self, name: &str) -> bool {
         self.containers().iter().any(|container| container.name == name)
     }

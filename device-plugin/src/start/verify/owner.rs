@@ -64,9 +64,6 @@ pub enum OwnerUnknown {
 }
 
 /// Finds the pod of the container that holds exactly these device IDs (sorted) of a resource.
-///
-/// # Errors
-/// kubelet does not name exactly one pod.
 pub fn find_owner(
     snapshot: &KubeletSnapshot,
     pods: &NodePods,
@@ -154,7 +151,6 @@ fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, O
     }
 }
 
-/// The pods with these UIDs that have not ended.
 fn live_pods<'a>(pods: &'a NodePods, uids: &BTreeSet<&PodUid>) -> Vec<&'a NodePod> {
     // The checkpoint names pods that have ended until kubelet allocates again.
     uids.iter().filter_map(|uid| pods.get_live(uid)).collect()
@@ -186,12 +182,11 @@ fn names_and_uids<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proto::kubelet::deviceplugin::ContainerAllocateResponse;
     use rstest::rstest;
 
     use super::*;
     use crate::node::pods::PodStage;
-    use crate::tests::builders::{pod, pods, units};
+    use crate::tests::builders::{self, pod, pods, units};
 
     /// Pods and their IDs, written `pod=ids` with blanks between them; each letter is an ID.
     fn entries(text: &str) -> impl Iterator<Item = (&str, Vec<String>)> {
@@ -209,13 +204,9 @@ mod tests {
     }
 
     fn allocated((pod, ids): (&str, Vec<String>)) -> Allocated {
-        let answer = ContainerAllocateResponse::default();
         Allocated {
-            pod: PodUid::from(pod),
-            container: "c".to_owned(),
-            resource: ExtendedResource::Memory,
             ids,
-            answer,
+            ..builders::allocated(pod, "c", ExtendedResource::Memory, &[])
         }
     }
 
@@ -258,10 +249,7 @@ mod tests {
             uid: PodUid::from("b2"),
             ..pod("b", 2, [units(2)])
         };
-        let ended = NodePod {
-            stage: PodStage::Terminal,
-            ..pod("ended", 2, [units(2)])
-        };
+        let ended = pod("ended", 2, [units(2)]).at(PodStage::Terminal);
         let pods = pods([pod("a", 1, [units(2)]), recreated, ended]);
         let snapshot = KubeletSnapshot {
             listed: Ok(Arc::new(entries(list).map(listed).collect())),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use super::*;
 use crate::devices::fleet::sharing::SharedDevices;
@@ -79,8 +80,48 @@ async fn observations_without_a_change_wake_no_reader() {
     );
 }
 
-fn write(path: &std::path::Path, gpus: &Value) {
+fn write(path: &Path, gpus: &Value) {
     fs::write(path, json!({"gpus": gpus}).to_string()).unwrap();
+}
+
+fn file(path: &Path, interval: Duration) -> DeviceSource {
+    DeviceSource::File(FileSource {
+        path: path.to_owned(),
+        node: "n1".to_owned(),
+        interval,
+    })
+}
+
+/// A watch of these devices, which does not run yet, and their fleet.
+fn watch_of(
+    source: DeviceSource,
+    inventory: NodeInventory,
+    unit: MemoryUnit,
+) -> (FleetWatch, watch::Receiver<Arc<NodeFleet>>) {
+    let sharing = sharing(unit);
+    let health = Health::new(
+        HealthPolicy::default(),
+        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
+    );
+    let first = NodeFleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
+    let (sender, fleet) = watch::channel(Arc::new(first));
+    (
+        FleetWatch::new(source, inventory, health, sharing, channels(sender)),
+        fleet,
+    )
+}
+
+/// The fleet of a file that is watched.
+fn watched(path: &Path, interval: Duration, unit: MemoryUnit) -> watch::Receiver<Arc<NodeFleet>> {
+    let source = file(path, interval);
+    let inventory = source.discover().unwrap();
+    let (watch, fleet) = watch_of(source, inventory, unit);
+    tokio::spawn(watch.run());
+    fleet
+}
+
+fn health_of(fleet: &NodeFleet) -> Vec<bool> {
+    fleet.gpus.iter().map(|entry| entry.is_healthy).collect()
 }
 
 /// A second GPU appears; the first stays unhealthy.
@@ -90,20 +131,7 @@ async fn other_devices_are_adopted_and_health_is_kept() {
     let path = dir.path().join("gpus.json");
     let sick = json!({"uuid": "GPU-a", "minor": 0, "memory": "4Gi", "health": "Xid 79"});
     write(&path, &json!([sick]));
-    let source = DeviceSource::File(FileSource {
-        path: path.clone(),
-        node: "n1".to_owned(),
-        interval: Duration::from_millis(20),
-    });
-    let inventory = discover(&source).await.unwrap();
-    let sharing = sharing(MemoryUnit::MIB);
-    let first = NodeFleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
-    let health = Health::new(
-        HealthPolicy::default(),
-        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
-    );
-    let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(FleetWatch::new(source, inventory, health, sharing, channels(sender)).run());
+    let mut fleet = watched(&path, Duration::from_millis(20), MemoryUnit::MIB);
     let mut wait = async |is_so: fn(&Arc<NodeFleet>) -> bool| {
         timeout(Duration::from_secs(20), fleet.wait_for(is_so))
             .await
@@ -117,10 +145,7 @@ async fn other_devices_are_adopted_and_health_is_kept() {
         &json!([sick, {"uuid": "GPU-b", "minor": 1, "memory": "4Gi"}]),
     );
     let now = wait(|fleet| fleet.gpus.len() == 2).await;
-    assert_eq!(
-        now.gpus.iter().map(|entry| entry.is_healthy).collect::<Vec<_>>(),
-        [false, true]
-    );
+    assert_eq!(health_of(&now), [false, true]);
 }
 
 /// A second GPU cannot be adopted; the watch still reports the trouble of the first.
@@ -129,20 +154,7 @@ async fn health_is_updated_while_new_devices_cannot_be_adopted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
-    let source = DeviceSource::File(FileSource {
-        path: path.clone(),
-        node: "n1".to_owned(),
-        interval: Duration::from_millis(20),
-    });
-    let inventory = discover(&source).await.unwrap();
-    let sharing = sharing(MemoryUnit::MIB);
-    let first = NodeFleet::new(inventory.clone(), sharing.id_scheme(&inventory).unwrap());
-    let health = Health::new(
-        HealthPolicy::default(),
-        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
-    );
-    let (sender, mut fleet) = watch::channel(Arc::new(first));
-    tokio::spawn(FleetWatch::new(source, inventory, health, sharing, channels(sender)).run());
+    let mut fleet = watched(&path, Duration::from_millis(20), MemoryUnit::MIB);
     let huge = json!({"uuid": "GPU-b", "minor": 1, "memory": "4Ti"});
     write(
         &path,
@@ -162,35 +174,11 @@ fn fleet_watch() -> (FleetWatch, watch::Receiver<Arc<NodeFleet>>) {
         vendor: "v".to_owned(),
         ..NodeInventory::default()
     };
-    let sharing = sharing(MemoryUnit::GIB);
-    let health = Health::new(
-        HealthPolicy::default(),
-        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
-    );
-    let (fleet, seen) = watch::channel(Arc::new(NodeFleet::new(
-        inventory.clone(),
-        sharing.id_scheme(&inventory).unwrap(),
-    )));
-    (
-        FleetWatch {
-            source: no_file(),
-            listing: None,
-            inventory,
-            health,
-            sharing,
-            channels: channels(fleet),
-            started: Instant::now(),
-        },
-        seen,
+    watch_of(
+        file(Path::new("/nowhere"), Duration::from_secs(1)),
+        inventory,
+        MemoryUnit::GIB,
     )
-}
-
-fn no_file() -> DeviceSource {
-    DeviceSource::File(FileSource {
-        path: "/nowhere".into(),
-        node: "n1".to_owned(),
-        interval: Duration::from_secs(1),
-    })
 }
 
 /// The feed hangs in the driver, then goes on.
@@ -254,14 +242,7 @@ async fn a_device_without_observations_is_unhealthy_although_others_answer() {
         .unwrap()
         .clone();
     assert_eq!(began.elapsed().as_secs(), 70);
-    assert_eq!(
-        failed
-            .gpus
-            .iter()
-            .map(|entry| entry.is_healthy)
-            .collect::<Vec<_>>(),
-        [true, false]
-    );
+    assert_eq!(health_of(&failed), [true, false]);
 }
 
 /// A source with a very long interval reports once, and its devices fail when the next report is late.
@@ -270,23 +251,8 @@ async fn observations_that_arrive_late_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
     write(&path, &json!([{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]));
-    let source = DeviceSource::File(FileSource {
-        path,
-        node: "n1".to_owned(),
-        interval: Duration::from_secs(3600),
-    });
-    let inventory = source.discover().unwrap();
-    let sharing = sharing(MemoryUnit::GIB);
-    let health = Health::new(
-        HealthPolicy::default(),
-        inventory.gpus.iter().map(|gpu| gpu.uuid.clone()),
-    );
-    let (sender, mut fleet) = watch::channel(Arc::new(NodeFleet::new(
-        inventory.clone(),
-        sharing.id_scheme(&inventory).unwrap(),
-    )));
     let began = Instant::now();
-    tokio::spawn(FleetWatch::new(source, inventory, health, sharing, channels(sender)).run());
+    let mut fleet = watched(&path, Duration::from_secs(3600), MemoryUnit::GIB);
     fleet.wait_for(|fleet| !fleet.gpus[0].is_healthy).await.unwrap();
     assert!(
         began.elapsed() >= Duration::from_secs(3660),

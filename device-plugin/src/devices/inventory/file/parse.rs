@@ -20,9 +20,7 @@ use crate::devices::inventory::{
 #[derive(Debug, Default)]
 pub(super) struct SimulatedDevices {
     pub(super) inventory: NodeInventory,
-    /// The health of every device.
     pub(super) health: BTreeMap<PhysicalId, SimulatedHealth>,
-    /// The processes on all GPUs.
     pub(super) processes: Vec<ProcessMemory>,
 }
 
@@ -69,7 +67,6 @@ struct DeviceFile {
     gpu_partition_policy: Option<GpuPartitionPolicy>,
 }
 
-/// An entry of `gpus`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a JSON object")]
 struct SimulatedGpu {
@@ -91,7 +88,6 @@ struct SimulatedGpu {
     processes: Vec<SimulatedProcess>,
 }
 
-/// A process on a GPU.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a JSON object")]
 struct SimulatedProcess {
@@ -100,7 +96,6 @@ struct SimulatedProcess {
     memory: Bytes,
 }
 
-/// An entry of `devices`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a JSON object")]
 struct SimulatedOther {
@@ -199,9 +194,6 @@ pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDev
 
 impl DeviceFile {
     /// Checks the devices of the file and converts them; `node` replaces `{node}` in IDs.
-    ///
-    /// # Errors
-    /// The rule that a device breaks.
     fn into_devices(self, node: &str) -> Result<SimulatedDevices, String> {
         let inventory = NodeInventory {
             needs_driver: self.needs_driver,
@@ -233,9 +225,6 @@ impl DeviceFile {
 
 impl SimulatedGpu {
     /// Adds this GPU and its processes to the devices found so far.
-    ///
-    /// # Errors
-    /// The field, its value and the rule that it breaks.
     fn add_to(self, found: &mut SimulatedDevices, index: u32, node: &str) -> Result<(), String> {
         let uuid: PhysicalId = parse_id("uuid", node, &self.uuid)?;
         for other in &found.inventory.gpus {
@@ -278,9 +267,6 @@ impl SimulatedGpu {
 
 impl SimulatedOther {
     /// Adds this device to the devices found so far.
-    ///
-    /// # Errors
-    /// The field, its value and the rule that it breaks.
     fn add_to(self, found: &mut SimulatedDevices, node: &str) -> Result<(), String> {
         let id: PhysicalId = parse_id("id", node, &self.id)?;
         if found.health.contains_key(&id) {

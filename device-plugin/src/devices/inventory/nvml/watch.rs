@@ -40,18 +40,15 @@ const EVENT_WAIT: Duration = Duration::from_millis(500);
 /// The state of a watch across its sessions.
 pub(super) struct NvmlWatch {
     source: NvmlSource,
-    /// The devices that are watched.
     known: NodeInventory,
     /// The number of the source's intervals that a session lasts in which a device is missing.
     reopen_factor: u32,
-    /// The last error that was logged.
     logged: LoggedError,
     /// Devices that needed a reset or were lost at the last probe: one that answers again has been reset.
     awaiting_reset: BTreeSet<PhysicalId>,
 }
 
 impl NvmlWatch {
-    /// A watch of the GPUs of `known`.
     pub(super) fn new(source: NvmlSource, known: NodeInventory) -> Self {
         Self {
             source,
@@ -73,9 +70,8 @@ impl NvmlWatch {
     /// Reports every device as failed because the driver itself is away.
     fn report_no_session(&mut self, error: &InventoryError, reporter: &Reporter) -> Result<(), Stopped> {
         let problem = error.to_string();
-        if let Some(error) = self.logged.changed(error) {
-            warn!(error, "NVML does not work, its devices count as unhealthy");
-        }
+        let what = "NVML does not work, its devices count as unhealthy";
+        self.logged.warn(error, what);
         for gpu in &self.known.gpus {
             reporter.send(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()))?;
         }
@@ -116,8 +112,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Returns true if this session, `age` old, must give way to another one, because a device is missing or could not be read.
-    /// Each time, the next session lasts twice as long, up to a limit; the first length is back when nothing is missing.
+    /// Returns true if a device is missing and this session, `age` old, must give way to another one, which lasts twice as long.
     fn take_reopen_turn(&mut self, is_missing: bool, age: Duration) -> bool {
         let mut excluded = self.known.excluded.iter();
         // A GPU that could not be read may be readable in another session.
@@ -188,9 +183,8 @@ impl NvmlWatch {
             }
             Ok(_) | Err(NvmlError::Timeout) => Ok(false),
             Err(error) => {
-                if let Some(error) = self.logged.changed(&error) {
-                    warn!(error, "waiting for NVML events failed, probing every device");
-                }
+                let what = "waiting for NVML events failed, probing every device";
+                self.logged.warn(&error, what);
                 // A wait that fails at once must not become a busy loop.
                 reporter.pause(timeout)?;
                 Ok(true)
@@ -260,8 +254,7 @@ fn register<'nvml>(
     Ok(Some(events))
 }
 
-/// Asks NVML if a device answers and is in order. True if rows of its memory wait for a reset to be remapped; the device works
-/// meanwhile.
+/// Asks NVML if a device is in order. True if rows of its memory wait for a reset to be remapped; the device works meanwhile.
 fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
     let device = match nvml.device_by_uuid(uuid.as_str()) {
         Ok(device) => device,

@@ -1,15 +1,15 @@
 //! Decisions about containers, in short texts: GPUs are called G0, G1, and so on.
 
-use proto::memory_unit::MemoryUnit;
+use std::sync::LazyLock;
+
 use proto::nri::api::LinuxContainer;
 use proto::record::{DRIVER_MEMORY_LIMIT, DRIVER_MEMORY_REQUEST};
-use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
 use crate::inject::enforcement::{Level, same_level};
-use crate::node::pods::{NodePod, Unplaced};
-use crate::tests::builders::{fleet, gpu, pod, pods, shares, units, whole};
+use crate::node::pods::{NodePod, NodePods};
+use crate::tests::builders::{self, fleet, gpu, pod, pods, shares, units, whole};
 
 /// Spells out the GPUs of a text.
 fn spelled(text: &str) -> String {
@@ -51,13 +51,23 @@ fn sandbox(uid: &str) -> PodSandbox {
 }
 
 fn settings() -> NodeSettings {
-    let mut settings = NodeSettings::plain(
-        ResourceNames::default(),
-        MemoryUnit::GIB,
-        std::time::Duration::from_secs(1),
-    );
-    settings.device_root = "/nowhere".into();
-    settings
+    NodeSettings {
+        device_root: "/nowhere".into(),
+        ..builders::settings()
+    }
+}
+
+/// The view of a node by variable and without enforcement, where every pod is restricted.
+fn view<'a>(pods: &'a NodePods, fleet: &'a NodeFleet, settings: &'a NodeSettings) -> HookInputs<'a> {
+    static NO_LEVELS: LazyLock<Enforcements> = LazyLock::new(Enforcements::default);
+    HookInputs {
+        pods,
+        fleet,
+        settings,
+        mode: Mode::Envvar,
+        enforcements: &NO_LEVELS,
+        unrestricted: &[],
+    }
 }
 
 fn text_of(decision: HookDecision) -> String {
@@ -85,17 +95,11 @@ fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
     let sandbox = sandbox(pod.uid.as_str());
     let (mut pods, fleet, settings) = (pods([pod]), fleet(4), settings());
     pods.set_swapped(BTreeMap::new());
-    text_of(
-        HookInputs {
-            pods: &pods,
-            fleet: &fleet,
-            settings: &settings,
-            mode,
-            enforcements: &Enforcements::default(),
-            unrestricted: &[],
-        }
-        .decide(&sandbox, container),
-    )
+    let inputs = HookInputs {
+        mode,
+        ..view(&pods, &fleet, &settings)
+    };
+    text_of(inputs.decide(&sandbox, container))
 }
 
 /// A pod that asks for one whole GPU and whose record says G1.
@@ -172,12 +176,9 @@ fn limits_are_those_of_the_container_s_part(#[case] env: &[&str], #[case] expect
     let (mut pods, fleet, settings) = (pods([pod]), fleet(4), settings());
     pods.set_swapped(BTreeMap::new());
     let inputs = HookInputs {
-        pods: &pods,
-        fleet: &fleet,
-        settings: &settings,
         mode: Mode::Cdi,
         enforcements: &same_level(Level::Driver, [gpu(1)]),
-        unrestricted: &[],
+        ..view(&pods, &fleet, &settings)
     };
     let found = text_of(inputs.decide(&sandbox, &container("s1", &env, &[1])));
     assert_eq!(found, long(expected));
@@ -226,12 +227,8 @@ fn who_asks_for_nothing_sees_nothing(
     let (fleet, settings) = (fleet(4), settings());
     let unrestricted = ["kube-system".to_owned()];
     let view = HookInputs {
-        pods: &all,
-        fleet: &fleet,
-        settings: &settings,
-        mode: Mode::Envvar,
-        enforcements: &Enforcements::default(),
         unrestricted: &unrestricted,
+        ..view(&all, &fleet, &settings)
     };
     for (uid, expected) in [("p", sidecar), ("alone", alone), ("unknown", unknown)] {
         let found = text_of(view.decide(&sandbox(uid), &container("c", env, &[])));
@@ -258,7 +255,7 @@ fn who_asks_for_nothing_sees_nothing(
     "ALIYUN_COM_GPU_MEM_CONTAINER=2 ALIYUN_COM_GPU_MEM_DEV=16 ALIYUN_COM_GPU_MEM_IDX=3 ALIYUN_COM_GPU_MEM_POD=2 NVIDIA_VISIBLE_DEVICES=G3"
 )]
 #[case::shares_of_two(pod("p", 1, [shares(2)]).on([0, 2]), "s2", "NVIDIA_VISIBLE_DEVICES=G0,G2")]
-#[case::no_record(NodePod { placement: Err(Unplaced::NoDevice("gpu")), ..pod("p", 1, [whole(1)]) }, "w1", "leave")]
+#[case::no_record(pod("p", 1, [whole(1)]).unplaced(), "w1", "leave")]
 #[case::a_gpu_that_is_not_there(
     pod("p", 1, [whole(1)]).on([9]), "w1", "refuse: its record names minor 9, which this node does not have; delete the pod to reschedule it"
 )]
@@ -304,14 +301,7 @@ fn containers_of_unknown_pods_are_hidden_from_gpus_or_wait(
             .insert(DEVICE_ALLOCATED.to_owned(), "{}".to_owned());
     }
     let (pods, fleet, settings) = (pods([]), fleet(4), settings());
-    let view = HookInputs {
-        pods: &pods,
-        fleet: &fleet,
-        settings: &settings,
-        mode: Mode::Envvar,
-        enforcements: &Enforcements::default(),
-        unrestricted: &[],
-    };
+    let view = view(&pods, &fleet, &settings);
     let found = text_of(view.decide(&sandbox, &container("c", &[env], &[])));
     assert!(found.starts_with(expected), "{found}");
 }
@@ -324,14 +314,7 @@ fn a_container_waits_until_swapped_records_are_known() {
         fleet(4),
         settings(),
     );
-    let view = HookInputs {
-        pods: &all,
-        fleet: &fleet,
-        settings: &settings,
-        mode: Mode::Envvar,
-        enforcements: &Enforcements::default(),
-        unrestricted: &[],
-    };
+    let view = view(&all, &fleet, &settings);
     let of = |view: &HookInputs<'_>, uid: &str, name: &str| {
         text_of(view.decide(&sandbox(uid), &container(name, &[], &[])))
     };

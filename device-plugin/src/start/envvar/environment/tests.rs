@@ -1,23 +1,14 @@
 //! Variables that containers set themselves, and limits of other pods' records.
 
-use std::time::Duration;
-
 use proto::kubelet::deviceplugin::DeviceSpec;
-use proto::memory_unit::MemoryUnit;
-use proto::resource::ResourceNames;
 use rstest::rstest;
 
 use super::*;
 use crate::inject::content::{AssignedDevices, variable_answer};
-use crate::inject::enforcement::limits::Recipient;
 use crate::node::pods::{NodePod, RecordedAmounts};
-use crate::tests::builders::{adapter, fleet, gpu, pod, rdma, shares};
+use crate::tests::builders::{adapter, fleet, gpu, pod, rdma, recipient, says, settings, shares};
 
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
-
-fn settings() -> NodeSettings {
-    NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
-}
 
 /// A pod on the GPUs 2 and 0 with 4 GiB and 30 percent of each.
 fn two() -> NodePod {
@@ -50,16 +41,10 @@ fn setting(pod: NodePod, container: &str, name: &str, value: Option<&str>) -> No
 
 /// The answer by variable for the pod's only container.
 fn envs(pod: &NodePod) -> ContainerAllocateResponse {
-    let recipient = Recipient {
-        pod,
-        container: &pod.containers[0],
-        placement: pod.placement.as_ref().ok(),
-        enforcements: &Enforcements::default(),
-    };
     let (two, zero) = (gpu(2), gpu(0));
     variable_answer(
         &settings(),
-        Some(&recipient),
+        Some(&recipient(pod)),
         ExtendedResource::Shared,
         &AssignedDevices::Gpus(vec![&two, &zero]),
     )
@@ -171,11 +156,7 @@ fn devices_other_than_gpus_have_their_own_variable() {
         "GPUSHARE_RDMA_DEVICES",
         Some("0000:01:00.0"),
     );
-    let envs = [("GPUSHARE_RDMA_DEVICES".to_owned(), "0000:00:00.0".to_owned())].into();
-    let answer = ContainerAllocateResponse {
-        envs,
-        ..ContainerAllocateResponse::default()
-    };
+    let answer = says("GPUSHARE_RDMA_DEVICES", "0000:00:00.0");
     assert!(matches!(
         check(&pod, ExtendedResource::Rdma, &answer, &fleet(1)),
         Err(StartRefusal::Overridden { .. })
@@ -205,12 +186,8 @@ fn limits_are_those_of_the_matched_record() {
     let mut larger = two();
     larger.placement.as_mut().unwrap().held[1].bytes = Some(8 << 30);
     assert!(checked(&larger, &envs(&limited)).is_err());
-    let running = NodePod {
-        stage: PodStage::Running,
-        ..larger
-    };
     assert_eq!(
-        checked(&running, &envs(&limited)),
+        checked(&larger.at(PodStage::Running), &envs(&limited)),
         Ok(()),
         "it has started with them"
     );
@@ -239,16 +216,7 @@ fn files_of_virtual_functions_are_those_of_the_record(#[case] nodes: &[&str], #[
         ..Default::default()
     };
     let fleet = NodeFleet::new(inventory, fleet(0).ids);
-    let record = r#"{"rdma":[{"minor":0,"id":"0000:00:00.0","resources":{"koordinator.sh/rdma":"1"},"extension":{"vfs":[{"minor":0,"busID":"vf2"}]}}]}"#;
-    let record = proto::record::Record {
-        allocations: serde_json::from_str(record).unwrap(),
-        assumed_at: Some(1),
-        gpushare: None,
-    };
-    let pod = NodePod {
-        placement: crate::node::pods::Placement::of_record(record, 1),
-        ..pod("a", 1, [rdma(1)])
-    };
+    let pod = pod("a", 1, [rdma(1)]).on_function(1, &adapter(0, "pf0"), "vf2");
     let spec = |name: &&str| {
         let path = path(name).display().to_string();
         DeviceSpec {

@@ -46,14 +46,13 @@ struct Kubelet {
 }
 
 fn entry(pod: &NodePod, container: usize, resource: ExtendedResource) -> Allocated {
-    let ids = vec![format!("{}/{container}", pod.name)];
-    Allocated {
-        pod: pod.uid.clone(),
-        container: pod.containers[container].name.clone(),
+    let id = format!("{}/{container}", pod.name);
+    allocated(
+        pod.uid.as_str(),
+        &pod.containers[container].name,
         resource,
-        ids,
-        answer: ContainerAllocateResponse::default(),
-    }
+        &[&id],
+    )
 }
 
 impl Kubelet {
@@ -149,15 +148,7 @@ impl Node {
             Event::Report => {}
             Event::Mark => {
                 for due in crate::start::assigned::unmarked(&self.scene.pods, &self.scene.log) {
-                    self.change(&due.uid, |pod| {
-                        pod.placement
-                            .as_mut()
-                            .unwrap()
-                            .gpushare
-                            .as_mut()
-                            .unwrap()
-                            .assigned = true;
-                    });
+                    self.change(&due.uid, |pod| *pod = pod.clone().assigned(true));
                 }
             }
             Event::Delete(at) => {
@@ -311,12 +302,7 @@ impl Node {
                     (&pod.uid, call.container, Some(&own.gpus))
                 );
                 let ids = entry(&pod, call.container, call.resource).ids;
-                self.scene.log.add_answer(
-                    call.resource,
-                    &ids,
-                    Some(found.pod.clone()),
-                    ContainerAllocateResponse::default(),
-                );
+                self.scene.answer(call.resource, &ids[0], Some(found.pod.clone()));
                 self.scene.log.record(found, &self.scene.pods);
                 self.kubelet.answered(&pod, call);
             }
@@ -357,14 +343,7 @@ fn any_pod() -> impl Strategy<Value = NodePod> {
                 kinds.into_iter().enumerate().map(container).collect::<Vec<_>>(),
             )
             .on([minor]);
-            if is_placed {
-                pod
-            } else {
-                NodePod {
-                    placement: Err(Unplaced::NoDevice("gpu")),
-                    ..pod
-                }
-            }
+            if is_placed { pod } else { pod.unplaced() }
         })
 }
 
