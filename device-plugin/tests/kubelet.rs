@@ -336,20 +336,6 @@ async fn a_koordinator_pod_on_two_gpus_is_allocated_and_started() {
     );
 }
 
-/// Of two values of one variable kubelet would keep one at random.
-#[tokio::test]
-async fn only_one_answer_for_a_container_names_the_devices() {
-    for order in [[(UNITS, 2), (SHARES, 1)], [(SHARES, 1), (UNITS, 2)]] {
-        let node = Node::new(1);
-        let mut kubelet = node.kubelet().await;
-        node.show(&pod("a", &[&[(UNITS, 2), (SHARES, 1)]], &gpushare(0, 2, 1)));
-        for (resource, count) in order {
-            let env = kubelet.container(&[(resource, count)]).await.unwrap();
-            assert_eq!(env.contains_key("NVIDIA_VISIBLE_DEVICES"), resource == UNITS);
-        }
-    }
-}
-
 /// kubelet hands the IDs of an ordinary init container on, and calls again for the app container.
 #[tokio::test]
 async fn ids_of_an_init_container_are_reused() {

@@ -44,6 +44,18 @@ fn seen(handle: u32, kind: ObservationKind) -> Observation {
     }
 }
 
+const INVENTORY_CHANGED: Observation = Observation {
+    device: None,
+    kind: ObservationKind::InventoryChanged,
+};
+
+fn lost(handle: u32) -> Card {
+    Card {
+        code: LOST,
+        ..card(handle)
+    }
+}
+
 /// A running watch and the health that follows from it.
 struct Watched {
     feed: Feed,
@@ -116,10 +128,17 @@ fn of_gpus(nvml: NvmlSource) -> DeviceSource {
 /// The source that probes and compares all the time.
 fn eager(machine: &Machine) -> DeviceSource {
     of_gpus(NvmlSource {
-        probe_interval: OFTEN,
         reopen_interval: OFTEN,
-        ..machine.nvml()
+        ..probing(machine)
     })
+}
+
+/// NVML that is probed all the time.
+fn probing(machine: &Machine) -> NvmlSource {
+    NvmlSource {
+        probe_interval: OFTEN,
+        ..machine.nvml()
+    }
 }
 
 fn n_calls(machine: &Machine, call: &str) -> usize {
@@ -145,38 +164,31 @@ fn unequal_gpus_are_listed_by_minor_number() {
     machine.set_numa_node("0000:3b:00.0", 1);
     machine.set_numa_node("0000:3c:00.0", -1);
 
+    let first = Gpu {
+        uuid: uuid(1),
+        minor: 0,
+        index: 1,
+        memory_bytes: 15_843_721_216,
+        reserved_bytes: 0,
+        model: "Tesla T4".to_owned(),
+        bus_id: Some("0000:3c:00.0".to_owned()),
+        location: PciLocation::default(),
+        labels: BTreeMap::new(),
+        device_node: PathBuf::from("/dev/nvidia0"),
+    };
+    let mut second = Gpu {
+        uuid: uuid(0),
+        minor: 1,
+        index: 0,
+        memory_bytes: 24 << 30,
+        model: "RTX 6000".to_owned(),
+        bus_id: Some("0000:3b:00.0".to_owned()),
+        device_node: PathBuf::from("/dev/nvidia1"),
+        ..first.clone()
+    };
+    second.location.numa_node = Some(1);
     let expected = NodeInventory {
-        gpus: vec![
-            Gpu {
-                uuid: uuid(1),
-                minor: 0,
-                index: 1,
-                memory_bytes: 15_843_721_216,
-                reserved_bytes: 0,
-                model: "Tesla T4".to_owned(),
-                bus_id: Some("0000:3c:00.0".to_owned()),
-                location: PciLocation::default(),
-                labels: BTreeMap::new(),
-                device_node: PathBuf::from("/dev/nvidia0"),
-            },
-            Gpu {
-                uuid: uuid(0),
-                minor: 1,
-                index: 0,
-                memory_bytes: 24 << 30,
-                reserved_bytes: 0,
-                model: "RTX 6000".to_owned(),
-                bus_id: Some("0000:3b:00.0".to_owned()),
-                location: PciLocation {
-                    numa_node: Some(1),
-                    ..PciLocation::default()
-                },
-                labels: BTreeMap::new(),
-                device_node: PathBuf::from("/dev/nvidia1"),
-            },
-        ],
-        others: Vec::new(),
-        excluded: Vec::new(),
+        gpus: vec![first, second],
         driver_version: Some("550.54.15".to_owned()),
         vendor: "nvidia".to_owned(),
         needs_driver: true,
@@ -188,8 +200,11 @@ fn unequal_gpus_are_listed_by_minor_number() {
 
 #[rstest]
 #[case::mig(Card { mig: true, ..card(0) }, Some(0), "it is in MIG mode, and sharing MIG instances is not supported")]
-#[case::lost(Card { code: LOST, ..card(0) }, None,
-    "its handle cannot be read: device fell off the bus or has otherwise become inacessible")]
+#[case::lost(
+    lost(0),
+    None,
+    "its handle cannot be read: device fell off the bus or has otherwise become inacessible"
+)]
 #[case::no_memory(Card { memory: 0, ..card(0) }, Some(0),
     "NVML does not know its memory: say with --gpu-memory how much of it pods may share, such as 96Gi")]
 #[case::same_minor(Card { minor: 1, ..card(0) }, Some(0), "GPU 0 has the same UUID or minor number 1")]
@@ -329,24 +344,6 @@ async fn an_xid_makes_only_its_device_unhealthy() {
     }
 }
 
-#[tokio::test]
-async fn an_ignored_xid_changes_no_health() {
-    let machine = Machine::new(&[card(0)]);
-    let mut watched = Watched::start(&machine.source());
-    watched.take(1).await;
-    machine.xid(0, 31);
-    assert_eq!(watched.next().await, (seen(0, ObservationKind::Xid(31)), None));
-    assert!(watched.health.is_healthy(&uuid(0)));
-}
-
-#[tokio::test]
-async fn an_unknown_xid_makes_the_device_unhealthy() {
-    let machine = Machine::new(&[card(0)]);
-    let mut watched = Watched::start(&machine.source());
-    machine.xid(0, 999);
-    assert_eq!(watched.change().await.reason, HealthReason::Xid(999));
-}
-
 /// Others take every GPU of the node away then. Here the devices are asked, long before their next
 /// probe would be due, and only the one that does not answer is sick.
 #[rstest]
@@ -380,13 +377,7 @@ async fn an_event_of_an_unknown_device_makes_all_devices_probed(#[case] handle: 
 async fn a_lost_device_recovers() {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
-    machine.insert(&[
-        card(0),
-        Card {
-            code: LOST,
-            ..card(1)
-        },
-    ]);
+    machine.insert(&[card(0), lost(1)]);
     let lost = watched.change().await;
     assert_eq!(
         (lost.device, lost.is_healthy, lost.reason),
@@ -444,13 +435,7 @@ async fn without_the_driver_all_devices_are_lost() {
     let machine = Machine::new(&[card(0), card(1)]);
     let mut watched = Watched::start(&eager(&machine));
     machine.answer_init(9);
-    machine.insert(&[
-        card(0),
-        Card {
-            code: LOST,
-            ..card(1)
-        },
-    ]);
+    machine.insert(&[card(0), lost(1)]);
     while watched.health.trouble(&uuid(0)) != Some(HealthReason::ProbeFailed) {
         watched.change().await;
     }
@@ -469,11 +454,7 @@ async fn without_the_driver_all_devices_are_lost() {
 async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: usize) {
     let without = Card { events, ..card(0) };
     let machine = Machine::new(&[without.clone(), card(1)]);
-    let nvml = NvmlSource {
-        probe_interval: OFTEN,
-        ..machine.nvml()
-    };
-    let mut watched = Watched::start(&of_gpus(nvml));
+    let mut watched = Watched::start(&of_gpus(probing(&machine)));
     machine.xid(1, 79);
     watched.until(&seen(1, ObservationKind::Xid(79))).await;
     assert!(watched.health.is_healthy(&uuid(0)));
@@ -491,11 +472,7 @@ async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: 
 #[tokio::test]
 async fn without_any_events_all_devices_are_probed() {
     let machine = Machine::new(&[Card { events: 2, ..card(0) }]);
-    let nvml = NvmlSource {
-        probe_interval: OFTEN,
-        ..machine.nvml()
-    };
-    let mut watched = Watched::start(&of_gpus(nvml));
+    let mut watched = Watched::start(&of_gpus(probing(&machine)));
     let answered = seen(0, ObservationKind::Answered);
     assert_eq!(watched.take(5).await, vec![answered; 5]);
     watched.feed.stop().unwrap();
@@ -512,24 +489,14 @@ async fn new_devices_are_announced_once(#[case] before: Card, #[case] after: Car
     let mut watched = Watched::start(&eager(&machine));
     watched.take(10).await;
     machine.insert(&[card(0), after]);
-    let changed = Observation {
-        device: None,
-        kind: ObservationKind::InventoryChanged,
-    };
-    watched.until(&changed).await;
-    assert!(!watched.take(20).await.contains(&changed));
+    watched.until(&INVENTORY_CHANGED).await;
+    assert!(!watched.take(20).await.contains(&INVENTORY_CHANGED));
 }
 
 /// A GPU that was lost when the daemon started is found by a later session.
 #[tokio::test]
 async fn a_gpu_that_was_missing_at_the_start_is_announced() {
-    let machine = Machine::new(&[
-        card(0),
-        Card {
-            code: LOST,
-            ..card(1)
-        },
-    ]);
+    let machine = Machine::new(&[card(0), lost(1)]);
     let source = eager(&machine);
     let excluded = source.discover().unwrap().excluded;
     assert!(matches!(
@@ -543,12 +510,7 @@ async fn a_gpu_that_was_missing_at_the_start_is_announced() {
     let mut watched = Watched::start(&source);
     watched.take(10).await;
     machine.insert(&[card(0), card(1)]);
-    watched
-        .until(&Observation {
-            device: None,
-            kind: ObservationKind::InventoryChanged,
-        })
-        .await;
+    watched.until(&INVENTORY_CHANGED).await;
 }
 
 /// The old plugin left its watcher behind, blocked on a channel, at every restart.
@@ -616,24 +578,14 @@ fn links_between_gpus(#[case] links: &[(u32, &str, bool)], #[case] expected: &st
 async fn a_driver_that_is_installed_later_is_announced() {
     let machine = Machine::new(&[card(0)]);
     machine.answer_init(9);
-    let nvml = NvmlSource {
-        probe_interval: OFTEN,
-        reopen_interval: OFTEN,
-        ..machine.nvml()
-    };
     machine.set_kind("0000:01:00.0", "0x120000", "0x10ee");
-    let source = of_gpus(nvml);
+    let source = eager(&machine);
     let found = source.discover().unwrap();
     assert_eq!((found.gpus.len(), found.others.len()), (0, 1));
     let mut watched = Watched::start(&source);
     watched.take(10).await;
     machine.answer_init(0);
-    watched
-        .until(&Observation {
-            device: None,
-            kind: ObservationKind::InventoryChanged,
-        })
-        .await;
+    watched.until(&INVENTORY_CHANGED).await;
     let found = source.discover().unwrap();
     assert_eq!((found.gpus.len(), found.others.len()), (1, 1));
 }
@@ -714,11 +666,7 @@ async fn reserved_memory_is_withheld_unless_pods_are_to_share_it() {
         of_gpus(sharing).discover().unwrap().gpus[0].memory_bytes,
         16 << 30
     );
-    let withholding = of_gpus(NvmlSource {
-        probe_interval: OFTEN,
-        reopen_interval: OFTEN,
-        ..machine.nvml()
-    });
+    let withholding = eager(&machine);
     let gpu = withholding.discover().unwrap().gpus.remove(0);
     assert_eq!(
         (gpu.memory_bytes, gpu.reserved_bytes),
@@ -726,11 +674,7 @@ async fn reserved_memory_is_withheld_unless_pods_are_to_share_it() {
     );
     let mut watched = Watched::start(&withholding);
     machine.set("reserved", Some("481859200"));
-    let changed = Observation {
-        device: None,
-        kind: ObservationKind::InventoryChanged,
-    };
-    assert!(!watched.take(20).await.contains(&changed));
+    assert!(!watched.take(20).await.contains(&INVENTORY_CHANGED));
 }
 
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, `NVML_FI_DEV_REMAPPED_PENDING` and `NVML_FI_DEV_REMAPPED_FAILURE`.
@@ -776,10 +720,7 @@ async fn a_reset_is_detected_without_recovery_actions(#[case] by_rows: bool) {
     if by_rows {
         machine.set("fields", None);
     } else {
-        machine.insert(&[Card {
-            code: LOST,
-            ..card(0)
-        }]);
+        machine.insert(&[lost(0)]);
         assert_eq!(watched.change().await.reason, HealthReason::Lost);
         machine.insert(&[card(0)]);
     }
@@ -824,13 +765,7 @@ async fn a_failing_wait_for_events_is_replaced_by_probes() {
     };
     let mut watched = Watched::start(&of_gpus(nvml));
     watched.take(2).await;
-    machine.insert(&[
-        Card {
-            code: LOST,
-            ..card(0)
-        },
-        card(1),
-    ]);
+    machine.insert(&[lost(0), card(1)]);
     watched.until(&seen(0, ObservationKind::Lost)).await;
     assert!(
         n_calls(&machine, "wait 15") < 10,
@@ -889,10 +824,7 @@ async fn a_driver_that_is_replaced_under_a_watch_is_reported() {
     let mut watched = Watched::start(&eager(&machine));
     watched.take(1).await;
     machine.answer_init(18);
-    machine.insert(&[Card {
-        code: LOST,
-        ..card(0)
-    }]);
+    machine.insert(&[lost(0)]);
     loop {
         if let ObservationKind::DriverReplaced(how) = watched.next().await.0.kind {
             assert!(how.contains("another version"), "{how}");

@@ -340,10 +340,13 @@ async fn whole_gpus_are_allocated_as_recorded() {
     assert_eq!(env["NVIDIA_VISIBLE_DEVICES"], format!("{},{}", uuid(0), uuid(2)));
 }
 
-/// Of several resources that speak of GPUs one answer names them: memory before shares before whole GPUs.
+/// Of several resources that speak of GPUs one answer names them: memory before shares before whole GPUs. Of two values of one
+/// variable kubelet would keep one at random.
 #[tokio::test]
 async fn only_one_answer_for_a_container_names_the_gpus() {
     for asked in [
+        vec![(UNITS, 2), (SHARES, 1)],
+        vec![(SHARES, 1), (UNITS, 2)],
         vec![(UNITS, 2), (WHOLE, 1)],
         vec![(WHOLE, 1), (SHARES, 1)],
         vec![(WHOLE, 1), (UNITS, 2), (SHARES, 1)],

@@ -52,30 +52,3 @@ impl NodeSettings {
         decided.or(self.injection_mode).unwrap_or(Mode::Cdi)
     }
 }
-
-#[cfg(test)]
-impl NodeSettings {
-    /// A node whose containers get their devices by the vendor's variable.
-    pub(crate) fn plain(
-        names: proto::resource::ResourceNames,
-        memory_unit: MemoryUnit,
-        allocate_wait: Duration,
-    ) -> Self {
-        Self {
-            names: names.into(),
-            memory_unit,
-            allocate_wait,
-            injection_mode: Some(Mode::Envvar),
-            specs: SpecDir::new("/var/run/cdi".into()),
-            vendor_specs: VendorSpecs::default(),
-            host_root: "/".into(),
-            sysfs_root: "/nonexistent".into(),
-            device_root: "/".into(),
-            own_container: OwnContainer::default(),
-            has_runtime_hook: false,
-            allows_all_devices: false,
-            driver_limits: false,
-            hami_core: None,
-        }
-    }
-}

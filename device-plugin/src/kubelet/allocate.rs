@@ -50,16 +50,20 @@ pub async fn allocate(
 mod tests {
     use std::time::Duration;
 
+    use tokio::sync::watch;
     use tokio::time::Instant;
 
     use super::*;
+    use crate::node::pods::NodePods;
     use crate::tests::builders::{fleet, node_state, pods};
 
     const IDS: [&str; 2] = ["9507230f-0", "9507230f-1"];
 
     /// The answer to a call that no pod is due for, and the seconds until it comes.
     async fn unmatched(mode: Mode) -> (ContainerAllocateResponse, u64) {
-        let mut node = node_state(fleet(1), pods([]));
+        let (_pods, pods) = watch::channel(pods([]));
+        let mut node = node_state(fleet(1), NodePods::default());
+        node.pods = pods;
         node.settings.allocate_wait = Duration::from_secs(2);
         node.settings.injection_mode = Some(mode);
         let began = Instant::now();

@@ -234,13 +234,6 @@ mod tests {
 
     use super::*;
 
-    fn checkpoint(dir: &Path, registered: &Value, entries: &Value) {
-        let text =
-            json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1})
-                .to_string();
-        std::fs::write(dir.join(kubelet_checkpoint::FILE), text).unwrap();
-    }
-
     fn entry(resource: &str, ids: &[&str]) -> Value {
         json!({"PodUID": "u", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": {"-1": ids}})
     }
@@ -249,19 +242,15 @@ mod tests {
     #[test]
     fn after_a_boot_registered_devices_and_those_of_pods_are_listed() {
         let dir = tempfile::tempdir().unwrap();
-        let others =
-            json!({"koordinator.sh/gpu.shared": null, "koordinator.sh/rdma": [], "nvidia.com/gpu": ["n"]});
-        let mut registered = json!({"aliyun.com/gpu-mem": ["a", "b"]});
-        registered
-            .as_object_mut()
-            .unwrap()
-            .extend(others.as_object().unwrap().clone());
+        let registered = json!({
+            "aliyun.com/gpu-mem": ["a", "b"], "koordinator.sh/gpu.shared": null, "koordinator.sh/rdma": [], "nvidia.com/gpu": ["n"],
+        });
         let entries = json!([
             entry("aliyun.com/gpu-mem", &["b", "c"]),
             entry("koordinator.sh/gpu.shared", &["d"]),
             entry("x.com/y", &["e"])
         ]);
-        checkpoint(dir.path(), &registered, &entries);
+        kubelet_checkpoint::tests::write(dir.path(), &entries, &registered);
         let found = remembered(dir.path(), &ExtendedResourceNames::default()).unwrap();
         let found: Vec<_> = found
             .iter()
@@ -284,7 +273,7 @@ mod tests {
     #[tokio::test]
     async fn after_a_boot_a_node_without_devices_lists_none() {
         let dir = tempfile::tempdir().unwrap();
-        checkpoint(dir.path(), &json!({}), &json!(null));
+        kubelet_checkpoint::tests::write(dir.path(), &Value::Null, &json!({}));
         run(
             dir.path(),
             &ExtendedResourceNames::default(),

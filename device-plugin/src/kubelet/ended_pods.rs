@@ -63,24 +63,12 @@ fn names_ended(allocated: &[Allocated], pods: &NodePods) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use proto::kubelet::deviceplugin::ContainerAllocateResponse;
     use rstest::rstest;
 
     use super::*;
     use crate::devices::extended_resource::ExtendedResource;
-    use crate::node::pods::{NodePod, PodStage, PodUid};
-    use crate::tests::builders::{pod, pods, units};
-
-    fn entry(uid: &str) -> Allocated {
-        let answer = ContainerAllocateResponse::default();
-        Allocated {
-            pod: PodUid::from(uid),
-            container: "c".to_owned(),
-            resource: ExtendedResource::Memory,
-            ids: vec!["a".to_owned()],
-            answer,
-        }
-    }
+    use crate::node::pods::{NodePod, PodStage};
+    use crate::tests::builders::{allocated, pod, pods, units};
 
     #[rstest]
     #[case::empty_checkpoint(&[], &[("a", PodStage::Running)], false)]
@@ -95,12 +83,12 @@ mod tests {
     ) {
         let there: Vec<NodePod> = there
             .iter()
-            .map(|(name, stage)| NodePod {
-                stage: *stage,
-                ..pod(name, 1, [units(1)])
-            })
+            .map(|(name, stage)| pod(name, 1, [units(1)]).at(*stage))
             .collect();
-        let written: Vec<Allocated> = written.iter().map(|uid| entry(uid)).collect();
+        let written: Vec<Allocated> = written
+            .iter()
+            .map(|uid| allocated(uid, "c", ExtendedResource::Memory, &["a"]))
+            .collect();
         assert_eq!(names_ended(&written, &pods(there)), expected);
     }
 }

@@ -237,18 +237,25 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
     use rstest::rstest;
     use serde_json::json;
 
     use super::*;
 
+    fn text(entries: &Value, registered: &Value) -> String {
+        json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1})
+            .to_string()
+    }
+
+    /// Writes a checkpoint as kubelet does.
+    pub(crate) fn write(dir: &Path, entries: &Value, registered: &Value) {
+        fs::write(dir.join(FILE), text(entries, registered)).unwrap();
+    }
+
     fn ids(value: &Value) -> Option<Vec<String>> {
-        let entry = json!({"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": value, "AllocResp": "CgA="});
-        let text =
-            json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"r": ["a"]}}, "Checksum": 1})
-                .to_string();
+        let text = text(&json!([entry("u", "r", value)]), &json!({"r": ["a"]}));
         parse(text.as_bytes())
             .unwrap()
             .pop()
@@ -286,6 +293,7 @@ mod tests {
         assert!(matches!(read(dir.path()), Err(CheckpointError::Read(_))));
         fs::write(dir.path().join(FILE), text).unwrap();
         assert!(matches!(read(dir.path()), Err(CheckpointError::Form(_))));
+        assert_eq!(reread(dir.path()), None);
     }
 
     #[rstest]
@@ -296,17 +304,11 @@ mod tests {
     #[case::nothing(json!(null), &[])]
     fn the_devices_that_a_plugin_registered_are_read(#[case] devices: Value, #[case] expected: &[&str]) {
         let dir = tempfile::tempdir().unwrap();
-        let text = json!({"Data": {"PodDeviceEntries": [{"PodUID": 7}], "RegisteredDevices": devices}, "Checksum": 1}).to_string();
-        fs::write(dir.path().join(FILE), text).unwrap();
+        write(dir.path(), &json!([{"PodUID": 7}]), &devices);
         assert_eq!(
             registered(dir.path()).unwrap().remove("r").unwrap_or_default(),
             expected
         );
-    }
-
-    #[test]
-    fn a_checkpoint_without_allocations_has_no_entries() {
-        assert_eq!(parse(br#"{"Data":{"PodDeviceEntries":null}}"#).unwrap(), []);
     }
 
     fn reread(dir: &Path) -> Option<Vec<Allocated>> {
@@ -329,9 +331,7 @@ mod tests {
             {"PodUID": 7},
         ]);
         let dir = tempfile::tempdir().unwrap();
-        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
-            .to_string();
-        fs::write(dir.path().join(FILE), text).unwrap();
+        write(dir.path(), &entries, &json!({}));
         let found = reread(dir.path()).unwrap();
         let found: Vec<_> = found
             .iter()
@@ -346,22 +346,12 @@ mod tests {
         );
     }
 
-    #[rstest]
-    #[case::empty("")]
-    #[case::cut_short(r#"{"Data":{"PodDeviceEntries":[{"PodUID":"#)]
-    #[case::another_form(r#"{"Data":{"PodDeviceEntries":{}}}"#)]
-    fn a_file_that_does_not_parse_has_no_entries(#[case] text: &str) {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(reread(dir.path()), None, "no file");
-        fs::write(dir.path().join(FILE), text).unwrap();
-        assert_eq!(reread(dir.path()), None);
-    }
-
     /// An empty checkpoint says that nothing is allocated; a missing one says nothing.
     #[test]
     fn an_empty_checkpoint_differs_from_a_missing_one() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(FILE), r#"{"Data":{"PodDeviceEntries":null}}"#).unwrap();
+        assert_eq!(reread(dir.path()), None);
+        write(dir.path(), &Value::Null, &json!({}));
         assert_eq!(reread(dir.path()), Some(Vec::new()));
     }
 
@@ -373,7 +363,7 @@ mod tests {
             entry("u3", "nvidia.com/gpu", &json!({"0": ["x"]})),
         ]);
         let registered = json!({"aliyun.com/gpu-mem": ["a-0"], "nvidia.com/gpu": null});
-        json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1})
+        serde_json::from_str(&text(&entries, &registered)).unwrap()
     }
 
     proptest! {

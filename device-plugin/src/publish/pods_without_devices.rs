@@ -93,22 +93,21 @@ fn publish(report: String, sender: &watch::Sender<Option<String>>) {
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
+    use serde_json::json;
     use tokio::time::timeout;
 
     use super::*;
-    use crate::node::pods::{NodePod, Requests, Unplaced};
+    use crate::node::pods::{NodePod, Requests};
     use crate::tests::builders::{pod, pods, units};
 
     /// Asks for computing power and for nothing that kubelet allocates.
     fn core_alone(stage: PodStage) -> NodePod {
-        let spec = serde_json::json!({"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu-core": "50"}}}]});
+        let spec = json!({"containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu-core": "50"}}}]});
         let requests = Requests::from_spec(&serde_json::from_value(spec).unwrap());
         assert!(!requests.is_empty());
         NodePod {
-            placement: Err(Unplaced::Missing { key: "k" }),
-            stage,
             requests,
-            ..pod("core", 0, [])
+            ..pod("core", 0, []).unplaced().at(stage)
         }
     }
 
@@ -143,15 +142,8 @@ mod tests {
 
     #[test]
     fn pods_that_may_still_get_devices_are_not_reported() {
-        let unplaced = NodePod {
-            placement: Err(Unplaced::Missing { key: "k" }),
-            stage: PodStage::Running,
-            ..pod("u", 0, [units(2)])
-        };
-        let placed = NodePod {
-            stage: PodStage::Running,
-            ..pod("p", 1, [])
-        };
+        let unplaced = pod("u", 0, [units(2)]).unplaced().at(PodStage::Running);
+        let placed = pod("p", 1, []).at(PodStage::Running);
         let mut known = pods([unplaced, placed]);
         known.note_without_requests("idle".into(), None);
         assert_eq!(reported(&known, &[]), "[]");
@@ -171,9 +163,7 @@ mod tests {
             sender,
         ));
         assert!(timeout(Duration::from_secs(60), report.changed()).await.is_err());
-        let text =
-            serde_json::json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1});
-        std::fs::write(dir.path().join(kubelet_checkpoint::FILE), text.to_string()).unwrap();
+        kubelet_checkpoint::tests::write(dir.path(), &json!(null), &json!({}));
         timeout(Duration::from_secs(60), report.changed())
             .await
             .unwrap()

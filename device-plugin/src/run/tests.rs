@@ -6,14 +6,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use futures::poll;
-use http::{Request, Response};
-use http_body_util::BodyExt;
-use kube::Client;
-use kube::client::Body;
 use proto::kubelet_allocations::KubeletAllocations;
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
-use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -25,9 +20,11 @@ use super::*;
 use crate::devices::device_ids::IdScheme;
 use crate::devices::fleet::NodeFleet;
 use crate::devices::inventory::NodeInventory;
-use crate::inject::settings::NodeSettings;
+use crate::node::kubelet_checkpoint;
 use crate::publish::node_patches::Absence;
 use crate::publish::own_objects::StoredDevice;
+use crate::tests::api_server::ApiServer;
+use crate::tests::builders::settings;
 
 /// Longest wait for a request of the plugin.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
@@ -35,7 +32,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// A unit that has been changed must not be counted in the one before; once seen, it does not matter who is away.
 #[tokio::test]
 async fn memory_is_registered_after_its_unit_is_published() {
-    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+    let settings = settings();
     let node = |unit: &str| -> Option<Node> {
         let node = json!({"metadata": {"name": "n1", "annotations": {"aliyun.com/gpu-mem-unit": unit}}});
         Some(serde_json::from_value(node).unwrap())
@@ -84,18 +81,13 @@ fn units_that_kubelet_has_already(
         .flat_map(|ids| ids.iter().collect::<Vec<_>>())
         .collect();
     let dir = tempfile::tempdir().unwrap();
-    let settings = NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1));
+    let settings = settings();
     let now = fleet(MemoryUnit::GIB, &[0, 1]);
     assert!(
         !keeps_memory_units(dir.path(), &settings, &now),
         "there is no checkpoint"
     );
-    let text = json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"aliyun.com/gpu-mem": ids}}, "Checksum": 1});
-    std::fs::write(
-        dir.path().join(crate::node::kubelet_checkpoint::FILE),
-        text.to_string(),
-    )
-    .unwrap();
+    kubelet_checkpoint::tests::write(dir.path(), &Value::Null, &json!({"aliyun.com/gpu-mem": ids}));
     assert_eq!(keeps_memory_units(dir.path(), &settings, &now), expected);
 }
 
@@ -129,14 +121,12 @@ async fn whole_gpus_are_registered_after_the_device_object_is_written() {
 }
 
 /// A request in short: its method and the last parts of its path.
-fn line(request: &Request<Body>) -> String {
-    let path: Vec<&str> = request.uri().path().rsplit('/').take(2).collect();
-    format!(
-        "{} {}/{}",
-        request.method(),
-        path.last().copied().unwrap_or_default(),
-        path.first().copied().unwrap_or_default()
-    )
+fn shortened(line: &str) -> String {
+    let (method, uri) = line.split_once(' ').unwrap();
+    let path = uri.split('?').next().unwrap();
+    let mut parts: Vec<&str> = path.rsplit('/').take(2).collect();
+    parts.reverse();
+    format!("{method} {}", parts.join("/"))
 }
 
 /// A node that had a GPU when this process ran the last time: labels, status and devices go, and what running pods ask for stays.
@@ -150,13 +140,13 @@ async fn published_objects_are_removed_with_the_devices() {
         "nvidia.com/gpu=ignore",
     ];
     let config = Config::try_parse_from(args).unwrap();
-    let (service, mut requests) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let (client, mut server) = ApiServer::new();
     let absence = Absence {
         reason: "GPUsNotFound",
         message: "no driver".to_owned(),
     };
     let (_absence, absent) = watch::channel(Some(absence));
-    let connection = Client::new(service, "default").into();
+    let connection = client.into();
     let _tasks = publish_no_devices(&config, &connection, absent).unwrap();
     let amounts = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu": "100", "cpu": "4"});
     let node = json!({
@@ -169,18 +159,11 @@ async fn published_objects_are_removed_with_the_devices() {
     let mut written = BTreeMap::new();
     let mut watches = Vec::new();
     while written.len() < 4 {
-        let (request, answer) = timeout(REQUEST_LIMIT, requests.next_request())
-            .await
-            .unwrap()
-            .unwrap();
-        let line = line(&request);
+        let (asked, body, answer) = timeout(REQUEST_LIMIT, server.next()).await.unwrap();
+        let line = shortened(&asked);
         let list = |item: &Value| json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": [item]});
         let body = match line.as_str() {
-            _ if request
-                .uri()
-                .query()
-                .is_some_and(|query| query.contains("watch=true")) =>
-            {
+            _ if asked.contains("watch=true") => {
                 watches.push(answer);
                 continue;
             }
@@ -188,8 +171,6 @@ async fn published_objects_are_removed_with_the_devices() {
             "GET v1/pods" => list(&pod),
             "GET v1alpha1/devices" => list(&device),
             _ => {
-                let body = request.into_body().collect().await.unwrap().to_bytes();
-                let body: Value = serde_json::from_slice(&body).unwrap();
                 let is_condition = body["status"].get("conditions").is_some();
                 written.insert(
                     format!("{line}{}", if is_condition { " condition" } else { "" }),
@@ -198,7 +179,7 @@ async fn published_objects_are_removed_with_the_devices() {
                 body
             }
         };
-        answer.send_response(Response::new(Body::from(body.to_string().into_bytes())));
+        answer.send(200, &body);
     }
     let device = &written["PATCH devices/n1"];
     assert_eq!(

@@ -19,8 +19,12 @@ use crate::devices::device_ids::IdScheme;
 use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::{DeviceName, NodeFleet};
 use crate::devices::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
+use crate::inject::cdi::SpecDir;
+use crate::inject::cdi::vendor::VendorSpecs;
 use crate::inject::enforcement::Enforcements;
 use crate::inject::enforcement::limits::Recipient;
+use crate::inject::mode::Mode;
+use crate::inject::own_container::OwnContainer;
 use crate::inject::settings::NodeSettings;
 use crate::node::kubelet_checkpoint::Allocated;
 use crate::node::pods::{
@@ -228,7 +232,22 @@ pub(crate) fn fleet(n_gpus: u32) -> NodeFleet {
 
 /// Settings by variable, in GiB units, without a wait for pods.
 pub(crate) fn settings() -> NodeSettings {
-    NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+    NodeSettings {
+        names: ResourceNames::default().into(),
+        memory_unit: MemoryUnit::GIB,
+        allocate_wait: Duration::ZERO,
+        injection_mode: Some(Mode::Envvar),
+        specs: SpecDir::new("/var/run/cdi".into()),
+        vendor_specs: VendorSpecs::default(),
+        host_root: "/".into(),
+        sysfs_root: "/nonexistent".into(),
+        device_root: "/".into(),
+        own_container: OwnContainer::default(),
+        has_runtime_hook: false,
+        allows_all_devices: false,
+        driver_limits: false,
+        hami_core: None,
+    }
 }
 
 /// A node with these settings and without kubelet, whose devices and pods do not change.

@@ -8,7 +8,7 @@ use device_plugin::devices::fleet::NodeFleet;
 use device_plugin::devices::inventory::{Gpu, NodeInventory};
 use device_plugin::node::pods::IN_NODE_STATUS;
 use device_plugin::publish::node_patches;
-use proto::device::{DeviceInfo, DeviceSpec, TYPE_GPU, TYPE_RDMA};
+use proto::device::{DeviceSpec, TYPE_GPU, TYPE_RDMA};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::quantity::Quantity;
@@ -16,6 +16,7 @@ use proto::resource::{DEFAULT_SLOTS, GPU_COUNT, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
 use super::Outcome;
+use super::report::gpu;
 
 type Amounts = BTreeMap<String, Quantity>;
 
@@ -78,7 +79,10 @@ fn advertised_shares(spec: &DeviceSpec) -> u64 {
         .devices
         .iter()
         .filter(|device| device.device_type == TYPE_GPU)
-        .map(|device| (gpu(device), device.health))
+        .map(|device| {
+            let minor = u32::try_from(device.minor.unwrap()).unwrap();
+            (gpu(&device.id, minor, 1), device.health)
+        })
         .unzip();
     let ids = IdScheme::with_numa_nodes(false, &gpus, DEFAULT_SLOTS, MemoryUnit::GIB).unwrap();
     let inventory = NodeInventory {
@@ -99,22 +103,6 @@ fn advertised_shares(spec: &DeviceSpec) -> u64 {
                 .count() as u64
         })
         .sum()
-}
-
-fn gpu(device: &DeviceInfo) -> Gpu {
-    let minor = u32::try_from(device.minor.unwrap()).unwrap();
-    Gpu {
-        uuid: device.id.parse().unwrap(),
-        minor,
-        index: minor,
-        memory_bytes: 1,
-        reserved_bytes: 0,
-        model: String::new(),
-        bus_id: None,
-        location: device_plugin::devices::inventory::PciLocation::default(),
-        labels: BTreeMap::new(),
-        device_node: "/dev/null".into(),
-    }
 }
 
 /// Percent of the healthy adapters.

@@ -110,7 +110,7 @@ fn conditions(device: &DeviceInfo) -> (String, Value) {
     )
 }
 
-fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
+pub(super) fn gpu(id: &str, minor: u32, memory_bytes: u64) -> Gpu {
     Gpu {
         uuid: id.parse().unwrap(),
         minor,

@@ -259,6 +259,15 @@ mod tests {
     use super::*;
     use crate::inject::cdi::{Edits, SpecDir};
 
+    fn mask(event: &str) -> EventMask {
+        match event {
+            "to" => EventMask::MOVED_TO,
+            "from" => EventMask::MOVED_FROM,
+            "delete" => EventMask::DELETE,
+            _ => EventMask::OPEN,
+        }
+    }
+
     #[rstest]
     #[case::read("to open", Some(true), 1)]
     #[case::not_read("to", Some(false), 0)]
@@ -274,14 +283,10 @@ mod tests {
     ) {
         let readers = Readers::default();
         for event in events.split(' ') {
-            let mask = match event {
-                "to" => EventMask::MOVED_TO,
-                "from" => EventMask::MOVED_FROM,
-                "delete" => EventMask::DELETE,
-                _ => EventMask::OPEN,
-            };
             for file in ["gpushare.dev-gpu_a.json", "nvidia.json"] {
-                readers.state.send_if_modified(|state| state.apply(file, mask));
+                readers
+                    .state
+                    .send_if_modified(|state| state.apply(file, mask(event)));
             }
         }
         assert_eq!(
@@ -339,16 +344,13 @@ mod tests {
         const FILE: &str = "gpushare.dev-gpu_a.json";
         let readers = Readers::default();
         for event in events.split(' ') {
-            let mask = match event {
-                "to" => EventMask::MOVED_TO,
-                "delete" => EventMask::DELETE,
-                "open" => EventMask::OPEN,
-                _ => {
-                    readers.note_start(FILE);
-                    continue;
-                }
-            };
-            readers.state.send_if_modified(|state| state.apply(FILE, mask));
+            if event == "need" {
+                readers.note_start(FILE);
+            } else {
+                readers
+                    .state
+                    .send_if_modified(|state| state.apply(FILE, mask(event)));
+            }
         }
         assert_eq!(readers.is_unread_by_start(FILE), expected);
     }

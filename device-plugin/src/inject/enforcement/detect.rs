@@ -141,21 +141,19 @@ fn mps_directory(root: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
     use serde_json::json;
 
     use super::*;
     use crate::inject::enforcement::lowest_level;
     use crate::inject::mode::{Certainty, Mode};
-    use crate::tests::builders::fleet;
+    use crate::tests::builders::{fleet, settings};
 
     /// A process that has just started does not know the Node, and so not if the runtime replaces variables.
     #[tokio::test(start_paused = true)]
     async fn no_level_is_decided_before_the_node_is_known() {
         let settings = NodeSettings {
             driver_limits: true,
-            ..NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::ZERO)
+            ..settings()
         };
         let (_fleets, fleets) = watch::channel(Arc::new(fleet(2)));
         let injected = Injection {

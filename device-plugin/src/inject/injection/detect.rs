@@ -277,13 +277,10 @@ impl InjectionDetector {
 #[cfg(test)]
 mod tests {
     use daemon::api_server::Connection;
-    use proto::memory_unit::MemoryUnit;
-    use proto::resource::ResourceNames;
     use rstest::rstest;
 
     use super::*;
     use crate::inject::mode::Exposure;
-    use crate::inject::settings::NodeSettings;
     use crate::node::pods::PodUid;
     use crate::tests::api_server::ApiServer;
     use crate::tests::builders;
@@ -301,8 +298,7 @@ mod tests {
 
     /// The detector of a plugin with this container on a node with one GPU.
     fn detector(tree: &NodeTree, own: OwnContainer, pods: watch::Receiver<NodePods>) -> InjectionDetector {
-        let names = ResourceNames::default();
-        let mut settings = NodeSettings::plain(names, MemoryUnit::GIB, Duration::ZERO);
+        let mut settings = builders::settings();
         tree.path().clone_into(&mut settings.host_root);
         settings.specs = SpecDir::new(tree.path().join("cdi"));
         settings.own_container = own;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use prometheus_client::registry::Registry;
 use prost::Message as _;
-use proto::memory_unit::MemoryUnit;
 use proto::nri::api::{
     ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse,
     RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
@@ -13,7 +12,6 @@ use proto::nri::ttrpc::{Request, Response, Status};
 use proto::nri::wire::{ConnectionId, Decoder, Kind, Message};
 use proto::nri::{PLUGIN_SERVICE, RUNTIME_SERVICE, code};
 use proto::record::DEVICE_ALLOCATED;
-use proto::resource::ResourceNames;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -21,7 +19,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::node::pods::NodePod;
-use crate::tests::builders::{fleet, gpu, pod, pods, whole};
+use crate::tests::builders::{fleet, gpu, pod, pods, settings, whole};
 
 /// Nothing here takes long, but the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -48,7 +46,7 @@ fn hook(
     seen: watch::Sender<SeenGpus>,
 ) -> RuntimeHook {
     RuntimeHook {
-        settings: NodeSettings::plain(ResourceNames::default(), MemoryUnit::GIB, Duration::from_secs(1)),
+        settings: settings(),
         fleet,
         pods,
         injection: watch::channel(None).1,

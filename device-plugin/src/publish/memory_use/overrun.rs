@@ -77,10 +77,27 @@ pub async fn report_overruns(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::inventory::Gpu;
     use crate::node::pods::{NodePod, PodUid};
     use crate::tests::builders::{gpu, pod, units};
 
     const GIB: u64 = 1 << 30;
+
+    /// The use of the pod's container, whose share is 8 GiB.
+    fn using<'a>(pod: &'a NodePod, gpu: &'a Gpu, used: Option<u64>) -> ContainerMemory<'a> {
+        let of = ContainerGpu {
+            pod: PodUid::from("a"),
+            container: "main".to_owned(),
+            gpu: gpu.uuid.clone(),
+        };
+        ContainerMemory {
+            pod,
+            gpu,
+            of,
+            used,
+            given: Some(8 * GIB),
+        }
+    }
 
     /// The containers with an event after each measurement of one container's use (none: not known); its share is 8 GiB.
     fn events(pod: &NodePod, uses: &[Option<u64>]) -> Vec<usize> {
@@ -88,19 +105,7 @@ mod tests {
         let mut overruns = Overruns::default();
         let mut counts = Vec::new();
         for used in uses {
-            let of = ContainerGpu {
-                pod: PodUid::from("a"),
-                container: "main".to_owned(),
-                gpu: gpu.uuid.clone(),
-            };
-            let measured = [ContainerMemory {
-                pod,
-                gpu: &gpu,
-                of,
-                used: *used,
-                given: Some(8 * GIB),
-            }];
-            counts.push(overruns.update(&measured).len());
+            counts.push(overruns.update(&[using(pod, &gpu, *used)]).len());
         }
         counts
     }
@@ -123,39 +128,16 @@ mod tests {
     #[test]
     fn a_container_that_is_gone_is_forgotten() {
         let (pod, gpu) = (pod("a", 1, [units(8)]), gpu(0));
-        let of = ContainerGpu {
-            pod: PodUid::from("a"),
-            container: "main".to_owned(),
-            gpu: gpu.uuid.clone(),
-        };
-        let measured = [ContainerMemory {
-            pod: &pod,
-            gpu: &gpu,
-            of,
-            used: Some(16 * GIB),
-            given: Some(8 * GIB),
-        }];
         let mut overruns = Overruns::default();
-        assert_eq!(overruns.update(&measured).len(), 1);
+        assert_eq!(overruns.update(&[using(&pod, &gpu, Some(16 * GIB))]).len(), 1);
         assert!(overruns.update(&[]).is_empty() && overruns.0.is_empty());
     }
 
     #[test]
     fn the_event_has_both_figures_and_the_remedy() {
         let (pod, gpu) = (pod("a", 1, [units(8)]), gpu(0));
-        let memory = ContainerMemory {
-            pod: &pod,
-            gpu: &gpu,
-            of: ContainerGpu {
-                pod: PodUid::from("a"),
-                container: "main".to_owned(),
-                gpu: gpu.uuid.clone(),
-            },
-            used: Some(16 * GIB),
-            given: Some(8 * GIB),
-        };
         assert_eq!(
-            message(&memory),
+            message(&using(&pod, &gpu, Some(16 * GIB))),
             "container main uses 16 GiB of GPU 0 (GPU-00000000-aaaa-bbbb-cccc-000000000000), where its share is 8 GiB, so that other \
              pods of the GPU may not get theirs: have its program allocate less, or request more memory; with the annotation \
              gpushare/enforcement: driver a pod goes only where the GPU driver enforces its share"

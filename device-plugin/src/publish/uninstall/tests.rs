@@ -68,10 +68,7 @@ fn patches_remove_only_the_plugins_own_fields() {
 #[case::running(PodStage::Running, true)]
 #[case::ended(PodStage::Terminal, false)]
 fn pods_hold_devices_until_they_end(#[case] stage: PodStage, #[case] holds: bool) {
-    let all = pods([NodePod {
-        stage,
-        ..pod("a", 0, [units(1)])
-    }]);
+    let all = pods([pod("a", 0, [units(1)]).at(stage)]);
     assert_eq!(!holders(&all).is_empty(), holds);
 }
 
@@ -129,9 +126,7 @@ impl Scene {
             .iter()
             .map(|name| ((*name).to_owned(), json!([])))
             .collect();
-        let text =
-            json!({"Data": {"PodDeviceEntries": null, "RegisteredDevices": registered}, "Checksum": 1});
-        std::fs::write(dir_of(self, kubelet_checkpoint::FILE), text.to_string()).unwrap();
+        kubelet_checkpoint::tests::write(self.dir.path(), &Value::Null, &registered.into());
     }
 
     /// One attempt, whose requests are accepted: its outcome, and the requests.
@@ -209,10 +204,9 @@ async fn uninstall_waits_until_no_pod_holds_devices() {
     let all = scene.files();
     scene.pods.send_replace(NodePods::default());
     assert_eq!(scene.attempt().await.0, "the pods of this node are not known yet");
-    scene.pods.send_replace(pods([NodePod {
-        stage: PodStage::Running,
-        ..pod("a", 0, [units(1)])
-    }]));
+    scene
+        .pods
+        .send_replace(pods([pod("a", 0, [units(1)]).at(PodStage::Running)]));
     let (outcome, lines) = scene.attempt().await;
     assert!(
         outcome.starts_with("pods hold devices: ") && outcome.ends_with("/a"),

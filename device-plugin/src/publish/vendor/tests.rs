@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status};
 
 use super::*;
 use crate::node::pods::{Claimant, NodePod};
-use crate::tests::builders::{fleet, gpu, pod, pods, units, whole};
+use crate::tests::builders::{fleet, gpu, pod, pods, says, units, whole};
 
 const NVIDIA: &str = "nvidia.com/gpu";
 const DRIVER: &str = "gpu.nvidia.com";
@@ -350,10 +350,7 @@ async fn allocations_are_read_from_the_pod_resources_api() {
 async fn devices_of_the_vendors_plugin_count_after_it_was_replaced() {
     use crate::inject::content::cdi_answer;
     let dir = tempfile::tempdir().unwrap();
-    let by_variable = |minor: u32| ContainerAllocateResponse {
-        envs: [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuid(minor))].into(),
-        ..ContainerAllocateResponse::default()
-    };
+    let by_variable = |minor: u32| says("NVIDIA_VISIBLE_DEVICES", &uuid(minor));
     let ours = |id: &str| cdi_answer(ExtendedResource::Whole, &[id.to_owned()], 1);
     let entry = |pod: &str, id: &str, answer: &ContainerAllocateResponse| {
         let answer = k8s_openapi::ByteString(answer.encode_to_vec());
@@ -366,20 +363,13 @@ async fn devices_of_the_vendors_plugin_count_after_it_was_replaced() {
         entry("theirs-elsewhere", &uuid(2), &by_variable(2)),
         entry("ours-without-record", &uuid(3), &ours(&uuid(3))),
     ]);
-    fs::write(
-        dir.path().join(kubelet_checkpoint::FILE),
-        json!({"Data": {"PodDeviceEntries": entries}}).to_string(),
-    )
-    .unwrap();
+    kubelet_checkpoint::tests::write(dir.path(), &entries, &json!({}));
     let settings = VendorSettings {
         resources: BTreeSet::new(),
         ours: Some(NVIDIA.to_owned()),
         ..settings(dir.path())
     };
-    let placed = |name: &str, minor: u32| NodePod {
-        stage: PodStage::Running,
-        ..pod(name, 1, [whole(1)]).on([minor])
-    };
+    let placed = |name: &str, minor: u32| pod(name, 1, [whole(1)]).on([minor]).at(PodStage::Running);
     let known = [
         placed("ours", 0),
         placed("ours-by-variable", 1),
