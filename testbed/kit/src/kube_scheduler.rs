@@ -8,7 +8,7 @@
 //! Requests to extenders have the form of those recorded from 1.36.2 (`scheduler/tests/extender/golden`). The
 //! rest follows the real program's code, and `testbed/kit/tests/scheduler_loop.rs` states the behaviour; names such as
 //! `selectHost` in comments are functions of that code. It leaves out plugins that no extender can notice:
-//! affinity between pods, spreading, images, and most scores. It filters one node after the other, as
+//! affinity between pods, spreading, images, and the scores of preferences. It filters one node after the other, as
 //! kube-scheduler does on one processor.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,8 +21,6 @@ use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
-use rand::SeedableRng;
-use rand::rngs::StdRng;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -33,14 +31,14 @@ use crate::pod_fields::{has_ended, node_of};
 
 use binding::{PodBinder, VolumeClaims};
 use cache::{Cache, CachedNode};
-use cycle::{Cycle, CycleFailure};
+use cycle::{Cycle, CycleFailure, Sampling};
 use pod_group::Groups;
 use preemption::{PreemptionContext, evict, priority};
 use queue::Queue;
 use report::{Nomination, Report, ReportContent, nominated_node};
 
 pub use configuration::{ConfigurationError, ExtenderConfiguration, ManagedResource, SchedulerConfiguration};
-pub use cycle::Sampling;
+pub use cycle::Ties;
 
 pub use amounts::{AmountError, ResourceAmounts};
 pub use binding::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
@@ -191,7 +189,7 @@ impl Loop {
             cycle: Cycle {
                 extenders,
                 ignored: configuration.ignored_resources(),
-                ties: options.seed.map(StdRng::seed_from_u64),
+                ties: options.seed.map_or_else(Ties::default, Ties::random),
                 sampling: Sampling::of(configuration.percentage_of_nodes_to_score),
                 claims: VolumeClaims::default(),
             },
@@ -464,7 +462,7 @@ impl Loop {
     /// The nodes as the filters see them for a pod. Pods that are nominated to a node count there if they are
     /// at least as important.
     fn nodes_for(&self, uid: &str, pod: &Pod) -> BTreeMap<String, CachedNode> {
-        let mut nodes = self.cache.snapshot();
+        let mut nodes = self.cache.nodes().clone();
         for (other, (node, nominated)) in &self.nominated {
             let counts = other != uid && priority(nominated) >= priority(pod);
             if let Some(view) = nodes.get_mut(node).filter(|_| counts) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kit::kube_scheduler::{OfflineAttempt, OfflineScheduler, SchedulerConfiguration};
+use kit::kube_scheduler::{OfflineAttempt, OfflineScheduler, SchedulerConfiguration, Ties};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use scheduler::bind::PodId;
@@ -102,7 +102,7 @@ impl World {
         // kube-scheduler's choice among several nodes is not the matter: all that fit have to be seen.
         let extender = Arc::new(extender.with_answer_nodes(AnswerNodes::All));
         let configuration = CONFIGURATION.parse::<SchedulerConfiguration>().unwrap();
-        let mut model = OfflineScheduler::new(&configuration, &offline::routes(&extender));
+        let mut model = OfflineScheduler::new(&configuration, &offline::routes(&extender), Ties::default());
         for node in nodes {
             model.put_node(typed(node).unwrap());
         }

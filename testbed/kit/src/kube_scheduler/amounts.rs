@@ -11,12 +11,19 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 const THOUSAND: i128 = 1000;
 const CPU: &str = "cpu";
 const PODS: &str = "pods";
-/// The amounts that a pod without requests counts as when nodes are scored (`GetNonzeroRequests`).
-const DEFAULT_SCORED: [(&str, i128); 2] = [("cpu", 100), ("memory", 200 * 1024 * 1024 * THOUSAND)];
+const MEMORY: &str = "memory";
+/// The resources that nodes are scored by, and the amounts that a container without a request counts as (`GetNonzeroRequests`).
+const SCORED: [(&str, i128); 2] = [(CPU, 100), (MEMORY, 200 * 1024 * 1024 * THOUSAND)];
+/// The best score that a plugin gives.
+const BEST: i64 = 100;
 
 /// Thousandths by resource name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ResourceAmounts(BTreeMap<String, i128>);
+pub struct ResourceAmounts {
+    amounts: BTreeMap<String, i128>,
+    /// CPU and memory as `LeastAllocated` counts them (`NonZeroRequested`).
+    scored: [i128; 2],
+}
 
 /// The error of a quantity that does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,14 +41,8 @@ impl ResourceAmounts {
             Some(spec) => of_spec(spec)?,
             None => Self::default(),
         };
-        total.0.insert(PODS.to_owned(), THOUSAND);
+        total.amounts.insert(PODS.to_owned(), THOUSAND);
         Ok(total.rounded())
-    }
-
-    /// Thousandths of every resource but CPU and memory.
-    pub fn besides_cpu_and_memory(&self) -> impl Iterator<Item = (&str, i128)> {
-        let all = self.0.iter().map(|(name, amount)| (name.as_str(), *amount));
-        all.filter(|(name, _)| !matches!(*name, "cpu" | "memory"))
     }
 
     /// A node's allocatable; amounts that do not parse count as none.
@@ -53,7 +54,7 @@ impl ResourceAmounts {
             .flat_map(|status| status.allocatable.iter().flatten())
         {
             if let Ok(amount) = thousandths(name, quantity) {
-                amounts.0.insert(name.clone(), amount);
+                amounts.amounts.insert(name.clone(), amount);
             }
         }
         amounts.rounded()
@@ -61,7 +62,7 @@ impl ResourceAmounts {
 
     /// The amounts in whole units, rounded up, except CPU (`Resource.SetMaxResource`).
     fn rounded(mut self) -> Self {
-        for (name, amount) in &mut self.0 {
+        for (name, amount) in &mut self.amounts {
             if name != CPU {
                 *amount += (-*amount).rem_euclid(THOUSAND);
             }
@@ -71,26 +72,32 @@ impl ResourceAmounts {
 
     /// Thousandths of one resource.
     pub fn get(&self, resource: &str) -> i128 {
-        self.0.get(resource).copied().unwrap_or(0)
+        self.amounts.get(resource).copied().unwrap_or(0)
     }
 
     pub(super) fn add(&mut self, other: &Self) {
-        for (name, amount) in &other.0 {
-            *self.0.entry(name.clone()).or_default() += amount;
-        }
+        self.combine(other, |own, amount| own + amount);
     }
 
     pub(super) fn subtract(&mut self, other: &Self) {
-        for (name, amount) in &other.0 {
-            *self.0.entry(name.clone()).or_default() -= amount;
-        }
+        self.combine(other, |own, amount| own - amount);
     }
 
     /// Raises each amount to that of `other` if that is larger.
     fn raise_to(&mut self, other: &Self) {
-        for (name, amount) in &other.0 {
-            let entry = self.0.entry(name.clone()).or_default();
-            *entry = (*entry).max(*amount);
+        self.combine(other, i128::max);
+    }
+
+    /// Replaces each amount that `other` has by that of the operation on both.
+    fn combine(&mut self, other: &Self, operation: fn(i128, i128) -> i128) {
+        for (name, amount) in &other.amounts {
+            match self.amounts.get_mut(name) {
+                Some(own) => *own = operation(*own, *amount),
+                None => drop(self.amounts.insert(name.clone(), operation(0, *amount))),
+            }
+        }
+        for (own, amount) in self.scored.iter_mut().zip(other.scored) {
+            *own = operation(*own, amount);
         }
     }
 
@@ -103,7 +110,7 @@ impl ResourceAmounts {
         ignored: &BTreeSet<String>,
     ) -> (Vec<String>, bool) {
         let (mut reasons, mut hopeless) = (Vec::new(), false);
-        for (name, amount) in &self.0 {
+        for (name, amount) in &self.amounts {
             let total = allocatable.get(name);
             let is_counted = *amount > 0 && is_counted(name) && !ignored.contains(name);
             if !is_counted || *amount <= total - used.get(name) {
@@ -119,26 +126,57 @@ impl ResourceAmounts {
         (reasons, hopeless)
     }
 
+    /// The score of a node for this pod: `NodeResourcesFit` and `NodeResourcesBalancedAllocation`, each with its default weight of 1.
+    pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
+        self.least_allocated(allocatable, used) + self.balanced_allocation(allocatable, used)
+    }
+
     /// The score from 0 to 100 (`LeastAllocated`): the share of a node's CPU and memory that this pod would
     /// leave free.
-    pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
-        let pods = used.get(PODS) / THOUSAND + 1;
+    fn least_allocated(&self, allocatable: &Self, used: &Self) -> i64 {
         let (mut sum, mut n_shares) = (0, 0);
-        for (name, default) in DEFAULT_SCORED {
+        for (((name, _), used), own) in SCORED.into_iter().zip(used.scored).zip(self.scored) {
             let total = allocatable.get(name);
             if total > 0 {
-                let taken = (used.get(name) + self.get(name)).max(default * pods).min(total);
-                sum += (total - taken) * 100 / total;
+                sum += (total - used - own).max(0) * i128::from(BEST) / total;
                 n_shares += 1;
             }
         }
         i64::try_from(sum / n_shares.max(1)).unwrap_or(0)
     }
+
+    /// The score from 0 to 100 (`NodeResourcesBalancedAllocation`): since 1.36 the change that the pod makes to the balance of
+    /// a node's CPU and memory.
+    fn balanced_allocation(&self, allocatable: &Self, used: &Self) -> i64 {
+        let own = SCORED.map(|(name, _)| self.get(name));
+        // The plugin skips pods that request neither.
+        if own == [0; 2] {
+            return 0;
+        }
+        let [total, before] = [allocatable, used].map(|amounts| SCORED.map(|(name, _)| amounts.get(name)));
+        let after = [before[0] + own[0], before[1] + own[1]];
+        BEST / 2 + (BEST / 2 + balance(total, after) - balance(total, before)) / 2
+    }
+}
+
+/// The larger, the closer the used parts of CPU and memory are.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "amounts of a node are far below 2^52, and scores are at most 100"
+)]
+fn balance(total: [i128; 2], used: [i128; 2]) -> i64 {
+    if total.contains(&0) {
+        return BEST;
+    }
+    let part = |used: i128, total: i128| (used as f64 / total as f64).min(1.0);
+    let deviation = (part(used[0], total[0]) - part(used[1], total[1])).abs() / 2.0;
+    ((1.0 - deviation) * 100.0).floor() as i64
 }
 
 /// Returns true if `NodeResourcesFit` counts a resource (`IsScalarResourceName`, and those with a field of their own).
 fn is_counted(resource: &str) -> bool {
-    matches!(resource, CPU | "memory" | "ephemeral-storage" | PODS)
+    matches!(resource, CPU | MEMORY | "ephemeral-storage" | PODS)
         || resource.contains('/')
         || is_hugepages(resource)
         || resource.starts_with("attachable-volumes-")
@@ -177,9 +215,16 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
         .resources
         .iter()
         .flat_map(|own| own.requests.iter().flatten());
-    for (name, amount) in read(own)?.0 {
-        if matches!(name.as_str(), CPU | "memory") || is_hugepages(&name) {
-            running.0.insert(name, amount);
+    let own = read(own)?;
+    for ((name, _), (scored, own_scored)) in SCORED.into_iter().zip(running.scored.iter_mut().zip(own.scored))
+    {
+        if own.amounts.contains_key(name) {
+            *scored = own_scored;
+        }
+    }
+    for (name, amount) in own.amounts {
+        if matches!(name.as_str(), CPU | MEMORY) || is_hugepages(&name) {
+            running.amounts.insert(name, amount);
         }
     }
     running.add(&read(spec.overhead.iter().flatten())?);
@@ -188,20 +233,28 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
 
 /// Requests, and limits where nothing is requested, as the API server fills them in.
 fn of_container(container: &Container) -> Result<ResourceAmounts, AmountError> {
-    let Some(resources) = &container.resources else {
-        return Ok(ResourceAmounts::default());
-    };
-    let mut amounts = read(resources.limits.iter().flatten())?;
-    amounts.0.extend(read(resources.requests.iter().flatten())?.0);
+    let resources = container.resources.iter();
+    let limits = resources
+        .clone()
+        .flat_map(|resources| resources.limits.iter().flatten());
+    let requests = resources.flat_map(|resources| resources.requests.iter().flatten());
+    let mut amounts = read(limits.chain(requests))?;
+    for ((name, default), scored) in SCORED.into_iter().zip(&mut amounts.scored) {
+        if !amounts.amounts.contains_key(name) {
+            *scored = default;
+        }
+    }
     Ok(amounts)
 }
 
-/// Parses amounts of resources into thousandths.
+/// Parses amounts of resources into thousandths; of two amounts of one resource the last counts.
 fn read<'a>(
     quantities: impl Iterator<Item = (&'a String, &'a Quantity)>,
 ) -> Result<ResourceAmounts, AmountError> {
     let parsed = quantities.map(|(name, quantity)| Ok((name.clone(), thousandths(name, quantity)?)));
-    Ok(ResourceAmounts(parsed.collect::<Result<_, _>>()?))
+    let amounts: BTreeMap<String, i128> = parsed.collect::<Result<_, _>>()?;
+    let scored = SCORED.map(|(name, _)| amounts.get(name).copied().unwrap_or(0));
+    Ok(ResourceAmounts { amounts, scored })
 }
 
 /// Parses one amount into thousandths.
@@ -216,6 +269,7 @@ fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError>
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
     use serde_json::json;
 
     use super::*;
@@ -229,12 +283,13 @@ mod tests {
     }
 
     fn amounts(entries: &[(&str, i128)]) -> ResourceAmounts {
-        ResourceAmounts(
-            entries
+        ResourceAmounts {
+            amounts: entries
                 .iter()
                 .map(|(name, amount)| ((*name).to_owned(), amount * THOUSAND))
                 .collect(),
-        )
+            scored: [0; 2],
+        }
     }
 
     /// A sidecar runs beside the init containers after it and beside the app containers.
@@ -320,19 +375,37 @@ mod tests {
         );
     }
 
+    /// Cases: used before, requested, and the sum of the two scores of kube-scheduler 1.36, in CPUs and GiB of a node with ten each.
+    #[rstest]
+    #[case::empty((0, 0), (1, 1), 90 + 75)]
+    #[case::half_full((5, 5), (1, 1), 40 + 75)]
+    #[case::towards_balance((4, 0), (0, 4), 59 + 85)]
+    #[case::out_of_balance((0, 0), (4, 0), 79 + 65)]
+    #[case::asks_for_nothing((0, 0), (0, 0), 98)]
+    fn nodes_are_scored_as_by_kube_scheduler(
+        #[case] used: (u32, u32),
+        #[case] asked: (u32, u32),
+        #[case] score: i64,
+    ) {
+        let allocatable = amounts(&[(CPU, 10), (MEMORY, 10 << 30)]);
+        let of = |(cpu, memory): (u32, u32), scored: bool| {
+            let mut requests = json!({});
+            for (name, amount) in [(CPU, cpu.to_string()), (MEMORY, format!("{memory}Gi"))] {
+                if scored || !amount.starts_with('0') {
+                    requests[name] = json!(amount);
+                }
+            }
+            let container = json!({"name": "c", "resources": {"requests": requests}});
+            ResourceAmounts::of_pod(&pod(&json!({"containers": [container]}))).unwrap()
+        };
+        assert_eq!(of(asked, false).score(&allocatable, &of(used, true)), score);
+    }
+
     #[test]
-    fn the_emptier_node_scores_higher() {
-        let allocatable = amounts(&[("cpu", 10), ("memory", 1 << 40)]);
-        let request = amounts(&[("cpu", 1)]);
-        let score = |used: &[(&str, i128)]| request.score(&allocatable, &amounts(used));
-        assert!(score(&[]) > score(&[("cpu", 5)]));
-        assert!(
-            score(&[]) > score(&[("pods", 50)]),
-            "pods without requests count as something"
-        );
-        assert_eq!(
-            request.score(&ResourceAmounts::default(), &ResourceAmounts::default()),
-            0
-        );
+    fn pods_without_requests_count_when_nodes_are_scored() {
+        let plain = ResourceAmounts::of_pod(&pod(&json!({"containers": [{"name": "c"}]}))).unwrap();
+        let allocatable = amounts(&[(CPU, 1), (MEMORY, 1 << 30)]);
+        assert!(plain.score(&allocatable, &plain) < plain.score(&allocatable, &ResourceAmounts::default()));
+        assert_eq!(plain.score(&ResourceAmounts::default(), &plain), 0);
     }
 }

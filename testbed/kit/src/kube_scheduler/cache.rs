@@ -29,18 +29,35 @@ struct Holding {
 /// Nodes by name and the holdings of pods by UID.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
-    nodes: BTreeMap<String, (Arc<Node>, ResourceAmounts)>,
-    used: HashMap<String, ResourceAmounts>,
+    nodes: BTreeMap<String, CachedNode>,
     holdings: HashMap<String, Holding>,
 }
 
 impl Cache {
     /// Updates a node; true if a part that scheduling looks at has changed.
     pub(super) fn put_node(&mut self, name: &str, node: Node) -> bool {
-        let changed = self.nodes.get(name).is_none_or(|(old, _)| is_changed(old, &node));
-        let allocatable = ResourceAmounts::allocatable(&node);
-        self.nodes.insert(name.to_owned(), (Arc::new(node), allocatable));
+        let known = self.nodes.get(name);
+        let changed = known.is_none_or(|known| is_changed(&known.node, &node));
+        let used = match known {
+            Some(known) => known.used.clone(),
+            None => self.used_on(name),
+        };
+        let view = CachedNode {
+            allocatable: ResourceAmounts::allocatable(&node),
+            node: Arc::new(node),
+            used,
+        };
+        self.nodes.insert(name.to_owned(), view);
         changed
+    }
+
+    /// The amounts of the pods on a node, which may have come before it.
+    fn used_on(&self, node: &str) -> ResourceAmounts {
+        let mut used = ResourceAmounts::default();
+        for held in self.holdings.values().filter(|held| held.node == node) {
+            used.add(&held.amounts);
+        }
+        used
     }
 
     pub(super) fn remove_node(&mut self, name: &str) -> bool {
@@ -56,17 +73,8 @@ impl Cache {
     }
 
     /// All nodes, by name.
-    pub(super) fn snapshot(&self) -> BTreeMap<String, CachedNode> {
-        let mut snapshot = BTreeMap::new();
-        for (name, (node, allocatable)) in &self.nodes {
-            let view = CachedNode {
-                node: Arc::clone(node),
-                allocatable: allocatable.clone(),
-                used: self.used.get(name).cloned().unwrap_or_default(),
-            };
-            snapshot.insert(name.clone(), view);
-        }
-        snapshot
+    pub(super) fn nodes(&self) -> &BTreeMap<String, CachedNode> {
+        &self.nodes
     }
 
     /// Counts a pod on a node before it is bound.
@@ -108,8 +116,8 @@ impl Cache {
         let Some(held) = self.holdings.remove(uid) else {
             return false;
         };
-        if let Some(used) = self.used.get_mut(&held.node) {
-            used.subtract(&held.amounts);
+        if let Some(view) = self.nodes.get_mut(&held.node) {
+            view.used.subtract(&held.amounts);
         }
         true
     }
@@ -117,7 +125,9 @@ impl Cache {
     /// Counts a pod on a node, assumed or bound, in the place of an earlier count of the same pod.
     fn hold(&mut self, uid: &str, node: &str, pod: &Arc<Pod>, amounts: ResourceAmounts, assumed: bool) {
         self.release(uid);
-        self.used.entry(node.to_owned()).or_default().add(&amounts);
+        if let Some(view) = self.nodes.get_mut(node) {
+            view.used.add(&amounts);
+        }
         let holding = Holding {
             node: node.to_owned(),
             pod: Arc::clone(pod),
@@ -172,7 +182,7 @@ mod tests {
     }
 
     fn used(cache: &Cache) -> i128 {
-        cache.snapshot()["n"].used.get("a/b")
+        cache.nodes()["n"].used.get("a/b")
     }
 
     #[test]

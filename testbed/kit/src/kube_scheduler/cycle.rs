@@ -4,9 +4,10 @@
 //! A search starts behind the node at which the last search ended, and stops once it has found enough nodes
 //! that fit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use tracing::warn;
@@ -34,14 +35,39 @@ pub(super) enum CycleFailure {
     Error(String),
 }
 
+/// Nodes that fit, in the order in which they were found.
+pub(super) type FeasibleNodes<'n> = Vec<(&'n str, &'n CachedNode)>;
+
+/// The choice among nodes of equal score.
+#[derive(Debug)]
+pub enum Ties {
+    /// A random one, as kube-scheduler chooses.
+    Random(Box<StdRng>),
+    /// The first by these ranks of nodes; nodes without a rank come first, by name.
+    Ranked(HashMap<String, usize>),
+}
+
+impl Ties {
+    /// The random choice that a seed decides.
+    pub fn random(seed: u64) -> Self {
+        Self::Random(Box::new(StdRng::seed_from_u64(seed)))
+    }
+}
+
+impl Default for Ties {
+    /// The first name.
+    fn default() -> Self {
+        Self::Ranked(HashMap::new())
+    }
+}
+
 /// The state that scheduling cycles share.
 #[derive(Debug)]
 pub(super) struct Cycle {
     pub(super) extenders: Vec<ExtenderClient>,
     /// Resources that `NodeResourcesFit` ignores, because an extender manages them.
     pub(super) ignored: BTreeSet<String>,
-    /// Chooses at random among equal scores; without it the first name wins.
-    pub(super) ties: Option<StdRng>,
+    pub(super) ties: Ties,
     pub(super) sampling: Sampling,
     /// The nodes of bound volumes.
     pub(super) claims: VolumeClaims,
@@ -57,7 +83,7 @@ impl Cycle {
         diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<String, CycleFailure> {
         let feasible = self.find(pod, request, nodes, diagnosis).await;
-        let feasible = feasible.map_err(CycleFailure::Error)?;
+        let (feasible, _) = feasible.map_err(CycleFailure::Error)?;
         let chosen = self.choose(pod, request, &feasible).await;
         chosen.ok_or(CycleFailure::NoFit)
     }
@@ -67,27 +93,25 @@ impl Cycle {
         &mut self,
         pod: &Pod,
         request: &ResourceAmounts,
-        feasible: &BTreeMap<&str, &CachedNode>,
+        feasible: &FeasibleNodes<'_>,
     ) -> Option<String> {
         // As in kube-scheduler, a single feasible node is taken without calling any scorer.
-        match feasible.len() {
-            0 => None,
-            1 => feasible.keys().next().map(|name| (*name).to_owned()),
-            _ => {
-                let scores = self.scores(pod, request, feasible).await;
-                Some(self.select_host(&scores))
-            }
+        if let [(name, _)] = feasible.as_slice() {
+            return Some((*name).to_owned());
         }
+        let scores = self.scores(pod, request, feasible).await;
+        self.select_host(&scores)
     }
 
-    /// Finds nodes that fit a pod (`findNodesThatFitPod`), all of a small cluster; records in `diagnosis` why others were refused.
+    /// Finds nodes that fit a pod (`findNodesThatFitPod`), all of a small cluster, and returns them with the number of nodes that
+    /// were filtered; records in `diagnosis` why others were refused.
     pub(super) async fn find<'n>(
         &mut self,
         pod: &Pod,
         request: &ResourceAmounts,
         nodes: &'n BTreeMap<String, CachedNode>,
         diagnosis: &mut SchedulingDiagnosis,
-    ) -> Result<BTreeMap<&'n str, &'n CachedNode>, String> {
+    ) -> Result<(FeasibleNodes<'n>, usize), String> {
         diagnosis.n_nodes = nodes.len();
         let affine = affine_nodes(pod);
         if affine == AffineNodes::Conflict {
@@ -95,7 +119,7 @@ impl Cycle {
             for name in nodes.keys() {
                 diagnosis.exclude(name, CONFLICT);
             }
-            return Ok(BTreeMap::new());
+            return Ok((Vec::new(), nodes.len()));
         }
         // evaluateNominatedNode: the nominated node is filtered first, and taken if it fits.
         let nominated = nominated_node(pod).and_then(|name| nodes.get_key_value(name));
@@ -103,7 +127,11 @@ impl Cycle {
             && let Ok(fitting) = self.fitting(pod, request, [(name, view)], 1, diagnosis).await
             && !fitting.0.is_empty()
         {
-            return Ok(fitting.0);
+            return Ok(fitting);
+        }
+        if let Some((name, _)) = nominated {
+            // The node is filtered again below, and its refusal may be out of date by then.
+            diagnosis.refusals.remove(name);
         }
         let mut all: Vec<_> = nodes.iter().collect();
         if let AffineNodes::Named(names) = &affine {
@@ -119,29 +147,27 @@ impl Cycle {
         let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
         let (feasible, n_seen) = found.map_err(|error| error.to_string())?;
         self.sampling.advance(n_seen, all.len());
-        Ok(feasible)
+        Ok((feasible, n_seen))
     }
 
     /// Filters nodes until `n_to_find` of them fit, and then asks the extenders; returns the nodes that are
     /// left and the number of nodes that were filtered. `diagnosis` gets the reasons for which nodes were
     /// refused.
-    async fn fitting<'n>(
+    pub(super) async fn fitting<'n>(
         &self,
         pod: &Pod,
         request: &ResourceAmounts,
         nodes: impl IntoIterator<Item = (&'n String, &'n CachedNode)>,
         n_to_find: usize,
         diagnosis: &mut SchedulingDiagnosis,
-    ) -> Result<(BTreeMap<&'n str, &'n CachedNode>, usize), ExtenderError> {
-        let mut feasible: BTreeMap<&str, &CachedNode> = BTreeMap::new();
+    ) -> Result<(FeasibleNodes<'n>, usize), ExtenderError> {
+        let mut feasible = FeasibleNodes::new();
         let mut n_seen = 0;
         for (name, view) in nodes {
             if feasible.len() >= n_to_find {
                 break;
             }
             n_seen += 1;
-            // The nominated node was filtered before, and its earlier refusal may be out of date.
-            diagnosis.refusals.remove(name);
             self.filter_node(pod, request, name, view, &mut feasible, diagnosis);
         }
         self.ask_extenders(pod, &mut feasible, diagnosis).await?;
@@ -155,7 +181,7 @@ impl Cycle {
         request: &ResourceAmounts,
         name: &'n str,
         view: &'n CachedNode,
-        feasible: &mut BTreeMap<&'n str, &'n CachedNode>,
+        feasible: &mut FeasibleNodes<'n>,
         diagnosis: &mut SchedulingDiagnosis,
     ) {
         if let Some(refusal) = fit::refusal(pod, request, view, &self.ignored) {
@@ -169,7 +195,7 @@ impl Cycle {
             };
             diagnosis.refusals.insert(name.to_owned(), refusal);
         } else {
-            feasible.insert(name, view);
+            feasible.push((name, view));
         }
     }
 
@@ -177,7 +203,7 @@ impl Cycle {
     async fn ask_extenders(
         &self,
         pod: &Pod,
-        feasible: &mut BTreeMap<&str, &CachedNode>,
+        feasible: &mut FeasibleNodes<'_>,
         diagnosis: &mut SchedulingDiagnosis,
     ) -> Result<(), ExtenderError> {
         for extender in &self.extenders {
@@ -204,32 +230,37 @@ impl Cycle {
                     diagnosis.refuse(node, reason, false);
                 }
             }
-            // The next extender gets only the nodes that this one let through.
-            feasible.retain(|name, _| answer.passed.contains(*name));
+            // The next extender gets only the nodes that this one let through, in the order of its answer.
+            let known: HashMap<&str, &CachedNode> = feasible.drain(..).collect();
+            let passed = answer.passed.iter();
+            feasible.extend(passed.filter_map(|name| {
+                known
+                    .get_key_value(name.as_str())
+                    .map(|(name, view)| (*name, *view))
+            }));
         }
         Ok(())
     }
 
     /// The scores of feasible nodes; an extender that fails to answer adds nothing.
-    async fn scores(
+    async fn scores<'n>(
         &self,
         pod: &Pod,
         request: &ResourceAmounts,
-        feasible: &BTreeMap<&str, &CachedNode>,
-    ) -> BTreeMap<String, i64> {
-        let mut scores = BTreeMap::new();
+        feasible: &FeasibleNodes<'n>,
+    ) -> Vec<(&'n str, i64)> {
+        let mut scores = Vec::with_capacity(feasible.len());
         for (name, view) in feasible {
-            let score = request.score(&view.allocatable, &view.used);
-            scores.insert((*name).to_owned(), score);
+            scores.push((*name, request.score(&view.allocatable, &view.used)));
         }
         for extender in &self.extenders {
-            if !extender.is_prioritizer() || !extender.is_interested(pod) {
+            if !extender.is_prioritizer() || !extender.is_interested(pod) || feasible.is_empty() {
                 continue;
             }
             match extender.prioritize(pod, &nodes_of(feasible)).await {
                 Ok(theirs) => {
                     for (name, score) in &mut scores {
-                        *score = score.saturating_add(theirs.get(name).copied().unwrap_or(0));
+                        *score = score.saturating_add(theirs.get(*name).copied().unwrap_or(0));
                     }
                 }
                 // A failed prioritize call never fails the cycle, ignorable or not.
@@ -239,21 +270,25 @@ impl Cycle {
         scores
     }
 
-    /// Chooses one of the nodes with the best score.
-    fn select_host(&mut self, scores: &BTreeMap<String, i64>) -> String {
-        let best = scores.values().max();
-        let tied = scores.iter().filter(|(_, score)| Some(*score) == best);
-        let tied: Vec<&String> = tied.map(|(name, _)| name).collect();
-        // selectHost chooses at random among the best.
+    /// Chooses one of the nodes with the best score (`selectHost`).
+    pub(super) fn select_host(&mut self, scores: &[(&str, i64)]) -> Option<String> {
+        let best = scores.iter().map(|(_, score)| *score).max()?;
+        let mut tied: Vec<&str> = Vec::new();
+        tied.extend(
+            scores
+                .iter()
+                .filter(|(_, score)| *score == best)
+                .map(|(name, _)| *name),
+        );
         let winner = match &mut self.ties {
-            Some(rng) => tied.choose(rng),
-            None => tied.first(),
+            Ties::Random(dice) => tied.choose(dice).copied(),
+            Ties::Ranked(ranks) => tied.into_iter().min_by_key(|name| (ranks.get(*name), *name)),
         };
-        winner.map(|name| (*name).clone()).unwrap_or_default()
+        winner.map(str::to_owned)
     }
 }
 
-fn nodes_of<'a>(views: &BTreeMap<&'a str, &'a CachedNode>) -> BTreeMap<&'a str, &'a Node> {
+fn nodes_of<'a>(views: &FeasibleNodes<'a>) -> Vec<(&'a str, &'a Node)> {
     views.iter().map(|(name, view)| (*name, &*view.node)).collect()
 }
 
@@ -264,20 +299,20 @@ const LEAST_PERCENT: usize = 5;
 
 /// The sampling of nodes: the start of the next search, and the number of nodes that ends it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sampling {
+pub(super) struct Sampling {
     /// `percentageOfNodesToScore`; 0 for the stock setting.
-    pub percent: usize,
+    percent: usize,
     start: usize,
 }
 
 impl Sampling {
     /// The sampling of a kube-scheduler that has just started.
-    pub fn of(percent: usize) -> Self {
+    pub(super) fn of(percent: usize) -> Self {
         Self { percent, start: 0 }
     }
 
     /// The number of nodes that fit after which a search among `n_nodes` ends.
-    pub fn n_to_find(self, n_nodes: usize) -> usize {
+    pub(super) fn n_to_find(self, n_nodes: usize) -> usize {
         if n_nodes < LEAST {
             return n_nodes;
         }
@@ -290,13 +325,13 @@ impl Sampling {
     }
 
     /// The indices of all nodes, in the order of the next search.
-    pub fn search_order(self, n_nodes: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn search_order(self, n_nodes: usize) -> impl Iterator<Item = usize> {
         let start = self.start.min(n_nodes);
         (start..n_nodes).chain(0..start)
     }
 
     /// Moves the start of the next search behind the `n_seen` nodes of this one.
-    pub fn advance(&mut self, n_seen: usize, n_nodes: usize) {
+    pub(super) fn advance(&mut self, n_seen: usize, n_nodes: usize) {
         self.start = (self.start + n_seen) % n_nodes.max(1);
     }
 }

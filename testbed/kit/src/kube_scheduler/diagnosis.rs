@@ -36,7 +36,7 @@ impl SchedulingDiagnosis {
 
     /// Returns true if an extender refused a node. kube-scheduler then retries the pod after any event, also
     /// after one of the pod itself.
-    pub(super) fn is_by_extender(&self) -> bool {
+    pub fn is_by_extender(&self) -> bool {
         self.refusals.values().any(|refusal| refusal.by_extender)
     }
 

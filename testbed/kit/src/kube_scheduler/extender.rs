@@ -2,7 +2,7 @@
 //!
 //! It shares no type with gpushare's scheduler, so that a mistake in the types of one side shows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,8 +95,8 @@ pub enum ExtenderError {
 /// The nodes in the answer of `filter`, as far as they fit or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FittingNodes {
-    /// Nodes that fit.
-    pub passed: BTreeSet<String>,
+    /// Nodes that fit, in the order of the answer.
+    pub passed: Vec<String>,
     /// Nodes that do not fit, with the reason.
     pub failed: BTreeMap<String, String>,
     /// Nodes that do not fit and where preemption cannot help, with the reason.
@@ -228,11 +228,7 @@ impl ExtenderClient {
     }
 
     /// Asks which of the nodes fit.
-    pub async fn filter(
-        &self,
-        pod: &Pod,
-        nodes: &BTreeMap<&str, &Node>,
-    ) -> Result<FittingNodes, ExtenderError> {
+    pub async fn filter(&self, pod: &Pod, nodes: &[(&str, &Node)]) -> Result<FittingNodes, ExtenderError> {
         let verb = &self.configuration.filter_verb;
         let result: FilterResult = self.post(verb, &self.args(pod, nodes)).await?;
         if !result.error.is_empty() {
@@ -248,14 +244,15 @@ impl ExtenderClient {
             _ => Vec::new(),
         };
         // kube-scheduler fails the attempt: an extender that names unknown nodes may be wrong about the known ones too.
-        if let Some(unknown) = names.iter().find(|name| !nodes.contains_key(name.as_str())) {
+        let known: HashSet<&str> = nodes.iter().map(|(name, _)| *name).collect();
+        if let Some(unknown) = names.iter().find(|name| !known.contains(name.as_str())) {
             return Err(ExtenderError::UnknownNode {
                 url: self.configuration.url_prefix.clone(),
                 node: unknown.clone(),
             });
         }
         Ok(FittingNodes {
-            passed: names.into_iter().collect(),
+            passed: names,
             failed: result.failed_nodes.unwrap_or_default(),
             unresolvable: result.failed_and_unresolvable_nodes.unwrap_or_default(),
         })
@@ -265,7 +262,7 @@ impl ExtenderClient {
     pub async fn prioritize(
         &self,
         pod: &Pod,
-        nodes: &BTreeMap<&str, &Node>,
+        nodes: &[(&str, &Node)],
     ) -> Result<BTreeMap<String, i64>, ExtenderError> {
         let verb = &self.configuration.prioritize_verb;
         let scores: Vec<HostPriority> = self.post(verb, &self.args(pod, nodes)).await?;
@@ -333,16 +330,16 @@ impl ExtenderClient {
     }
 
     /// The arguments of a filter or prioritize call: the pod, and the nodes as objects or as names.
-    fn args<'a>(&self, pod: &'a Pod, nodes: &BTreeMap<&'a str, &'a Node>) -> Args<'a> {
+    fn args<'a>(&self, pod: &'a Pod, nodes: &[(&'a str, &'a Node)]) -> Args<'a> {
         // nodeCacheCapable: the extender watches nodes itself, so names suffice.
         let is_capable = self.configuration.node_cache_capable;
         Args {
             pod,
             nodes: (!is_capable).then(|| Nodes {
                 metadata: BTreeMap::new(),
-                items: nodes.values().copied().collect(),
+                items: nodes.iter().map(|(_, node)| *node).collect(),
             }),
-            node_names: is_capable.then(|| nodes.keys().copied().collect()),
+            node_names: is_capable.then(|| nodes.iter().map(|(name, _)| *name).collect()),
         }
     }
 
