@@ -117,8 +117,8 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
         }
     }
     // The results come back in any order, each with the index of its task.
-    let done = in_parallel(&tasks, args.threads, handle, stop, |task| {
-        task.run(&args.policy, &conditions, bars, stop)
+    let done = in_parallel(&tasks, args.threads, stop, |task| {
+        handle.block_on(task.run(&args.policy, &conditions, bars, stop))
     })?;
     let mut by_line: BTreeMap<(usize, u64), Vec<Vec<f64>>> = BTreeMap::new();
     for (at, allocated) in done {
@@ -146,7 +146,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
 
 impl Task {
     /// Runs the policies one after the other; returns the allocated share of each, or `None` if it was stopped.
-    fn run(
+    async fn run(
         self,
         policies: &[Policy],
         conditions: &RunConditions,
@@ -154,7 +154,7 @@ impl Task {
         stop: &AtomicBool,
     ) -> Result<Option<Vec<f64>>> {
         let Self { kind, number, seed } = self;
-        let made = kind.make(number, seed);
+        let made = kind.make(number, seed)?;
         let typical = typical_pods(&made.world);
         let label = format!("{} {number} seed {seed}", kind.name());
         // All policies get the same cluster and pods, so that their difference is the policies' alone.
@@ -175,8 +175,8 @@ impl Task {
                 in_order: true,
                 check_every: 1000,
             };
-            let Some(outcome) = run::run(job, &bar, stop).with_context(|| format!("{label} {policy}"))?
-            else {
+            let outcome = run::run(job, &bar, stop).await;
+            let Some(outcome) = outcome.with_context(|| format!("{label} {policy}"))? else {
                 return Ok(None);
             };
             allocated.push(made.measure.of(&outcome));

@@ -227,15 +227,10 @@ fn draw<P>(
 impl Curve {
     /// The outline of the shade: along its upper edge, and back along the lower one.
     fn outline(&self) -> Vec<(f64, f64)> {
-        let mut outline: Vec<(f64, f64)> = Vec::with_capacity(2 * self.deviations.len());
-        let (mut upper, mut lower) = (Vec::new(), Vec::new());
-        for ((x, y), deviation) in self.points.iter().zip(&self.deviations) {
-            upper.push((*x, y + deviation));
-            lower.push((*x, y - deviation));
-        }
-        outline.extend(upper);
-        outline.extend(lower.into_iter().rev());
-        outline
+        let points = || self.points.iter().zip(&self.deviations);
+        let upper = points().map(|((x, y), deviation)| (*x, y + deviation));
+        let lower = points().map(|((x, y), deviation)| (*x, y - deviation));
+        upper.chain(lower.rev()).collect()
     }
 }
 

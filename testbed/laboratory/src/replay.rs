@@ -1,7 +1,7 @@
 //! `laboratory replay`: places the pods of a trace one by one by several policies, and compares the allocated GPUs.
 //!
-//! The scheduler's own policies run the code of its filter and bind verbs; kube-scheduler's part is played by a
-//! model (`kube`).
+//! The scheduler's own policies run the code of its filter and bind verbs; kube-scheduler's part is played by the
+//! testbed's model of it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +12,9 @@ use clap::Args;
 use scheduler::config::AnswerNodes;
 use tokio::runtime::Handle;
 
-use conditions::{NamedConditions, Overrides, PlainPods, RunConditions};
+use conditions::{NamedConditions, Overrides, RunConditions};
 use fragment::{TypicalPod, typical_pods};
 use kit::console::{Bars, Console};
-use kube::{SampleSize, Ties};
 use parallel::in_parallel;
 use plot::PlottedValue;
 use policy::{Policy, Reference};
@@ -28,7 +27,6 @@ pub mod conditions;
 pub mod curve;
 pub mod engine;
 pub mod fragment;
-pub mod kube;
 pub mod live;
 pub mod objects;
 pub mod occupancy;
@@ -37,8 +35,8 @@ pub mod plot;
 pub mod policy;
 pub mod portion;
 pub mod reference;
-pub mod refusal;
 pub mod run;
+pub mod seen;
 pub mod summary;
 pub mod trace;
 pub mod world;
@@ -95,15 +93,8 @@ pub struct ReplayArgs {
     /// Copy random pods, or leave some out, until they ask for this part of all GPUs; 0 takes the list as it is.
     #[arg(long, default_value_t = 1.3, value_parser = factor)]
     tune: f64,
-    /// Nodes that kube-scheduler looks at, in place of the condition's: stock, all, or a percentage.
-    #[arg(long, value_name = "NODES")]
-    sampling: Option<SampleSize>,
-    /// Choice among equal nodes, in place of the condition's.
-    #[arg(long, value_enum)]
-    ties: Option<Ties>,
-    /// Placement of pods without GPUs, in place of the condition's.
-    #[arg(long, value_enum)]
-    cpu_pods: Option<PlainPods>,
+    #[command(flatten)]
+    overrides: Overrides,
     /// The number of fitting nodes in the extender's answer, 1 to 11 or all, as for the scheduler's flag.
     #[arg(long, default_value = "1")]
     answer_nodes: AnswerNodes,
@@ -181,15 +172,10 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
     let console = Console::new(args.json);
     console.step("reading the trace");
     let lists = read(&args).await?;
-    let overrides = Overrides {
-        sampling: args.sampling,
-        ties: args.ties,
-        plain_pods: args.cpu_pods,
-    };
     let conditions: Vec<RunConditions> = args
         .condition
         .iter()
-        .map(|named| RunConditions::of(*named, overrides))
+        .map(|named| RunConditions::of(*named, args.overrides))
         .collect();
     let plots = args.plots.clone();
     let plan = ReplayPlan {
@@ -236,13 +222,20 @@ fn draw(dir: &Path, summaries: &[Summary], console: &Console) -> Result<()> {
 async fn read(args: &ReplayArgs) -> Result<Vec<PodList>> {
     let mut lists = Vec::new();
     if let Some(kubeconfig) = &args.kubeconfig {
-        let seen = live::read(kubeconfig).await?;
+        let cluster = live::read(kubeconfig).await?;
         for path in &args.pods {
-            lists.push(PodList::of(path, live::world(&seen, Some(&trace::pods(path)?))?));
+            lists.push(PodList::of(
+                path,
+                seen::world(&cluster, Some(&trace::pods(path)?))?,
+            ));
         }
         if lists.is_empty() {
-            lists.push(PodList::of(Path::new("cluster"), live::world(&seen, None)?));
+            lists.push(PodList::of(Path::new("cluster"), seen::world(&cluster, None)?));
         }
+        ensure!(
+            lists.iter().all(|list| list.world.capacity() > 0),
+            "the cluster has no healthy GPU that a Device object, or a node's capacity, speaks of"
+        );
         return Ok(lists);
     }
     let path = args.nodes.as_deref().context("--nodes is missing")?;
@@ -253,7 +246,10 @@ async fn read(args: &ReplayArgs) -> Result<Vec<PodList>> {
         path.display()
     );
     for path in &args.pods {
-        lists.push(PodList::of(path, objects::world(&nodes, &trace::pods(path)?)));
+        lists.push(PodList::of(
+            path,
+            objects::world(&nodes, &trace::pods(path)?, Vec::new())?,
+        ));
     }
     Ok(lists)
 }
@@ -313,7 +309,7 @@ impl ReplayPlan {
     }
 
     /// Runs one replay; `None` if it was interrupted.
-    fn run(&self, line: RunGroup<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<RunResult>> {
+    async fn run(&self, line: RunGroup<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<RunResult>> {
         let RunGroup {
             list,
             policy,
@@ -334,7 +330,7 @@ impl ReplayPlan {
             in_order: self.is_again(),
             check_every: self.args.check_every,
         };
-        let outcome = run::run(job, &bar, stop).with_context(|| label)?;
+        let outcome = run::run(job, &bar, stop).await.with_context(|| label)?;
         bar.end(&match outcome.as_ref().and_then(|outcome| outcome.curve.last()) {
             Some(point) => format!("{:.2} % allocated at {} %", point.allocated, point.offered),
             None => String::new(),
@@ -372,8 +368,8 @@ fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<V
     for line in &lines {
         runs.extend(plan.args.seeds.iter().map(|seed| (*line, seed)));
     }
-    let done = in_parallel(&runs, plan.args.threads, handle, stop, |(line, seed)| {
-        plan.run(*line, *seed, stop)
+    let done = in_parallel(&runs, plan.args.threads, stop, |(line, seed)| {
+        handle.block_on(plan.run(*line, *seed, stop))
     })?;
     let n_seeds = plan.args.seeds.0.len();
     let mut outcomes = vec![Vec::new(); lines.len()];

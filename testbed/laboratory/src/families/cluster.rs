@@ -4,20 +4,20 @@
 //! A variant's number decides the nodes and the mix of pods, the seed decides the single pods: runs of one
 //! number differ by chance alone. Everything is a function of kind, number and seed.
 
+use anyhow::Result;
 use clap::ValueEnum;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::mix::{Mix, MixRules};
 use crate::replay::objects;
 use crate::replay::portion::{floor, real};
 use crate::replay::trace::{NodeRow, TracePod, WHOLE};
-use crate::replay::world::{PlacedPod, ReplayInput};
+use crate::replay::world::ReplayInput;
 use kit::command::value_name;
 use kit::dice::dice;
-use kit::pods::set;
 
 /// The kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -109,6 +109,11 @@ impl LoadPhase {
         }
     }
 
+    /// A phase of pods that stay, and one of other pods, until both together ask for more than there is.
+    fn then(mix: Mix, percent: i64, other: Mix) -> Vec<Self> {
+        vec![Self::new(mix, percent), Self::new(other, 130 - percent)]
+    }
+
     /// A phase of pods that come and go, with so many percent of the cluster in demand on average.
     fn turning(mix: Mix, percent: i64, stays: i64) -> Self {
         Self {
@@ -126,7 +131,7 @@ impl Family {
     }
 
     /// The cluster of this kind and number, and the pods of this seed.
-    pub fn make(self, number: u64, seed: u64) -> MadeCluster {
+    pub fn make(self, number: u64, seed: u64) -> Result<MadeCluster> {
         let mut dice = dice(number, &[&self.name()]);
         let cpu_of_gpu = one_of(&[6000, 8000, 12_000, 16_000], &mut dice);
         let habits = MixRules {
@@ -148,14 +153,13 @@ impl Family {
         // The pods have dice of their own, so that another seed changes no node.
         let mut dice = self::dice(number, &[&self.name(), &seed.to_string()]);
         let pods = pods(&phases, capacity, &mut dice);
-        let mut world = objects::world(&nodes, &pods);
-        add_daemons(&mut world, daemons, cpu_of_gpu / 40);
+        let world = objects::world(&nodes, &pods, daemon_pods(&nodes, daemons, cpu_of_gpu / 40))?;
         let measure = if phases.iter().any(|phase| phase.stays.is_some()) {
             AllocationMeasure::SecondHalf
         } else {
             AllocationMeasure::End
         };
-        MadeCluster { world, measure }
+        Ok(MadeCluster { world, measure })
     }
 
     /// The nodes of a made cluster.
@@ -221,27 +225,26 @@ impl Family {
             }
             Self::DaemonSetsThenNodes => {
                 let first = dice.random_range(20..=50);
-                vec![
-                    LoadPhase::new(Mix::of_one(WHOLE, habits, dice), first),
-                    LoadPhase::new(Mix::of_nodes(habits, dice), 130 - first),
-                ]
+                LoadPhase::then(
+                    Mix::of_one(WHOLE, habits, dice),
+                    first,
+                    Mix::of_nodes(habits, dice),
+                )
             }
             Self::ShareThenNodes => {
                 let (first, milli) = (
                     dice.random_range(8..=50),
                     one_of(&[50, 100, 200, 250, 300, 400, 500, 600], dice),
                 );
-                vec![
-                    LoadPhase::new(Mix::of_one(milli, habits, dice), first),
-                    LoadPhase::new(Mix::of_nodes(habits, dice), 130 - first),
-                ]
+                LoadPhase::then(
+                    Mix::of_one(milli, habits, dice),
+                    first,
+                    Mix::of_nodes(habits, dice),
+                )
             }
             Self::SharesThenNodes => {
                 let first = dice.random_range(10..=60);
-                vec![
-                    LoadPhase::new(Mix::of_shares(habits, dice), first),
-                    LoadPhase::new(Mix::of_nodes(habits, dice), 130 - first),
-                ]
+                LoadPhase::then(Mix::of_shares(habits, dice), first, Mix::of_nodes(habits, dice))
             }
             Self::PlainThenNodes => {
                 let (first, plain) = (dice.random_range(10..=60), dice.random_range(20..=70));
@@ -250,17 +253,11 @@ impl Family {
                     ..habits
                 };
                 let shares = Mix::of_shares(modest, dice).with(Mix::of_plain(habits, dice), plain);
-                vec![
-                    LoadPhase::new(shares, first),
-                    LoadPhase::new(Mix::of_nodes(modest, dice), 130 - first),
-                ]
+                LoadPhase::then(shares, first, Mix::of_nodes(modest, dice))
             }
             Self::WholeThenShares => {
                 let first = dice.random_range(20..=70);
-                vec![
-                    LoadPhase::new(Mix::of_whole(habits, dice), first),
-                    LoadPhase::new(Mix::of_shares(habits, dice), 130 - first),
-                ]
+                LoadPhase::then(Mix::of_whole(habits, dice), first, Mix::of_shares(habits, dice))
             }
             Self::TurnoverThenNodes | Self::LongTurnoverThenNodes => {
                 let stays = if self == Self::TurnoverThenNodes { 2 } else { 1 };
@@ -350,37 +347,21 @@ fn exponential(mean: f64, dice: &mut StdRng) -> f64 {
     -mean * (1.0 - dice.random_range(0.0..1.0_f64)).ln()
 }
 
-/// Puts `n` pods of `DaemonSets` on every node, each with `cpu_milli` of CPU.
-fn add_daemons(world: &mut ReplayInput, n: usize, cpu_milli: i64) {
-    let rows: Vec<TracePod> = (0..n)
-        .map(|at| TracePod {
-            name: format!("daemon-{at}"),
-            cpu_milli,
-            memory_mib: 256,
-            gpus: 0,
-            gpu_milli: 0,
-            models: String::new(),
-            is_vendor: false,
-            created: None,
-            deleted: None,
-        })
-        .collect();
-    let (daemons, _) = objects::pods(&rows, &[]);
-    for (node_at, node) in world.nodes.iter().enumerate() {
-        for pod in &daemons {
-            let name = format!("{}-{}", pod.name, node.name);
-            let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": *pod.name, "uid": *pod.name, "controller": true});
-            let mut spec: serde_json::Value = serde_json::from_str(&pod.spec).unwrap_or_default();
-            set(&mut spec, "nodeName", json!(*node.name));
-            let metadata =
-                json!({"name": name, "namespace": "kube-system", "uid": name, "ownerReferences": [owner]});
-            let object = json!({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}});
-            world.present.push(PlacedPod {
-                object,
-                pod: pod.clone(),
-                node: node_at,
-                parts: Vec::new(),
-            });
+/// `n` pods of `DaemonSets` for every node, each with `cpu_milli` of CPU.
+fn daemon_pods(nodes: &[NodeRow], n: usize, cpu_milli: i64) -> Vec<Value> {
+    let mut pods = Vec::new();
+    for node in nodes {
+        for at in 0..n {
+            let (daemon, name) = (format!("daemon-{at}"), format!("daemon-{at}-{}", node.name));
+            let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": daemon, "uid": daemon, "controller": true});
+            let requests = json!({"cpu": format!("{cpu_milli}m"), "memory": "256Mi"});
+            let containers =
+                json!([{"name": "main", "image": "busybox:1.36", "resources": {"requests": requests}}]);
+            pods.push(json!({
+                "metadata": {"name": name, "namespace": "kube-system", "uid": name, "ownerReferences": [owner]},
+                "spec": {"nodeName": node.name, "containers": containers}, "status": {"phase": "Running"},
+            }));
         }
     }
+    pods
 }

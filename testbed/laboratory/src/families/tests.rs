@@ -13,7 +13,7 @@ fn a_cluster_is_determined_by_kind_number_and_seed() {
         .filter(|kind| **kind != Family::Mixed1213)
     {
         let shape = |number, seed| {
-            let made = kind.make(number, seed).world;
+            let made = kind.make(number, seed).unwrap().world;
             let nodes: Vec<(i64, usize)> = made
                 .nodes
                 .iter()
@@ -36,7 +36,10 @@ fn a_cluster_is_determined_by_kind_number_and_seed() {
 
 #[test]
 fn another_seed_of_pods_keeps_the_nodes() {
-    let (one, other) = (Family::Unequal.make(3, 1).world, Family::Unequal.make(3, 2).world);
+    let (one, other) = (
+        Family::Unequal.make(3, 1).unwrap().world,
+        Family::Unequal.make(3, 2).unwrap().world,
+    );
     assert!(
         one.nodes
             .iter()

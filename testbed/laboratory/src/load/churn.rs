@@ -10,8 +10,8 @@ use anyhow::Result;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
-use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::fleet;
 use kit::apiserver::ApiObjects;
@@ -28,7 +28,7 @@ const BEAT: Duration = Duration::from_millis(5);
 pub(super) struct Churn {
     counts: Arc<ChurnCounts>,
     began: Instant,
-    running: JoinHandle<()>,
+    _running: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl Churn {
         Self {
             counts,
             began: Instant::now(),
-            running,
+            _running: AbortOnDropHandle::new(running),
         }
     }
 
@@ -62,12 +62,6 @@ impl Churn {
             f64::from(bound) / self.began.elapsed().as_secs_f64(),
             self.counts.failed.load(Ordering::Relaxed),
         )
-    }
-}
-
-impl Drop for Churn {
-    fn drop(&mut self) {
-        self.running.abort();
     }
 }
 

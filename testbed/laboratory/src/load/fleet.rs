@@ -10,6 +10,7 @@ use proto::record::{
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
+use crate::replay::objects;
 use kit::apiserver::ApiObjects;
 use kit::pods::set_in;
 
@@ -79,16 +80,7 @@ pub(super) fn node(name: &str) -> Value {
 
 /// The Device object of a node, as its plugin publishes it.
 pub(super) fn device(name: &str) -> Value {
-    let gpu = |minor: u32| {
-        json!({
-            "type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true,
-            "resources": {GPU_MEMORY: format!("{GIB_OF_GPU}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"},
-        })
-    };
-    json!({
-        "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device", "metadata": {"name": name},
-        "spec": {"devices": (0..GPUS).map(gpu).collect::<Vec<_>>()},
-    })
+    objects::device(name, GPUS, GIB_OF_GPU)
 }
 
 /// A pod without a node that asks for memory units.

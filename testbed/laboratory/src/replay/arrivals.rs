@@ -97,7 +97,9 @@ mod tests {
                 "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time\n{pods}"
             ))
             .unwrap(),
+            Vec::new(),
         )
+        .unwrap()
     }
 
     fn demand(world: &ReplayInput, arrivals: &[Arrival]) -> i64 {
@@ -152,7 +154,9 @@ mod tests {
         let world = objects::world(
             &[],
             &pods_of("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\na,1,1,0,0,\n").unwrap(),
-        );
+            Vec::new(),
+        )
+        .unwrap();
         assert_eq!(shuffled(&world, 1, Some(1000)).len(), 1);
     }
 

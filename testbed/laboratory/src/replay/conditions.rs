@@ -4,10 +4,20 @@
 use std::fmt;
 use std::str::FromStr;
 
-use clap::ValueEnum;
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 
-use super::kube::{SampleSize, Ties};
+use super::world::ReplayInput;
 use kit::command::value_name;
+use kit::kube_scheduler::{SchedulerConfiguration, Ties};
+
+/// The configuration that the documentation recommends.
+const CONFIGURATION: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../deploy/attach/kube-scheduler/kube-scheduler-config.yaml"
+));
 
 /// The conditions that have a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -21,6 +31,19 @@ pub enum NamedConditions {
     /// As attached by default: pods without GPUs are placed by kube-scheduler's own scores; samples and ties as in A.
     #[value(name = "S")]
     S,
+}
+
+/// `percentageOfNodesToScore`; 0 for kube-scheduler's adaptive default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleSize(usize);
+
+/// The choice among nodes with equal scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TieRule {
+    /// A random one of the best nodes.
+    Random,
+    /// The first of the best nodes in an order that is drawn once per run.
+    Fixed,
 }
 
 /// The placement of pods that ask for no device.
@@ -40,29 +63,32 @@ pub struct RunConditions {
     /// The number of nodes that are looked at.
     pub sampling: SampleSize,
     /// The choice among equal nodes.
-    pub ties: Ties,
+    pub ties: TieRule,
     /// The placement of pods that ask for no device.
     pub plain_pods: PlainPods,
 }
 
 /// Settings that replace those of a named condition.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Overrides {
-    /// The number of nodes that are looked at.
+    /// Nodes that kube-scheduler looks at, in place of the condition's: stock, all, or a percentage.
+    #[arg(long, value_name = "NODES")]
     pub sampling: Option<SampleSize>,
-    /// The choice among equal nodes.
-    pub ties: Option<Ties>,
-    /// The placement of pods that ask for no device.
-    pub plain_pods: Option<PlainPods>,
+    /// Choice among equal nodes, in place of the condition's.
+    #[arg(long, value_enum)]
+    pub ties: Option<TieRule>,
+    /// Placement of pods without GPUs, in place of the condition's.
+    #[arg(long, value_enum)]
+    pub cpu_pods: Option<PlainPods>,
 }
 
 impl RunConditions {
     /// Named conditions, with replaced settings.
     pub fn of(named: NamedConditions, overrides: Overrides) -> Self {
         let (label, sampling, ties, plain_pods) = match named {
-            NamedConditions::P => ("P", SampleSize::Percent(100), Ties::Fixed, PlainPods::Extender),
-            NamedConditions::A => ("A", SampleSize::Stock, Ties::Random, PlainPods::Extender),
-            NamedConditions::S => ("S", SampleSize::Stock, Ties::Random, PlainPods::KubeScheduler),
+            NamedConditions::P => ("P", SampleSize(100), TieRule::Fixed, PlainPods::Extender),
+            NamedConditions::A => ("A", SampleSize(0), TieRule::Random, PlainPods::Extender),
+            NamedConditions::S => ("S", SampleSize(0), TieRule::Random, PlainPods::KubeScheduler),
         };
         let mut label = label.to_owned();
         let mut note = |text: String| label.extend([" ", &text]);
@@ -72,24 +98,53 @@ impl RunConditions {
         if let Some(ties) = overrides.ties {
             note(format!("ties={}", value_name(&ties)));
         }
-        if let Some(plain_pods) = overrides.plain_pods {
+        if let Some(plain_pods) = overrides.cpu_pods {
             note(format!("cpu-pods={}", value_name(&plain_pods)));
         }
         Self {
             label,
             sampling: overrides.sampling.unwrap_or(sampling),
             ties: overrides.ties.unwrap_or(ties),
-            plain_pods: overrides.plain_pods.unwrap_or(plain_pods),
+            plain_pods: overrides.cpu_pods.unwrap_or(plain_pods),
+        }
+    }
+
+    /// kube-scheduler's configuration under these conditions. A reference policy stands in for the extender's verbs.
+    pub fn configuration(&self, is_reference: bool) -> Result<SchedulerConfiguration> {
+        let mut configuration: SchedulerConfiguration = CONFIGURATION.parse()?;
+        configuration.percentage_of_nodes_to_score = self.sampling.0;
+        for extender in &mut configuration.extenders {
+            if self.plain_pods == PlainPods::Extender {
+                extender.managed_resources.clear();
+            }
+            if is_reference {
+                extender.filter_verb.clear();
+                extender.prioritize_verb.clear();
+            }
+        }
+        Ok(configuration)
+    }
+
+    /// kube-scheduler's choice among equal nodes in the run of this seed, whose dice are these too.
+    pub fn ties(&self, world: &ReplayInput, seed: u64, dice: &mut StdRng) -> Ties {
+        match self.ties {
+            TieRule::Random => Ties::random(seed),
+            TieRule::Fixed => {
+                let mut ranks: Vec<usize> = (0..world.nodes.len()).collect();
+                ranks.shuffle(dice);
+                let names = world.nodes.iter().map(|node| node.name.to_string());
+                Ties::Ranked(names.zip(ranks).collect())
+            }
         }
     }
 }
 
 impl fmt::Display for SampleSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Stock => f.write_str("stock"),
-            Self::Percent(100) => f.write_str("all"),
-            Self::Percent(percent) => write!(f, "{percent}%"),
+        match self.0 {
+            0 => f.write_str("stock"),
+            100 => f.write_str("all"),
+            percent => write!(f, "{percent}%"),
         }
     }
 }
@@ -105,10 +160,10 @@ impl FromStr for SampleSize {
                 .filter(|percent| (1..=100).contains(percent))
         };
         match text {
-            "stock" => Ok(Self::Stock),
-            "all" => Ok(Self::Percent(100)),
+            "stock" => Ok(Self(0)),
+            "all" => Ok(Self(100)),
             _ => percent()
-                .map(Self::Percent)
+                .map(Self)
                 .ok_or_else(|| "write stock, all, or a percentage of nodes from 1% to 100%".to_owned()),
         }
     }
@@ -122,14 +177,14 @@ mod tests {
     fn the_label_of_a_condition_names_its_overrides() {
         let overrides = Overrides {
             sampling: "5%".parse().ok(),
-            ties: Some(Ties::Fixed),
-            plain_pods: Some(PlainPods::Extender),
+            ties: Some(TieRule::Fixed),
+            cpu_pods: Some(PlainPods::Extender),
         };
         let conditions = RunConditions::of(NamedConditions::S, overrides);
         assert_eq!(conditions.label, "S nodes=5% ties=fixed cpu-pods=extender");
         assert_eq!(
             (conditions.sampling, conditions.ties, conditions.plain_pods),
-            (SampleSize::Percent(5), Ties::Fixed, PlainPods::Extender)
+            (SampleSize(5), TieRule::Fixed, PlainPods::Extender)
         );
         assert_eq!(
             RunConditions::of(NamedConditions::P, Overrides::default()).label,

@@ -1,17 +1,26 @@
-//! gpushare-scheduler in process: the code of its filter, prioritize and bind verbs over its index, without HTTP.
+//! gpushare-scheduler in process, and the model of kube-scheduler that calls its filter and prioritize verbs, without a
+//! network.
 //!
-//! It also stands in for the API server: it keeps the pods, and gives the index the events that watches would
-//! bring.
+//! It also stands in for the API server: it keeps the pod that is being placed, and shows both programs what watches
+//! would bring.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::post;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kit::kube_scheduler::{OfflineAttempt, OfflineScheduler, SchedulerConfiguration, Ties};
+use kit::pods::{set, set_in};
 use placement::Policies;
 use proto::device::TYPE_GPU;
-use proto::extender::Name;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, Record};
 use proto::resource::{GPU_CORE, GPU_MEMORY_RATIO};
@@ -20,188 +29,171 @@ use scheduler::config::AnswerNodes;
 use scheduler::extender::{Extender, filter, prioritize};
 use scheduler::offline;
 use scheduler::watch::ObjectStore;
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::arrivals::Arrival;
 use super::occupancy::{FreeRoom, GpuShare};
-use super::refusal::{Misfits, Refused};
+use super::portion::real;
+use super::seen::read;
 use super::trace::PERCENT;
 use super::world::{ReplayInput, ReplayNode, ReplayPod};
 
-/// The scheduler, and the pod that it is placing.
+/// Both schedulers, and the pod that they are placing.
 pub struct Engine<'w> {
     world: &'w ReplayInput,
-    extender: Extender,
+    verbs: Arc<Verbs>,
+    kube: OfflineScheduler,
     by_name: HashMap<&'w str, usize>,
-    /// Node names as JSON strings, ready for requests.
-    quoted: Vec<Box<[u8]>>,
-    pod: proto::pod::Pod,
-    /// The pod's JSON up to the phase of its status.
-    pod_head: String,
-    pod_json: Vec<u8>,
-    body: Vec<u8>,
+    /// The pod as the API server shows it, and the same as kube-scheduler reads it.
+    shown: Value,
+    pod: Pod,
     n_bound: u64,
     /// The number of invariants that did not hold from the start: a real cluster's pods may contradict its
     /// devices.
     n_broken: usize,
-    /// The time spent in the filter verb, and the number of its calls.
-    filtered: (Duration, u32),
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct FilterAnswer<'a> {
-    #[serde(borrow)]
-    node_names: Option<Vec<Name<'a>>>,
-    #[serde(borrow)]
-    failed_nodes: Misfits<'a>,
-    #[serde(borrow)]
-    failed_and_unresolvable_nodes: Misfits<'a>,
-    #[serde(borrow)]
-    error: Cow<'a, str>,
+/// The extender's verbs, and the time that its filter took.
+struct Verbs {
+    extender: Extender,
+    filter_nanos: AtomicU64,
+    n_filtered: AtomicU32,
 }
 
-/// The filter verb's answer.
-#[derive(Debug, Default)]
-pub struct FilterOutcome {
-    /// The nodes that the extender lets the pod go to.
-    pub nodes: Vec<usize>,
-    /// The reasons for which it refuses the other nodes.
-    pub refused: Refused,
+impl Verbs {
+    /// The verbs without the layers that the server puts around them, so that the time of the filter alone is measured.
+    fn routes(self: &Arc<Self>) -> Router {
+        Router::new()
+            .route("/gpushare-scheduler/filter", post(filter))
+            .route("/gpushare-scheduler/prioritize", post(prioritize))
+            .with_state(Arc::clone(self))
+    }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Priority<'a> {
-    #[serde(borrow)]
-    host: Name<'a>,
-    score: i64,
+async fn filter(State(verbs): State<Arc<Verbs>>, body: Bytes) -> Result<Vec<u8>, (StatusCode, String)> {
+    let began = Instant::now();
+    let answer = filter::answer(&verbs.extender, &body, began).map_err(refusal)?;
+    let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    verbs.filter_nanos.fetch_add(nanos, Ordering::Relaxed);
+    verbs.n_filtered.fetch_add(1, Ordering::Relaxed);
+    Ok(answer.json)
+}
+
+async fn prioritize(State(verbs): State<Arc<Verbs>>, body: Bytes) -> Result<Vec<u8>, (StatusCode, String)> {
+    prioritize::answer(&verbs.extender, &body).map_err(refusal)
+}
+
+fn refusal(error: impl std::fmt::Display) -> (StatusCode, String) {
+    (StatusCode::BAD_REQUEST, error.to_string())
 }
 
 impl<'w> Engine<'w> {
-    /// A scheduler that has seen the world's nodes, and the pods that are there from the start. Call it within
+    /// Schedulers that have seen the world's nodes, and the pods that are there from the start. Call it within
     /// a tokio runtime.
-    pub fn new(world: &'w ReplayInput, policies: Policies, answer_nodes: AnswerNodes) -> Self {
+    pub fn new(
+        world: &'w ReplayInput,
+        policies: Policies,
+        answer_nodes: AnswerNodes,
+        configuration: &SchedulerConfiguration,
+        ties: Ties,
+    ) -> Result<Self> {
         let nodes = world.nodes.iter().map(|node| node.object.clone());
         let devices = world.nodes.iter().filter_map(|node| node.device.clone());
         let present = world.present.iter().map(|present| present.object.clone());
         let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present))
             .with_answer_nodes(answer_nodes);
         let n_broken = extender.index().read().fleet().check().len();
-        let (mut by_name, mut quoted) = (HashMap::new(), Vec::new());
+        let verbs = Arc::new(Verbs {
+            extender,
+            filter_nanos: AtomicU64::new(0),
+            n_filtered: AtomicU32::new(0),
+        });
+        let mut kube = OfflineScheduler::new(configuration, &verbs.routes(), ties);
+        let mut by_name = HashMap::new();
         for (at, node) in world.nodes.iter().enumerate() {
             by_name.insert(&*node.name, at);
-            quoted.push(json!(node.name).to_string().into_bytes().into());
+            kube.put_node(read::<Node>(&node.object)?);
         }
-        Self {
+        for present in &world.present {
+            kube.put_pod(&read(&present.object)?);
+        }
+        Ok(Self {
             world,
-            extender,
+            verbs,
+            kube,
             by_name,
-            quoted,
-            pod: proto::pod::Pod::default(),
-            pod_head: String::new(),
-            pod_json: Vec::new(),
-            body: Vec::new(),
+            shown: Value::Null,
+            pod: Pod::default(),
             n_bound: 0,
             n_broken,
-            filtered: (Duration::ZERO, 0),
-        }
+        })
     }
 
-    /// Plays a user who creates a pod: the pod becomes the current one, and the index gets the watch's event.
+    /// Plays a user who creates a pod, which becomes the current one.
     pub fn create(&mut self, pod: &ReplayPod, arrival: &Arrival) -> Result<()> {
-        let ReplayPod {
-            namespace,
-            metadata,
-            spec,
-            ..
-        } = pod;
-        let (name, uid) = (&arrival.name, uid(pod, arrival));
-        self.pod_head = format!(
-            r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{uid}"{metadata}}},"spec":{spec},"status":{{"phase":"Pending""#
-        );
-        self.show("")
+        self.shown = pod.object.clone();
+        set_in(&mut self.shown, "metadata", "name", json!(arrival.name));
+        set_in(&mut self.shown, "metadata", "uid", json!(uid(pod, arrival)));
+        set(&mut self.shown, "status", json!({"phase": "Pending"}));
+        self.show()
     }
 
-    /// kube-scheduler writes the condition of a pod that it found no node for, and the watch shows it.
+    /// kube-scheduler writes the condition of a pod that it found no node for.
     pub fn refuse(&mut self, message: &str) -> Result<()> {
         let condition =
             json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});
-        self.show(&format!(r#","conditions":[{condition}]"#))
+        set_in(&mut self.shown, "status", "conditions", json!([condition]));
+        self.show()
     }
 
-    /// The watch shows the pod with these further fields of its status.
-    fn show(&mut self, status: &str) -> Result<()> {
-        self.pod_json = format!("{}{status}}}}}", self.pod_head).into_bytes();
-        self.pod = serde_json::from_slice(&self.pod_json)
-            .with_context(|| format!("cannot read a pod: {}", self.pod_head))?;
-        self.extender.index().write().apply(self.pod.clone());
+    /// The watches show the pod. In a cluster they do a little later.
+    fn show(&mut self) -> Result<()> {
+        self.pod = read(&self.shown)?;
+        self.kube.put_pod(&self.pod);
+        let index = self.verbs.extender.index();
+        index.write().apply(read::<proto::pod::Pod>(&self.shown)?);
         Ok(())
     }
 
-    /// Asks the extender which of these nodes the pod may go to.
-    pub fn filter(&mut self, nodes: &[usize]) -> Result<FilterOutcome> {
-        let (filtered, time) = self.ask_filter(nodes)?;
-        self.filtered = (self.filtered.0 + time, self.filtered.1 + 1);
-        Ok(filtered)
+    /// True if kube-scheduler asks the extender about the pod.
+    pub fn is_extended(&self) -> bool {
+        self.kube.is_extended(&self.pod)
     }
 
-    /// Returns true if the pod fits any of these nodes; not counted in `filter_micros`, since kube-scheduler
-    /// would not ask.
-    pub fn fits_any(&mut self, nodes: &[usize]) -> Result<bool> {
-        Ok(!self.ask_filter(nodes)?.0.nodes.is_empty())
+    /// kube-scheduler's attempt to place the pod.
+    pub async fn attempt(&mut self) -> Result<OfflineAttempt> {
+        self.kube.attempt(&self.pod).await.map_err(|error| anyhow!(error))
     }
 
-    /// Calls the scheduler's filter about these nodes; returns the nodes that fit, the refusals, and the time that it
-    /// took.
-    fn ask_filter(&mut self, nodes: &[usize]) -> Result<(FilterOutcome, Duration)> {
-        self.ask_about(nodes);
-        let began = Instant::now();
-        let answer = filter::answer(&self.extender, &self.body, began)?;
-        let time = began.elapsed();
-        let answer: FilterAnswer<'_> =
-            serde_json::from_slice(&answer.json).context("filter answers nonsense")?;
-        ensure!(answer.error.is_empty(), "filter fails: {}", answer.error);
-        let mut nodes = Vec::new();
-        for Name(name) in answer.node_names.unwrap_or_default() {
-            let at = self.by_name.get(&*name).copied();
-            nodes.push(at.with_context(|| format!("filter names node {name:?}"))?);
+    /// The nodes with room for the pod that kube-scheduler finds in an attempt.
+    pub async fn find(&mut self) -> Result<OfflineAttempt> {
+        self.kube.find(&self.pod).await.map_err(|error| anyhow!(error))
+    }
+
+    /// kube-scheduler's choice by these scores.
+    pub fn select(&mut self, scores: &[(usize, i64)]) -> Result<Option<usize>> {
+        let mut named = Vec::with_capacity(scores.len());
+        for (node, score) in scores {
+            named.push((self.name(*node)?, *score));
         }
-        let refused = Refused::of(answer.failed_nodes, answer.failed_and_unresolvable_nodes);
-        Ok((FilterOutcome { nodes, refused }, time))
+        self.kube.select(&named).map(|node| self.at(&node)).transpose()
     }
 
-    /// The extender's scores of these nodes, from 0 to 10.
-    pub fn prioritize(&mut self, nodes: &[usize]) -> Result<HashMap<usize, i64>> {
-        self.ask_about(nodes);
-        let answer = prioritize::answer(&self.extender, &self.body)?;
-        let priorities: Vec<Priority<'_>> =
-            serde_json::from_slice(&answer).context("prioritize answers nonsense")?;
-        let mut scores = HashMap::new();
-        for priority in priorities {
-            let node = self.by_name.get(&*priority.host.0);
-            scores.extend(node.map(|node| (*node, priority.score)));
-        }
-        Ok(scores)
+    /// kube-scheduler's own score of a node for the pod.
+    pub fn default_score(&self, node: usize) -> Result<i64> {
+        let score = self.kube.score(&self.pod, self.name(node)?);
+        score.map_err(|error| anyhow!(error))
     }
 
-    /// Writes the body of a filter request about these nodes for the current pod.
-    fn ask_about(&mut self, nodes: &[usize]) {
-        self.body.clear();
-        self.body.extend_from_slice(br#"{"Pod":"#);
-        self.body.extend_from_slice(&self.pod_json);
-        self.body.extend_from_slice(br#","Nodes":null,"NodeNames":["#);
-        for (nth, name) in nodes.iter().filter_map(|node| self.quoted.get(*node)).enumerate() {
-            if nth > 0 {
-                self.body.push(b',');
-            }
-            self.body.extend_from_slice(name);
-        }
-        self.body.extend_from_slice(b"]}");
+    /// Returns true if the pod fits any node.
+    pub async fn fits_any(&self) -> Result<bool> {
+        self.kube
+            .fits_any(&self.pod)
+            .await
+            .map_err(|error| anyhow!(error))
     }
 
-    /// kube-scheduler asks the extender to bind the pod to a node; returns the parts of GPUs that it is given.
+    /// The extender binds the pod to a node; returns the parts of GPUs that the pod is given.
     pub fn bind(&mut self, node: usize) -> Result<Vec<GpuShare>> {
         let metadata = &self.pod.metadata;
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -212,7 +204,7 @@ impl<'w> Engine<'w> {
         };
         let name = self.name(node)?;
         self.n_bound += 1;
-        let order = offline::bind(&self.extender, &pod, name, self.n_bound, Instant::now());
+        let order = offline::bind(&self.verbs.extender, &pod, name, self.n_bound, Instant::now());
         let failure = || {
             format!(
                 "pod {} is not bound to node {name}, which filter had named",
@@ -244,11 +236,10 @@ impl<'w> Engine<'w> {
         self.write(node, annotations).map(drop)
     }
 
-    /// The API server stores the binding, and the watch shows the pod with it.
+    /// The API server stores the binding.
     fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<GpuShare>> {
         // The record is read back from the annotations, so that what counts is what a plugin would read.
-        let name = self.name(node)?.to_owned();
-        let minors = &self.node(node)?.minors;
+        let ReplayNode { name, minors, .. } = self.node(node)?;
         let record = Record::read(&annotations)?.unwrap_or_default();
         let mut parts = Vec::new();
         for allocation in record.allocations.get(TYPE_GPU).into_iter().flatten() {
@@ -256,33 +247,34 @@ impl<'w> Engine<'w> {
             let milli = milli(allocation);
             parts.extend(gpu.map(|gpu| GpuShare { gpu, milli }));
         }
-        self.pod
-            .metadata
-            .annotations
-            .get_or_insert_default()
-            .extend(annotations);
-        self.pod.spec.node_name = Some(name);
-        // The index gets the watch's event at once; in a cluster it comes a little later.
-        self.extender.index().write().apply(self.pod.clone());
+        if let Some(metadata) = self.shown.get_mut("metadata") {
+            for (key, value) in annotations {
+                set_in(metadata, "annotations", &key, json!(value));
+            }
+        }
+        set_in(&mut self.shown, "spec", "nodeName", json!(name));
+        self.show()?;
         Ok(parts)
     }
 
-    /// Plays the deletion of a pod: the index gets the watch's event.
+    /// Plays the deletion of a pod.
     pub fn delete(&mut self, pod: &ReplayPod, arrival: &Arrival) {
+        let uid = uid(pod, arrival);
+        self.kube.remove_pod(&uid);
         let metadata = ObjectMeta {
-            uid: Some(uid(pod, arrival)),
+            uid: Some(uid),
             ..ObjectMeta::default()
         };
         let gone = proto::pod::Pod {
             metadata,
             ..proto::pod::Pod::default()
         };
-        ObjectStore::<proto::pod::Pod>::delete(&mut *self.extender.index().write(), &gone);
+        ObjectStore::<proto::pod::Pod>::delete(&mut *self.verbs.extender.index().write(), &gone);
     }
 
     /// Fails if an invariant of the engine does not hold, or if it counts a GPU otherwise than the records say.
     pub fn check(&self, occupancy: &FreeRoom) -> Result<()> {
-        let index = self.extender.index().read();
+        let index = self.verbs.extender.index().read();
         // Violations of a live cluster's own objects are no fault of this run.
         let violations = index.fleet().check();
         if let Some(violation) = violations.last().filter(|_| violations.len() > self.n_broken) {
@@ -314,12 +306,15 @@ impl<'w> Engine<'w> {
 
     /// Microseconds that the filter verb took on average.
     pub fn filter_micros(&self) -> f64 {
-        let (time, n) = self.filtered;
-        if n == 0 {
-            0.0
-        } else {
-            time.as_secs_f64() * 1e6 / f64::from(n)
-        }
+        let nanos = self.verbs.filter_nanos.load(Ordering::Relaxed);
+        let n = self.verbs.n_filtered.load(Ordering::Relaxed);
+        real(i64::try_from(nanos).unwrap_or(i64::MAX)) / f64::from(n.max(1)) / 1e3
+    }
+
+    /// The index of the node with this name.
+    pub fn at(&self, name: &str) -> Result<usize> {
+        let at = self.by_name.get(name).copied();
+        at.with_context(|| format!("there is no node {name}"))
     }
 
     fn node(&self, node: usize) -> Result<&'w ReplayNode> {

@@ -102,7 +102,9 @@ mod tests {
                 "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n{pods}"
             ))
             .unwrap(),
+            Vec::new(),
         )
+        .unwrap()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The free amounts of every node, counted from bindings alone and independently of the engine.
+//! The free CPU and GPUs of every node, counted from bindings alone and independently of the engine.
 
 use super::trace::WHOLE;
 use super::world::{PlacedPod, ReplayInput, ReplayNode, ReplayPod};
@@ -15,12 +15,6 @@ pub struct FreeRoom {
 pub struct NodeUse {
     /// Thousandths of a CPU.
     pub cpu_free: i64,
-    /// Bytes.
-    pub memory_free: i64,
-    /// CPU and memory that kube-scheduler counts as used when it scores.
-    pub scored: [i64; 2],
-    /// The free amount of each extended resource, by column.
-    pub extended_free: Box<[i64]>,
     /// Thousandths of every GPU, in the order of the node's minors.
     pub gpus: Box<[i64]>,
     /// Changes whenever anything else here does, so that scores can be cached.
@@ -41,9 +35,6 @@ impl NodeUse {
     pub fn empty(node: &ReplayNode) -> Self {
         Self {
             cpu_free: node.cpu,
-            memory_free: node.memory,
-            scored: [0; 2],
-            extended_free: node.extended.clone(),
             gpus: vec![WHOLE; node.minors.len()].into(),
             version: 1,
         }
@@ -54,21 +45,6 @@ impl NodeUse {
         self.gpus.iter().sum()
     }
 
-    /// Returns true if the CPU suffices; a pod that asks for none fits anywhere.
-    pub fn has_cpu(&self, pod: &ReplayPod) -> bool {
-        pod.cpu == 0 || self.cpu_free >= pod.cpu
-    }
-
-    /// Returns true if the memory suffices; a pod that asks for none fits anywhere.
-    pub fn has_memory(&self, pod: &ReplayPod) -> bool {
-        pod.memory == 0 || self.memory_free >= pod.memory
-    }
-
-    /// Returns true if the node has this amount of a column.
-    pub fn has_extended(&self, (column, amount): (usize, i64)) -> bool {
-        self.extended_free.get(column).is_some_and(|free| *free >= amount)
-    }
-
     /// The number of GPUs with at least this amount free.
     pub fn n_with(&self, milli: i64) -> usize {
         self.gpus.iter().filter(|free| **free >= milli).count()
@@ -77,15 +53,6 @@ impl NodeUse {
     /// Takes a pod's request and parts of GPUs away; for a `sign` of -1, gives them back.
     pub fn take(&mut self, pod: &ReplayPod, parts: &[GpuShare], sign: i64) {
         self.cpu_free -= sign * pod.cpu;
-        self.memory_free -= sign * pod.memory;
-        for (sum, amount) in self.scored.iter_mut().zip(pod.scored) {
-            *sum += sign * amount;
-        }
-        for (column, amount) in &pod.extended {
-            if let Some(free) = self.extended_free.get_mut(*column) {
-                *free -= sign * amount;
-            }
-        }
         for part in parts {
             if let Some(free) = self.gpus.get_mut(part.gpu) {
                 *free -= sign * part.milli;
@@ -137,16 +104,6 @@ impl FreeRoom {
     /// The allocated GPU thousandths of the cluster.
     pub fn n_allocated(&self) -> i64 {
         self.n_allocated
-    }
-
-    /// True if kube-scheduler sees room for a pod; it knows sums, not single devices.
-    pub fn has_room(&self, node: usize, pod: &ReplayPod) -> bool {
-        let Some(free) = self.nodes.get(node) else {
-            return false;
-        };
-        free.has_cpu(pod)
-            && free.has_memory(pod)
-            && pod.extended.iter().all(|wanted| free.has_extended(*wanted))
     }
 
     /// A pod comes to a node.

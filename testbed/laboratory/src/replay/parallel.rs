@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::Result;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 
 /// Runs jobs, `threads` at a time, by default one per processor. Returns their results with their indices. The
 /// first error stops all; a job that was stopped returns `None`.
@@ -14,14 +13,12 @@ use tokio::runtime::Handle;
 pub fn in_parallel<J: Sync, R: Send>(
     jobs: &[J],
     threads: Option<u16>,
-    handle: &Handle,
     stop: &AtomicBool,
     run: impl Fn(&J) -> Result<Option<R>> + Sync,
 ) -> Result<Vec<(usize, R)>> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::new());
     let work = || -> Result<()> {
-        let _entered = handle.enter();
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = jobs.get(at) else { return Ok(()) };

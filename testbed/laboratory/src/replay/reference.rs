@@ -3,13 +3,19 @@
 //!
 //! Their choices are written into pods as records, so that the engine counts and checks them.
 
+use std::collections::HashMap;
+
+use anyhow::Result;
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use super::engine::Engine;
 use super::fragment::{TypicalPod, fragment};
-use super::kube::{SearchModel, default_score};
 use super::occupancy::{FreeRoom, GpuShare, NodeUse};
 use super::policy::Reference;
 use super::portion::{floor, portion, real};
 use super::trace::WHOLE;
-use super::world::{NumberTable, ReplayInput, ReplayPod};
+use super::world::{ReplayInput, ReplayPod};
 
 /// A reference policy, with a cache of the scores of nodes that have not changed.
 #[derive(Debug)]
@@ -17,6 +23,7 @@ pub struct Chooser<'w> {
     world: &'w ReplayInput,
     reference: Reference,
     typical: &'w [TypicalPod],
+    dice: StdRng,
     /// The CPU and GPU thousandths of the largest nodes, by which scores are scaled.
     largest: [i64; 2],
     /// Each pod's kind: pods of equal requests have equal scores.
@@ -27,23 +34,30 @@ pub struct Chooser<'w> {
 
 impl<'w> Chooser<'w> {
     /// The policy before its first pod.
-    pub fn new(world: &'w ReplayInput, reference: Reference, typical: &'w [TypicalPod]) -> Self {
+    pub fn new(
+        world: &'w ReplayInput,
+        reference: Reference,
+        typical: &'w [TypicalPod],
+        dice: StdRng,
+    ) -> Self {
         let mut largest = [0, 0];
         for node in &world.nodes {
             let n_gpus = i64::try_from(node.minors.len()).unwrap_or(0);
             largest = [largest[0].max(node.cpu), largest[1].max(n_gpus * WHOLE)];
         }
-        let mut numbers = NumberTable::default();
+        let mut numbers: HashMap<String, usize> = HashMap::new();
         let mut kinds = Vec::new();
         for pod in &world.pods {
-            let kind = format!("{} {} {} {}", pod.cpu, pod.memory, pod.gpus, pod.milli);
-            kinds.push(numbers.of(&kind).0);
+            let n_kinds = numbers.len();
+            let spec = pod.object.get("spec").map(ToString::to_string);
+            kinds.push(*numbers.entry(spec.unwrap_or_default()).or_insert(n_kinds));
         }
-        let n_kinds = kinds.iter().max().map_or(0, |last| last + 1);
+        let n_kinds = numbers.len();
         Self {
             world,
             reference,
             typical,
+            dice,
             largest,
             kinds,
             known: vec![vec![(0, None); world.nodes.len()]; n_kinds],
@@ -56,10 +70,10 @@ impl<'w> Chooser<'w> {
         pod_at: usize,
         nodes: &[usize],
         occupancy: &FreeRoom,
-        kube: &mut SearchModel,
-    ) -> Vec<(usize, i64)> {
+        engine: &Engine<'_>,
+    ) -> Result<Vec<(usize, i64)>> {
         let Some(pod) = self.world.pods.get(pod_at) else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         let kind = self.kinds.get(pod_at).copied().unwrap_or(0);
         let mut known = self.known.get_mut(kind).map(std::mem::take).unwrap_or_default();
@@ -69,7 +83,7 @@ impl<'w> Chooser<'w> {
                 continue;
             };
             if *version != free.version {
-                (*version, *score) = (free.version, self.score_node(*node, free, pod));
+                (*version, *score) = (free.version, self.score_node(*node, free, pod, engine)?);
             }
             results.extend(score.map(|score| (*node, score)));
         }
@@ -78,21 +92,27 @@ impl<'w> Chooser<'w> {
         }
         if self.reference == Reference::Random {
             for (_, score) in &mut results {
-                *score = kube.below(i64::MAX);
+                *score = self.dice.random_range(0..i64::MAX);
             }
         }
-        results
+        Ok(results)
     }
 
     /// The score of a node under the reference policy; `None` if its GPUs have too little room for the pod.
-    fn score_node(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Option<i64> {
+    fn score_node(
+        &self,
+        at: usize,
+        free: &NodeUse,
+        pod: &ReplayPod,
+        engine: &Engine<'_>,
+    ) -> Result<Option<i64>> {
         if free.n_with(pod.milli) < pod.gpus {
-            return None;
+            return Ok(None);
         }
         let gpu_left = free.gpu_free() - pod.demand();
         let [largest_cpu, most_gpus] = self.largest;
-        Some(match self.reference {
-            Reference::KubeDefault => default_score(self.world.nodes.get(at)?, free, pod),
+        Ok(Some(match self.reference {
+            Reference::KubeDefault => engine.default_score(at)?,
             Reference::BestFit => {
                 let left =
                     portion(free.cpu_free - pod.cpu, largest_cpu).midpoint(portion(gpu_left, most_gpus));
@@ -104,11 +124,11 @@ impl<'w> Chooser<'w> {
                 let scores = self.descents(at, free, pod).into_iter().map(|(score, _)| score);
                 scores.max().unwrap_or(0)
             }
-        })
+        }))
     }
 
     /// The parts of GPUs that a pod gets on a node.
-    pub fn parts(&self, at: usize, free: &NodeUse, pod: &ReplayPod, kube: &mut SearchModel) -> Vec<GpuShare> {
+    pub fn parts(&mut self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Vec<GpuShare> {
         if self.reference == Reference::Fgd && pod.gpus == 1 {
             // The first of the best choices is wanted: `max_by_key` takes the last, so the order is reversed.
             let choices = self.descents(at, free, pod).into_iter().rev();
@@ -119,7 +139,7 @@ impl<'w> Chooser<'w> {
         fitting.retain(|(free, _)| *free >= pod.milli);
         if self.reference == Reference::Random {
             for (free, _) in &mut fitting {
-                *free = kube.below(i64::MAX);
+                *free = self.dice.random_range(0..i64::MAX);
             }
         }
         // The GPUs with the least free come first; for the random policy, the order of the numbers drawn above.

@@ -10,25 +10,23 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use placement::Policies;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 use scheduler::config::AnswerNodes;
 use serde::Serialize;
 
 use super::arrivals::{Arrival, by_time, recorded, shuffled};
-use super::conditions::{PlainPods, RunConditions};
+use super::conditions::RunConditions;
 use super::curve::{Curve, Point, without_gaps};
-use super::engine::{Engine, FilterOutcome};
+use super::engine::Engine;
 use super::fragment::{TypicalPod, fragment};
-use super::kube::{SearchModel, SearchResult, default_score};
 use super::occupancy::{FreeRoom, GpuShare};
 use super::policy::Policy;
 use super::portion::{floor, percent, real};
 use super::reference::Chooser;
-use super::refusal;
 use super::world::{ReplayInput, ReplayPod};
 use kit::console::Bar;
-
-/// The weight of one point of the extender, as `deploy/` configures it, beside kube-scheduler's plugins, which give up to 100.
-const PER_POINT: i64 = 10;
+use kit::kube_scheduler::OfflineAttempt;
 
 /// The parameters of one run.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +57,7 @@ pub struct Job<'w> {
 }
 
 /// The result of one run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct RunResult {
     /// The run's seed.
     pub seed: u64,
@@ -88,7 +86,7 @@ pub struct RunResult {
 ///
 /// # Errors
 /// An invariant that does not hold, or an answer of the scheduler that makes no sense.
-pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResult>> {
+pub async fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResult>> {
     let began = Instant::now();
     let capacity = job.world.capacity();
     let demand = job
@@ -97,45 +95,31 @@ pub fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResul
         .map(|part| floor(part * real(capacity)));
     let arrivals = arrivals(job, demand);
     bar.set_length(arrivals.len());
-    let mut run = ReplayRun::new(job);
+    let mut run = ReplayRun::new(job)?;
     for (at, arrival) in arrivals.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         run.arrive(&arrivals, arrival, at)
+            .await
             .with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
         bar.advance();
     }
     run.check()?;
-    let (pods, seconds) = (arrivals.len(), began.elapsed().as_secs_f64());
-    let ReplayRun {
-        unplaced,
-        sample_refusals,
-        missed,
-        checks,
-        curve,
-        allocated,
-        engine,
-        ..
-    } = run;
     // The arrivals end before the pod that would exceed the wanted demand, so that the demand is not quite reached.
     let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
+    let points = run.curve.points();
     let curve = match last.filter(|_| !job.departures) {
-        Some(last) => without_gaps(&curve.points(), last),
-        None => curve.points(),
+        Some(last) => without_gaps(&points, last),
+        None => points,
     };
-    let filter_micros = engine.filter_micros();
     Ok(Some(RunResult {
         seed: job.seed,
-        pods,
-        unplaced,
-        sample_refusals,
-        missed,
-        checks,
+        pods: arrivals.len(),
         curve,
-        allocated,
-        filter_micros,
-        seconds,
+        filter_micros: run.engine.filter_micros(),
+        seconds: began.elapsed().as_secs_f64(),
+        ..run.result
     }))
 }
 
@@ -157,8 +141,6 @@ struct ReplayRun<'w> {
     job: Job<'w>,
     engine: Engine<'w>,
     chooser: Option<Chooser<'w>>,
-    kube: SearchModel,
-    found: SearchResult,
     occupancy: FreeRoom,
     /// The fragmentation of every node; `fragment` is the sum over all nodes.
     fragments: Vec<f64>,
@@ -167,28 +149,19 @@ struct ReplayRun<'w> {
     offered: i64,
     /// The departures to come, the earliest first: the time, and the arrival's index.
     stays: BinaryHeap<Reverse<(i64, usize)>>,
-    places: Vec<Option<(usize, Vec<GpuShare>)>>,
+    places: Vec<Option<Place>>,
     curve: Curve,
-    allocated: Vec<f64>,
-    unplaced: usize,
-    sample_refusals: usize,
-    missed: usize,
+    /// The counts so far.
+    result: RunResult,
     placed: u32,
-    checks: u32,
 }
 
-/// The outcome of one attempt to place a pod.
-enum AttemptResult {
-    Placed(usize, Vec<GpuShare>),
-    /// kube-scheduler itself found no node.
-    Refused,
-    /// The extender refused all nodes of the sample; the text of the pod's condition.
-    RefusedByExtender(String),
-}
+/// A node, and the parts of its GPUs.
+type Place = (usize, Vec<GpuShare>);
 
 impl<'w> ReplayRun<'w> {
     /// A run before its first pod arrives.
-    fn new(job: Job<'w>) -> Self {
+    fn new(job: Job<'w>) -> Result<Self> {
         let Job {
             world,
             typical,
@@ -197,13 +170,16 @@ impl<'w> ReplayRun<'w> {
             seed,
             ..
         } = job;
+        let mut dice = StdRng::seed_from_u64(seed);
+        let ties = conditions.ties(world, seed, &mut dice);
         let (policies, chooser) = match policy {
             Policy::Engine(policies) => (*policies, None),
             Policy::Reference(reference) => (
                 Policies::default(),
-                Some(Chooser::new(world, *reference, typical)),
+                Some(Chooser::new(world, *reference, typical, dice)),
             ),
         };
+        let configuration = conditions.configuration(chooser.is_some())?;
         let occupancy = FreeRoom::at_start(world);
         let fragments: Vec<f64> = occupancy
             .nodes()
@@ -211,12 +187,10 @@ impl<'w> ReplayRun<'w> {
             .enumerate()
             .map(|(at, free)| fragment(world, at, free, typical))
             .collect();
-        Self {
+        Ok(Self {
             job,
-            engine: Engine::new(world, policies, job.answer_nodes),
+            engine: Engine::new(world, policies, job.answer_nodes, &configuration, ties)?,
             chooser,
-            kube: SearchModel::new(world.nodes.len(), conditions.sampling, conditions.ties, seed),
-            found: SearchResult::default(),
             occupancy,
             fragment: fragments.iter().sum(),
             fragments,
@@ -224,17 +198,13 @@ impl<'w> ReplayRun<'w> {
             stays: BinaryHeap::new(),
             places: Vec::new(),
             curve: Curve::default(),
-            allocated: Vec::new(),
-            unplaced: 0,
-            sample_refusals: 0,
-            missed: 0,
+            result: RunResult::default(),
             placed: 0,
-            checks: 0,
-        }
+        })
     }
 
     /// Handles the arrival of one pod: pods whose time is over leave first, then the pod is placed if it fits.
-    fn arrive(&mut self, arrivals: &[Arrival], arrival: &Arrival, at: usize) -> Result<()> {
+    async fn arrive(&mut self, arrivals: &[Arrival], arrival: &Arrival, at: usize) -> Result<()> {
         let pod = self
             .job
             .world
@@ -249,6 +219,7 @@ impl<'w> ReplayRun<'w> {
         self.engine.create(pod, arrival)?;
         let place = self
             .place(arrival.pod, pod)
+            .await
             .with_context(|| format!("pod {}", arrival.name))?;
         if let Some((node, parts)) = &place {
             self.occupancy.put(*node, pod, parts);
@@ -259,7 +230,7 @@ impl<'w> ReplayRun<'w> {
                 self.check()?;
             }
         } else {
-            self.unplaced += 1;
+            self.result.unplaced += 1;
             self.engine.delete(pod, arrival);
         }
         self.places.push(place);
@@ -269,7 +240,7 @@ impl<'w> ReplayRun<'w> {
         let allocated = percent(self.occupancy.n_allocated(), capacity);
         self.curve
             .add(percent(self.offered, capacity), allocated, fragment);
-        self.allocated.push(allocated);
+        self.result.allocated.push(allocated);
         Ok(())
     }
 
@@ -295,29 +266,30 @@ impl<'w> ReplayRun<'w> {
     /// kube-scheduler begins each attempt where the last search ended. It tries a pod that the extender refused
     /// again when the pod's condition changes. A pod fits nowhere once all nodes in a row have refused it, as
     /// nothing else happens meanwhile.
-    fn place(&mut self, pod_at: usize, pod: &ReplayPod) -> Result<Option<(usize, Vec<GpuShare>)>> {
+    async fn place(&mut self, pod_at: usize, pod: &ReplayPod) -> Result<Option<Place>> {
         let (mut n_seen, mut n_refusals) = (0, 0);
         let mut condition = None;
         loop {
-            let mut found = std::mem::take(&mut self.found);
-            self.kube.find(self.job.world, &self.occupancy, pod, &mut found);
-            n_seen += found.n_seen;
-            let attempt = self.attempt(pod_at, pod, &found);
-            self.found = found;
-            let attempt = attempt?;
-            if let AttemptResult::Placed(node, parts) = attempt {
-                self.sample_refusals += n_refusals;
-                return Ok(Some((node, parts)));
+            let (attempt, place) = self.attempt(pod_at, pod).await?;
+            n_seen += attempt.n_seen;
+            if place.is_some() {
+                self.result.sample_refusals += n_refusals;
+                return Ok(place);
             }
             if n_seen >= self.job.world.nodes.len() {
                 return Ok(None);
             }
             n_refusals += 1;
-            let AttemptResult::RefusedByExtender(message) = attempt else {
+            if !attempt.diagnosis.is_by_extender() {
                 continue;
-            };
+            }
+            let message = attempt.diagnosis.message();
             if condition.as_ref() == Some(&message) {
-                self.give_up(pod, n_refusals)?;
+                // A node that the extender was never asked about may have room.
+                if self.engine.fits_any().await? {
+                    self.result.sample_refusals += n_refusals;
+                    self.result.missed += 1;
+                }
                 return Ok(None);
             }
             self.engine.refuse(&message)?;
@@ -325,87 +297,32 @@ impl<'w> ReplayRun<'w> {
         }
     }
 
-    /// Counts a pod as missed if a node has room that the extender was never asked about.
-    fn give_up(&mut self, pod: &ReplayPod, n_refusals: usize) -> Result<()> {
-        let world = self.job.world;
-        let has_room =
-            |node: &usize| world.is_eligible(pod.eligible, *node) && self.occupancy.has_room(*node, pod);
-        let with_room: Vec<usize> = (0..world.nodes.len()).filter(has_room).collect();
-        if self.engine.fits_any(&with_room)? {
-            self.sample_refusals += n_refusals;
-            self.missed += 1;
-        }
-        Ok(())
-    }
-
-    /// Tries once to place a pod on one of the nodes that were found, by the policy of the run.
-    fn attempt(&mut self, pod_at: usize, pod: &ReplayPod, found: &SearchResult) -> Result<AttemptResult> {
-        let nodes = &found.nodes;
-        if nodes.is_empty() {
-            return Ok(AttemptResult::Refused);
-        }
-        if !pod.is_managed && self.job.conditions.plain_pods == PlainPods::KubeScheduler {
-            let scored: Vec<(usize, i64)> = nodes
-                .iter()
-                .map(|node| (*node, self.default_score(*node, pod)))
-                .collect();
-            let Some(node) = self.kube.choose(&scored) else {
-                return Ok(AttemptResult::Refused);
+    /// Tries once to place a pod, by the policy of the run.
+    async fn attempt(&mut self, pod_at: usize, pod: &ReplayPod) -> Result<(OfflineAttempt, Option<Place>)> {
+        // The extender sees a pod that it does not manage on the watch only, as any pod of another scheduler.
+        let Some(chooser) = self.chooser.as_mut().filter(|_| self.engine.is_extended()) else {
+            let attempt = self.engine.attempt().await?;
+            let Some(name) = &attempt.chosen else {
+                return Ok((attempt, None));
             };
-            // The extender sees such a pod on the watch only, as any pod of another scheduler.
-            self.engine.bind_elsewhere(node, &[])?;
-            return Ok(AttemptResult::Placed(node, Vec::new()));
-        }
-        if let Some(chooser) = &mut self.chooser {
-            let scored = chooser.score(pod_at, nodes, &self.occupancy, &mut self.kube);
-            let Some(node) = self.kube.choose(&scored) else {
-                return Ok(AttemptResult::Refused);
-            };
-            let free = self.occupancy.node(node).context("there is no such node")?;
-            let parts = chooser.parts(node, free, pod, &mut self.kube);
-            self.engine.bind_elsewhere(node, &parts)?;
-            return Ok(AttemptResult::Placed(node, parts));
-        }
-        let FilterOutcome {
-            nodes: fitting,
-            refused,
-        } = self.engine.filter(nodes)?;
-        let Some(node) = self.choose_among(pod, &fitting)? else {
-            return Ok(AttemptResult::RefusedByExtender(refusal::message(
-                self.job.world,
-                &self.occupancy,
-                pod,
-                found,
-                &refused,
-            )));
+            let node = self.engine.at(name)?;
+            let parts = self.engine.bind(node)?;
+            if self.job.world.is_exact && parts.len() != pod.gpus {
+                bail!("it is given {} GPUs and asks for {}", parts.len(), pod.gpus);
+            }
+            return Ok((attempt, Some((node, parts))));
         };
-        let parts = self.engine.bind(node)?;
-        if self.job.world.is_exact && parts.len() != pod.gpus {
-            bail!("it is given {} GPUs and asks for {}", parts.len(), pod.gpus);
-        }
-        Ok(AttemptResult::Placed(node, parts))
-    }
-
-    /// Chooses a node by the scores of kube-scheduler and extender; like kube-scheduler, it asks for none if
-    /// one node is left.
-    fn choose_among(&mut self, pod: &ReplayPod, fitting: &[usize]) -> Result<Option<usize>> {
-        if fitting.len() < 2 {
-            return Ok(fitting.first().copied());
-        }
-        let points = self.engine.prioritize(fitting)?;
-        let score = |node: &usize| {
-            (
-                *node,
-                self.default_score(*node, pod) + PER_POINT * points.get(node).copied().unwrap_or(0),
-            )
+        let attempt = self.engine.find().await?;
+        let found = attempt.fitting.iter().map(|name| self.engine.at(name));
+        let found: Vec<usize> = found.collect::<Result<_>>()?;
+        let scored = chooser.score(pod_at, &found, &self.occupancy, &self.engine)?;
+        let Some(node) = self.engine.select(&scored)? else {
+            return Ok((attempt, None));
         };
-        let scored: Vec<(usize, i64)> = fitting.iter().map(score).collect();
-        Ok(self.kube.choose(&scored))
-    }
-
-    fn default_score(&self, node: usize, pod: &ReplayPod) -> i64 {
-        let found = self.job.world.nodes.get(node).zip(self.occupancy.node(node));
-        found.map_or(0, |(node, used)| default_score(node, used, pod))
+        let free = self.occupancy.node(node).context("there is no such node")?;
+        let parts = chooser.parts(node, free, pod);
+        self.engine.bind_elsewhere(node, &parts)?;
+        Ok((attempt, Some((node, parts))))
     }
 
     /// Updates the run's fragmentation after a change of one node.
@@ -420,7 +337,7 @@ impl<'w> ReplayRun<'w> {
 
     /// Checks the engine's invariants, and its amounts against those of this run.
     fn check(&mut self) -> Result<()> {
-        self.checks += 1;
+        self.result.checks += 1;
         self.engine
             .check(&self.occupancy)
             .with_context(|| format!("after {} placements", self.placed))

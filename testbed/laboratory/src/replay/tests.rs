@@ -37,7 +37,7 @@ pub(super) fn list(n_nodes: usize, n_pods: usize) -> PodList {
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n{pods}"
     ))
     .unwrap();
-    let world = objects::world(&nodes, &pods);
+    let world = objects::world(&nodes, &pods, Vec::new()).unwrap();
     PodList {
         name: "made".to_owned(),
         typical: typical_pods(&world),
@@ -159,7 +159,7 @@ async fn a_pod_whose_sample_has_no_fitting_node_is_tried_again() {
     let pods = trace::pods_of(
         "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,1000,1024,2,500\np1,1000,1024,2,500\np2,1000,1024,2,500\n",
     );
-    let world = objects::world(&nodes, &pods.unwrap());
+    let world = objects::world(&nodes, &pods.unwrap(), Vec::new()).unwrap();
     let replayed = async |condition: &str| {
         let list = PodList {
             name: "made".to_owned(),

@@ -1,7 +1,5 @@
 //! The input of a replay from any source: nodes and pods, as numbers and as Kubernetes objects.
 
-use std::collections::HashMap;
-
 use serde_json::Value;
 
 use super::occupancy::GpuShare;
@@ -11,12 +9,10 @@ use super::trace::WHOLE;
 /// The nodes, the pods, and which pods may go to which nodes.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayInput {
-    /// In the order of kube-scheduler's list.
+    /// In the order of the source; kube-scheduler searches them by name.
     pub nodes: Vec<ReplayNode>,
     /// The pods to place; a replay may copy some and leave others out.
     pub pods: Vec<ReplayPod>,
-    /// Extended resources that nodes offer and pods ask for.
-    pub columns: Vec<String>,
     /// Sets of nodes that pods may go to by their constraints; `ReplayPod::eligible` is an index here.
     pub eligible: Vec<Box<[bool]>>,
     /// Pods that are on their nodes from the start, and stay.
@@ -48,10 +44,6 @@ pub struct ReplayNode {
     pub name: Box<str>,
     /// Thousandths of a CPU that pods may have.
     pub cpu: i64,
-    /// Bytes that pods may have.
-    pub memory: i64,
-    /// The room for pods in each column.
-    pub extended: Box<[i64]>,
     /// The minors of its GPUs.
     pub minors: Box<[i32]>,
     /// The object as the API server would show it.
@@ -67,20 +59,10 @@ pub struct ReplayPod {
     pub name: Box<str>,
     /// Its namespace.
     pub namespace: Box<str>,
-    /// JSON fields of its metadata besides names, each with a comma before it.
-    pub metadata: Box<str>,
-    /// Its specification in JSON, without a node.
-    pub spec: Box<str>,
+    /// The object as its user writes it: without a node and a status.
+    pub object: Value,
     /// Thousandths of a CPU.
     pub cpu: i64,
-    /// Bytes.
-    pub memory: i64,
-    /// CPU and memory as kube-scheduler scores them: containers that ask for none count as if they did.
-    pub scored: [i64; 2],
-    /// Column and amount of each extended resource.
-    pub extended: Box<[(usize, i64)]>,
-    /// True if it asks for a resource that the extender manages.
-    pub is_managed: bool,
     /// The number of GPUs.
     pub gpus: usize,
     /// Thousandths of each of them.
@@ -137,21 +119,5 @@ impl ReplayInput {
             .and_then(|set| set.get(node))
             .copied()
             .unwrap_or(false)
-    }
-}
-
-/// Gives consecutive numbers to texts.
-#[derive(Debug, Default)]
-pub struct NumberTable(HashMap<Box<str>, usize>);
-
-impl NumberTable {
-    /// The number of a text, and whether it is a new one.
-    pub fn of(&mut self, text: &str) -> (usize, bool) {
-        if let Some(number) = self.0.get(text) {
-            return (*number, false);
-        }
-        let number = self.0.len();
-        self.0.insert(text.into(), number);
-        (number, true)
     }
 }

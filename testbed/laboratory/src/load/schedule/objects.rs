@@ -8,12 +8,11 @@ use http::{Request, StatusCode, header};
 use kube::Client;
 use serde_json::Value;
 
+use crate::replay::live;
 use kit::console::Console;
 
 /// Requests under way at one time.
 const CONCURRENCY: usize = 64;
-/// Objects in one page of a list.
-const PAGE: u32 = 2000;
 /// `Accept` for a list of names only; a server without metadata-only lists may send whole objects.
 const NAMES: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
@@ -33,8 +32,7 @@ impl Objects {
             .body(serde_json::to_vec(object)?)?;
         self.send(request, StatusCode::CONFLICT)
             .await
-            .with_context(|| format!("cannot create an object of {path}"))?;
-        Ok(())
+            .with_context(|| format!("cannot create an object of {path}"))
     }
 
     /// Merges a change into an object.
@@ -53,38 +51,16 @@ impl Objects {
         let request = Request::delete(format!("{path}?gracePeriodSeconds=0")).body(Vec::new())?;
         self.send(request, StatusCode::NOT_FOUND)
             .await
-            .with_context(|| format!("cannot delete {path}"))?;
-        Ok(())
+            .with_context(|| format!("cannot delete {path}"))
     }
 
     /// The names of the objects below a path that a label selector matches; none if the kind does not exist.
     pub(super) async fn names(&self, path: &str, selector: &str) -> Result<BTreeSet<String>> {
-        let mut names = BTreeSet::new();
-        let mut page = String::new();
-        loop {
-            let uri = format!("{path}?limit={PAGE}&labelSelector={selector}{page}");
-            let request = Request::get(uri).header(header::ACCEPT, NAMES).body(Vec::new())?;
-            let sent = self
-                .send(request, StatusCode::NOT_FOUND)
-                .await
-                .with_context(|| format!("cannot list {path}"))?;
-            let Some(answer) = sent else { return Ok(names) };
-            let items = answer
-                .get("items")
-                .and_then(Value::as_array)
-                .into_iter()
-                .flatten();
-            names
-                .extend(items.filter_map(|item| item.pointer("/metadata/name")?.as_str().map(str::to_owned)));
-            match answer
-                .pointer("/metadata/continue")
-                .and_then(Value::as_str)
-                .filter(|token| !token.is_empty())
-            {
-                Some(token) => page = format!("&continue={token}"),
-                None => return Ok(names),
-            }
-        }
+        let items = live::list(&self.0, path, selector, NAMES)
+            .await?
+            .unwrap_or_default();
+        let name = |item: &Value| item.pointer("/metadata/name")?.as_str().map(str::to_owned);
+        Ok(items.iter().filter_map(name).collect())
     }
 
     /// Deletes the objects of these names below a path.
@@ -101,11 +77,11 @@ impl Objects {
         .await
     }
 
-    /// Sends a request; `None` if the answer has the status that is harmless here.
-    async fn send(&self, request: Request<Vec<u8>>, harmless: StatusCode) -> Result<Option<Value>> {
+    /// Sends a request; an answer with the status that is harmless here is no error.
+    async fn send(&self, request: Request<Vec<u8>>, harmless: StatusCode) -> Result<()> {
         match self.0.request::<Value>(request).await {
-            Err(kube::Error::Api(status)) if status.code == harmless.as_u16() => Ok(None),
-            answer => Ok(Some(answer?)),
+            Err(kube::Error::Api(status)) if status.code == harmless.as_u16() => Ok(()),
+            answer => Ok(answer.map(drop)?),
         }
     }
 }

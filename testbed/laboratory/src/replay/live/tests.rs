@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::replay::occupancy::GpuShare;
-use crate::replay::{trace, world::ReplayInput};
+use crate::replay::{seen, trace, world::ReplayInput};
 use kit::apiserver::{ApiObjects, ApiServer, ApiServerConfig};
 use kit::cluster::user_kubeconfig;
 
@@ -75,7 +75,7 @@ fn fill(objects: &ApiObjects) -> Result<()> {
     Ok(())
 }
 
-async fn shown() -> (ApiServer, tempfile::TempDir, LiveCluster) {
+async fn shown_cluster() -> (ApiServer, tempfile::TempDir, ClusterObjects) {
     let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
     fill(api.objects()).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -94,8 +94,8 @@ fn places(world: &ReplayInput) -> Vec<(&str, usize, Vec<GpuShare>)> {
 
 #[tokio::test]
 async fn the_pods_of_a_live_cluster_are_placed_again() {
-    let (_api, _dir, seen) = shown().await;
-    let world = world(&seen, None).unwrap();
+    let (_api, _dir, shown) = shown_cluster().await;
+    let world = seen::world(&shown, None).unwrap();
     assert_eq!(
         places(&world),
         [("d", 0, vec![GpuShare { gpu: 0, milli: 200 }])],
@@ -104,30 +104,28 @@ async fn the_pods_of_a_live_cluster_are_placed_again() {
     let pods: Vec<_> = world
         .pods
         .iter()
-        .map(|pod| (&*pod.name, pod.gpus, pod.milli, pod.cpu, pod.is_managed))
+        .map(|pod| (&*pod.name, pod.gpus, pod.milli, pod.cpu))
         .collect();
     assert_eq!(
         pods,
         [
-            ("a", 1, 400, 1000, true),
-            ("b", 1, 400, 1000, true),
-            ("c", 1, 400, 1000, true),
-            ("e", 1, 1000, 1000, true)
+            ("a", 1, 400, 1000),
+            ("b", 1, 400, 1000),
+            ("c", 1, 400, 1000),
+            ("e", 1, 1000, 1000)
         ]
     );
-    assert_eq!(
-        &*world.pods[0].metadata,
-        r#","labels":{},"annotations":{"mine":"kept"}"#
-    );
-    assert!(!world.pods[0].spec.contains("nodeName"));
+    let object = &world.pods[0].object;
+    assert_eq!(object["metadata"]["annotations"], json!({"mine": "kept"}));
+    assert!(object["spec"].get("nodeName").is_none());
     assert_eq!((world.capacity(), world.present_demand()), (4000, 200));
 }
 
 #[tokio::test]
 async fn a_trace_is_added_to_the_present_pods() {
-    let (_api, _dir, seen) = shown().await;
+    let (_api, _dir, shown) = shown_cluster().await;
     let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nx,1000,64,1,500,V100\n";
-    let world = world(&seen, Some(&trace::pods_of(pods).unwrap())).unwrap();
+    let world = seen::world(&shown, Some(&trace::pods_of(pods).unwrap())).unwrap();
     assert_eq!(
         places(&world).iter().map(|(name, ..)| *name).collect::<Vec<_>>(),
         ["a", "b", "c", "d"]
@@ -139,7 +137,7 @@ async fn a_trace_is_added_to_the_present_pods() {
 /// Together they need 2.4 GPUs of four, and a whole one is free for the pod that waits, once the others share.
 #[tokio::test]
 async fn policies_are_compared_on_a_live_cluster() {
-    let (_api, dir, _) = shown().await;
+    let (_api, dir, _) = shown_cluster().await;
     let kubeconfig = dir.path().join("admin.kubeconfig");
     let words = format!(
         "--kubeconfig {} --policy best-fit,random --condition P --seeds 1,2",

@@ -1,30 +1,25 @@
 //! Translates a cluster's API objects to a replay's input: pods to place again, pods that stay, and the devices
 //! they hold. Pure.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod as PodObject};
 use kube::ResourceExt;
-use proto::device::GPU_MODEL_LABEL;
 use proto::pod::MIRROR;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_CONTAINER, MEM_DEV,
     MEM_IDX, MEM_POD,
 };
 use proto::request::{Memory, PodRequest};
-use proto::resource::{
-    FPGA, GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS,
-};
+use proto::resource::{GPU_MEM, ResourceNames};
 use scheduler::offline;
 use serde_json::{Value, json};
 
-use super::LiveCluster;
-use crate::replay::kube::{DEFAULT_CPU, DEFAULT_MEMORY};
-use crate::replay::objects;
-use crate::replay::occupancy::GpuShare;
-use crate::replay::trace::{PERCENT, TracePod, WHOLE};
-use crate::replay::world::{Lifetime, NumberTable, PlacedPod, ReplayInput, ReplayNode, ReplayPod};
+use super::objects;
+use super::occupancy::GpuShare;
+use super::trace::{PERCENT, TracePod, WHOLE};
+use super::world::{Lifetime, PlacedPod, ReplayInput, ReplayNode, ReplayPod};
 use kit::kube_scheduler::{ResourceAmounts, repels};
 use kit::pod_fields::{has_ended, node_of};
 
@@ -42,6 +37,17 @@ const WRITTEN: [&str; 9] = [
 ];
 const THOUSAND: i128 = 1000;
 
+/// The objects of a cluster that a replay reads, as the API server shows them.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterObjects {
+    /// Nodes.
+    pub nodes: Vec<Value>,
+    /// Device objects; none, if the cluster has no such kind.
+    pub devices: Vec<Value>,
+    /// Pods of all namespaces.
+    pub pods: Vec<Value>,
+}
+
 /// The replay's input from a cluster.
 ///
 /// Its pods are placed again, but for those that are tied to their nodes; with `arrivals` all of them stay where they
@@ -49,11 +55,10 @@ const THOUSAND: i128 = 1000;
 ///
 /// # Errors
 /// An object that cannot be read.
-pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<ReplayInput> {
-    let live = Live::of(seen)?;
+pub fn world(seen: &ClusterObjects, arrivals: Option<&[TracePod]>) -> Result<ReplayInput> {
+    let live = Objects::of(seen)?;
     let mut world = ReplayInput {
         nodes: live.nodes()?,
-        columns: live.columns.clone(),
         ..ReplayInput::default()
     };
     let mut sets = NodeSets::default();
@@ -87,15 +92,22 @@ pub fn world(seen: &LiveCluster, arrivals: Option<&[TracePod]>) -> Result<Replay
         }
     }
     if let Some(rows) = arrivals {
-        let models = live.models();
-        (world.pods, world.eligible) = objects::pods(rows, &models);
-    } else {
-        world.eligible = sets.sets;
+        sets = NodeSets::default();
+        for row in rows {
+            let value = objects::pod(row);
+            let object = read(&value)?;
+            world.pods.push(ReplayPod {
+                eligible: sets.of(&object, &live),
+                stay: Lifetime {
+                    from: row.created,
+                    to: row.deleted,
+                },
+                ..live.pod(&value, &object)?
+            });
+        }
+        world.pods.sort_by(|one, other| one.name.cmp(&other.name));
     }
-    ensure!(
-        world.capacity() > 0,
-        "the cluster has no healthy GPU that a Device object, or a node's capacity, speaks of"
-    );
+    world.eligible = sets.sets;
     Ok(world)
 }
 
@@ -108,12 +120,11 @@ fn is_tied(pod: &PodObject) -> bool {
 }
 
 /// A cluster's objects, parsed, with the devices as the scheduler's placement engine counts them.
-struct Live<'s> {
-    seen: &'s LiveCluster,
+struct Objects<'s> {
+    seen: &'s ClusterObjects,
     nodes: Vec<NodeObject>,
     pods: Vec<(&'s Value, PodObject)>,
     by_name: HashMap<String, usize>,
-    columns: Vec<String>,
     /// The minors of every node's healthy GPUs.
     minors: Vec<Box<[i32]>>,
     /// The devices that pods hold, by UID.
@@ -122,9 +133,9 @@ struct Live<'s> {
     per_gpu: [i64; 2],
 }
 
-impl<'s> Live<'s> {
+impl<'s> Objects<'s> {
     /// Reads the objects of a cluster; pods that have ended are left out.
-    fn of(seen: &'s LiveCluster) -> Result<Self> {
+    fn of(seen: &'s ClusterObjects) -> Result<Self> {
         let nodes: Vec<NodeObject> = seen.nodes.iter().map(read).collect::<Result<_>>()?;
         let mut pods = Vec::new();
         for value in &seen.pods {
@@ -140,20 +151,11 @@ impl<'s> Live<'s> {
             .iter()
             .map(|node| node.metadata.name.clone().unwrap_or_default());
         let by_name = names.zip(0..).collect();
-        let mut columns: Vec<String> = objects::COLUMNS.map(str::to_owned).into();
-        let mut others: BTreeSet<String> = BTreeSet::new();
-        for (_, pod) in &pods {
-            let amounts = ResourceAmounts::of_pod(pod)?;
-            others.extend(amounts.besides_cpu_and_memory().map(|(name, _)| name.to_owned()));
-        }
-        others.retain(|name| !columns.contains(name));
-        columns.extend(others);
         let mut live = Self {
             seen,
             nodes,
             pods,
             by_name,
-            columns,
             minors: Vec::new(),
             held: HashMap::new(),
             per_gpu: [1; 2],
@@ -165,7 +167,7 @@ impl<'s> Live<'s> {
     /// Fills in `minors`, `held` and `per_gpu` by the scheduler's own index, which reads Device objects and
     /// records of any writer.
     fn look_into_devices(&mut self) {
-        let LiveCluster { nodes, devices, pods } = self.seen;
+        let ClusterObjects { nodes, devices, pods } = self.seen;
         let index = offline::index(
             nodes.iter().cloned(),
             devices.iter().cloned(),
@@ -215,13 +217,9 @@ impl<'s> Live<'s> {
         let mut nodes = Vec::new();
         for ((object, value), minors) in self.nodes.iter().zip(&self.seen.nodes).zip(&self.minors) {
             let name = object.metadata.name.as_deref().context("a node has no name")?;
-            let allocatable = ResourceAmounts::allocatable(object);
-            let whole = |resource: &String| narrow(allocatable.get(resource) / THOUSAND);
             nodes.push(ReplayNode {
                 name: name.into(),
-                cpu: narrow(allocatable.get("cpu")),
-                memory: narrow(allocatable.get("memory") / THOUSAND),
-                extended: self.columns.iter().map(whole).collect(),
+                cpu: narrow(ResourceAmounts::allocatable(object).get("cpu")),
                 minors: minors.clone(),
                 object: value.clone(),
                 device: devices.get(name).copied().cloned(),
@@ -230,38 +228,16 @@ impl<'s> Live<'s> {
         Ok(nodes)
     }
 
-    /// The GPU model of each node, by its label.
-    fn models(&self) -> Vec<&str> {
-        let models = self.nodes.iter().map(|node| node.labels().get(GPU_MODEL_LABEL));
-        models.map(|model| model.map_or("", String::as_str)).collect()
-    }
-
     /// A pod in the form of a replay; `value` and `object` are the same Pod.
     fn pod(&self, value: &Value, object: &PodObject) -> Result<ReplayPod> {
-        let amounts = ResourceAmounts::of_pod(object)?;
-        let mut extended = Vec::new();
-        for (name, amount) in amounts.besides_cpu_and_memory() {
-            let column = self.columns.iter().position(|column| column == name);
-            extended.extend(column.map(|column| (column, narrow(amount / THOUSAND))));
-        }
-        let cpu = narrow(amounts.get("cpu"));
-        let memory = narrow(amounts.get("memory") / THOUSAND);
         let (gpus, milli) = self.gpus(value, object)?;
         let created = object.metadata.creation_timestamp.as_ref();
         let name = object.metadata.name.as_deref().context("a pod has no name")?;
         Ok(ReplayPod {
             name: name.into(),
             namespace: object.metadata.namespace.as_deref().unwrap_or("default").into(),
-            metadata: metadata(value).into(),
-            spec: spec(value).into(),
-            cpu,
-            memory,
-            scored: [
-                if cpu > 0 { cpu } else { DEFAULT_CPU },
-                if memory > 0 { memory } else { DEFAULT_MEMORY },
-            ],
-            extended: extended.into(),
-            is_managed: asks_for_devices(value)?,
+            object: template(value),
+            cpu: narrow(ResourceAmounts::of_pod(object)?.get("cpu")),
             gpus,
             milli,
             eligible: None,
@@ -306,58 +282,39 @@ impl<'s> Live<'s> {
     }
 }
 
-/// True if a kube-scheduler with the configuration in `deploy/` calls the extender for a pod.
-fn asks_for_devices(value: &Value) -> Result<bool> {
-    let pod: proto::pod::Pod = read(value)?;
-    let managed = [
-        GPU_MEM,
-        GPU_SHARED,
-        GPU_MEMORY,
-        GPU_MEMORY_RATIO,
-        GPU_CORE,
-        GPU,
-        RDMA,
-        FPGA,
-    ];
-    for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
-        let mut resources = managed.into_iter().chain(VENDOR_GPUS);
-        if resources.any(|resource| container.asks_for(resource)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// The sets of nodes that pods may go to; pods with equal constraints share one.
 #[derive(Default)]
 struct NodeSets {
-    numbers: NumberTable,
+    /// The set of each kind of constraints; `None` for all nodes.
+    known: HashMap<String, Option<usize>>,
     sets: Vec<Box<[bool]>>,
 }
 
 impl NodeSets {
     /// The number of the set of nodes that a pod's selectors, affinity and tolerations allow.
-    fn of(&mut self, pod: &PodObject, live: &Live<'_>) -> Option<usize> {
+    fn of(&mut self, pod: &PodObject, live: &Objects<'_>) -> Option<usize> {
         let spec = pod.spec.as_ref()?;
         let affinity = spec
             .affinity
             .as_ref()
             .and_then(|affinity| affinity.node_affinity.as_ref());
-        let constraints = json!([spec.node_selector, spec.tolerations, affinity]);
-        let (set, is_new) = self.numbers.of(&constraints.to_string());
-        if is_new {
-            // A bound pod is placed again, on any node that its constraints allow.
-            let mut pod = pod.clone();
-            pod.spec.iter_mut().for_each(|spec| spec.node_name = None);
-            let fits = |node: &NodeObject| !repels(&pod, node);
-            self.sets.push(live.nodes.iter().map(fits).collect());
+        let constraints = json!([spec.node_selector, spec.tolerations, affinity]).to_string();
+        if let Some(set) = self.known.get(&constraints) {
+            return *set;
         }
-        Some(set)
+        // A bound pod is placed again, on any node that its constraints allow.
+        let mut pod = pod.clone();
+        pod.spec.iter_mut().for_each(|spec| spec.node_name = None);
+        let allowed: Box<[bool]> = live.nodes.iter().map(|node| !repels(&pod, node)).collect();
+        let set = allowed.contains(&false).then_some(self.sets.len());
+        self.sets.extend(set.map(|_| allowed));
+        self.known.insert(constraints, set);
+        set
     }
 }
 
 /// Decodes an object; the error names it.
-fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
+pub fn read<T: serde::de::DeserializeOwned>(value: &Value) -> Result<T> {
     let name = value.pointer("/metadata/name").and_then(Value::as_str);
     T::deserialize(value).with_context(|| format!("{} cannot be read", name.unwrap_or("(unnamed)")))
 }
@@ -367,24 +324,19 @@ fn narrow(amount: i128) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
-/// A pod's labels and annotations as its user wrote them, each field with a comma before it.
-fn metadata(pod: &Value) -> String {
-    let field = |name: &str| {
-        let found = pod.pointer(&format!("/metadata/{name}")).cloned();
-        found.filter(Value::is_object).unwrap_or_else(|| json!({}))
-    };
-    let (labels, mut annotations) = (field("labels"), field("annotations"));
+/// A pod as its user wrote it, before it was bound.
+fn template(pod: &Value) -> Value {
+    let field = |path: &str| pod.pointer(path).cloned().filter(Value::is_object);
+    let mut annotations = field("/metadata/annotations").unwrap_or_else(|| json!({}));
     if let Some(annotations) = annotations.as_object_mut() {
         annotations.retain(|key, _| !WRITTEN.contains(&key.as_str()));
     }
-    format!(r#","labels":{labels},"annotations":{annotations}"#)
-}
-
-/// The pod's spec without its node, as it was before it was bound.
-fn spec(pod: &Value) -> String {
-    let mut spec = pod.get("spec").cloned().unwrap_or_default();
+    let mut spec = field("/spec").unwrap_or_default();
     if let Some(spec) = spec.as_object_mut() {
         spec.remove("nodeName");
     }
-    spec.to_string()
+    let metadata = json!({
+        "namespace": pod.pointer("/metadata/namespace"), "labels": field("/metadata/labels"), "annotations": annotations,
+    });
+    json!({"metadata": metadata, "spec": spec})
 }
