@@ -105,17 +105,8 @@ impl RunRecorder {
             return;
         };
         let mut tally = self.tally();
-        let of = (
-            container.pod_uid.clone(),
-            container.name.clone(),
-            container.starts,
-        );
-        if tally.other_limits.insert(of) && tally.wrong_quotes.len() < QUOTED {
-            let quote = format!(
-                "step {}: {}/{}: {what}",
-                tally.step, container.pod, container.name
-            );
-            tally.wrong_quotes.push(quote);
+        if tally.other_limits.insert(start_of(container)) {
+            tally.quote(container, &what);
         }
     }
 
@@ -201,28 +192,26 @@ impl Tally {
         let Some(what) = invariants::stale_spec(container) else {
             return;
         };
-        let is_new = self.stale.insert((
-            container.pod_uid.clone(),
-            container.name.clone(),
-            container.starts,
-        ));
-        if is_new && self.wrong_quotes.len() < QUOTED {
-            self.wrong_quotes.push(format!(
-                "step {}: {}/{}: {what}",
-                self.step, container.pod, container.name
-            ));
+        if self.stale.insert(start_of(container)) {
+            self.quote(container, &what);
+        }
+    }
+
+    /// Keeps the words about a container's start, if there is room.
+    fn quote(&mut self, of: &RuntimeContainer, what: &str) {
+        if self.wrong_quotes.len() < QUOTED {
+            let quote = format!("step {}: {}/{}: {what}", self.step, of.pod, of.name);
+            self.wrong_quotes.push(quote);
         }
     }
 
     /// Records a container that sees other devices than its record names.
     pub(crate) fn note_wrong(&mut self, uid: &str, turn: u32, view: &ContainerView) {
+        let start = (uid.to_owned(), view.container.clone(), turn);
         if view.sees.iter().any(|device| !view.should_see.contains(device)) {
-            self.sees_more
-                .insert((uid.to_owned(), view.container.clone(), turn));
+            self.sees_more.insert(start.clone());
         }
-        if self.wrong.insert((uid.to_owned(), view.container.clone(), turn))
-            && self.wrong_quotes.len() < QUOTED
-        {
+        if self.wrong.insert(start) && self.wrong_quotes.len() < QUOTED {
             let ContainerView {
                 pod,
                 container,
@@ -235,6 +224,15 @@ impl Tally {
             ));
         }
     }
+}
+
+/// The start of a container: pod UID, container and turn.
+fn start_of(container: &RuntimeContainer) -> (String, String, u32) {
+    (
+        container.pod_uid.clone(),
+        container.name.clone(),
+        container.starts,
+    )
 }
 
 /// An object of the API server, decoded; `None` if it does not exist.

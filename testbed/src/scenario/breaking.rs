@@ -7,13 +7,19 @@ use std::future::ready;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use http::StatusCode;
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use kube::ResourceExt;
 use kube::api::{Api, LogParams};
 use proto::resource::{GPU_MEM, GPU_SHARED};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::{DEADLINE, World};
 use kit::files;
+use kit::http_client::{HttpClient, HttpError};
 use kit::observer::ClusterSnapshot;
 use kit::parts::{ClusterPart, Commands, NodeFile};
 use kit::pod_fields::{container_statuses, node_of};
@@ -316,4 +322,30 @@ pub(super) fn plugin_nodes(world: &World) -> Vec<String> {
         }
         None => world.observer.now().devices.into_keys().collect(),
     }
+}
+
+/// The answer to a bind request that was sent to a stopped extender.
+type LateAnswer = JoinHandle<Result<(StatusCode, Bytes), HttpError>>;
+
+/// Sends a stopped extender the request to bind a pod, on a connection that it has taken before: it reads the request when it goes
+/// on.
+pub(super) fn bind_late(client: HttpClient, url: String, pod: &Pod, node: &str) -> LateAnswer {
+    let bind = json!({
+        "PodName": pod.name_any(), "PodNamespace": pod.namespace(), "PodUID": pod.uid(), "Node": node,
+    });
+    tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await })
+}
+
+/// Waits for the answer of an extender that goes on after another leads; fails if it has bound the pod.
+pub(super) async fn ensure_not_bound(world: &World, pod: &Pod, answer: LateAnswer) -> Result<()> {
+    let answer = timeout(DEADLINE, answer).await;
+    // The resumed process may also close the connection at once, which is as good as a refusal.
+    if let Ok((_, body)) = answer.context("the late bind is not answered")?? {
+        let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
+        let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
+        ensure!(!error.is_empty(), "the late bind was answered with {answer}");
+    }
+    let now = world.pods.api().get(&pod.name_any()).await?;
+    ensure!(node_of(&now).is_none(), "the late bind was written");
+    Ok(())
 }

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use super::vendors::share;
 use super::{ScenarioEntry, World};
-use kit::invariants;
 use kit::kubelet::PreparedDevice;
 use kit::pods::PodBuilder;
 
@@ -174,10 +173,10 @@ async fn until_claimed(world: &mut World, minors: &[u32]) -> Result<()> {
 
 /// The minor numbers that the records of these pods name.
 fn recorded_minors(world: &World, names: &[&str]) -> Result<BTreeSet<i32>> {
-    let mut minors = BTreeSet::new();
-    for name in names {
-        let record = invariants::record(&world.pod(name)?).map_err(anyhow::Error::msg)?;
-        minors.extend(record.into_iter().map(|(minor, _)| minor));
-    }
-    Ok(minors)
+    let minors = names.iter().map(|name| world.minors(name));
+    Ok(minors
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .flatten()
+        .collect())
 }

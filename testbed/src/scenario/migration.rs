@@ -166,7 +166,6 @@ fn publish_koordinator_node(world: &mut World) -> Result<()> {
 /// A node that used Koordinator gets gpushare: its pods go on running, and their records count.
 async fn from_koordinator(world: &mut World) -> Result<()> {
     publish_koordinator_node(world)?;
-    let namespace = world.namespace.clone();
     for (name, minor, ratio) in [("koord-0", 0, 50), ("koord-1", 1, 70)] {
         let amount = ratio.to_string();
         let limits = [
@@ -174,12 +173,8 @@ async fn from_koordinator(world: &mut World) -> Result<()> {
             (GPU_MEMORY_RATIO, amount.as_str()),
             (GPU_CORE, amount.as_str()),
         ];
-        let spec = PodBuilder::new(name, &limits)
-            .annotated(&record_without_uuid(minor, ratio))
-            .scheduler("koord-scheduler");
-        let pod = world.pods.create(&spec).await?;
-        let binding = json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": KOORDINATOR}});
-        world.cluster()?.api().objects().bind(&namespace, name, binding)?;
+        let spec = PodBuilder::new(name, &limits).annotated(&record_without_uuid(minor, ratio));
+        world.bind_by_hand(spec, KOORDINATOR).await?;
         // Koordinator's runtime hook sets the container's environment. The testbed does not have the hook, so the checks skip these
         // pods, whose containers see no device.
         world.excused.insert(world.key(name));
@@ -197,12 +192,8 @@ async fn from_koordinator(world: &mut World) -> Result<()> {
         .until_running(&["koord-0", "koord-1"])
         .await
         .context("after kubelet has admitted them again")?;
-    let pod = world.start(share("ours-0", "50", KOORDINATOR)).await?;
-    let minors: Vec<i32> = invariants::record(&pod)
-        .unwrap_or_default()
-        .iter()
-        .map(|(minor, _)| *minor)
-        .collect();
+    world.start(share("ours-0", "50", KOORDINATOR)).await?;
+    let minors = world.minors("ours-0")?;
     ensure!(
         minors == [0],
         "half of a GPU is free on GPU 0 only, it got {minors:?}"

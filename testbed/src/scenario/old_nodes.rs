@@ -85,22 +85,9 @@ pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
     }
 }
 
-/// Binds a pod with these annotations, as another scheduler would.
-async fn place_by_another_scheduler(
-    world: &mut World,
-    name: &str,
-    units: &str,
-    annotations: &BTreeMap<String, String>,
-) -> Result<()> {
-    let spec = PodBuilder::units(name, units)
-        .annotated(annotations)
-        .scheduler("another");
-    let pod = world.pods.create(&spec).await?;
-    let binding =
-        json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": OLD}});
-    let namespace = world.namespace.clone();
-    world.cluster()?.api().objects().bind(&namespace, name, binding)?;
-    Ok(())
+/// A pod with these annotations, which another scheduler places.
+fn placed(name: &str, units: &str, annotations: &BTreeMap<String, String>) -> PodBuilder {
+    PodBuilder::units(name, units).annotated(annotations)
 }
 
 /// The annotations that the old scheduler extender writes: the GPU's index and the pod's units.
@@ -113,9 +100,8 @@ fn old_record(idx: &str, units: &str) -> BTreeMap<String, String> {
         (MEM_ASSUME_TIME, "1700000000000000000"),
     ];
     pairs
-        .into_iter()
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .collect()
+        .into()
 }
 
 /// Waits until a pod is bound; returns its annotations.
@@ -134,8 +120,12 @@ async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, Strin
 /// A node of the old plugin: the scheduler counts pods with old records, and places new pods beside them.
 async fn old_node(world: &mut World) -> Result<()> {
     create_old_node(world).await?;
-    place_by_another_scheduler(world, "placed-0", "10", &old_record("0", "10")).await?;
-    place_by_another_scheduler(world, "placed-1", "4", &old_record("1", "4")).await?;
+    world
+        .bind_by_hand(placed("placed-0", "10", &old_record("0", "10")), OLD)
+        .await?;
+    world
+        .bind_by_hand(placed("placed-1", "4", &old_record("1", "4")), OLD)
+        .await?;
     until_extender_shows(world, OLD, "both pods", |node| used_units(node) == 14).await?;
     world.create_units("new-8", "8", OLD).await?;
     let annotations = until_bound(world, "new-8").await?;
@@ -154,7 +144,9 @@ async fn annotation_nonsense(world: &mut World) -> Result<()> {
     let mut nonsense = old_record("1", "4");
     nonsense.insert(DEVICE_ALLOCATED.to_owned(), "{\"gpu\":[{\"minor\":".to_owned());
     world.excused.insert(world.key("nonsense"));
-    place_by_another_scheduler(world, "nonsense", "4", &nonsense).await?;
+    world
+        .bind_by_hand(placed("nonsense", "4", &nonsense), OLD)
+        .await?;
     until_extender_shows(world, OLD, "the pod", |node| used_units(node) > 0).await?;
     // The record does not parse, so the 4 units may be on either GPU: the scheduler must count neither as empty.
     world.create_units("whole", "16", OLD).await?;

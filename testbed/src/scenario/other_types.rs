@@ -91,28 +91,6 @@ async fn unknown_type(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the variable which container `main` printed last names the devices of its pod's record, in that order.
-async fn ensure_shown(world: &World, name: &str, kind: &str, variable: &str) -> Result<()> {
-    let pod = world.pod(name)?;
-    let record = device_record(&pod).unwrap_or_default();
-    let recorded: Vec<&str> = record
-        .get(kind)
-        .into_iter()
-        .flatten()
-        .map(|one| one.id.as_str())
-        .collect();
-    let log = world.log(name, "main").await?;
-    let shown = log
-        .lines()
-        .rev()
-        .find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
-    ensure!(
-        shown == Some(recorded.join(",").as_str()) && !recorded.is_empty(),
-        "{name} sees {shown:?}, its record names {recorded:?}"
-    );
-    Ok(())
-}
-
 /// RDMA adapters and FPGAs that the plugin serves: pods get whole devices and shares of them, also beside a GPU, and are refused
 /// while there is no room. Their variables name the devices of their records, also after restarts of the plugin and of a container.
 async fn rdma_and_fpga(world: &mut World) -> Result<()> {
@@ -161,9 +139,9 @@ async fn rdma_and_fpga(world: &mut World) -> Result<()> {
             world.node(THREE_TYPES)?.restart_plugin().await?;
             world.restart_container(THREE_TYPES, "beside").await?;
         }
-        ensure_shown(world, "beside", "rdma", RDMA_DEVICES).await?;
-        ensure_shown(world, "beside", "fpga", FPGA_DEVICES).await?;
-        ensure_shown(world, "adapter", "rdma", RDMA_DEVICES).await?;
+        world.ensure_shown("beside", "rdma", RDMA_DEVICES).await?;
+        world.ensure_shown("beside", "fpga", FPGA_DEVICES).await?;
+        world.ensure_shown("adapter", "rdma", RDMA_DEVICES).await?;
     }
     world
         .create(PodBuilder::new("card", &[(FPGA, "1")]).on(THREE_TYPES))

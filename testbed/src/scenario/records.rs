@@ -37,27 +37,16 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 const POLICY: (&str, &str) = ("gpushare-records", "base/record-admission.yaml");
 /// Longest time until a record that was removed is there again, on a busy machine.
 const AGAIN: Duration = Duration::from_secs(20);
-/// The `schedulerName` of pods that no scheduler places.
-const NO_SCHEDULER: &str = "no-scheduler";
-
 fn record(minors: &[u32]) -> BTreeMap<String, String> {
     let gpu = |minor: &u32| json!({"minor": minor, "resources": {"koordinator.sh/gpu-memory": "80Gi", "koordinator.sh/gpu-core": 100}});
     let gpus: Vec<Value> = minors.iter().map(gpu).collect();
     [(DEVICE_ALLOCATED.to_owned(), json!({"gpu": gpus}).to_string())].into()
 }
 
-/// Puts a pod on a node as its author can with `nodeName`.
+/// Puts a pod on a node as its author can with `nodeName`; returns its UID.
 async fn bind_by_hand(world: &mut World, spec: PodBuilder, node: &str) -> Result<String> {
-    let pod = world.pods.create(&spec.scheduler(NO_SCHEDULER)).await?;
-    let (name, namespace) = (pod.name_any(), world.namespace.clone());
-    world.excused.insert(world.key(&name));
-    let binding =
-        json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": node}});
-    world
-        .cluster()?
-        .api()
-        .objects()
-        .bind(&namespace, &name, binding)?;
+    let pod = world.bind_by_hand(spec, node).await?;
+    world.excused.insert(world.key(&pod.name_any()));
     Ok(pod.uid().unwrap_or_default())
 }
 

@@ -7,17 +7,17 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
-use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde_json::{Value, json};
 
+use super::breaking;
+use super::world::NO_SCHEDULER;
 use super::{DEADLINE, ScenarioEntry, World};
 use crate::replicas::{NAMESPACE, Replicas};
 use kit::apiserver::{self, Fault, Matching};
 use kit::cluster::SCHEDULER_USER;
 use kit::manifests;
-use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
 /// Pods that are on their way while a leader is killed.
@@ -32,8 +32,6 @@ const REFUSAL: &str = "test-refuses-bindings";
 const ARRIVAL: Duration = Duration::from_millis(250);
 /// Pause between two looks at a condition that is waited for.
 const LOOK: Duration = Duration::from_millis(20);
-/// The scheduler name of pods that no scheduler takes.
-const NO_SCHEDULER: &str = "no-scheduler";
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_replicas(world, replicas):
@@ -134,31 +132,16 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
             cluster.scheduler_client_at(address)?,
         )
     };
-    // The client opens a connection and keeps it: a request on it is not read until the process goes on.
+    // The client opens a connection and keeps it.
     client.get(&format!("{url}/inspect")).await?;
     replicas.pause(&leader).await?;
-    let bind = json!({
-        "PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name,
-    });
-    let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
+    let bind = breaking::bind_late(client, url, &late, &node.name);
     replicas.until_led_by_another_than(&leader).await?;
     world
         .start(PodBuilder::units("prompt", room).on(&node.name))
         .await?;
     replicas.resume(&leader)?;
-    // The resumed process may also close the connection at once, which is as good as a refusal.
-    if let Ok((_, body)) = tokio::time::timeout(DEADLINE, waking)
-        .await
-        .context("the late bind is not answered")??
-    {
-        let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
-        let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
-        ensure!(!error.is_empty(), "the late bind was answered with {answer}");
-    }
-    ensure!(
-        node_of(&world.pods.api().get("late").await?).is_none(),
-        "the late bind was written"
-    );
+    breaking::ensure_not_bound(world, &late, bind).await?;
     world.verify().await?;
     // The previous leader does not come back: its label is removed.
     until_true("the former leader's label to be taken off", || {

@@ -210,13 +210,9 @@ async fn exact_thirds(world: &mut World) -> Result<()> {
     for (name, ratio) in [("first", "33"), ("second", "33"), ("third", "34")] {
         world.start(share(name, ratio)).await?;
     }
-    let device = |name: &str| {
-        world
-            .pod(name)
-            .map(|pod| invariants::record(&pod).unwrap_or_default())
-    };
     ensure!(
-        device("first")? == device("second")? && device("second")? == device("third")?,
+        world.minors("first")? == world.minors("second")?
+            && world.minors("second")? == world.minors("third")?,
         "the thirds are not on one GPU"
     );
     world.create(share("one-more", "1")).await?;

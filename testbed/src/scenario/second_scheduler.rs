@@ -1,21 +1,17 @@
 //! A second kube-scheduler with two pods, of which the extender beside the one that holds the Lease decides: killed, stopped, parted.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use futures::future::BoxFuture;
-use kube::ResourceExt;
-use serde_json::{Value, json};
-use tokio::time::timeout;
 
+use super::breaking;
+use super::world::NO_SCHEDULER;
 use super::{DEADLINE, ScenarioEntry, World};
 use crate::second_scheduler::{PROFILE, SchedulerContainer, SecondScheduler};
 use kit::http_client::HttpClient;
-use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
 /// Pods that are created in each step of a scenario.
 const N_PODS: usize = 4;
-/// The scheduler of pods that none schedules.
-const NONE: &str = "none";
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_second(world, second):
@@ -102,32 +98,19 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     let units = node.units.iter().max().copied().unwrap_or_default();
     let spec =
         |name: &str, scheduler: &str| PodBuilder::units(name, units).on(&node.name).scheduler(scheduler);
-    let late = world.pods.create(&spec("late", NONE)).await?;
+    let late = world.pods.create(&spec("late", NO_SCHEDULER)).await?;
     let stopped = second.holder();
     let (url, client) = (second.extender(&stopped)?, HttpClient::new());
-    // The client opens a connection and keeps it: a request on it is not read until the process goes on.
+    // The client opens a connection and keeps it.
     client.get(&format!("{url}/inspect")).await?;
     second.pause(&stopped, SchedulerContainer::Extender).await?;
-    let bind = json!({"PodName": late.name_any(), "PodNamespace": late.namespace(), "PodUID": late.uid(), "Node": node.name});
-    let waking = tokio::spawn(async move { client.post(&format!("{url}/bind"), bind.to_string()).await });
+    let bind = breaking::bind_late(client, url, &late, &node.name);
     second.kill(&stopped, SchedulerContainer::KubeScheduler).await?;
     second.until_held_by_another_than(&stopped).await?;
     world.create(spec("prompt", PROFILE)).await?;
     world.until_running(&["prompt"]).await?;
     second.resume(&stopped, SchedulerContainer::Extender)?;
-    // The resumed process may also close the connection at once, which is as good as a refusal.
-    if let Ok((_, body)) = timeout(DEADLINE, waking)
-        .await
-        .context("the late bind is not answered")??
-    {
-        let answer: Value = serde_json::from_slice(&body).context("the late bind's answer")?;
-        let error = answer.get("Error").and_then(Value::as_str).unwrap_or_default();
-        ensure!(!error.is_empty(), "the late bind was answered with {answer}");
-    }
-    ensure!(
-        node_of(&world.pods.api().get("late").await?).is_none(),
-        "the late bind was written"
-    );
+    breaking::ensure_not_bound(world, &late, bind).await?;
     second.restart(&stopped, SchedulerContainer::KubeScheduler).await
 }
 

@@ -6,7 +6,6 @@ use proto::record::{MEM_CONTAINER, MEM_IDX, MEM_POD};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 
 use super::{ScenarioEntry, World};
-use kit::invariants;
 use kit::pods::{Limits, PodBuilder};
 
 /// The scenarios of this file, for the table of all scenarios.
@@ -51,26 +50,26 @@ async fn gpushare_pod(world: &mut World) -> Result<()> {
 
 /// A pod by bytes of memory runs on one GPU.
 async fn koordinator_pod(world: &mut World) -> Result<()> {
-    let pod = world
+    world
         .start(PodBuilder::new(
             "bytes",
             &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
         ))
         .await?;
-    let devices = invariants::record(&pod).unwrap_or_default();
+    let devices = world.minors("bytes")?;
     ensure!(devices.len() == 1, "it has {devices:?}");
     Ok(())
 }
 
 /// A pod of two devices has two GPUs.
 async fn two_devices(world: &mut World) -> Result<()> {
-    let pod = world
+    world
         .start(PodBuilder::new(
             "two",
             &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")],
         ))
         .await?;
-    let devices = invariants::record(&pod).unwrap_or_default();
+    let devices = world.minors("two")?;
     ensure!(devices.len() == 2, "it has {devices:?}");
     Ok(())
 }

@@ -11,11 +11,13 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use proto::record::{DEVICE_ALLOCATED, DeviceAllocation, DeviceAllocations, RDMA_DEVICES, RDMA_FUNCTIONS};
+use proto::record::{DeviceAllocation, RDMA_DEVICES, RDMA_FUNCTIONS};
 use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT, PARTITION_SPEC};
 use serde_json::Value;
 
+use super::world::last_value;
 use super::{ScenarioEntry, World};
+use kit::pod_fields::device_record;
 use kit::pods::PodBuilder;
 
 /// The scenarios of this file, for the table of all scenarios.
@@ -38,12 +40,7 @@ fn annotated(spec: PodBuilder, annotations: &[(&str, Value)]) -> PodBuilder {
 
 /// The devices of one type in a pod's record.
 fn recorded(pod: &Pod, kind: &str) -> Result<Vec<DeviceAllocation>> {
-    let text = pod
-        .annotations()
-        .get(DEVICE_ALLOCATED)
-        .with_context(|| format!("{} has no record", pod.name_any()))?;
-    let mut record: DeviceAllocations =
-        serde_json::from_str(text).with_context(|| format!("the record of {}", pod.name_any()))?;
+    let mut record = device_record(pod).with_context(|| format!("the record of {}", pod.name_any()))?;
     Ok(record.remove(kind).unwrap_or_default())
 }
 
@@ -66,29 +63,23 @@ fn virtual_functions_of(pod: &Pod) -> Result<Vec<String>> {
 
 /// Checks that the container sees the adapters and virtual functions that its pod's record names, and no others.
 async fn ensure_shown(world: &World, name: &str) -> Result<()> {
-    let pod = world.pod(name)?;
-    let log = world.log(name, "main").await?;
-    let shown = |variable: &str| {
-        let value = log
-            .lines()
-            .rev()
-            .find_map(|line| line.strip_prefix(variable)?.strip_prefix('='));
-        value.map_or_else(Vec::new, |value| value.split(',').map(str::to_owned).collect())
-    };
-    let ids: Vec<String> = recorded(&pod, "rdma")?
-        .into_iter()
-        .map(|device| device.id)
-        .collect();
+    world.ensure_shown(name, "rdma", RDMA_DEVICES).await?;
+    let functions = virtual_functions_of(&world.pod(name)?)?.join(",");
+    let shown = last_value(&world.log(name, "main").await?, RDMA_FUNCTIONS).unwrap_or_default();
     ensure!(
-        shown(RDMA_DEVICES) == ids,
-        "{name} sees the adapters {:?}, its record names {ids:?}",
-        shown(RDMA_DEVICES)
+        shown == functions,
+        "{name} sees the functions {shown:?}, its record names {functions:?}"
     );
-    let functions = virtual_functions_of(&pod)?;
+    Ok(())
+}
+
+/// Checks that a pod's record names the devices of these minors.
+fn ensure_minors(pod: &Pod, kind: &str, expected: &[i32]) -> Result<()> {
+    let found = minors(pod, kind)?;
     ensure!(
-        shown(RDMA_FUNCTIONS) == functions,
-        "{name} sees the functions {:?}, its record names {functions:?}",
-        shown(RDMA_FUNCTIONS)
+        found == expected,
+        "{} has {found:?}, not {expected:?}",
+        pod.name_any()
     );
     Ok(())
 }

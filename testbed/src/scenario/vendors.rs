@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 
 use super::{DEADLINE, ScenarioEntry, World};
-use kit::invariants;
 use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
 
@@ -68,13 +67,13 @@ async fn vendor_ours(world: &mut World) -> Result<()> {
     world.start(whole("whole-0", 1, OURS)).await?;
     world.start(share("share-1", "60", OURS)).await?;
     world.verify().await?;
-    let recorded = |name: &str| {
-        world
-            .pod(name)
-            .map(|pod| invariants::record(&pod).unwrap_or_default())
-    };
-    let of_all = [recorded("share-0")?, recorded("whole-0")?, recorded("share-1")?].concat();
-    let distinct: BTreeSet<i32> = of_all.iter().map(|(minor, _)| *minor).collect();
+    let of_all = [
+        world.minors("share-0")?,
+        world.minors("whole-0")?,
+        world.minors("share-1")?,
+    ]
+    .concat();
+    let distinct: BTreeSet<i32> = of_all.iter().copied().collect();
     ensure!(
         of_all.len() == 3 && distinct.len() == 3,
         "three GPUs for three pods: {of_all:?}"

@@ -20,9 +20,14 @@ use kit::cluster::{LocalCluster, SimulatedNode};
 use kit::daemons::Invocation;
 use kit::observer::{ClusterSnapshot, Condition, Observer};
 use kit::parts::{ClusterPart, Commands, Need};
-use kit::pod_fields::{container_statuses, containers, is_running, node_of, phase, unscheduled_because};
+use kit::pod_fields::{
+    container_statuses, containers, device_record, is_running, node_of, phase, unscheduled_because,
+};
 use kit::pods::{NamespacePods, PodBuilder};
 use kit::{invariants, pods};
+
+/// The `schedulerName` of pods that no scheduler places.
+pub(super) const NO_SCHEDULER: &str = "no-scheduler";
 
 /// A cluster as scenarios see it.
 #[derive(Debug)]
@@ -358,6 +363,37 @@ impl World {
         pod.with_context(|| format!("there is no pod {name}"))
     }
 
+    /// The minor numbers of the GPUs in a pod's record.
+    pub(super) fn minors(&self, name: &str) -> Result<Vec<i32>> {
+        let record = invariants::record(&self.pod(name)?);
+        let record = record.map_err(|problem| anyhow!("{name}: {problem}"))?;
+        Ok(record.into_iter().map(|(minor, _)| minor).collect())
+    }
+
+    /// Checks that the variable which container `main` printed last names the devices of its pod's record, in that order.
+    pub(super) async fn ensure_shown(&self, name: &str, kind: &str, variable: &str) -> Result<()> {
+        let record = device_record(&self.pod(name)?).unwrap_or_default();
+        let devices = record.get(kind).into_iter().flatten();
+        let recorded: Vec<&str> = devices.map(|device| device.id.as_str()).collect();
+        let shown = last_value(&self.log(name, "main").await?, variable);
+        ensure!(
+            shown.as_ref() == Some(&recorded.join(",")) && !recorded.is_empty(),
+            "{name} sees {shown:?}, its record names {recorded:?}"
+        );
+        Ok(())
+    }
+
+    /// Binds a pod as its author or another scheduler can, past gpushare's.
+    pub(super) async fn bind_by_hand(&mut self, spec: PodBuilder, node: &str) -> Result<Pod> {
+        let pod = self.pods.create(&spec.scheduler(NO_SCHEDULER)).await?;
+        let (name, namespace) = (pod.name_any(), self.namespace.clone());
+        let binding =
+            json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": node}});
+        let objects = self.cluster()?.api().objects();
+        objects.bind(&namespace, &name, binding)?;
+        Ok(pod)
+    }
+
     /// The output of a container.
     pub(super) async fn log(&self, pod: &str, container: &str) -> Result<String> {
         let object = self.pod(pod)?;
@@ -455,6 +491,12 @@ impl World {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.until_running(&names).await
     }
+}
+
+/// The value of a variable in the environment that a container has printed last.
+pub(super) fn last_value(log: &str, variable: &str) -> Option<String> {
+    let mut lines = log.lines().rev();
+    lines.find_map(|line| Some(line.strip_prefix(variable)?.strip_prefix('=')?.to_owned()))
 }
 
 /// A node and its healthy GPUs.

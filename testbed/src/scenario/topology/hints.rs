@@ -8,7 +8,10 @@ use proto::resource::{GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
 use super::machines::{COUPLED, FUNCTIONS_PER_ADAPTER, PAIRED};
-use super::{APART, HINT, NO_DEVICE, ScenarioEntry, annotated, ensure_shown, minors, virtual_functions_of};
+use super::{
+    APART, HINT, NO_DEVICE, ScenarioEntry, annotated, ensure_minors, ensure_shown, minors,
+    virtual_functions_of,
+};
 use crate::scenario::World;
 use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
@@ -67,11 +70,7 @@ async fn all_adapters(world: &mut World) -> Result<()> {
             &json!({"selector": selector, "allocateStrategy": "ApplyForAll"}),
         ))
         .await?;
-    ensure!(
-        minors(&half, "rdma")? == [4, 5, 6, 7],
-        "{:?}",
-        minors(&half, "rdma")?
-    );
+    ensure_minors(&half, "rdma", &[4, 5, 6, 7])?;
     ensure_shown(world, "half").await
 }
 

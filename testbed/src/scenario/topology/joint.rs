@@ -1,12 +1,14 @@
 //! GPUs and network adapters that belong together.
 
 use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use proto::resource::RDMA;
 use serde_json::{Value, json};
 
 use super::machines::{LONE, PAIRED};
 use super::{
-    APART, HINT, JOINT, NO_DEVICE, ScenarioEntry, annotated, ensure_shown, minors, virtual_functions_of,
+    APART, HINT, JOINT, NO_DEVICE, ScenarioEntry, annotated, ensure_minors, ensure_shown, minors,
+    virtual_functions_of,
 };
 use crate::scenario::World;
 use kit::pods::PodBuilder;
@@ -38,17 +40,23 @@ fn four_gpus_and_adapter(name: &str, node: &str, scope: Option<&str>, hint: Opti
     )
 }
 
+/// The minors of a pod's four GPUs, which are also those of its adapters: on these machines the GPU and the adapter of one switch
+/// have the same minor number.
+fn four_pairs(pod: &Pod) -> Result<Vec<i32>> {
+    let (gpus, adapters) = (minors(pod, "gpu")?, minors(pod, "rdma")?);
+    ensure!(
+        gpus.len() == 4 && gpus == adapters,
+        "GPUs {gpus:?} and adapters {adapters:?}"
+    );
+    Ok(gpus)
+}
+
 /// GPUs and an adapter that a pod asks for together are close to each other where possible.
 async fn joint_allocation(world: &mut World) -> Result<()> {
     let placed = world
         .start(four_gpus_and_adapter("four", PAIRED, None, None))
         .await?;
-    let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
-    // On this machine the GPU and the adapter of one switch have the same minor number.
-    ensure!(
-        gpus.len() == 4 && gpus == adapters,
-        "GPUs {gpus:?} and adapters {adapters:?}"
-    );
+    let gpus = four_pairs(&placed)?;
     ensure!(
         gpus == [0, 1, 2, 3] || gpus == [4, 5, 6, 7],
         "GPUs {gpus:?} are not of one NUMA node"
@@ -57,21 +65,15 @@ async fn joint_allocation(world: &mut World) -> Result<()> {
     let lone = world
         .start(four_gpus_and_adapter("one-adapter", LONE, None, None))
         .await?;
-    let (gpus, adapters) = (minors(&lone, "gpu")?, minors(&lone, "rdma")?);
-    ensure!(
-        gpus == [4, 5, 6, 7] && adapters == [0],
-        "GPUs {gpus:?} and adapters {adapters:?}"
-    );
+    ensure_minors(&lone, "gpu", &[4, 5, 6, 7])?;
+    ensure_minors(&lone, "rdma", &[0])?;
     ensure_shown(world, "one-adapter").await?;
     // The remaining GPUs are in the other NUMA node than the only adapter: the pod gets them with that adapter.
     let far = world
         .start(four_gpus_and_adapter("far-adapter", LONE, None, None))
         .await?;
-    let (gpus, adapters) = (minors(&far, "gpu")?, minors(&far, "rdma")?);
-    ensure!(
-        gpus == [0, 1, 2, 3] && adapters == [0],
-        "GPUs {gpus:?} and adapters {adapters:?}"
-    );
+    ensure_minors(&far, "gpu", &[0, 1, 2, 3])?;
+    ensure_minors(&far, "rdma", &[0])?;
     for (node, name) in [(PAIRED, "four"), (LONE, "far-adapter")] {
         world.node(node)?.restart_plugin().await?;
         world.restart_container(node, name).await?;
@@ -102,12 +104,7 @@ async fn same_switch(world: &mut World) -> Result<()> {
     world.verify().await?;
     world.delete("adapters").await?;
     world.until_running(&["together"]).await?;
-    let placed = world.pod("together")?;
-    let (gpus, adapters) = (minors(&placed, "gpu")?, minors(&placed, "rdma")?);
-    ensure!(
-        gpus.len() == 4 && gpus == adapters,
-        "GPUs {gpus:?} and adapters {adapters:?}"
-    );
+    four_pairs(&world.pod("together")?)?;
     ensure_shown(world, "together").await
 }
 
@@ -128,11 +125,9 @@ async fn joint_exclusive(world: &mut World) -> Result<()> {
             Some(alone()),
         ))
         .await?;
-    let (gpus, adapters) = (minors(&first, "gpu")?, minors(&first, "rdma")?);
-    ensure!(
-        gpus.len() == 4 && gpus == adapters && virtual_functions_of(&first)?.len() == 4,
-        "GPUs {gpus:?} and adapters {adapters:?}"
-    );
+    let adapters = four_pairs(&first)?;
+    let functions = virtual_functions_of(&first)?;
+    ensure!(functions.len() == 4, "{functions:?}");
     ensure_shown(world, "alone-0").await?;
     // A sharing pod that came first keeps an exclusive pod away, too.
     let other = world.start(sharing()).await?;

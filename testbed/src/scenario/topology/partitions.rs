@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::machines::PARTITIONED;
-use super::{APART, PARTITION_SPEC, ScenarioEntry, annotated, minors};
+use super::{APART, PARTITION_SPEC, ScenarioEntry, annotated, ensure_minors, minors};
 use crate::scenario::World;
 use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
@@ -32,16 +32,12 @@ async fn partitions(world: &mut World) -> Result<()> {
     world.create(gpus("three", "3")).await?;
     world.until_refused("three", APART).await?;
     let pair = world.start(gpus("pair", "2")).await?;
-    ensure!(minors(&pair, "gpu")? == [0, 1], "{:?}", minors(&pair, "gpu")?);
+    ensure_minors(&pair, "gpu", &[0, 1])?;
     // The second pair gets the other half of the partition of four that the first pair has broken up.
     let next = world.start(gpus("next", "2")).await?;
-    ensure!(minors(&next, "gpu")? == [2, 3], "{:?}", minors(&next, "gpu")?);
+    ensure_minors(&next, "gpu", &[2, 3])?;
     let four = world.start(gpus("four", "4")).await?;
-    ensure!(
-        minors(&four, "gpu")? == [4, 5, 6, 7],
-        "{:?}",
-        minors(&four, "gpu")?
-    );
+    ensure_minors(&four, "gpu", &[4, 5, 6, 7])?;
     world.create(gpus("one", "1")).await?;
     world.until_refused("one", "nodes are available").await?;
     world.verify().await?;
