@@ -7,10 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use proto::record::{
-    BIND_TIMESTAMP, DEVICE_ALLOCATED, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
-};
-use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -179,14 +175,7 @@ async fn floor(args: &BindArgs) -> Result<f64> {
 /// The Binding that the scheduler would write for a request.
 fn binding(bind: &Value) -> Value {
     let field = |name: &str| bind.get(name).and_then(Value::as_str).unwrap_or_default();
-    let resources = json!({GPU_MEMORY: "1Gi", GPU_MEMORY_RATIO: "6", GPU_CORE: "0"});
-    let record =
-        json!({"gpu": [{"minor": 0, "id": format!("GPU-{}-0", field("Node")), "resources": resources}]});
-    let time = "1700000000000000000";
-    let annotations = json!({
-        DEVICE_ALLOCATED: record.to_string(), BIND_TIMESTAMP: time, MEM_ASSUME_TIME: time, MEM_IDX: "0", MEM_POD: "1",
-        MEM_DEV: "16", MEM_ASSIGNED: "false",
-    });
+    let annotations = fleet::record(field("Node"), 0, 1, 0);
     json!({
         "apiVersion": "v1", "kind": "Binding",
         "metadata": {"name": field("PodName"), "namespace": field("PodNamespace"), "uid": field("PodUID"), "annotations": annotations},

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::replay::objects;
 use kit::apiserver::ApiObjects;
-use kit::pods::set_in;
+use kit::pods::{set, set_in};
 
 const GPUS: u32 = 8;
 const GIB_OF_GPU: u32 = 16;
@@ -94,20 +94,27 @@ pub(super) fn pod(name: &str, units: &str) -> Value {
 pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let (node, minor) = (node_name(idx % n_nodes), idx / n_nodes % GPUS);
     let units = GIB_OF_GPU / 2;
-    let resources = json!({GPU_MEMORY: format!("{units}Gi"), GPU_MEMORY_RATIO: "50"});
-    let record =
-        json!({"gpu": [{"minor": minor, "id": format!("GPU-{node}-{minor}"), "resources": resources}]});
     let mut pod = pod(&format!("bound-{idx:06}"), &units.to_string());
-    // 600 bytes are about what the annotations below add to the pod.
+    // 600 bytes are about what the annotations add to the pod.
     let size = pod.to_string().len() + 600;
-    let time = (1_700_000_000_000_000_000_u64 + u64::from(idx)).to_string();
-    let annotations = json!({
-        DEVICE_ALLOCATED: record.to_string(), BIND_TIMESTAMP: time, MEM_ASSUME_TIME: time, MEM_IDX: minor.to_string(),
-        MEM_POD: units.to_string(), MEM_DEV: GIB_OF_GPU.to_string(), MEM_ASSIGNED: "true",
-        // Real pods carry environment, volumes and managed fields: the scheduler has to read past them.
-        "example.com/padding": "x".repeat(bytes.saturating_sub(size)),
-    });
+    let mut annotations = record(&node, minor, units, u64::from(idx));
+    // Real pods carry environment, volumes and managed fields: the scheduler has to read past them.
+    let padding = "x".repeat(bytes.saturating_sub(size));
+    set(&mut annotations, "example.com/padding", json!(padding));
     set_in(&mut pod, "metadata", "annotations", annotations);
     set_in(&mut pod, "spec", "nodeName", json!(node));
     pod
+}
+
+/// The annotations that the scheduler writes into a pod which it gives so many GiB of a GPU.
+pub(super) fn record(node: &str, minor: u32, gib: u32, nanos: u64) -> Value {
+    let resources =
+        json!({GPU_MEMORY: format!("{gib}Gi"), GPU_MEMORY_RATIO: (100 * gib / GIB_OF_GPU).to_string()});
+    let record =
+        json!({"gpu": [{"minor": minor, "id": format!("GPU-{node}-{minor}"), "resources": resources}]});
+    let time = (1_700_000_000_000_000_000 + nanos).to_string();
+    json!({
+        DEVICE_ALLOCATED: record.to_string(), BIND_TIMESTAMP: time, MEM_ASSUME_TIME: time, MEM_IDX: minor.to_string(),
+        MEM_POD: gib.to_string(), MEM_DEV: GIB_OF_GPU.to_string(), MEM_ASSIGNED: "true",
+    })
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use clap::ValueEnum;
+use kit::command::value_name;
 use placement::{DevicePolicy, NodePolicy, Policies};
 
 /// A policy: what chooses nodes and devices.
@@ -22,7 +24,7 @@ impl Default for Policy {
 }
 
 /// A policy from elsewhere. Unless it says otherwise, a pod gets the tightest devices with room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Reference {
     /// kube-scheduler's default scores choose the node.
     KubeDefault,
@@ -36,30 +38,21 @@ pub enum Reference {
     Random,
 }
 
-/// Names of reference policies.
-const REFERENCES: [(&str, Reference); 5] = [
-    ("kube-default", Reference::KubeDefault),
-    ("fgd", Reference::Fgd),
-    ("best-fit", Reference::BestFit),
-    ("fullest", Reference::Fullest),
-    ("random", Reference::Random),
-];
-
 impl FromStr for Policy {
     type Err = String;
 
     /// A reference, or the engine's policy for nodes, and after a slash that for devices.
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Some((_, reference)) = REFERENCES.iter().find(|(name, _)| *name == text) {
-            return Ok(Self::Reference(*reference));
+        if let Ok(reference) = Reference::from_str(text, false) {
+            return Ok(Self::Reference(reference));
         }
         let (node, device) = text
             .split_once('/')
             .map_or((text, None), |(node, device)| (node, Some(device)));
-        let references = REFERENCES.map(|(name, _)| name).join(", ");
+        let references: Vec<String> = Reference::value_variants().iter().map(value_name).collect();
         let node_policy: NodePolicy = node
             .parse()
-            .map_err(|error| format!("{error}; or, to compare with, one of {references}"))?;
+            .map_err(|error| format!("{error}; or, to compare with, one of {}", references.join(", ")))?;
         let device_policy = match device {
             Some(device) => device
                 .parse()
@@ -85,13 +78,7 @@ impl fmt::Display for Policy {
                     write!(f, "{node}/{device}")
                 }
             }
-            Self::Reference(reference) => {
-                let name = REFERENCES
-                    .iter()
-                    .find(|(_, other)| other == reference)
-                    .map_or("", |(name, _)| name);
-                f.write_str(name)
-            }
+            Self::Reference(reference) => f.write_str(&value_name(reference)),
         }
     }
 }

@@ -5,6 +5,7 @@ use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHA
 use serde_json::json;
 
 use super::*;
+use crate::replay::objects as trace_objects;
 use crate::replay::occupancy::GpuShare;
 use crate::replay::{seen, trace, world::ReplayInput};
 use kit::apiserver::{ApiObjects, ApiServer, ApiServerConfig};
@@ -19,14 +20,6 @@ fn node(name: &str, model: &str) -> Value {
     });
     let labels = json!({"node.koordinator.sh/gpu-model": model});
     json!({"metadata": {"name": name, "labels": labels}, "status": {"capacity": amounts, "allocatable": amounts}})
-}
-
-fn device(name: &str) -> Value {
-    let gpu = |minor: u32| {
-        let resources = json!({GPU_MEMORY: "16Gi", GPU_CORE: "100", GPU_MEMORY_RATIO: "100"});
-        json!({"type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true, "resources": resources})
-    };
-    json!({"metadata": {"name": name}, "spec": {"devices": [gpu(0), gpu(1)]}})
 }
 
 /// A pod that asks for a percentage of one GPU, and has it on a node.
@@ -60,7 +53,7 @@ fn fill(objects: &ApiObjects) -> Result<()> {
     )?;
     for (name, model) in [("n1", "T4"), ("n2", "V100")] {
         objects.create("nodes", node(name, model))?;
-        objects.create(DEVICES, device(name))?;
+        objects.create(DEVICES, trace_objects::device(name, 2, 16))?;
     }
     let pods = [
         pod("a", 40, Some(("n1", 1))),
