@@ -20,6 +20,7 @@ mod bind_queue;
 #[path = "extender/bind_races.rs"]
 mod bind_races;
 #[path = "extender/damaged.rs"]
+mod bodies;
 mod damaged;
 #[path = "extender/devices.rs"]
 mod devices;
