@@ -218,16 +218,19 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
         text("VERDICT", 0),
     ]);
     for verdict in verdicts {
-        // The node itself comes first: its rule decides whatever room its GPUs have.
-        if is_by_node(verdict) || (!verdict.fits && verdict.gpus.is_empty()) {
-            let detail = verdict.detail.as_deref().unwrap_or(&verdict.reason);
-            table.push([
+        let of_node = |said: Cell| {
+            [
                 verdict.node.as_str().into(),
                 "".into(),
                 "".into(),
                 "".into(),
-                detail.into(),
-            ]);
+                said,
+            ]
+        };
+        // The node itself comes first: its rule decides whatever room its GPUs have.
+        if is_by_node(verdict) || (!verdict.fits && verdict.gpus.is_empty()) {
+            let detail = verdict.detail.as_deref().unwrap_or(&verdict.reason);
+            table.push(of_node(detail.into()));
         }
         for gpu in shown_gpus(verdict, all) {
             let lacks = if gpu.lacks.is_empty() {
@@ -248,14 +251,7 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
             ]);
         }
         if verdict.fits && verdict.gpus.is_empty() {
-            let room = Cell::coloured("takes it", Colour::Green);
-            table.push([
-                verdict.node.as_str().into(),
-                "".into(),
-                "".into(),
-                "".into(),
-                room,
-            ]);
+            table.push(of_node(Cell::coloured("takes it", Colour::Green)));
         }
     }
     table

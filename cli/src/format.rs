@@ -80,15 +80,6 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::args::Format;
-
-    const PLAIN: Screen = Screen {
-        width: None,
-        has_colour: false,
-        has_blocks: false,
-        has_headers: true,
-        format: Format::Table,
-    };
 
     #[rstest]
     #[case::empty(&[], 0, "[....................]")]
@@ -111,7 +102,7 @@ mod tests {
             ..Gpu::default()
         };
         assert_eq!(
-            format!("{:?}", bar(&gpu, &PLAIN)),
+            format!("{:?}", bar(&gpu, &Screen::PLAIN)),
             format!("{:?}", Cell::drawn(expected.to_owned(), 22))
         );
     }

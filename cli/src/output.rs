@@ -78,6 +78,13 @@ impl Screen {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
+    pub(crate) fn without_headers(self) -> Self {
+        Self {
+            has_headers: false,
+            ..self
+        }
+    }
+
     /// Refuses an order of rows for answers that are no tables.
     pub(crate) fn check_order(&self, sort_by: Option<&str>) -> Result<(), CommandFailure> {
         if sort_by.is_none() || self.is_table() {
@@ -377,13 +384,29 @@ impl TextTable {
 mod tests {
     use super::*;
 
-    fn screen(width: usize) -> Screen {
-        Screen {
-            width: Some(width),
+    impl Screen {
+        /// A pipe that shows neither colours nor blocks.
+        pub(crate) const PLAIN: Self = Self {
+            width: None,
             has_colour: false,
-            has_blocks: true,
+            has_blocks: false,
             has_headers: true,
             format: Format::Table,
+        };
+
+        /// A terminal of this width.
+        pub(crate) fn plain(width: usize) -> Self {
+            Self {
+                width: Some(width),
+                ..Self::PLAIN
+            }
+        }
+    }
+
+    fn screen(width: usize) -> Screen {
+        Screen {
+            has_blocks: true,
+            ..Screen::plain(width)
         }
     }
 
@@ -429,11 +452,7 @@ mod tests {
     fn a_table_without_headers_has_only_rows() {
         let mut table = TextTable::new([text("NODE", 0), number("FREE", 1)]);
         table.push([Cell::from("n1"), "7.5 GiB".into()]);
-        let without = Screen {
-            has_headers: false,
-            ..screen(80)
-        };
-        assert_eq!(table.render(&without), "n1   7.5 GiB\n");
+        assert_eq!(table.render(&screen(80).without_headers()), "n1   7.5 GiB\n");
     }
 
     #[test]

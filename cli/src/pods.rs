@@ -115,10 +115,7 @@ async fn follow(
     selection: &mut PodSelection<'_>,
     rows: Vec<PodRow>,
 ) -> CommandResult {
-    let without_headers = Screen {
-        has_headers: false,
-        ..*screen
-    };
+    let without_headers = screen.without_headers();
     let mut shown: BTreeMap<String, PodRow> = BTreeMap::new();
     for row in rows {
         shown.insert(row.uid.clone(), row);
@@ -327,7 +324,6 @@ mod tests {
     use proto::read_api::{Gpu, Holder, Node};
 
     use super::*;
-    use crate::args::Format;
 
     const GIB: u64 = 1 << 30;
 
@@ -366,13 +362,6 @@ mod tests {
             }],
             ..State::default()
         };
-        let screen = Screen {
-            width: None,
-            has_colour: false,
-            has_blocks: false,
-            has_headers: true,
-            format: Format::Table,
-        };
-        insta::assert_snapshot!(table(&rows(&state), false, false).render(&screen));
+        insta::assert_snapshot!(table(&rows(&state), false, false).render(&Screen::PLAIN));
     }
 }

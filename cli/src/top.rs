@@ -333,10 +333,7 @@ async fn follow(
     table: MakeTable,
     selected: Option<&BTreeSet<String>>,
 ) -> CommandResult {
-    let without_headers = Screen {
-        has_headers: false,
-        ..*screen
-    };
+    let without_headers = screen.without_headers();
     loop {
         match changes.next().await? {
             ClusterChange::Node(node) if selected.is_none_or(|selected| selected.contains(&node.name)) => {

@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use proto::read_api::{Amount, Gpu, Node, State, Totals};
@@ -66,19 +67,34 @@ fn program() -> Command {
     program
 }
 
-fn manifest(name: &str, text: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, text).unwrap();
-    path
+fn run(args: &[&str]) -> Output {
+    program().args(args).output().unwrap()
 }
 
-/// A kubeconfig for an API server at an address.
-fn kubeconfig(name: &str, address: &str) -> PathBuf {
+/// A new file with this text.
+fn file(text: &str) -> String {
+    static N_FILES: AtomicU32 = AtomicU32::new(0);
+    let name = format!("{}.yaml", N_FILES.fetch_add(1, Ordering::Relaxed));
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// A manifest of one pod.
+const POD: &str = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n";
+
+/// The flag for the read API of [`sound`].
+fn read_api() -> String {
+    format!("--read-api={}", serve(sound))
+}
+
+/// The flag for a kubeconfig with an API server at an address.
+fn kubeconfig(address: &str) -> String {
     let text = format!(
         "{{apiVersion: v1, kind: Config, current-context: c, clusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}], \
          users: [{{name: u, user: {{token: t}}}}], contexts: [{{name: c, context: {{cluster: c, user: u}}}}]}}"
     );
-    manifest(name, &text)
+    format!("--kubeconfig={}", file(&text))
 }
 
 /// Asserts the exit code, and that standard error says this.
@@ -92,6 +108,10 @@ fn check(output: &Output, code: i32, said: &str) {
 }
 
 const FORBIDDEN: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"pods is forbidden: User \"u\" cannot list"}"#;
+
+fn forbidden(_: &str) -> (u16, &'static str) {
+    (403, FORBIDDEN)
+}
 
 /// The read API of a scheduler without nodes.
 fn sound(path: &str) -> (u16, &'static str) {
@@ -248,20 +268,17 @@ fn a_namespace_that_does_not_exist(
     #[case] said: &str,
     #[values(true, false)] is_offline: bool,
 ) {
-    let pod = manifest(
-        "ns.yaml",
-        "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n",
-    );
-    let config = kubeconfig("ns.kubeconfig", &serve(without_namespaces));
+    let pod = file(POD);
+    let config = kubeconfig(&serve(without_namespaces));
     let source = if is_offline {
         "--offline".to_owned()
     } else {
-        format!("--read-api={}", serve(sound))
+        read_api()
     };
     let mut program = program();
-    program.arg("--kubeconfig").arg(config).arg(source);
+    program.arg(config).arg(source);
     for arg in args {
-        program.arg(if *arg == "POD" { pod.to_str().unwrap() } else { arg });
+        program.arg(if *arg == "POD" { pod.as_str() } else { arg });
     }
     check(&program.output().unwrap(), code, said);
 }
@@ -270,21 +287,16 @@ fn a_namespace_that_does_not_exist(
 fn the_manifests_of_a_folder() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("folder");
     std::fs::create_dir_all(&folder).unwrap();
-    let pod = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n";
     let json = r#"{"kind":"Pod","metadata":{"name":"q"},"spec":{"containers":[{"name":"c"}]}}"#;
     for (name, text) in [
-        ("b.yml", pod),
+        ("b.yml", POD),
         ("a.json", json),
         ("c.yaml", "kind: Service\n"),
         ("d.txt", "{"),
     ] {
         std::fs::write(folder.join(name), text).unwrap();
     }
-    let output = program()
-        .arg(format!("--read-api={}", serve(sound)))
-        .args(["fits", "-f", folder.to_str().unwrap()])
-        .output()
-        .unwrap();
+    let output = run(&[&read_api(), "fits", "-f", folder.to_str().unwrap()]);
     check(
         &output,
         2,
@@ -298,17 +310,12 @@ fn the_manifests_of_a_folder() {
     assert!(first.is_some() && first < second, "{out}");
 }
 
-/// A manifest of ten documents, of which one has no pod.
 #[test]
 fn ten_documents_of_which_one_has_no_pod() {
     let pod = "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n---\n";
     let text = pod.repeat(4) + "kind: Service\nmetadata: {name: s}\n---\n" + &pod.repeat(5);
-    let path = manifest("ten.yaml", &text);
-    let output = program()
-        .arg(format!("--read-api={}", serve(sound)))
-        .args(["fits", "--replicas=2", "-f", path.to_str().unwrap()])
-        .output()
-        .unwrap();
+    let path = file(&text);
+    let output = run(&[&read_api(), "fits", "--replicas=2", "-f", &path]);
     check(&output, 2, "note: no pods in document 5 (Service/s); left out");
     let out = String::from_utf8_lossy(&output.stdout);
     assert_eq!(
@@ -320,15 +327,8 @@ fn ten_documents_of_which_one_has_no_pod() {
 
 #[test]
 fn the_json_of_fits_names_the_pods() {
-    let path = manifest(
-        "json.yaml",
-        "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n",
-    );
-    let output = program()
-        .arg(format!("--read-api={}", serve(sound)))
-        .args(["fits", "--replicas=2", "-o", "json", "-f", path.to_str().unwrap()])
-        .output()
-        .unwrap();
+    let path = file(POD);
+    let output = run(&[&read_api(), "fits", "--replicas=2", "-o", "json", "-f", &path]);
     check(&output, 2, "");
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -340,79 +340,32 @@ fn the_json_of_fits_names_the_pods() {
 #[test]
 fn not_all_pods_fit() {
     let text = "kind: ConfigMap\nmetadata: {name: c}\n---\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n";
-    let path = manifest("pods.yaml", text);
-    let output = program()
-        .arg(format!("--read-api={}", serve(sound)))
-        .args(["fits", "--replicas=2", "-f", path.to_str().unwrap()])
-        .output()
-        .unwrap();
+    let path = file(text);
+    let output = run(&[&read_api(), "fits", "--replicas=2", "-f", &path]);
     check(&output, 2, "no pods in document 1 (ConfigMap/c); left out");
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 of 2 pods fit"));
 }
 
 #[test]
 fn no_document_has_a_pod() {
-    let path = manifest("none.yaml", "kind: Service\nmetadata: {name: s}\n");
-    let output = program()
-        .arg(format!("--read-api={}", serve(sound)))
-        .args(["fits", "-f", path.to_str().unwrap()])
-        .output()
-        .unwrap();
+    let path = file("kind: Service\nmetadata: {name: s}\n");
+    let output = run(&[&read_api(), "fits", "-f", &path]);
     check(&output, 1, "no document has a pod");
 }
 
 #[test]
 fn an_old_scheduler() {
     let old = serve(|_| (404, ""));
-    let output = program()
-        .arg(format!("--read-api={old}"))
-        .arg("top")
-        .output()
-        .unwrap();
+    let output = run(&[&format!("--read-api={old}"), "top"]);
     check(&output, 1, "does not serve version v1 of the read API");
-}
-
-#[test]
-fn the_api_server_is_away() {
-    let path = kubeconfig("away.kubeconfig", "127.0.0.1:1");
-    let output = program()
-        .arg("--kubeconfig")
-        .arg(path)
-        .arg("top")
-        .output()
-        .unwrap();
-    check(&output, 1, "the API server does not answer");
-}
-
-#[test]
-fn the_user_has_no_rights() {
-    let path = kubeconfig("forbidden.kubeconfig", &serve(|_| (403, FORBIDDEN)));
-    let output = program()
-        .arg("--kubeconfig")
-        .arg(path)
-        .arg("top")
-        .output()
-        .unwrap();
-    check(&output, 1, "the API server refuses to list nodes");
-}
-
-#[test]
-fn a_context_that_does_not_exist() {
-    let path = kubeconfig("context.kubeconfig", "127.0.0.1:1");
-    let output = program()
-        .args(["top", "--context=other", "--kubeconfig"])
-        .arg(path)
-        .output()
-        .unwrap();
-    check(&output, 1, "and a context of it with --context");
 }
 
 /// The head of the first request that a command sends to the API server.
 fn first_request(flags: &[&str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let path = kubeconfig("first.kubeconfig", &listener.local_addr().unwrap().to_string());
+    let path = kubeconfig(&listener.local_addr().unwrap().to_string());
     let mut program = program()
-        .args(["top", "--kubeconfig"])
+        .arg("top")
         .arg(path)
         .args(flags)
         .stderr(Stdio::null())
@@ -433,20 +386,35 @@ fn flags_of_kubectl_reach_the_api_server() {
     assert!(first_request(&["--gpushare-namespace=elsewhere"]).starts_with(path));
 }
 
-/// The API server fails in the midst of the lists: half a cluster must not be shown as all of it.
-#[test]
-fn a_list_that_fails() {
-    let answers: Answers = |path| match path {
-        "/apis/scheduling.koordinator.sh/v1alpha1/devices" => (500, "{}"),
+const NO_DEVICES: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"etcdserver: no leader"}"#;
+
+/// An API server that cannot read Device objects, which has passed for a cluster without devices.
+fn unreadable_devices(path: &str) -> (u16, &'static str) {
+    match path {
+        "/apis/scheduling.koordinator.sh/v1alpha1/devices" => (500, NO_DEVICES),
         _ => empty_cluster(path),
-    };
-    let path = kubeconfig("fails.kubeconfig", &serve(answers));
-    let output = program()
-        .args(["top", "--offline", "--kubeconfig"])
-        .arg(path)
-        .output()
-        .unwrap();
-    check(&output, 1, "cannot list devices");
+    }
+}
+
+#[rstest]
+#[case::no_such_context(empty_cluster, &["top", "--context=other"], "and a context of it with --context")]
+#[case::no_rights(forbidden, &["top"], "the API server refuses to list nodes")]
+// Half a cluster must not be shown as all of it.
+#[case::a_list_that_fails(unreadable_devices, &["top", "--offline"], "cannot list devices")]
+#[case::the_reason(unreadable_devices, &["top", "--offline"], "etcdserver: no leader")]
+fn an_api_server_that_does_not_answer_all(
+    #[case] answers: Answers,
+    #[case] args: &[&str],
+    #[case] said: &str,
+) {
+    let config = kubeconfig(&serve(answers));
+    check(&program().arg(config).args(args).output().unwrap(), 1, said);
+}
+
+#[test]
+fn the_api_server_is_away() {
+    let output = run(&[&kubeconfig("127.0.0.1:1"), "top"]);
+    check(&output, 1, "the API server does not answer");
 }
 
 /// An API server without a scheduler, whose cluster has no nodes.
@@ -469,45 +437,16 @@ fn empty_cluster(path: &str) -> (u16, &'static str) {
 
 #[test]
 fn without_a_scheduler_the_objects_are_read() {
-    let path = kubeconfig("empty.kubeconfig", &serve(empty_cluster));
-    let output = program()
-        .arg("--kubeconfig")
-        .arg(path)
-        .arg("top")
-        .output()
-        .unwrap();
+    let path = kubeconfig(&serve(empty_cluster));
+    let output = run(&[&path, "top"]);
     check(&output, 0, "reading nodes, devices and pods instead");
     assert!(String::from_utf8_lossy(&output.stdout).contains("No node shares GPUs"));
-}
-
-/// The same cluster while the API server cannot read Device objects.
-fn unreadable_devices(path: &str) -> (u16, &'static str) {
-    match path {
-        "/apis/scheduling.koordinator.sh/v1alpha1/devices" => (
-            500,
-            r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500,"message":"etcdserver: no leader"}"#,
-        ),
-        _ => empty_cluster(path),
-    }
-}
-
-/// The error had passed for a cluster without devices.
-#[test]
-fn device_objects_that_cannot_be_read_are_a_failure() {
-    let path = kubeconfig("unreadable.kubeconfig", &serve(unreadable_devices));
-    let output = program()
-        .arg("--kubeconfig")
-        .arg(path)
-        .args(["top", "--offline"])
-        .output()
-        .unwrap();
-    check(&output, 1, "etcdserver: no leader");
 }
 
 /// The versions are shown as far as they are known, with a scheduler or without, and without a cluster.
 #[test]
 fn versions_without_a_scheduler() {
-    let path = kubeconfig("version.kubeconfig", &serve(empty_cluster));
+    let path = kubeconfig(&serve(empty_cluster));
     let version = |kubeconfig: &str, flags: &[&str]| {
         let mut program = program();
         program.env("KUBECONFIG", kubeconfig).arg("version").args(flags);
@@ -516,7 +455,7 @@ fn versions_without_a_scheduler() {
         String::from_utf8(output.stdout).unwrap()
     };
     let client = format!("Client Version: {}\n", env!("CARGO_PKG_VERSION"));
-    let path = path.to_str().unwrap();
+    let path = path.strip_prefix("--kubeconfig=").unwrap();
     assert_eq!(
         version(path, &[]),
         format!(
@@ -527,7 +466,7 @@ fn versions_without_a_scheduler() {
     assert!(
         version(path, &["--offline"]).contains("not known: scheduler: with --offline no replica is asked\n")
     );
-    let json = version(path, &["-o", "json", &format!("--read-api={}", serve(sound))]);
+    let json = version(path, &["-o", "json", &read_api()]);
     assert!(json.contains("\"scheduler\": {\n    \"0.1.0\": 1\n"), "{json}");
     let nowhere = version("/nonexistent", &[]);
     assert!(
@@ -538,10 +477,8 @@ fn versions_without_a_scheduler() {
 
 #[test]
 fn doctor_offline_asks_no_replica() {
-    let path = kubeconfig("offline.kubeconfig", &serve(empty_cluster));
-    let mut program = program();
-    program.args(["doctor", "--offline", "--kubeconfig"]).arg(path);
-    let output = program.output().unwrap();
+    let path = kubeconfig(&serve(empty_cluster));
+    let output = run(&["doctor", "--offline", &path]);
     check(&output, 2, "");
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -552,13 +489,8 @@ fn doctor_offline_asks_no_replica() {
 
 #[test]
 fn doctor_finds_that_nothing_is_installed() {
-    let path = kubeconfig("doctor.kubeconfig", &serve(empty_cluster));
-    let output = program()
-        .arg("--kubeconfig")
-        .arg(path)
-        .arg("doctor")
-        .output()
-        .unwrap();
+    let path = kubeconfig(&serve(empty_cluster));
+    let output = run(&[&path, "doctor"]);
     check(&output, 2, "");
     assert!(String::from_utf8_lossy(&output.stdout).contains("there is no Deployment gpushare-scheduler"));
 }

@@ -4,17 +4,9 @@ use proto::read_api::{GpuVerdict, PodName};
 use rstest::rstest;
 
 use super::*;
-use crate::args::Format;
 
 const GIB: u64 = 1 << 30;
 const REASON: &str = "not enough free GPU memory on any one GPU of the node (asked: 8 GiB of one GPU)";
-const SCREEN: Screen = Screen {
-    width: Some(100),
-    has_colour: false,
-    has_blocks: false,
-    has_headers: true,
-    format: Format::Table,
-};
 
 #[rstest]
 #[case::name(&["web"], "default/web")]
@@ -71,7 +63,7 @@ fn waiting() -> Explanation {
 
 #[test]
 fn the_nearest_miss() {
-    insta::assert_snapshot!(render(&waiting(), &SCREEN, false));
+    insta::assert_snapshot!(render(&waiting(), &Screen::plain(100), false));
 }
 
 #[test]
@@ -114,7 +106,7 @@ fn other_states() {
     };
     let texts: Vec<String> = [bound, invalid, invalid_of_an_old_scheduler, fitting, no_nodes]
         .iter()
-        .map(|explanation| render(explanation, &SCREEN, false))
+        .map(|explanation| render(explanation, &Screen::plain(100), false))
         .collect();
     insta::assert_snapshot!(texts.join("---\n"));
 }
@@ -125,7 +117,7 @@ fn a_node_that_refuses_by_a_rule_hides_gpus_with_room() {
     (tainted.nodes, tainted.verdicts[0].detail) =
         (1, Some("the pod does not tolerate taint a:NoSchedule".to_owned()));
     tainted.verdicts[0].gpus[0].fits = true;
-    let shown = [false, true].map(|all| render(&tainted, &SCREEN, all));
+    let shown = [false, true].map(|all| render(&tainted, &Screen::plain(100), all));
     assert!(shown[0].contains("--all shows every one") && !shown[0].contains("has room"));
     assert!(!shown[1].contains("--all shows every one") && shown[1].contains("has room"));
 }

@@ -3,7 +3,6 @@
 use proto::read_api::FitPlacement;
 
 use super::*;
-use crate::args::Format;
 
 const MANIFEST: &str = r"
 kind: ConfigMap
@@ -70,13 +69,7 @@ fn documents_that_cannot_be_read() {
 
 #[test]
 fn answers() {
-    let screen = Screen {
-        width: Some(80),
-        has_colour: false,
-        has_blocks: false,
-        has_headers: true,
-        format: Format::Table,
-    };
+    let screen = Screen::plain(80);
     let answer = FitAnswer {
         asked: "8 GiB".to_owned(),
         replicas: 5,

@@ -3,19 +3,8 @@
 use proto::read_api::{Amount, Gpu, Holder, Node, State, Totals};
 
 use super::*;
-use crate::args::Format;
 
 const GIB: u64 = 1 << 30;
-
-fn screen(width: usize) -> Screen {
-    Screen {
-        width: Some(width),
-        has_colour: false,
-        has_blocks: false,
-        has_headers: true,
-        format: Format::Table,
-    }
-}
 
 fn gpu(minor: u32, pods: &[(&str, u64)], stranded: u64) -> Gpu {
     let holders = pods.iter().map(|(name, gib)| Holder {
@@ -84,30 +73,26 @@ fn shown(table: MakeTable, screen: &Screen, is_wide: bool) -> String {
 
 #[test]
 fn a_row_for_each_gpu() {
-    insta::assert_snapshot!(shown(gpus, &screen(120), false));
+    insta::assert_snapshot!(shown(gpus, &Screen::plain(120), false));
 }
 
 #[test]
 fn a_row_for_each_node() {
-    insta::assert_snapshot!(shown(nodes, &screen(120), false));
+    insta::assert_snapshot!(shown(nodes, &Screen::plain(120), false));
 }
 
 #[test]
 fn every_column() {
-    let pipe = Screen {
-        width: None,
-        ..screen(0)
-    };
-    insta::assert_snapshot!(shown(gpus, &pipe, true));
+    insta::assert_snapshot!(shown(gpus, &Screen::PLAIN, true));
 }
 
 #[test]
 fn rows_in_the_order_of_a_column() {
     let state = state();
     let order = |column: &str| {
-        let mut table = gpus(&state.nodes, &screen(120), false);
+        let mut table = gpus(&state.nodes, &Screen::plain(120), false);
         table.sort_by(column)?;
-        let lines = table.render(&screen(120));
+        let lines = table.render(&Screen::plain(120));
         let starts = lines.lines().skip(1).map(|line| line[..10].replace(' ', ""));
         Ok::<_, CommandFailure>(starts.collect::<Vec<_>>())
     };
@@ -124,7 +109,7 @@ fn rows_in_the_order_of_a_column() {
 
 #[test]
 fn sixty_columns() {
-    let lines = shown(gpus, &screen(60), false);
+    let lines = shown(gpus, &Screen::plain(60), false);
     insta::assert_snapshot!(lines);
     let table = lines.lines().take(4);
     assert!(table.into_iter().all(|line| line.chars().count() <= 60));
@@ -135,7 +120,7 @@ fn an_empty_cluster() {
     let state = State::default();
     insta::assert_snapshot!(render(
         &state,
-        &gpus(&state.nodes, &screen(80), false),
-        &screen(80)
+        &gpus(&state.nodes, &Screen::plain(80), false),
+        &Screen::plain(80)
     ));
 }
