@@ -270,17 +270,17 @@ impl Replicas {
 
     /// Starts a replica's process again in the same pod.
     pub async fn restart(&mut self, name: &str) -> Result<()> {
-        Ok(self.replica(name)?.daemon.restart().await?)
+        self.replica(name)?.daemon.restart().await
     }
 
     /// Stops a replica's process (SIGSTOP).
     pub async fn pause(&mut self, name: &str) -> Result<()> {
-        Ok(self.replica(name)?.daemon.pause().await?)
+        self.replica(name)?.daemon.pause().await
     }
 
     /// Resumes a replica's process.
     pub(crate) fn resume(&mut self, name: &str) -> Result<()> {
-        Ok(self.replica(name)?.daemon.resume()?)
+        self.replica(name)?.daemon.resume()
     }
 
     /// Deletes a replica's pod: no new connections go there, and its process gets SIGTERM.

@@ -133,17 +133,17 @@ impl SecondScheduler {
 
     /// Starts a container again, as kubelet does.
     pub async fn restart(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        Ok(self.container(pod, container)?.restart().await?)
+        self.container(pod, container)?.restart().await
     }
 
     /// Stops a container (SIGSTOP).
     pub async fn pause(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        Ok(self.container(pod, container)?.pause().await?)
+        self.container(pod, container)?.pause().await
     }
 
     /// Lets a container go on.
     pub(crate) fn resume(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        Ok(self.container(pod, container)?.resume()?)
+        self.container(pod, container)?.resume()
     }
 
     /// URL of a pod's extender.

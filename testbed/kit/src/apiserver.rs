@@ -42,7 +42,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -59,26 +58,23 @@ pub use self::watch::{Watch, WatchEvent};
 use self::access::{Audit, Tokens};
 use self::http::Server;
 
+/// The number of past changes per resource that lists and watches can start from; a start before them gets 410.
+const EVENT_WINDOW: usize = 50_000;
+
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct ApiServerConfig {
     /// The address to listen on; port 0 takes a free port.
     pub listen: SocketAddr,
-    /// The number of past changes per resource that lists and watches can start from; a start before them gets 410.
-    pub event_window: usize,
-    /// Pause between the bookmarks of a watch.
-    pub bookmark_interval: Duration,
     /// Bearer tokens and their users. Without any token the server authenticates no request.
     pub tokens: HashMap<String, User>,
 }
 
 impl ApiServerConfig {
-    /// A free port on loopback, no tokens, and the look-back of an ordinary cluster.
+    /// A free port on loopback, and no tokens.
     pub fn loopback() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            event_window: 50_000,
-            bookmark_interval: Duration::from_secs(60),
             tokens: HashMap::new(),
         }
     }
@@ -96,7 +92,7 @@ pub struct ApiServer {
 impl ApiServer {
     /// Starts a server with an empty cluster.
     pub async fn start(config: ApiServerConfig) -> io::Result<Self> {
-        let objects = ApiObjects::new(config.event_window);
+        let objects = ApiObjects::new(EVENT_WINDOW);
         Self::start_with(config, objects).await
     }
 
@@ -109,7 +105,6 @@ impl ApiServer {
             tokens: Tokens::new(config.tokens),
             audit: Audit::new(),
             faults: Faults::new(),
-            bookmark_interval: config.bookmark_interval,
             stopping: CancellationToken::new(),
         });
         let serving = tokio::spawn(http::serve(listener, Arc::clone(&server)));

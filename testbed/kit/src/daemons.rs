@@ -6,13 +6,13 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::{Context, Result, bail, ensure};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
@@ -24,46 +24,6 @@ const STOP_POLL: Duration = Duration::from_millis(1);
 
 /// The number of lines that an error quotes from the end of a log.
 const TAIL_LINES: usize = 15;
-
-/// The error of a daemon that cannot be started or signalled, or that has crashed.
-#[derive(Debug, thiserror::Error)]
-pub enum DaemonError {
-    /// The own executable has no path.
-    #[error("cannot find out where this program lies")]
-    OwnPath(#[source] io::Error),
-    /// A binary is not beside the own executable.
-    #[error("{} is not there; build it with `{build}`", path.display())]
-    Missing {
-        /// The path at which it should be.
-        path: PathBuf,
-        /// The command that puts it there.
-        build: String,
-    },
-    /// cargo failed to build it.
-    #[error("cargo build of the daemons failed: {0}")]
-    Build(String),
-    /// The process cannot be started.
-    #[error("cannot start {name}")]
-    Start {
-        /// The daemon's name.
-        name: String,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The process cannot be sent a signal.
-    #[error("cannot send {name} a signal")]
-    Signal {
-        /// The daemon's name.
-        name: String,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-    /// The process ended although the testbed did not end it.
-    #[error(transparent)]
-    Crashed(#[from] Crash),
-}
 
 /// A daemon's process that ended although the testbed did not end it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -153,14 +113,14 @@ impl Binaries {
     /// Takes the directory of this program; under cargo the first call builds the binaries there, in the same profile.
     ///
     /// cargo prints its progress on standard error, except in tests.
-    pub async fn locate() -> Result<Self, DaemonError> {
+    pub async fn locate() -> Result<Self> {
         static LOCATED: OnceCell<Binaries> = OnceCell::const_new();
         LOCATED.get_or_try_init(Self::build_and_find).await.cloned()
     }
 
     /// Builds the daemons if cargo has started this program, and returns the directory where they lie.
-    async fn build_and_find() -> Result<Self, DaemonError> {
-        let own = std::env::current_exe().map_err(DaemonError::OwnPath)?;
+    async fn build_and_find() -> Result<Self> {
+        let own = std::env::current_exe().context("cannot find out where this program lies")?;
         // A program that was started by hand has no cargo to build with, so it takes the binaries that lie beside it.
         let dir = profile_dir(&own);
         if let (Some(cargo), Some(manifest)) =
@@ -175,19 +135,16 @@ impl Binaries {
     ///
     /// # Errors
     /// It has not been built.
-    pub fn path(&self, program: Program) -> Result<PathBuf, DaemonError> {
+    pub fn path(&self, program: Program) -> Result<PathBuf> {
         let path = self.dir.join(program.file_name());
         if path.is_file() {
             return Ok(path);
         }
-        Err(DaemonError::Missing {
-            path,
-            build: format!(
-                "cargo build --profile {} --package {}",
-                cargo_profile(&self.dir),
-                program.package()
-            ),
-        })
+        let (profile, package) = (cargo_profile(&self.dir), program.package());
+        bail!(
+            "{} is not there; build it with `cargo build --profile {profile} --package {package}`",
+            path.display()
+        )
     }
 }
 
@@ -214,12 +171,7 @@ fn is_test(executable: &Path) -> bool {
 }
 
 /// Runs `cargo build` for all daemons, with the profile and target directory of this program.
-async fn build(
-    cargo: &OsString,
-    manifest_dir: &Path,
-    profile_dir: &Path,
-    is_quiet: bool,
-) -> Result<(), DaemonError> {
+async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path, is_quiet: bool) -> Result<()> {
     let target = profile_dir.parent().unwrap_or(profile_dir);
     let mut command = Command::new(cargo);
     // With testbed selected too, cargo gives shared dependencies the features that this program was built with, and so
@@ -247,13 +199,9 @@ async fn build(
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_this_package(&name.to_string_lossy())) {
         command.env_remove(name);
     }
-    let status = command.status().await;
-    let status = status.map_err(|error| DaemonError::Build(error.to_string()))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(DaemonError::Build(status.to_string()))
-    }
+    let status = command.status().await.context("cannot run cargo build")?;
+    ensure!(status.success(), "cargo build of the daemons failed: {status}");
+    Ok(())
 }
 
 /// True for variables that cargo sets for the program it runs. Build scripts depend on some of them (that of ring on
@@ -345,16 +293,13 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts the process; `crashes` records its end unless the testbed ends it.
-    pub fn start(invocation: Invocation, crashes: &Crashes) -> Result<Self, DaemonError> {
-        let fail = |source| DaemonError::Start {
-            name: invocation.name.clone(),
-            source,
-        };
+    pub fn start(invocation: Invocation, crashes: &Crashes) -> Result<Self> {
+        let failure = || format!("cannot start {}", invocation.name);
         let output = File::options()
             .create(true)
             .append(true)
             .open(&invocation.log)
-            .map_err(fail)?;
+            .with_context(failure)?;
         let mut command = Command::new(&invocation.program);
         command
             .args(&invocation.args)
@@ -362,8 +307,10 @@ impl Daemon {
             .stdin(Stdio::null())
             .kill_on_drop(true);
         // One file for both, so that the lines are in the order in which they were written.
-        command.stdout(output.try_clone().map_err(fail)?).stderr(output);
-        let child = command.spawn().map_err(fail)?;
+        command
+            .stdout(output.try_clone().with_context(failure)?)
+            .stderr(output);
+        let child = command.spawn().with_context(failure)?;
         let pid = child.id();
         // Only the task that owns the child can kill it; everybody else asks the task.
         let (kill, kill_requested) = mpsc::channel(1);
@@ -428,12 +375,12 @@ impl Daemon {
     }
 
     /// Kills it and starts it again with the same arguments.
-    pub async fn restart(&mut self) -> Result<(), DaemonError> {
+    pub async fn restart(&mut self) -> Result<()> {
         self.restart_as(self.invocation.clone()).await
     }
 
     /// Kills it and starts it with another command line.
-    pub async fn restart_as(&mut self, invocation: Invocation) -> Result<(), DaemonError> {
+    pub async fn restart_as(&mut self, invocation: Invocation) -> Result<()> {
         self.kill().await;
         *self = Self::start(invocation, &self.crashes)?;
         Ok(())
@@ -441,7 +388,7 @@ impl Daemon {
 
     /// Stops it (SIGSTOP), and returns when all of its threads have stopped. The kernel delivers the signal to
     /// one thread, and until that one gets a processor the others keep running.
-    pub async fn pause(&self) -> Result<(), DaemonError> {
+    pub async fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
         while self.pid.is_some_and(|pid| !is_stopped(pid)) && !self.is_down() {
             tokio::time::sleep(STOP_POLL).await;
@@ -450,12 +397,12 @@ impl Daemon {
     }
 
     /// Resumes it (SIGCONT).
-    pub fn resume(&self) -> Result<(), DaemonError> {
+    pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
     /// By a system call, since the testbed's image has no program that sends signals. A process that has ended gets none.
-    fn signal(&self, signal: Signal) -> Result<(), DaemonError> {
+    fn signal(&self, signal: Signal) -> Result<()> {
         let pid = self.pid.filter(|_| !self.is_down());
         let pid = pid.and_then(|pid| i32::try_from(pid).ok());
         let Some(pid) = pid.and_then(Pid::from_raw) else {
@@ -463,10 +410,9 @@ impl Daemon {
         };
         match kill_process(pid, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
-            Err(error) => Err(DaemonError::Signal {
-                name: self.invocation.name.clone(),
-                source: error.into(),
-            }),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot send {} a signal", self.invocation.name))
+            }
         }
     }
 

@@ -3,11 +3,9 @@
 //! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers,
 //! status, and how containerd and NVIDIA's runtime inject devices. A container "runs" by having its environment
 //! recorded. Compared with recordings: NVIDIA's container runtime 1.20 (`testbed/tests/nvidia_runtime.rs`). The
-//! rest follows the code of kubelet 1.36, and tests in `testbed/kit/tests/kubelet` state the behaviour; names such
-//! as `devicesToReuse` in comments are functions of that code.
+//! rest follows the code of kubelet 1.36; names such as `devicesToReuse` in comments are functions of that code.
 //!
-//! It uses nothing else of the testbed, and the API server only through the client that it is given, so it
-//! works against any API server. It leaves out processes but for `gpu-probe`, images, probes, eviction and alignment of devices by
+//! It uses the API server only through the client that it is given, so it works against any API server. It leaves out processes but for `gpu-probe`, images, probes, eviction and alignment of devices by
 //! NUMA node (the topology manager's policy is `none`, kubelet's default).
 
 mod cdi;
@@ -42,15 +40,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context, Result, ensure};
 use tokio::sync::watch;
 
 pub use cdi::RefreshDelay;
 pub use claims::PreparedDevice;
 pub use config::{
-    CdiSupport, ContainerStart, Delays, KubeletConfig, KubeletFaults, LogSink, MachineGpus, OrderRule,
-    Ordering, RuntimeConfig, StartHook,
+    CdiSupport, ContainerStart, Delays, KubeletConfig, LogSink, MachineGpus, OrderRule, RuntimeConfig,
+    StartHook,
 };
-pub use machine::{PodAdmission, StartupError};
+pub use machine::PodAdmission;
 pub use pod::{ContainerType, EXIT_AFTER};
 pub use probe_program::ProbeProgram;
 
@@ -74,14 +73,6 @@ pub struct ContainerAllocation {
     pub device_ids: Vec<String>,
 }
 
-/// The error for a container that is not on this node.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("pod {pod} has no container {container} on this node")]
-pub struct UnknownContainer {
-    pod: String,
-    container: String,
-}
-
 /// A kubelet with its container runtime.
 ///
 /// Dropping it leaves its tasks running; [`Kubelet::stop`] ends them.
@@ -93,24 +84,24 @@ pub struct Kubelet {
 
 impl Kubelet {
     /// Opens the sockets, registers the node and begins to watch its pods, in the background.
-    pub fn start(config: KubeletConfig) -> Result<Self, StartupError> {
+    pub fn start(config: KubeletConfig) -> Result<Self> {
         Self::start_held(config, watch::Sender::default())
     }
 
-    fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
+    fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self> {
         let machine = Arc::new(KubeletMachine::start(config, hold)?);
         let process = KubeletProcess::start(&machine)?;
         Ok(Self { machine, process })
     }
 
     /// Kills the kubelet process and starts it again; containers keep running meanwhile.
-    pub async fn restart(&mut self) -> Result<(), StartupError> {
+    pub async fn restart(&mut self) -> Result<()> {
         self.restart_with(|_| {}).await
     }
 
     /// Kills the kubelet process, runs `meanwhile`, such as the removal of the checkpoint, and starts the
     /// process again.
-    pub async fn restart_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<(), StartupError> {
+    pub async fn restart_with(&mut self, meanwhile: impl FnOnce(&KubeletConfig)) -> Result<()> {
         self.process.stop().await;
         meanwhile(&self.machine.config);
         self.process = KubeletProcess::start(&self.machine)?;
@@ -119,7 +110,7 @@ impl Kubelet {
 
     /// Reboots the machine: containers and CDI specs are gone, and kubelet starts with its checkpoint. Pods
     /// that [`Kubelet::hold`] holds back stay held back.
-    pub async fn reboot(&mut self) -> Result<(), StartupError> {
+    pub async fn reboot(&mut self) -> Result<()> {
         self.process.stop().await;
         if let Some(dir) = self.machine.config.cdi_dirs.last() {
             // /var/run, with the CDI specs, is in memory and empty after a reboot; the directory may not exist.
@@ -224,11 +215,6 @@ impl Kubelet {
         KubeletCounts::get(&self.machine.counts.registrations)
     }
 
-    /// All admissions so far, in order.
-    pub fn admissions(&self) -> Vec<PodAdmission> {
-        self.machine.admissions.since(0)
-    }
-
     /// The admissions after the first `n_known`.
     pub fn admissions_since(&self, n_known: usize) -> Vec<PodAdmission> {
         self.machine.admissions.since(n_known)
@@ -241,24 +227,13 @@ impl Kubelet {
 
     /// Makes a container crash. kubelet starts it again with the devices and the answer that Allocate returned
     /// before.
-    pub fn restart_container(
-        &self,
-        namespace: &str,
-        pod: &str,
-        container: &str,
-    ) -> Result<(), UnknownContainer> {
-        let unknown = || UnknownContainer {
-            pod: format!("{namespace}/{pod}"),
-            container: container.to_owned(),
-        };
-        let found = self.container(namespace, pod, container).ok_or_else(unknown)?;
+    pub fn restart_container(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
+        let unknown = || format!("pod {namespace}/{pod} has no container {container} on this node");
+        let found = self.container(namespace, pod, container).with_context(unknown)?;
         let pods = self.process.pods.lock();
-        let record = pods.0.get(&found.pod_uid).ok_or_else(unknown)?;
-        if record.send(PodCommand::Restart(container.to_owned())) {
-            Ok(())
-        } else {
-            Err(unknown())
-        }
+        let record = pods.0.get(&found.pod_uid).with_context(unknown)?;
+        ensure!(record.send(PodCommand::Restart(container.to_owned())), unknown());
+        Ok(())
     }
 
     /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; false if there is none.

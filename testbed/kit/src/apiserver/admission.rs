@@ -11,20 +11,15 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use serde_json::Value;
 
 use self::hook::{AdmissionPhase, WebhookConfig};
 use self::policy::Expressions;
 use super::access::User;
-use super::object;
-use super::resource::Resource;
 use super::status::ApiError;
 use super::store::{Key, ObjectVersion};
 use super::verbs::{ApiState, RequestTarget};
-
-pub(crate) use self::hook::check_configuration;
-pub(crate) use self::policy::Params;
 
 /// Addresses on this machine that stand for ports of Services or of pods, by namespace, name and port.
 #[derive(Debug, Default)]
@@ -99,8 +94,6 @@ pub(crate) struct AdmissionChain {
     /// The namespace of the request as an object; null for cluster-scoped ones.
     namespace: Arc<Value>,
     services: Arc<LocalPorts>,
-    /// Warnings and audit annotations of webhooks.
-    warnings: Mutex<Vec<String>>,
 }
 
 impl AdmissionChain {
@@ -108,7 +101,6 @@ impl AdmissionChain {
     pub(crate) fn for_request(
         state: &ApiState,
         services: &Arc<LocalPorts>,
-        params: &Params,
         request: &ReviewedWrite<'_>,
     ) -> Self {
         let resource = &request.target.resource;
@@ -137,21 +129,15 @@ impl AdmissionChain {
         Self {
             mutating: matching_webhooks(AdmissionPhase::Mutating),
             validating: matching_webhooks(AdmissionPhase::Validating),
-            policies: policy::matching_rules(state, params, request),
+            policies: policy::matching_rules(state, request),
             namespace: namespace.unwrap_or_default(),
             services: Arc::clone(services),
-            warnings: Mutex::default(),
         }
     }
 
     /// Returns true if neither a webhook nor a policy applies.
     pub(crate) fn applies_to_nothing(&self) -> bool {
         self.mutating.is_empty() && self.validating.is_empty() && self.policies.is_empty()
-    }
-
-    /// The warnings that webhooks have returned so far, for the client.
-    pub(crate) fn warnings(&self) -> Vec<String> {
-        self.warnings.lock().clone()
     }
 
     /// Calls the mutating webhooks; returns the object with their patches.
@@ -223,24 +209,13 @@ impl AdmissionChain {
         if !Self::conditions_met(hook, request, objects)? {
             return Ok(None);
         }
-        // A dry run must leave no trace, and a webhook with side effects may leave one.
-        if request.dry_run && hook.has_side_effects {
-            return Err(ApiError::bad_request(format!(
-                "admission webhook \"{}\" does not support dry run",
-                hook.name
-            )));
-        }
         let uid = super::name::uid();
         let review = call::review_of(&uid, request, objects);
         let called = call::post(&self.services, hook, &review)
             .await
             .and_then(|answer| call::read_verdict(&uid, hook, &answer));
         match called {
-            Ok(verdict) => {
-                let warnings = verdict.warnings.iter().cloned();
-                self.warnings.lock().extend(warnings);
-                verdict.decide(&hook.name)
-            }
+            Ok(verdict) => verdict.decide(&hook.name),
             Err(error) if hook.ignores_failure => {
                 tracing::warn!(webhook = hook.name, %error, "failed calling webhook, failing open");
                 Ok(None)
@@ -279,26 +254,6 @@ impl AdmissionChain {
                 hook.name
             ))),
         }
-    }
-}
-
-/// Group, version and kind of a request's object.
-fn kind_of(resource: &Resource, subresource: &str, new: &Value) -> (String, String, String) {
-    let own = || {
-        (
-            resource.group.clone(),
-            resource.version.clone(),
-            resource.kind.clone(),
-        )
-    };
-    let (group, version) = object::text(new, "/apiVersion")
-        .rsplit_once('/')
-        .unwrap_or(("", object::text(new, "/apiVersion")));
-    match subresource {
-        "binding" => (String::new(), "v1".to_owned(), "Binding".to_owned()),
-        "eviction" if version.is_empty() => ("policy".to_owned(), "v1".to_owned(), "Eviction".to_owned()),
-        "eviction" => (group.to_owned(), version.to_owned(), "Eviction".to_owned()),
-        _ => own(),
     }
 }
 

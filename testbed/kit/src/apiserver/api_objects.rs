@@ -11,7 +11,7 @@ use chrono::Utc;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use serde_json::{Value, json};
 
-use super::admission::{LocalPorts, Params};
+use super::admission::LocalPorts;
 use super::patch::PatchFormat;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
@@ -38,7 +38,6 @@ struct ApiObjectState {
     logs: PodLogs,
     services: Arc<LocalPorts>,
     pod_ports: LocalPorts,
-    params: Params,
 }
 
 /// Namespaces that every cluster has.
@@ -56,7 +55,6 @@ impl ApiObjects {
             logs: PodLogs::new(),
             services: Arc::default(),
             pod_ports: LocalPorts::default(),
-            params: Params::default(),
         };
         let objects = Self {
             inner: Arc::new(inner),
@@ -88,11 +86,6 @@ impl ApiObjects {
 
     pub(crate) fn services(&self) -> &Arc<LocalPorts> {
         &self.inner.services
-    }
-
-    /// The informers of the kinds whose objects admission policies take as parameters.
-    pub(crate) fn params(&self) -> &Params {
-        &self.inner.params
     }
 
     /// Sets the address on this machine that webhooks behind a Service are called at.
@@ -297,8 +290,8 @@ impl ApiObjects {
 fn options() -> WriteOptions {
     WriteOptions {
         dry_run: false,
-        manager: "testbed".to_owned(),
-        force: false,
+        manager: String::new(),
+        is_apply: false,
         now: Utc::now(),
     }
 }

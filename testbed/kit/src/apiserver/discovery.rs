@@ -127,7 +127,6 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
             "binding" => subresource(resource, "binding", "Binding", &["create"]),
             "exec" => subresource(resource, "exec", "PodExecOptions", &["create", "get"]),
             "log" => subresource(resource, "log", "Pod", &["get"]),
-            "ephemeralcontainers" | "resize" => subresource(resource, action, "Pod", &["patch", "update"]),
             "eviction" => {
                 // kubectl drain looks here for the version of the eviction API.
                 let mut eviction = subresource(resource, "eviction", "Eviction", &["create"]);
@@ -135,6 +134,7 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
                 set(&mut eviction, "version", "v1".into());
                 eviction
             }
+            "ephemeralcontainers" | "resize" => subresource(resource, action, "Pod", &["patch", "update"]),
             other => subresource(resource, other, &resource.kind, &["update"]),
         });
     }

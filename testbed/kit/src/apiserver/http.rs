@@ -5,14 +5,13 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, WARNING};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -49,7 +48,6 @@ pub(crate) struct Server {
     pub(crate) tokens: Tokens,
     pub(crate) audit: Audit,
     pub(crate) faults: Faults,
-    pub(crate) bookmark_interval: Duration,
     pub(crate) stopping: CancellationToken,
 }
 
@@ -240,17 +238,6 @@ pub(super) fn body_answer(code: u16, content_type: HeaderValue, body: Body) -> R
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, content_type);
-    response
-}
-
-/// An answer with the warnings of webhooks.
-pub(super) fn warned(mut response: Response, warnings: &[String]) -> Response {
-    for warning in warnings {
-        let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
-        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
-            response.headers_mut().append(WARNING, value);
-        }
-    }
     response
 }
 

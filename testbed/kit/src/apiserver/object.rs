@@ -1,5 +1,4 @@
-//! Access to parts of an untyped object, and the two forms of an Event: core/v1, in which events are stored, and
-//! events.k8s.io/v1.
+//! Access to parts of an untyped object.
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value};
@@ -140,37 +139,4 @@ pub(crate) fn is_deleting(value: &Value) -> bool {
 /// True if the object carries finalizers.
 pub(crate) fn has_finalizers(value: &Value) -> bool {
     !array(value, "/metadata/finalizers").is_empty()
-}
-
-/// Fields of an Event that have other names in the two API groups: (core/v1, events.k8s.io/v1).
-const RENAMED: &[(&str, &str)] = &[
-    ("involvedObject", "regarding"),
-    ("message", "note"),
-    ("reportingComponent", "reportingController"),
-    ("source", "deprecatedSource"),
-    ("firstTimestamp", "deprecatedFirstTimestamp"),
-    ("lastTimestamp", "deprecatedLastTimestamp"),
-    ("count", "deprecatedCount"),
-];
-
-/// Rewrites an events.k8s.io/v1 Event as core/v1.
-pub(crate) fn event_to_core(event: &mut Value) {
-    let map = make_object(event);
-    for (core, new) in RENAMED {
-        if let Some(value) = map.remove(*new) {
-            map.insert((*core).to_owned(), value);
-        }
-    }
-    map.insert("apiVersion".to_owned(), Value::from("v1"));
-}
-
-/// Rewrites a core/v1 Event as events.k8s.io/v1.
-pub(crate) fn event_to_new(event: &mut Value) {
-    let map = make_object(event);
-    for (core, new) in RENAMED {
-        if let Some(value) = map.remove(*core) {
-            map.insert((*new).to_owned(), value);
-        }
-    }
-    map.insert("apiVersion".to_owned(), Value::from("events.k8s.io/v1"));
 }

@@ -1,16 +1,12 @@
-//! Patches: pure functions from an object and a client's patch to the new object. This file has the JSON patch
-//! of RFC 6902 and the merge patch of RFC 7386.
+//! Patches: pure functions from an object and a client's patch to the new object.
 //!
 //! Preconditions, immutable fields and storage are not checked here.
 
 use serde_json::Value;
 
-use super::object;
 use super::status::ApiError;
 
 pub(crate) mod apply;
-pub(crate) mod fields;
-pub(crate) mod managers;
 pub(crate) mod strategic;
 
 /// The patch formats, by content type.
@@ -47,22 +43,3 @@ pub(crate) fn json_patch(object: &mut Value, patch: Value) -> Result<(), ApiErro
         )
     })
 }
-
-/// Merges a patch into a target: null removes, objects merge, everything else replaces.
-pub(crate) fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        *target = patch.clone();
-        return;
-    };
-    let map = object::make_object(target);
-    for (field, change) in patch {
-        if change.is_null() {
-            map.remove(field);
-        } else {
-            merge(map.entry(field).or_insert(Value::Null), change);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

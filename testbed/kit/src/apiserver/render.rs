@@ -1,14 +1,13 @@
 //! Objects as answers show them: whole, as metadata only, or as rows of a printed table.
 //!
-//! A whole object of the stored version is served as the bytes that all answers share; every other view is
-//! built for the answer.
+//! A whole object is served as the bytes that all answers share; every other view is built for the answer.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::resource::{Conversion, Resource};
+use super::resource::Resource;
 use super::store::ObjectVersion;
-use super::{object, table};
+use super::table;
 use crate::pods::set;
 
 /// The part of an object that a table row carries.
@@ -51,34 +50,12 @@ impl View {
             }
         })
     }
-
-    /// True if a single object in this view is its stored bytes.
-    pub(crate) fn is_raw(self, resource: &Resource) -> bool {
-        self == Self::Object && resource.conversion == Conversion::None
-    }
-}
-
-/// Converts a stored object to the API version of this resource.
-pub(crate) fn in_version_of(resource: &Resource, stored: &Value) -> Value {
-    let mut value = stored.clone();
-    match resource.conversion {
-        Conversion::None => {}
-        Conversion::Version => {
-            object::make_object(&mut value)
-                .insert("apiVersion".to_owned(), Value::from(resource.api_version()));
-        }
-        Conversion::Event => object::event_to_new(&mut value),
-    }
-    value
 }
 
 /// One object as an answer or as the object of a watch event.
 pub(crate) fn render_object(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
-    if view.is_raw(resource) {
-        return version.bytes.clone();
-    }
     let value = match view {
-        View::Object => in_version_of(resource, &version.value),
+        View::Object => return version.bytes.clone(),
         View::Metadata => metadata_only(&version.value),
         View::Table(row) => {
             let rows = [table::row(resource, &version.value, row)];

@@ -18,17 +18,6 @@ pub(crate) struct PrintedColumn {
     pub(crate) priority: i64,
 }
 
-/// The differences between stored objects and the ones this resource shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Conversion {
-    /// No difference: stored bytes are served as they are.
-    None,
-    /// Only `apiVersion` differs.
-    Version,
-    /// Stored as core/v1 Event, shown as events.k8s.io/v1 Event.
-    Event,
-}
-
 /// One served resource in one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resource {
@@ -55,8 +44,6 @@ pub struct Resource {
     /// True if a `CustomResourceDefinition` made it.
     pub custom: bool,
     pub(crate) storage: String,
-    pub(crate) storage_version: String,
-    pub(crate) conversion: Conversion,
     pub(crate) schema: Option<Arc<Value>>,
     pub(crate) columns: Vec<PrintedColumn>,
 }
@@ -157,7 +144,6 @@ authentication.k8s.io/v1        tokenreviews                      TokenReview   
 authorization.k8s.io/v1         subjectaccessreviews              SubjectAccessReview              cluster    -      -        -
 batch/v1                        jobs                              Job                              namespaced status -        all
 coordination.k8s.io/v1          leases                            Lease                            namespaced -      -        -
-events.k8s.io/v1                events                            Event                            namespaced -      ev       -
 flowcontrol.apiserver.k8s.io/v1 flowschemas                       FlowSchema                       cluster    status -        -
 flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations       PriorityLevelConfiguration       cluster    status -        -
 networking.k8s.io/v1            networkpolicies                   NetworkPolicy                    namespaced -      netpol   -
@@ -197,12 +183,6 @@ fn builtin_resource(line: &str) -> Option<Resource> {
     let cells: Vec<&str> = line.split_whitespace().collect();
     let [api_version, plural, kind, scope, status, short, categories] = cells.try_into().ok()?;
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    // Events of both groups are the same objects, which kube-apiserver stores once, as core/v1.
-    let (storage, storage_version, conversion) = if group == "events.k8s.io" {
-        ("/events".to_owned(), "v1", Conversion::Event)
-    } else {
-        (format!("{group}/{plural}"), api_version, Conversion::None)
-    };
     Some(Resource {
         group: group.to_owned(),
         version: version.to_owned(),
@@ -215,9 +195,7 @@ fn builtin_resource(line: &str) -> Option<Resource> {
         categories: words(categories),
         status: status == "status",
         custom: false,
-        storage,
-        storage_version: storage_version.to_owned(),
-        conversion,
+        storage: format!("{group}/{plural}"),
         schema: None,
         columns: Vec::new(),
     })
@@ -267,7 +245,7 @@ impl Registry {
     /// group first, as kubectl does.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Resource>> {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
-        let stored = |r: &&Arc<Resource>| r.plural == plural && r.conversion == Conversion::None;
+        let stored = |r: &&Arc<Resource>| r.plural == plural;
         let mut found = self.ordered.iter().filter(stored);
         let exact = found.clone().find(|r| r.group == group);
         exact
@@ -280,11 +258,9 @@ impl Registry {
         &self.ordered
     }
 
-    /// Resources with objects in namespaces, each storage once.
+    /// Resources with objects in namespaces.
     pub(crate) fn namespaced(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        self.ordered
-            .iter()
-            .filter(|r| r.namespaced && r.conversion == Conversion::None)
+        self.ordered.iter().filter(|r| r.namespaced)
     }
 
     /// Serves the resource of a custom resource definition, in place of an earlier version of it.
@@ -328,7 +304,7 @@ pub(crate) fn established(definition: &Value) -> Value {
     })
 }
 
-/// The resource that one version of a `CustomResourceDefinition` defines.
+/// The resource that one version of a `CustomResourceDefinition` defines. Objects are not converted between versions.
 fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
     let names = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
@@ -336,21 +312,11 @@ fn custom_resource(definition: &Value, version: &Value) -> Resource {
         let items = object::array(definition, &format!("/spec/names/{field}")).iter();
         items.filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    let name = object::text(version, "/name").to_owned();
-    let mut versions = object::array(definition, "/spec/versions").iter();
-    let stored = versions.find(|v| object::is_true(v, "/storage"));
-    let stored = object::text(stored.unwrap_or(&Value::Null), "/name");
     let kind = names("kind");
     let or = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
     Resource {
         storage: format!("{group}/{}", names("plural")),
-        storage_version: group_version(&group, stored),
-        conversion: if stored == name {
-            Conversion::None
-        } else {
-            Conversion::Version
-        },
-        version: name,
+        version: object::text(version, "/name").to_owned(),
         plural: names("plural"),
         singular: or(names("singular"), kind.to_lowercase()),
         list_kind: or(names("listKind"), format!("{kind}List")),

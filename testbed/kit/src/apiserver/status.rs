@@ -2,6 +2,8 @@
 //!
 //! This file has the wording and form of errors; the rules that raise them are elsewhere.
 
+use std::fmt::Display;
+
 use serde_json::{Value, json};
 
 use super::object;
@@ -23,59 +25,38 @@ pub struct ApiError {
     pub retry_after: Option<u32>,
 }
 
-/// One rejected field of an invalid object.
+/// One rejected field of an invalid object, as a line of the message of a 422.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct InvalidField {
-    reason: &'static str,
-    field: String,
-    message: String,
-}
+pub(crate) struct InvalidField(String);
 
 impl InvalidField {
-    fn new(reason: &'static str, field: impl Into<String>, message: String) -> Self {
-        Self {
-            reason,
-            field: field.into(),
-            message,
-        }
-    }
     /// The error of a value that is not acceptable.
-    pub(crate) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Self {
-        let message = format!("Invalid value: \"{value}\": {why}");
-        Self::new("FieldValueInvalid", field, message)
+    pub(crate) fn invalid(field: impl Display, value: &str, why: &str) -> Self {
+        Self(format!("{field}: Invalid value: \"{value}\": {why}"))
     }
 
     /// The error of a required value that is missing.
-    pub(crate) fn required(field: impl Into<String>, why: &str) -> Self {
-        let message = if why.is_empty() {
-            "Required value".to_owned()
-        } else {
-            format!("Required value: {why}")
-        };
-        Self::new("FieldValueRequired", field, message)
+    pub(crate) fn required(field: impl Display, why: &str) -> Self {
+        let colon = if why.is_empty() { "" } else { ": " };
+        Self(format!("{field}: Required value{colon}{why}"))
     }
 
     /// The error of a value that may not be set or changed.
-    pub(crate) fn forbidden(field: impl Into<String>, why: &str) -> Self {
-        Self::new("FieldValueForbidden", field, format!("Forbidden: {why}"))
+    pub(crate) fn forbidden(field: impl Display, why: &str) -> Self {
+        Self(format!("{field}: Forbidden: {why}"))
     }
 
     /// The error of a value that occurs twice.
-    pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
-        let message = format!("Duplicate value: \"{value}\"");
-        Self::new("FieldValueDuplicate", field, message)
+    pub(crate) fn duplicate(field: impl Display, value: &str) -> Self {
+        Self(format!("{field}: Duplicate value: \"{value}\""))
     }
 
     /// The error of a value that is not one of the supported values.
-    pub(crate) fn unsupported(field: impl Into<String>, value: &str, allowed: &[&str]) -> Self {
+    pub(crate) fn unsupported(field: impl Display, value: &str, allowed: &[&str]) -> Self {
         let listed = allowed.join("\", \"");
-        let message = format!("Unsupported value: \"{value}\": supported values: \"{listed}\"");
-        Self::new("FieldValueNotSupported", field, message)
-    }
-
-    /// The line about this field in the message of a 422.
-    fn line(&self) -> String {
-        format!("{}: {}", self.field, self.message)
+        Self(format!(
+            "{field}: Unsupported value: \"{value}\": supported values: \"{listed}\""
+        ))
     }
 }
 
@@ -155,9 +136,9 @@ impl ApiError {
 
     /// 422 with the rejected fields.
     pub(crate) fn invalid(kind: &str, group: &str, name: &str, fields: &[InvalidField]) -> Self {
-        let lines: Vec<String> = fields.iter().map(InvalidField::line).collect();
+        let lines: Vec<&str> = fields.iter().map(|field| field.0.as_str()).collect();
         let text = match lines.as_slice() {
-            [one] => one.clone(),
+            [one] => (*one).to_owned(),
             many => format!("[{}]", many.join(", ")),
         };
         let qualified = if group.is_empty() {
@@ -166,13 +147,7 @@ impl ApiError {
             format!("{kind}.{group}")
         };
         let mut error = Self::new(422, format!("{qualified} \"{name}\" is invalid: {text}"));
-        let causes: Vec<Value> = fields
-            .iter()
-            .map(|f| json!({"reason": f.reason, "message": f.message, "field": f.field}))
-            .collect();
-        error.details = Some(Box::new(
-            json!({"name": name, "group": group, "kind": kind, "causes": causes}),
-        ));
+        error.details = Some(Box::new(json!({"name": name, "group": group, "kind": kind})));
         error
     }
 

@@ -1,13 +1,13 @@
 //! The storage core: objects by collection, namespace and name under one monotonic revision, and the window of past changes
-//! of each collection, which watches and consistent paging read.
+//! of each collection, which watches read.
 //!
 //! Pure and synchronous: no clock, no network, no rules about objects. Every stored version is serialised once
 //! and its bytes are shared by all lists and watches. The window keeps a bounded number of changes; a request
 //! for older ones is answered "compacted".
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ops::{Bound, ControlFlow};
-use std::sync::{Arc, OnceLock};
+use std::ops::Bound;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -37,17 +37,6 @@ pub(crate) struct ObjectVersion {
     pub(crate) rv: u64,
     pub(crate) value: Arc<Value>,
     pub(crate) bytes: Bytes,
-}
-
-/// The part of a collection to read.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Slice<'a> {
-    /// Only this namespace.
-    pub(crate) namespace: Option<&'a str>,
-    /// Only keys after this one.
-    pub(crate) after: Option<&'a Key>,
-    /// The collection as it was at this revision.
-    pub(crate) at: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -97,7 +86,12 @@ impl Store {
         } else {
             ChangeKind::Added
         };
-        collection.record(ObjectChange::new(change, key, Arc::clone(&version), previous));
+        collection.record(ObjectChange {
+            change,
+            key,
+            version: Arc::clone(&version),
+            previous,
+        });
         version
     }
 
@@ -115,52 +109,31 @@ impl Store {
         let previous = collection.objects.remove(key)?;
         let value = last.unwrap_or_else(|| Value::clone(&previous.value));
         let version = Arc::new(stamp(value, revision));
-        collection.record(ObjectChange::new(
-            ChangeKind::Deleted,
-            key.clone(),
-            Arc::clone(&version),
-            Some(previous),
-        ));
+        collection.record(ObjectChange {
+            change: ChangeKind::Deleted,
+            key: key.clone(),
+            version: Arc::clone(&version),
+            previous: Some(previous),
+        });
         self.revision = revision;
         Some(version)
     }
 
-    /// Visits a slice in key order until the visitor breaks.
-    pub(crate) fn scan(
-        &self,
+    /// The objects of a collection by key: those of one namespace if it is given, and those after a key.
+    pub(crate) fn scan<'a>(
+        &'a self,
         storage: &str,
-        slice: Slice<'_>,
-        mut visit: impl FnMut(&Key, &Arc<ObjectVersion>) -> ControlFlow<()>,
-    ) -> Result<(), Compacted> {
-        let Some(collection) = self.collections.get(storage) else {
-            return Ok(());
-        };
-        let past = match slice.at {
-            Some(at) => collection.undone_since(at)?,
-            None => BTreeMap::new(),
-        };
-        let first = slice.namespace.map(|ns| Key::new(ns, ""));
-        let from = match (slice.after, &first) {
-            (Some(after), _) => Bound::Excluded(after),
-            (None, Some(first)) => Bound::Included(first),
+        namespace: Option<&'a str>,
+        after: Option<&Key>,
+    ) -> impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)> + use<'a> {
+        let from = match (after, namespace) {
+            (Some(after), _) => Bound::Excluded(after.clone()),
+            (None, Some(namespace)) => Bound::Included(Key::new(namespace, "")),
             (None, None) => Bound::Unbounded,
         };
-        let inside = |key: &Key| slice.namespace.is_none_or(|ns| key.namespace == ns);
-        let range = (from, Bound::Unbounded);
-        // Objects that changed after the revision come from the log, all others are as they were.
-        let live = collection
-            .objects
-            .range::<Key, _>(range)
-            .filter(|(key, _)| !past.contains_key(*key));
-        let old = past
-            .range::<Key, _>(range)
-            .filter_map(|(key, v)| v.as_ref().map(|v| (key, v)));
-        for (key, version) in merged(live, old).take_while(|(key, _)| inside(key)) {
-            if visit(key, version).is_break() {
-                break;
-            }
-        }
-        Ok(())
+        let collection = self.collections.get(storage).into_iter();
+        let objects = collection.flat_map(move |found| found.objects.range((from.clone(), Bound::Unbounded)));
+        objects.take_while(move |(key, _)| namespace.is_none_or(|namespace| key.namespace == namespace))
     }
 
     /// Up to `max` changes after a revision, and the revision up to which a caller that has read these has seen everything.
@@ -203,21 +176,16 @@ impl Store {
 
     /// The collection of a resource, which its first use makes.
     fn collection(&mut self, storage: &str) -> &mut Collection {
-        if !self.collections.contains_key(storage) {
+        self.collections.entry(storage.to_owned()).or_insert_with(|| {
             // A collection that is new after a compaction must not serve revisions from before it.
             let mut log = EventLog::new(self.window);
             log.compact(self.compacted);
-            let fresh = Collection {
+            Collection {
                 objects: BTreeMap::new(),
                 log,
                 signal: watch::Sender::new(0),
-            };
-            self.collections.insert(storage.to_owned(), fresh);
-        }
-        match self.collections.get_mut(storage) {
-            Some(collection) => collection,
-            None => unreachable!("inserted above"),
-        }
+            }
+        })
     }
 }
 
@@ -226,16 +194,6 @@ impl Collection {
         let rv = event.version.rv;
         self.log.push(event);
         self.signal.send_replace(rv);
-    }
-
-    /// The versions at a revision of all keys that were changed after it.
-    fn undone_since(&self, rv: u64) -> Result<BTreeMap<Key, Option<Arc<ObjectVersion>>>, Compacted> {
-        let mut past = BTreeMap::new();
-        // Newest first, so that the entry of the oldest change of a key is the one that stays.
-        for event in self.log.since(rv)?.rev() {
-            past.insert(event.key.clone(), event.previous.clone());
-        }
-        Ok(past)
     }
 }
 
@@ -249,19 +207,6 @@ fn stamp(mut value: Value, rv: u64) -> ObjectVersion {
         value: Arc::new(value),
         bytes,
     }
-}
-
-/// Merges two iterators that are sorted by key and have no key in common.
-fn merged<'a>(
-    left: impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)>,
-    right: impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)>,
-) -> impl Iterator<Item = (&'a Key, &'a Arc<ObjectVersion>)> {
-    let (mut left, mut right) = (left.peekable(), right.peekable());
-    std::iter::from_fn(move || match (left.peek(), right.peek()) {
-        (Some((l, _)), Some((r, _))) if r < l => right.next(),
-        (Some(_), _) => left.next(),
-        (None, _) => right.next(),
-    })
 }
 
 /// The kind of a change of an object.
@@ -284,33 +229,14 @@ pub(crate) struct ObjectChange {
     pub(crate) version: Arc<ObjectVersion>,
     /// The version before the change.
     pub(crate) previous: Option<Arc<ObjectVersion>>,
-    departed: OnceLock<Option<Arc<ObjectVersion>>>,
 }
 
 impl ObjectChange {
-    pub(crate) fn new(
-        change: ChangeKind,
-        key: Key,
-        version: Arc<ObjectVersion>,
-        previous: Option<Arc<ObjectVersion>>,
-    ) -> Self {
-        Self {
-            change,
-            key,
-            version,
-            previous,
-            departed: OnceLock::new(),
-        }
-    }
-
     /// The previous version with this change's revision, which a watch reports as the deletion of an object
-    /// that has left its selector. Computed once for all watches.
-    pub(crate) fn departed(&self) -> Option<Arc<ObjectVersion>> {
-        let make = || {
-            let previous = self.previous.as_ref()?;
-            Some(Arc::new(stamp(Value::clone(&previous.value), self.version.rv)))
-        };
-        self.departed.get_or_init(make).clone()
+    /// that has left its selector.
+    pub(crate) fn departed(&self) -> Option<ObjectVersion> {
+        let previous = self.previous.as_ref()?;
+        Some(stamp(Value::clone(&previous.value), self.version.rv))
     }
 }
 
@@ -361,10 +287,7 @@ impl EventLog {
     }
 
     /// The changes after a revision, oldest first.
-    pub(crate) fn since(
-        &self,
-        rv: u64,
-    ) -> Result<impl DoubleEndedIterator<Item = &Arc<ObjectChange>>, Compacted> {
+    pub(crate) fn since(&self, rv: u64) -> Result<impl Iterator<Item = &Arc<ObjectChange>>, Compacted> {
         if rv < self.complete_after {
             return Err(Compacted {
                 oldest: self.complete_after,
@@ -374,6 +297,3 @@ impl EventLog {
         Ok(self.events.range(start..))
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,7 +6,7 @@ use chrono::Utc;
 use serde_json::{Value, json};
 
 use super::object::{array, integer, is_deleting, is_true, object, parse_time, text};
-use super::render::{RowObject, in_version_of, metadata_only};
+use super::render::{RowObject, metadata_only};
 use super::resource::Resource;
 
 /// A cell of a row: the name of its column, true if only `-o wide` shows the column, and the value.
@@ -173,7 +173,7 @@ pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Val
     match include {
         RowObject::None => json!({"cells": values}),
         RowObject::Metadata => json!({"cells": values, "object": metadata_only(value)}),
-        RowObject::Object => json!({"cells": values, "object": in_version_of(resource, value)}),
+        RowObject::Object => json!({"cells": values, "object": value}),
     }
 }
 

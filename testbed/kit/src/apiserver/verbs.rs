@@ -11,8 +11,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::patch::managers::FieldWriter;
-use super::resource::{Conversion, Registry, Resource};
+use super::resource::{Registry, Resource};
 use super::status::ApiError;
 use super::store::{Key, ObjectVersion, Store};
 use super::{object, pod};
@@ -80,7 +79,8 @@ impl WrittenPart {
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
     pub(crate) manager: String,
-    pub(crate) force: bool,
+    /// True for the object that an apply creates, which brings `managedFields`. They are dropped from what clients create.
+    pub(crate) is_apply: bool,
     pub(crate) now: DateTime<Utc>,
 }
 
@@ -103,16 +103,6 @@ impl RequestTarget {
     /// The name of the collection in which the resource's objects are stored.
     fn storage(&self) -> &str {
         &self.resource.storage
-    }
-
-    /// The manager that a write to this target records for the fields that it changes.
-    fn writer<'a>(&'a self, options: &'a WriteOptions, api_version: &'a str) -> FieldWriter<'a> {
-        FieldWriter {
-            manager: &options.manager,
-            subresource: self.part.subresource(),
-            api_version,
-            now: options.now,
-        }
     }
 }
 
@@ -223,18 +213,6 @@ fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     check_type(resource, body)
 }
 
-/// Converts an object from this resource's version to the version that is stored.
-fn to_stored(resource: &Resource, body: &mut Value) {
-    match resource.conversion {
-        Conversion::None => {}
-        Conversion::Version => {
-            let version = Value::from(resource.storage_version.clone());
-            object::make_object(body).insert("apiVersion".to_owned(), version);
-        }
-        Conversion::Event => object::event_to_core(body),
-    }
-}
-
 /// Refuses an object that does not decode as its kind.
 fn check_type(resource: &Resource, body: &Value) -> Result<(), ApiError> {
     // The kinds that gpushare writes are decoded with their Go-like types, so that a daemon's malformed object
@@ -243,7 +221,7 @@ fn check_type(resource: &Resource, body: &Value) -> Result<(), ApiError> {
         ("", "pods") => decode_error::<Pod>(body).or_else(|| bad_quantity(body)),
         ("", "nodes") => decode_error::<Node>(body),
         ("", "configmaps") => decode_error::<ConfigMap>(body),
-        ("" | "events.k8s.io", "events") => decode_error::<Event>(body),
+        ("", "events") => decode_error::<Event>(body),
         ("coordination.k8s.io", "leases") => decode_error::<Lease>(body),
         _ => None,
     };
@@ -266,5 +244,3 @@ fn bad_quantity(pod: &Value) -> Option<String> {
         "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$': {text}"
     ))
 }
-#[cfg(test)]
-mod tests;

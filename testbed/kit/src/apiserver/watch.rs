@@ -5,7 +5,6 @@
 //! the log.
 
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -13,8 +12,7 @@ use tokio::sync::watch;
 
 use super::selector::Selectors;
 use super::status::ApiError;
-use super::store::{ChangeKind, ObjectChange};
-use super::store::{ObjectVersion, Slice};
+use super::store::{ChangeKind, ObjectChange, ObjectVersion};
 use super::verbs::SharedState;
 
 /// Changes read from the log at a time, to keep the lock short.
@@ -87,21 +85,14 @@ impl Watch {
                 .map_err(|c| ApiError::expired(rv, c.oldest))?;
             return Ok(watch);
         }
-        let slice = Slice {
-            namespace,
-            ..Slice::default()
-        };
-        let (selectors, pending) = (&watch.selectors, &mut watch.pending);
-        // A scan of the present never meets compacted revisions.
-        let _ = state.store.scan(storage, slice, |_, version| {
-            if selectors.is_everything() || selectors.matches(&version.value) {
-                pending.push_back(EncodedChange {
+        for (_, version) in state.store.scan(storage, namespace, None) {
+            if watch.selectors.is_everything() || watch.selectors.matches(&version.value) {
+                watch.pending.push_back(EncodedChange {
                     change: ChangeKind::Added,
                     version: Arc::clone(version),
                 });
             }
-            ControlFlow::Continue(())
-        });
+        }
         Ok(watch)
     }
 
@@ -172,22 +163,14 @@ impl Watch {
             |v: &Arc<ObjectVersion>| self.selectors.is_everything() || self.selectors.matches(&v.value);
         let before = event.previous.as_ref().is_some_and(matches);
         let after = event.change != ChangeKind::Deleted && matches(&event.version);
-        let delta = |change, version: &Arc<ObjectVersion>| {
-            Some(EncodedChange {
-                change,
-                version: Arc::clone(version),
-            })
+        let version = Arc::clone(&event.version);
+        let (change, version) = match (before, after) {
+            (false, false) => return None,
+            (false, true) => (ChangeKind::Added, version),
+            (true, true) => (ChangeKind::Modified, version),
+            (true, false) if event.change == ChangeKind::Deleted => (ChangeKind::Deleted, version),
+            (true, false) => (ChangeKind::Deleted, Arc::new(event.departed()?)),
         };
-        match (before, after) {
-            (false, false) => None,
-            (false, true) => delta(ChangeKind::Added, &event.version),
-            (true, true) => delta(ChangeKind::Modified, &event.version),
-            (true, false) if event.change == ChangeKind::Deleted => {
-                delta(ChangeKind::Deleted, &event.version)
-            }
-            (true, false) => event
-                .departed()
-                .and_then(|version| delta(ChangeKind::Deleted, &version)),
-        }
+        Some(EncodedChange { change, version })
     }
 }

@@ -240,7 +240,7 @@ impl SimulatedNode {
 
     /// Kills its plugin and starts it again with the same command line.
     pub async fn restart_plugin(&mut self) -> Result<()> {
-        Ok(self.kill_plugin().await?.restart().await?)
+        self.kill_plugin().await?.restart().await
     }
 
     /// Kills its plugin and starts it with another value of a flag.
@@ -250,7 +250,7 @@ impl SimulatedNode {
             "the plugin is not started with {flag}"
         );
         let invocation = self.invocation.clone();
-        Ok(self.kill_plugin().await?.restart_as(invocation).await?)
+        self.kill_plugin().await?.restart_as(invocation).await
     }
 
     /// Kills its plugin and starts it with a flag that has no value, or without it.
@@ -259,13 +259,13 @@ impl SimulatedNode {
         self.invocation.args.retain(|arg| arg != flag);
         self.invocation.args.extend(is_on.then(|| flag.to_owned()));
         let invocation = self.invocation.clone();
-        Ok(self.kill_plugin().await?.restart_as(invocation).await?)
+        self.kill_plugin().await?.restart_as(invocation).await
     }
 
     /// Kills its plugin and starts it by another command line, this once.
     pub async fn restart_plugin_as(&mut self, change: impl FnOnce(Invocation) -> Invocation) -> Result<()> {
         let changed = change(self.invocation.clone());
-        Ok(self.kill_plugin().await?.restart_as(changed).await?)
+        self.kill_plugin().await?.restart_as(changed).await
     }
 
     /// Kills its plugin and starts it with this limit of open files.
@@ -278,7 +278,7 @@ impl SimulatedNode {
             program.display().to_string(),
         ];
         limited.args.splice(..0, own);
-        Ok(self.kill_plugin().await?.restart_as(limited).await?)
+        self.kill_plugin().await?.restart_as(limited).await
     }
 
     /// Ends its plugin by SIGTERM, and then starts another one, as a `DaemonSet` does; true if the old one ended cleanly.

@@ -147,7 +147,6 @@ impl NodeSetup {
             delays: Delays {
                 start_retry: Duration::from_millis(500),
                 api_retry: Duration::from_millis(200),
-                ..Delays::default()
             },
             max_pods: 250,
             uses_memory: false,

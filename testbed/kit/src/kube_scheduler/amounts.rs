@@ -47,17 +47,36 @@ impl ResourceAmounts {
 
     /// A node's allocatable; amounts that do not parse count as none.
     pub fn allocatable(node: &Node) -> Self {
-        let mut amounts = Self::default();
-        for (name, quantity) in node
-            .status
-            .iter()
-            .flat_map(|status| status.allocatable.iter().flatten())
-        {
-            if let Ok(amount) = thousandths(name, quantity) {
-                amounts.amounts.insert(name.clone(), amount);
-            }
+        let status = node.status.iter();
+        let allocatable = status.flat_map(|status| status.allocatable.iter().flatten());
+        Self::of_texts(allocatable.map(|(name, quantity)| (name, quantity.0.as_str())))
+    }
+
+    /// Amounts by their text; those that do not parse count as none.
+    pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = (&'a String, &'a str)>) -> Self {
+        let mut read = Self::default();
+        for (name, text) in texts {
+            let amount = thousandths(name, &Quantity(text.to_owned())).ok();
+            read.amounts.extend(amount.map(|amount| (name.clone(), amount)));
         }
-        amounts.rounded()
+        read.rounded()
+    }
+
+    /// Thousandths by resource name.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, i128)> {
+        self.amounts.iter().map(|(name, amount)| (name.as_str(), *amount))
+    }
+
+    /// True if there is an amount of this resource, zero included.
+    pub(crate) fn has(&self, resource: &str) -> bool {
+        self.amounts.contains_key(resource)
+    }
+
+    /// Makes the amount of one resource at least this many whole units.
+    pub(crate) fn raise(&mut self, resource: &str, units: usize) {
+        let floor = i128::try_from(units).unwrap_or(i128::MAX / THOUSAND) * THOUSAND;
+        let amount = self.amounts.entry(resource.to_owned()).or_default();
+        *amount = (*amount).max(floor);
     }
 
     /// The amounts in whole units, rounded up, except CPU (`Resource.SetMaxResource`).
@@ -75,7 +94,7 @@ impl ResourceAmounts {
         self.amounts.get(resource).copied().unwrap_or(0)
     }
 
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.combine(other, |own, amount| own + amount);
     }
 

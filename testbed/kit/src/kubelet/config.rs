@@ -1,4 +1,4 @@
-//! The configuration of a simulated node: its kubelet, delays, faults, order of admission, and container runtime.
+//! The configuration of a simulated node: its kubelet, delays, order of admission, and container runtime.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,10 +46,6 @@ pub struct KubeletConfig {
     pub address: IpAddr,
     /// Decides everything that is random in a real kubelet.
     pub seed: u64,
-    /// The order in which pods that arrive together are admitted.
-    pub ordering: Ordering,
-    /// Known faults of kubelet that may be turned off.
-    pub faults: KubeletFaults,
     /// Deadlines and pauses.
     pub delays: Delays,
     /// True if pod status lists every device ID (`allocatedResourcesStatus`), as kubelet 1.36 does.
@@ -144,8 +140,6 @@ impl KubeletConfig {
             labels: BTreeMap::new(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             seed: 0,
-            ordering: Ordering::default(),
-            faults: KubeletFaults::default(),
             delays: Delays::default(),
             allocated_resources_status: true,
             has_nri: false,
@@ -231,34 +225,11 @@ pub struct ContainerStart {
     pub injection: Duration,
 }
 
-/// The order of pods that wait for admission.
-///
-/// A list (at start, after a broken watch) is one batch; watched pods are batches of [`Ordering::batch`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ordering {
-    /// The order inside a batch.
-    pub rule: OrderRule,
-    /// The largest batch; 1 models a kubelet that keeps up with its watch.
-    pub batch: usize,
-    /// The pause in which a batch waits for its next pod.
-    pub linger: Duration,
-}
-
-impl Default for Ordering {
-    fn default() -> Self {
-        Self {
-            rule: OrderRule::Creation,
-            batch: 1,
-            linger: Duration::from_millis(20),
-        }
-    }
-}
-
 /// The treatment of pods that [`Kubelet::hold`](super::Kubelet::hold) has kept waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) is_held: bool,
-    /// The order of the batch, with a seed of its own; as configured if none.
+    /// The order of the batch, and the seed of a random one.
     pub(crate) order: Option<(OrderRule, u64)>,
 }
 
@@ -273,37 +244,11 @@ pub enum OrderRule {
     Shuffled,
 }
 
-/// Faults of kubelet 1.36 that a caller may turn off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KubeletFaults {
-    /// After a restart an exited init container that holds devices fails admission while its plugin is away.
-    pub exited_init_fails: bool,
-    /// The late end of a replaced `ListAndWatch` stream disconnects the plugin that replaced it.
-    pub late_end_disconnects_successor: bool,
-}
-
-impl Default for KubeletFaults {
-    fn default() -> Self {
-        Self {
-            exited_init_fails: true,
-            late_end_disconnects_successor: true,
-        }
-    }
-}
-
-/// Deadlines and pauses, each kubelet's own by default unless said otherwise.
+/// Pauses between attempts, each kubelet's own by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delays {
-    /// To connect to a plugin's socket.
-    pub dial: Duration,
-    /// For one `PreStartContainer` call.
-    pub pre_start: Duration,
     /// Between two attempts to start a container.
     pub start_retry: Duration,
-    /// From the loss of a plugin to the removal of its resource.
-    pub endpoint_grace: Duration,
-    /// From a pod's deletion to the end of its containers; at once by default.
-    pub termination: Duration,
     /// Between two attempts to write to the API server.
     pub api_retry: Duration,
 }
@@ -311,11 +256,7 @@ pub struct Delays {
 impl Default for Delays {
     fn default() -> Self {
         Self {
-            dial: Duration::from_secs(10),
-            pre_start: Duration::from_secs(30),
             start_retry: Duration::from_secs(10),
-            endpoint_grace: Duration::from_secs(5 * 60),
-            termination: Duration::ZERO,
             api_retry: Duration::from_secs(1),
         }
     }

@@ -1,8 +1,8 @@
 //! kubelet's device manager: plugins register with it, and containers get their devices from it.
 //!
 //! Plugins are found by resource name alone. As in kubelet 1.36, the late end of a plugin's old stream
-//! therefore disconnects the plugin that has registered since, unless that fault is turned off. Topology hints
-//! are ignored, as under kubelet's default policy of the topology manager.
+//! therefore disconnects the plugin that has registered since. Topology hints are ignored, as under kubelet's default policy of the
+//! topology manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,6 +31,10 @@ use super::pod_table::PodTable;
 use super::runtime::RunState;
 use super::tasks::KubeletTasks;
 use crate::dice::dice;
+use crate::files;
+
+/// The time from the loss of a plugin to the removal of its resource (`endpointStopGracePeriod`).
+pub(crate) const ENDPOINT_GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// Devices of ordinary init containers by resource. Later containers of the pod get them first.
 pub(crate) type Reusable = BTreeMap<String, BTreeSet<DeviceId>>;
@@ -107,7 +111,7 @@ impl DeviceManager {
 
     /// Counts the devices of each resource, without those whose plugin has been gone for `endpoint_grace`.
     pub(crate) fn capacity(&self) -> Capacity {
-        let counted = self.lock().capacity(self.machine.config.delays.endpoint_grace);
+        let counted = self.lock().capacity(ENDPOINT_GRACE);
         if !counted.removed.is_empty() {
             self.write_checkpoint();
         }
@@ -129,7 +133,7 @@ impl DeviceManager {
         let devices = self.lock();
         let content = checkpoint::render(&devices.held().rendered(), &devices.registered_json());
         // Written under the lock, so that an older state cannot replace a newer one.
-        if let Err(error) = checkpoint::write(&self.machine.config.checkpoint(), &content) {
+        if let Err(error) = files::replace(&self.machine.config.checkpoint(), &content) {
             tracing::error!(%error, "the checkpoint was not written");
         }
     }
@@ -148,7 +152,7 @@ impl DeviceManager {
         // As in kubelet, Register returns only after the plugin's socket has been dialled.
         let config = &self.machine.config;
         let path = config.plugin_dir().join(socket);
-        let endpoint = Arc::new(Endpoint::connect(resource, &path, config.delays.dial).await?);
+        let endpoint = Arc::new(Endpoint::connect(resource, &path).await?);
         let plugin = Arc::new(RegisteredPlugin {
             endpoint: Arc::clone(&endpoint),
             closed: CancellationToken::new(),
@@ -180,14 +184,7 @@ impl DeviceManager {
         let reading = self.read_stream(resource, &plugin.endpoint);
         plugin.closed.run_until_cancelled(reading).await;
         let mut plugins = self.plugins();
-        let is_replaced = plugins
-            .get(resource)
-            .is_none_or(|current| !Arc::ptr_eq(current, &plugin));
-        if is_replaced && !self.machine.config.faults.late_end_disconnects_successor {
-            return;
-        }
-        // The plugin that serves the resource now is removed, even if it is a later one: kubelet's fault
-        // `late_end_disconnects_successor`.
+        // A fault of kubelet: the plugin that serves the resource now is removed, even if it is a later one.
         let Some(current) = plugins.remove(resource) else {
             return;
         };
@@ -301,16 +298,11 @@ impl DeviceManager {
     }
 
     /// Returns true if kubelet allocates nothing for the container, since it was started before kubelet's restart and not all pods
-    /// are listed yet. Real kubelet forgets exited containers here (`exited_init_fails`).
+    /// are listed yet. A fault of kubelet: it forgets exited containers here, so that an init container which holds devices fails
+    /// the pod while its plugin is away.
     fn skips_allocation(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
-        if self.pods.sources_ready() {
-            return false;
-        }
-        match self.machine.runtime.state(&pod.uid, &container.name) {
-            Some(RunState::Running { .. }) => true,
-            Some(RunState::Exited { .. }) => !self.machine.config.faults.exited_init_fails,
-            _ => false,
-        }
+        let state = self.machine.runtime.state(&pod.uid, &container.name);
+        !self.pods.sources_ready() && matches!(state, Some(RunState::Running { .. }))
     }
 
     /// Allocates devices of one resource; returns false if the container has its devices already.
@@ -416,11 +408,7 @@ impl DeviceManager {
             };
             (endpoint, grant.device_ids())
         };
-        let deadline = self.machine.config.delays.pre_start;
-        endpoint
-            .pre_start(ids, deadline)
-            .await
-            .map_err(PreStartError::Rpc)
+        endpoint.pre_start(ids).await.map_err(PreStartError::Rpc)
     }
 
     /// The Allocate answers of a container, in the order of `limits`, and its device IDs.

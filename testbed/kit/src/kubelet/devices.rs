@@ -139,16 +139,6 @@ impl DeviceManagerState {
         self.endpoints.get(resource)
     }
 
-    /// The healthy devices, by resource.
-    pub(crate) fn registered(&self) -> BTreeMap<String, Vec<String>> {
-        let mut registered = BTreeMap::new();
-        for (resource, offer) in &self.offers {
-            let ids = offer.healthy.iter().map(ToString::to_string).collect();
-            registered.insert(resource.clone(), ids);
-        }
-        registered
-    }
-
     /// The healthy devices as a JSON object.
     pub(crate) fn registered_json(&self) -> String {
         let mut pairs = Vec::new();

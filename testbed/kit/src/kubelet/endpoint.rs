@@ -20,6 +20,11 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
+/// The deadline of the connection to a plugin's socket.
+const DIAL: Duration = Duration::from_secs(10);
+/// The deadline of one `PreStartContainer` call.
+const PRE_START: Duration = Duration::from_secs(30);
+
 /// The error of a registration whose plugin cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
@@ -70,13 +75,9 @@ impl Endpoint {
         }
     }
 
-    /// Dials the socket until `deadline` has passed, then asks for the plugin's options.
-    pub(crate) async fn connect(
-        resource: &str,
-        socket: &Path,
-        deadline: Duration,
-    ) -> Result<Self, ConnectError> {
-        let dialled = tokio::time::timeout(deadline, dial_until_open(socket)).await;
+    /// Dials the socket, then asks for the plugin's options.
+    pub(crate) async fn connect(resource: &str, socket: &Path) -> Result<Self, ConnectError> {
+        let dialled = tokio::time::timeout(DIAL, dial_until_open(socket)).await;
         let channel = dialled.map_err(|_| ConnectError::Deadline(socket.to_owned()))?;
         let mut client =
             DevicePluginClient::new(channel).max_decoding_message_size(proto::kubelet::MAX_MESSAGE_BYTES);
@@ -150,16 +151,12 @@ impl Endpoint {
         Ok(containers.next().unwrap_or_default().device_ids)
     }
 
-    /// Calls the plugin's `PreStartContainer`, and gives up after the deadline.
-    pub(crate) async fn pre_start(
-        &self,
-        device_ids: Vec<String>,
-        deadline: Duration,
-    ) -> Result<(), EndpointError> {
+    /// Calls the plugin's `PreStartContainer`, and gives up after a deadline.
+    pub(crate) async fn pre_start(&self, device_ids: Vec<String>) -> Result<(), EndpointError> {
         let mut client = self.live()?;
         let call = client.pre_start_container(PreStartContainerRequest { device_ids });
         let late = |_| Status::deadline_exceeded("context deadline exceeded");
-        let answered = tokio::time::timeout(deadline, call).await.map_err(late);
+        let answered = tokio::time::timeout(PRE_START, call).await.map_err(late);
         answered.flatten().map(drop).map_err(EndpointError::Rpc)
     }
 

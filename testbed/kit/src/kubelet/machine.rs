@@ -1,11 +1,11 @@
 //! The machine under a kubelet: its container runtime, and records that survive restarts of the kubelet process.
 
-use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
@@ -15,20 +15,9 @@ use super::injector::Injector;
 use super::nri::Nri;
 use super::runtime::Runtime;
 
-/// Why a kubelet cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartupError {
-    /// A directory or socket of kubelet cannot be made.
-    #[error("cannot prepare {}", path.display())]
-    Prepare {
-        /// The directory or socket.
-        path: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
-    /// The container runtime cannot watch its CDI specs.
-    #[error("cannot watch CDI specs")]
-    Watch(#[source] io::Error),
+/// The failure to make a directory or socket of kubelet.
+pub(super) fn prepare(path: &Path) -> String {
+    format!("cannot prepare {}", path.display())
 }
 
 #[derive(Debug)]
@@ -48,18 +37,18 @@ pub(crate) struct KubeletMachine {
 
 impl KubeletMachine {
     /// Starts the container runtime. `hold` outlives a reboot.
-    pub(crate) fn start(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self, StartupError> {
+    pub(crate) fn start(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self> {
         let changes = watch::Sender::new(());
         let runtime = Arc::new(Runtime::new(changes.clone(), config.containers.clone()));
         let mut nri = None;
         if config.has_nri {
             let path = config.nri_socket();
             let listening = Nri::listen(&path, Arc::clone(&runtime), config.needs_nri);
-            nri = Some(listening.map_err(|source| StartupError::Prepare { path, source })?);
+            nri = Some(listening.with_context(|| prepare(&path))?);
         }
         let mut injector = None;
         if config.runtime.cdi == CdiSupport::On {
-            injector = Some(Injector::start(&config).map_err(StartupError::Watch)?);
+            injector = Some(Injector::start(&config).context("cannot watch CDI specs")?);
         }
         Ok(Self {
             config,

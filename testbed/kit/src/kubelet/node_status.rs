@@ -19,11 +19,12 @@ use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
 use super::config::KubeletConfig;
-use super::device_manager::DeviceManager;
+use super::device_manager::{DeviceManager, ENDPOINT_GRACE};
 use super::devices::Capacity;
-use super::fit::{WholeAmounts, is_extended};
+use super::fit::is_extended;
 use super::machine::KubeletMachine;
 use super::status_manager::text;
+use crate::kube_scheduler::ResourceAmounts;
 
 /// Quantities by resource name, as in node status.
 type List = BTreeMap<String, String>;
@@ -33,7 +34,7 @@ pub(crate) struct NodeStatusSync {
     machine: Arc<KubeletMachine>,
     devices: Arc<DeviceManager>,
     /// The node's allocatable as the API server shows it.
-    allocatable: Mutex<WholeAmounts>,
+    allocatable: Mutex<ResourceAmounts>,
 }
 
 impl NodeStatusSync {
@@ -41,11 +42,11 @@ impl NodeStatusSync {
         Self {
             machine: Arc::clone(machine),
             devices: Arc::clone(devices),
-            allocatable: Mutex::new(WholeAmounts::read(&machine.config.capacity)),
+            allocatable: Mutex::new(of_list(&machine.config.capacity)),
         }
     }
 
-    pub(crate) fn allocatable(&self) -> WholeAmounts {
+    pub(crate) fn allocatable(&self) -> ResourceAmounts {
         self.allocatable.lock().clone()
     }
 
@@ -102,12 +103,12 @@ impl NodeStatusSync {
         let mut current: Option<(List, List)> = None;
         let mut removed: Vec<String> = Vec::new();
         loop {
-            let expiry = self.devices.lock().next_expiry(config.delays.endpoint_grace);
+            let expiry = self.devices.lock().next_expiry(ENDPOINT_GRACE);
             tokio::select! {
                 node = nodes.try_next() => match node {
                     Ok(Some(node)) => {
                         let (capacity, allocatable) = resources(&node);
-                        *self.allocatable.lock() = WholeAmounts::read(&allocatable);
+                        *self.allocatable.lock() = of_list(&allocatable);
                         current = Some((capacity, allocatable));
                         self.machine.notify();
                     }
@@ -187,6 +188,10 @@ fn changed_amounts(from: &List, to: &List) -> Map<String, Value> {
 fn is_equal(one: &str, other: &str) -> bool {
     one == other
         || matches!((one.parse::<Quantity>(), other.parse::<Quantity>()), (Ok(one), Ok(other)) if one == other)
+}
+
+fn of_list(amounts: &List) -> ResourceAmounts {
+    ResourceAmounts::of_texts(amounts.iter().map(|(name, text)| (name, text.as_str())))
 }
 
 /// Capacity and allocatable resources of a Node.

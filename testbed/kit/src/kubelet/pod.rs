@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use proto::quantity::Quantity;
 
-use super::fit::WholeAmounts;
 use super::probe_program::PROGRAM;
+use crate::kube_scheduler::ResourceAmounts;
 use crate::pod_fields::has_ended;
 
 /// The annotation that makes the app containers of a pod finish at once. Its value does not matter.
@@ -37,7 +37,6 @@ pub(crate) struct ContainerSpec {
     pub(crate) kind: ContainerType,
     /// Whole units of each limit, rounded up.
     pub(crate) limits: BTreeMap<String, i64>,
-    pub(crate) requests: WholeAmounts,
     pub(crate) env: Vec<EnvVar>,
     pub(crate) env_from: Vec<EnvFromSource>,
     /// Claims of the pod that it uses.
@@ -63,7 +62,7 @@ pub(crate) struct KubeletPod {
     /// Names of `ResourceClaim`s, by the names under which containers use them.
     pub(crate) claims: BTreeMap<String, String>,
     /// The requests of the whole pod.
-    pub(crate) requests: WholeAmounts,
+    pub(crate) requests: ResourceAmounts,
     /// `restartPolicy: Always`, the default.
     pub(crate) restarts: bool,
     pub(crate) deleting: bool,
@@ -100,8 +99,6 @@ impl KubeletPod {
             containers.push(read_container(&container, ContainerType::Ephemeral));
         }
         let claims = spec.resource_claims.iter().flatten();
-
-        let overhead = WholeAmounts::read(spec.overhead.iter().flatten().map(|(name, q)| (name, &q.0)));
         Some(Self {
             uid,
             namespace: pod.namespace().unwrap_or_default(),
@@ -112,7 +109,7 @@ impl KubeletPod {
             claims: claims
                 .filter_map(|claim| Some((claim.name.clone(), claim.resource_claim_name.clone()?)))
                 .collect(),
-            requests: pod_requests(&containers, &overhead),
+            requests: ResourceAmounts::of_pod(pod).unwrap_or_default(),
             containers,
             restarts,
             deleting: pod.metadata.deletion_timestamp.is_some(),
@@ -129,15 +126,9 @@ impl KubeletPod {
 /// Reads the fields of a container that kubelet needs.
 fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     let resources = container.resources.clone().unwrap_or_default();
-    let (mut limits, mut requests) = (BTreeMap::new(), WholeAmounts::default());
-    if let Some(amounts) = &resources.limits {
-        requests = WholeAmounts::read(amounts.iter().map(|(name, q)| (name, &q.0)));
-        for (name, amount) in amounts {
-            limits.extend(whole(&amount.0).map(|amount| (name.clone(), amount)));
-        }
-    }
-    if let Some(amounts) = &resources.requests {
-        requests.replace(WholeAmounts::read(amounts.iter().map(|(name, q)| (name, &q.0))));
+    let mut limits = BTreeMap::new();
+    for (name, amount) in resources.limits.iter().flatten() {
+        limits.extend(whole(&amount.0).map(|amount| (name.clone(), amount)));
     }
     let claims = resources.claims.into_iter().flatten();
     let security = container.security_context.as_ref();
@@ -151,7 +142,6 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
         image: container.image.clone().unwrap_or_default(),
         kind,
         limits,
-        requests,
         claims: claims.map(|claim| claim.name).collect(),
         is_privileged: security.is_some_and(|context| context.privileged == Some(true)),
         env: container.env.clone().unwrap_or_default(),
@@ -163,27 +153,4 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
 
 fn whole(text: &str) -> Option<i64> {
     text.parse::<Quantity>().ok()?.integer()
-}
-
-/// The requests of a whole pod: those of its containers together, or of its largest init step where that is more.
-fn pod_requests(containers: &[ContainerSpec], overhead: &WholeAmounts) -> WholeAmounts {
-    let mut running = WholeAmounts::default();
-    let mut sidecars = WholeAmounts::default();
-    let mut peak = WholeAmounts::default();
-    for container in containers {
-        match container.kind {
-            ContainerType::App => running.add(&container.requests),
-            ContainerType::Ephemeral => {}
-            ContainerType::Sidecar => sidecars.add(&container.requests),
-            ContainerType::Init => {
-                let mut step = sidecars.clone();
-                step.add(&container.requests);
-                peak.raise_all(&step);
-            }
-        }
-    }
-    running.add(&sidecars);
-    running.raise_all(&peak);
-    running.add(overhead);
-    running
 }

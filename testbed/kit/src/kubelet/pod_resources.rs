@@ -1,4 +1,4 @@
-//! The pod-resources v1 service: the devices of each container, from device plugins and from claims.
+//! The pod-resources v1 service: the devices of each container, from device plugins and from claims. Only List is modelled.
 //!
 //! As in kubelet, it lists active pods without their ordinary init containers, has one entry per device, and
 //! shows no UID of pods.
@@ -45,15 +45,6 @@ impl PodResourcesService {
             limit: RateLimit::full(),
         }
     }
-
-    /// Refuses a call if the clients call too often, as kubelet does.
-    fn admit_call(&self) -> Result<(), Status> {
-        if self.limit.allow() {
-            Ok(())
-        } else {
-            Err(Status::resource_exhausted("rejected by rate limit"))
-        }
-    }
 }
 
 #[tonic::async_trait]
@@ -64,7 +55,9 @@ impl PodResourcesLister for PodResourcesService {
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
         KubeletCounts::add(&self.machine.counts.lists);
-        self.admit_call()?;
+        if !self.limit.allow() {
+            return Err(Status::resource_exhausted("rejected by rate limit"));
+        }
         // List frees the devices of ended pods first (UpdateAllocatedDevices), so a caller never sees them.
         let active: Vec<Arc<KubeletPod>> = self.pods.lock().active().cloned().collect();
         self.devices.free_ended();
@@ -76,40 +69,18 @@ impl PodResourcesLister for PodResourcesService {
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
-    /// Answers the call `GetAllocatableResources`: all devices that plugins have listed.
     async fn get_allocatable_resources(
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        self.admit_call()?;
-        let devices = self.devices.lock();
-        let entry = |resource: &String, id: &String| one_device(&devices, resource, id);
-        let registered = devices.registered();
-        let devices = registered
-            .iter()
-            .flat_map(|(resource, ids)| ids.iter().map(move |id| entry(resource, id)))
-            .collect();
-        Ok(Response::new(AllocatableResourcesResponse {
-            devices,
-            ..AllocatableResourcesResponse::default()
-        }))
+        Err(Status::unimplemented("not modelled"))
     }
 
-    /// Answers the call Get: the devices of one pod.
     async fn get(
         &self,
-        request: Request<GetPodResourcesRequest>,
+        _: Request<GetPodResourcesRequest>,
     ) -> Result<Response<GetPodResourcesResponse>, Status> {
-        self.admit_call()?;
-        let GetPodResourcesRequest {
-            pod_name,
-            pod_namespace,
-        } = request.into_inner();
-        let pod = self.pods.lock().find_active(&pod_namespace, &pod_name).cloned();
-        let missing = || Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found"));
-        let pod = pod.ok_or_else(missing)?;
-        let pod_resources = Some(of_pod(&self.devices.lock(), &self.machine.claims, &pod));
-        Ok(Response::new(GetPodResourcesResponse { pod_resources }))
+        Err(Status::unimplemented("not modelled"))
     }
 }
 

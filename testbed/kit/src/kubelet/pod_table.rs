@@ -102,9 +102,4 @@ impl PodRecords {
     pub(crate) fn active_uids(&self) -> BTreeSet<String> {
         self.active().map(|pod| pod.uid.clone()).collect()
     }
-
-    pub(crate) fn find_active(&self, namespace: &str, name: &str) -> Option<&Arc<KubeletPod>> {
-        self.active()
-            .find(|pod| pod.namespace == namespace && pod.name == name)
-    }
 }

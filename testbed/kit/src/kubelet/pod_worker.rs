@@ -74,7 +74,7 @@ impl PodWorkers {
                         pod = new;
                         due = Some(Instant::now());
                     }
-                    Some(command) => return self.terminate(&pod, &command).await,
+                    Some(command) => return self.terminate(&pod, &command),
                 },
                 progress = step => {
                     due = (progress == WorkerProgress::Retry).then(|| Instant::now() + self.machine().config.delays.start_retry);
@@ -155,8 +155,7 @@ impl PodWorkers {
     }
 
     /// Kills the containers of a pod, and deletes the pod at the API server unless it is gone there.
-    async fn terminate(&self, pod: &KubeletPod, command: &PodCommand) {
-        tokio::time::sleep(self.machine().config.delays.termination).await;
+    fn terminate(&self, pod: &KubeletPod, command: &PodCommand) {
         self.machine().runtime.kill(&pod.uid, KILLED);
         self.pods.lock().end(&pod.uid);
         if matches!(command, PodCommand::Remove) {

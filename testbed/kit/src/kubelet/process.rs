@@ -4,16 +4,17 @@
 //! server.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Context, Result};
 use proto::kubelet::deviceplugin::registration_server::RegistrationServer;
 use proto::kubelet::podresources::pod_resources_lister_server::PodResourcesListerServer;
 use tonic::transport::Server;
 
 use super::container_start::ContainerStarter;
 use super::device_manager::{DeviceManager, RegistrationService};
-use super::machine::{KubeletMachine, StartupError};
+use super::machine::{KubeletMachine, prepare};
 use super::node_status::NodeStatusSync;
 use super::pod_resources::PodResourcesService;
 use super::pod_table::PodTable;
@@ -33,13 +34,10 @@ pub(crate) struct KubeletProcess {
 
 impl KubeletProcess {
     /// Removes old sockets, loads the checkpoint, opens the sockets, starts the tasks.
-    pub(crate) fn start(machine: &Arc<KubeletMachine>) -> Result<Self, StartupError> {
+    pub(crate) fn start(machine: &Arc<KubeletMachine>) -> Result<Self> {
         let config = &machine.config;
         let plugin_dir = config.plugin_dir();
-        clear_sockets(&plugin_dir).map_err(|source| StartupError::Prepare {
-            path: plugin_dir,
-            source,
-        })?;
+        clear_sockets(&plugin_dir).with_context(|| prepare(&plugin_dir))?;
         let is_new_node = !config.checkpoint().exists();
         let tasks = KubeletTasks::default();
         let pods = Arc::new(PodTable::default());
@@ -81,12 +79,12 @@ impl KubeletProcess {
     }
 
     /// Serves kubelet's two sockets: the registration of device plugins, and the pod-resources API.
-    fn serve(&self, machine: &Arc<KubeletMachine>) -> Result<(), StartupError> {
+    fn serve(&self, machine: &Arc<KubeletMachine>) -> Result<()> {
         let registration = RegistrationServer::new(RegistrationService(Arc::clone(&self.devices)));
         let lister =
             PodResourcesListerServer::new(PodResourcesService::new(machine, &self.devices, &self.pods));
-        let plugins = self.listen(machine.config.plugin_socket())?;
-        let clients = self.listen(machine.config.pod_resources_socket())?;
+        let plugins = self.listen(&machine.config.plugin_socket())?;
+        let clients = self.listen(&machine.config.pod_resources_socket())?;
         self.tasks.spawn(async move {
             let router = Server::builder().add_service(registration);
             if let Err(error) = router.serve_with_incoming(plugins).await {
@@ -105,10 +103,9 @@ impl KubeletProcess {
     /// Listens on a socket; its connections break when this kubelet stops.
     fn listen(
         &self,
-        path: PathBuf,
-    ) -> Result<impl futures::Stream<Item = io::Result<socket::Severable>> + use<>, StartupError> {
-        socket::listen(&path, self.tasks.cancellation())
-            .map_err(|source| StartupError::Prepare { path, source })
+        path: &Path,
+    ) -> Result<impl futures::Stream<Item = io::Result<socket::Severable>> + use<>> {
+        socket::listen(path, self.tasks.cancellation()).with_context(|| prepare(path))
     }
 }
 

@@ -13,7 +13,6 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use proto::pod::MIRROR;
-use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -113,33 +112,16 @@ impl SyncLoop {
         }
     }
 
-    /// Takes in updates: gathers new pods into batches, puts each batch into its order, and admits its pods one by one.
+    /// Takes in updates, and admits new pods one by one: those of a list, or that were held back, in the order of their batch.
     async fn take_in(&self, mut arrivals: UnboundedReceiver<PodUpdate>) {
-        let mut n_batches = 0_u64;
         while let Some(arrival) = arrivals.recv().await {
             let mut batch = Vec::new();
             // After a start all pods of the node come as one batch; HandlePodAdditions sorts them by creation
             // time.
             let is_list = matches!(arrival, PodUpdate::List(_));
             self.collect(arrival, &mut batch);
-            if !is_list {
-                self.fill(&mut batch, &mut arrivals).await;
-            }
-            let order = self.while_held(&mut batch, &mut arrivals).await;
-            let (rule, mut rng) = match order {
-                Some((rule, seed)) => {
-                    // The shuffle of a release depends on the seed alone, not on the order in which the pods arrived.
-                    if rule == OrderRule::Shuffled {
-                        batch.sort_by_cached_key(|pod| pod.full_name());
-                    }
-                    (rule, dice(seed, &["release"]))
-                }
-                None => (
-                    self.machine.config.ordering.rule,
-                    dice(self.machine.config.seed, &["batch", &n_batches.to_string()]),
-                ),
-            };
-            for pod in in_order(batch, rule, &mut rng) {
+            let (rule, seed) = self.while_held(&mut batch, &mut arrivals).await;
+            for pod in in_order(batch, rule, seed) {
                 self.admit(pod).await;
             }
             // sourcesReady is true once the first list has been handled. Until then an unknown pod may still come, so kubelet
@@ -148,16 +130,15 @@ impl SyncLoop {
                 self.pods.set_sources_ready();
                 self.machine.notify();
             }
-            n_batches += 1;
         }
     }
 
-    /// Collects pods until [`Hold`] ends; returns the order in which they are then admitted, if it names one.
+    /// Collects pods until [`Hold`] ends; returns the order in which they are then admitted.
     async fn while_held(
         &self,
         batch: &mut Vec<Arc<KubeletPod>>,
         arrivals: &mut UnboundedReceiver<PodUpdate>,
-    ) -> Option<(OrderRule, u64)> {
+    ) -> (OrderRule, u64) {
         let mut hold = self.machine.hold.subscribe();
         let mut was_held = false;
         loop {
@@ -169,23 +150,12 @@ impl SyncLoop {
                 .store(if is_held { batch.len() } else { 0 }, Ordering::Release);
             self.machine.notify();
             if !is_held {
-                return order.filter(|_| was_held);
+                return order.filter(|_| was_held).unwrap_or((OrderRule::Creation, 0));
             }
             tokio::select! {
                 _ = hold.changed() => {}
                 Some(arrival) = arrivals.recv() => self.collect(arrival, batch),
             }
-        }
-    }
-
-    /// Waits for further pods of a batch that has begun.
-    async fn fill(&self, batch: &mut Vec<Arc<KubeletPod>>, arrivals: &mut UnboundedReceiver<PodUpdate>) {
-        let ordering = self.machine.config.ordering;
-        while !batch.is_empty() && batch.len() < ordering.batch {
-            let Ok(Some(next)) = tokio::time::timeout(ordering.linger, arrivals.recv()).await else {
-                return;
-            };
-            self.collect(next, batch);
         }
     }
 
@@ -322,7 +292,7 @@ impl SyncLoop {
         let mut allocatable = self.node.allocatable();
         // Devices that are already held count as there, even if their plugin is away.
         for (resource, held) in self.devices.lock().held().devices() {
-            allocatable.raise(&resource, i64::try_from(held.len()).unwrap_or(i64::MAX));
+            allocatable.raise(&resource, held.len());
         }
         let pods = self.pods.lock();
         let others = pods.active().filter(|other| other.uid != pod.uid);
@@ -342,59 +312,17 @@ impl SyncLoop {
 }
 
 /// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
-fn in_order(mut batch: Vec<Arc<KubeletPod>>, rule: OrderRule, rng: &mut StdRng) -> Vec<Arc<KubeletPod>> {
+fn in_order(mut batch: Vec<Arc<KubeletPod>>, rule: OrderRule, seed: u64) -> Vec<Arc<KubeletPod>> {
     // kubelet sorts a batch by creation time; the rule then changes that order on purpose.
     batch.sort_by_key(|pod| pod.created);
     match rule {
         OrderRule::Creation => {}
         OrderRule::Reversed => batch.reverse(),
-        OrderRule::Shuffled => batch.shuffle(rng),
+        OrderRule::Shuffled => {
+            // By the seed alone, not by the order in which the pods arrived.
+            batch.sort_by_cached_key(|pod| pod.full_name());
+            batch.shuffle(&mut dice(seed, &["release"]));
+        }
     }
     batch
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use k8s_openapi::api::core::v1::Pod;
-    use rstest::rstest;
-    use serde_json::json;
-
-    use super::in_order;
-    use crate::dice::dice;
-    use crate::kubelet::config::OrderRule;
-    use crate::kubelet::pod::KubeletPod;
-
-    fn pod(name: &str, second: u32) -> Arc<KubeletPod> {
-        let time = format!("2026-01-01T00:00:{second:02}Z");
-        let pod = json!({"metadata": {"name": name, "uid": name, "creationTimestamp": time}, "spec": {"containers": []}});
-        Arc::new(KubeletPod::read(&serde_json::from_value::<Pod>(pod).unwrap()).unwrap())
-    }
-
-    #[rstest]
-    #[case::by_creation_then_by_arrival(OrderRule::Creation, "early late1 late2 last")]
-    #[case::reversed(OrderRule::Reversed, "last late2 late1 early")]
-    fn a_batch_is_admitted_in_the_configured_order(#[case] rule: OrderRule, #[case] expected: &str) {
-        let arrived = vec![pod("late1", 5), pod("last", 9), pod("early", 1), pod("late2", 5)];
-        let ordered: Vec<String> = in_order(arrived, rule, &mut dice(1, &[]))
-            .iter()
-            .map(|pod| pod.name.clone())
-            .collect();
-        assert_eq!(ordered.join(" "), expected);
-    }
-
-    #[test]
-    fn each_batch_is_shuffled_differently_by_the_seed() {
-        let pods = || (0..20).map(|i| pod(&i.to_string(), i)).collect::<Vec<_>>();
-        let names = |seed, batch| {
-            in_order(pods(), OrderRule::Shuffled, &mut dice(seed, &[batch]))
-                .iter()
-                .map(|pod| pod.name.clone())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(names(1, "0"), names(1, "0"));
-        assert_ne!(names(1, "0"), names(1, "1"));
-        assert_ne!(names(1, "0"), names(2, "0"));
-    }
 }

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::hook::WebhookConfig;
-use super::{AdmissionOperation, LocalPorts, ReviewObjects, ReviewedWrite, kind_of};
+use super::{AdmissionOperation, LocalPorts, ReviewObjects, ReviewedWrite};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
@@ -31,7 +31,7 @@ const MAX_ANSWER: usize = 3 * 1024 * 1024;
 /// Why a call failed, in the words of kube-apiserver.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    #[error("failed to call webhook: {0}")]
+    #[error("failed to call webhook: service \"{0}\" not found")]
     Address(String),
     #[error("failed to call webhook: Post \"{url}\": {why}")]
     Post { url: String, why: String },
@@ -47,12 +47,8 @@ pub(super) enum CallError {
 struct WebhookAddress {
     url: String,
     server_name: String,
-    address: Address,
-}
-
-enum Address {
-    Known(SocketAddr),
-    Named(String, u16),
+    /// The local port behind its Service.
+    address: SocketAddr,
 }
 
 /// Posts a review to a webhook; returns the JSON of its answer.
@@ -78,43 +74,23 @@ pub(super) async fn post(
     serde_json::from_slice(&body).map_err(|error| CallError::Response(error.to_string()))
 }
 
-/// Finds the address of a webhook: the local port behind its Service, or the host and port of its URL.
+/// Finds the address of a webhook by its Service; a webhook without one is not modelled, and not found.
 fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress, CallError> {
-    let query = format!("timeout={}s", hook.timeout.as_secs());
-    if let Some(service) = &hook.client.service {
-        let port = service
-            .port
-            .and_then(|port| u16::try_from(port).ok())
-            .unwrap_or(443);
-        let Some(address) = services.get(&service.namespace, &service.name, port) else {
-            return Err(CallError::Address(format!(
-                "service \"{}\" not found",
-                service.name
-            )));
-        };
-        // The webhook's certificate is for the name of its Service, whichever address it is called at.
-        let server_name = format!("{}.{}.svc", service.name, service.namespace);
-        let path = service
-            .path
-            .as_deref()
-            .unwrap_or_default()
-            .trim_start_matches('/');
-        let url = format!("https://{server_name}:{port}/{path}?{query}");
-        return Ok(WebhookAddress {
-            url,
-            server_name,
-            address: Address::Known(address),
-        });
-    }
-    let text = hook.client.url.as_deref().unwrap_or_default();
-    let parsed = text.parse::<http::Uri>();
-    let url = parsed.map_err(|error| CallError::Address(format!("url {text:?}: {error}")))?;
-    let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-    let address = Address::Named(host.clone(), url.port_u16().unwrap_or(443));
-    let url = format!("{text}{}{query}", if url.query().is_some() { '&' } else { '?' });
+    let service = hook.client.service.clone().unwrap_or_default();
+    let port = service
+        .port
+        .and_then(|port| u16::try_from(port).ok())
+        .unwrap_or(443);
+    let Some(address) = services.get(&service.namespace, &service.name, port) else {
+        return Err(CallError::Address(service.name));
+    };
+    // The webhook's certificate is for the name of its Service, whichever address it is called at.
+    let server_name = format!("{}.{}.svc", service.name, service.namespace);
+    let path = service.path.unwrap_or_default();
+    let (path, timeout) = (path.trim_start_matches('/'), hook.timeout.as_secs());
     Ok(WebhookAddress {
-        url,
-        server_name: host,
+        url: format!("https://{server_name}:{port}/{path}?timeout={timeout}s"),
+        server_name,
         address,
     })
 }
@@ -125,10 +101,7 @@ async fn exchange(
     place: &WebhookAddress,
     review: &Value,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    let connected = match &place.address {
-        Address::Known(address) => TcpStream::connect(address).await,
-        Address::Named(host, port) => TcpStream::connect((host.as_str(), *port)).await,
-    };
+    let connected = TcpStream::connect(place.address).await;
     let stream = connected.map_err(|error| io::Error::new(error.kind(), format!("dial tcp: {error}")))?;
     // A review is one small write, and Nagle's algorithm would hold it back.
     stream.set_nodelay(true)?;
@@ -169,14 +142,16 @@ pub(super) struct WebhookVerdict {
     /// A `Status`, or null.
     status: Value,
     patch: Option<Value>,
-    pub(super) warnings: Vec<String>,
 }
 
 /// Builds the `AdmissionReview` of a request.
 pub(super) fn review_of(uid: &str, request: &ReviewedWrite<'_>, objects: &ReviewObjects) -> Value {
     let resource = &request.target.resource;
-    let (group, version, kind) = kind_of(resource, request.subresource, &objects.new);
-    let kind = json!({"group": group, "version": version, "kind": kind});
+    let kind = match request.subresource {
+        "binding" => json!({"group": "", "version": "v1", "kind": "Binding"}),
+        "eviction" => json!({"group": "policy", "version": "v1", "kind": "Eviction"}),
+        _ => json!({"group": resource.group, "version": resource.version, "kind": resource.kind}),
+    };
     let plural = json!({"group": resource.group, "version": resource.version, "resource": resource.plural});
     let user = request.user;
     let mut asked = json!({
@@ -225,15 +200,10 @@ pub(super) fn read_verdict(
     if found != uid {
         return Err(bad(format!("expected response.uid=\"{uid}\", got \"{found}\"")));
     }
-    let warnings = object::array(response, "/warnings")
-        .iter()
-        .filter_map(Value::as_str);
-    let warnings = warnings.map(str::to_owned).collect();
     Ok(WebhookVerdict {
         allowed: object::is_true(response, "/allowed"),
         status: response.get("status").cloned().unwrap_or_default(),
         patch: read_patch(response).map_err(|why| bad(format!("webhook \"{}\": {why}", hook.name)))?,
-        warnings,
     })
 }
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MutatingWebhook, RuleWithOperations, WebhookClientConfig,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::Selector;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{ReviewObjects, ReviewedWrite};
 use crate::apiserver::object;
 use crate::apiserver::resource::{ADMISSION, Resource};
-use crate::apiserver::selector::ParsedSelector;
-use crate::apiserver::status::InvalidField;
-use crate::apiserver::store::Slice;
+use crate::apiserver::selector::has_labels;
 use crate::apiserver::verbs::ApiState;
 
 /// The two kinds of webhook configuration.
@@ -30,24 +30,22 @@ pub(crate) struct WebhookConfig {
     pub(crate) client: WebhookClientConfig,
     pub(crate) timeout: Duration,
     pub(crate) ignores_failure: bool,
-    /// True if the webhook must not be called for a dry run.
-    pub(crate) has_side_effects: bool,
     /// True if the webhook is called again after later webhooks changed the object (`reinvocationPolicy:
     /// IfNeeded`).
     pub(crate) reinvoke: bool,
     /// `matchConditions`: expressions that must all be true for the webhook to be called.
     pub(crate) conditions: Vec<MatchCondition>,
     rules: Vec<RuleWithOperations>,
-    namespaces: ParsedSelector,
-    objects: ParsedSelector,
+    namespaces: Selector,
+    objects: Selector,
 }
 
 impl WebhookConfig {
-    /// Reads one entry of a configuration's `webhooks`; `None` if it does not decode.
+    /// Reads one entry of a configuration's `webhooks`; `None` if it does not decode, or has a selector with an unknown operator.
     fn read(value: &Value) -> Option<Self> {
         // A validating webhook has the fields of a mutating one but for `reinvocationPolicy`.
         let hook = MutatingWebhook::deserialize(value).ok()?;
-        let selector = |given: Option<_>| given.as_ref().map(ParsedSelector::from_field).unwrap_or_default();
+        let selector = |given: Option<LabelSelector>| given.unwrap_or_default().try_into().ok();
         Some(Self {
             name: hook.name,
             client: hook.client_config,
@@ -57,12 +55,11 @@ impl WebhookConfig {
                     .unwrap_or(10),
             ),
             ignores_failure: hook.failure_policy.as_deref() == Some("Ignore"),
-            has_side_effects: !matches!(hook.side_effects.as_str(), "None" | "NoneOnDryRun"),
             reinvoke: hook.reinvocation_policy.as_deref() == Some("IfNeeded"),
             conditions: hook.match_conditions.unwrap_or_default(),
             rules: hook.rules.unwrap_or_default(),
-            namespaces: selector(hook.namespace_selector),
-            objects: selector(hook.object_selector),
+            namespaces: selector(hook.namespace_selector)?,
+            objects: selector(hook.object_selector)?,
         })
     }
 
@@ -79,17 +76,18 @@ impl WebhookConfig {
         namespace: &Value,
     ) -> bool {
         let resource = &request.target.resource;
-        let labelled = |of: &Value| !of.is_null() && self.objects.matches(of);
+        let labelled = |of: &Value| !of.is_null() && has_labels(&self.objects, of);
         // The namespaceSelector of a webhook looks at a Namespace's own labels, and at those of its namespace
         // for any other object.
         let in_namespace = if resource.is("", "namespaces") {
-            self.namespaces.matches(if objects.new.is_null() {
+            let own = if objects.new.is_null() {
                 &objects.old
             } else {
                 &objects.new
-            })
+            };
+            has_labels(&self.namespaces, own)
         } else {
-            !resource.namespaced || self.namespaces.matches(namespace)
+            !resource.namespaced || has_labels(&self.namespaces, namespace)
         };
         // Either version suffices: else a write could take an object out of reach of the webhook by removing
         // the label.
@@ -131,103 +129,9 @@ pub(crate) fn all_of_phase(state: &ApiState, phase: AdmissionPhase) -> Vec<Webho
         AdmissionPhase::Mutating => "mutatingwebhookconfigurations",
         AdmissionPhase::Validating => "validatingwebhookconfigurations",
     };
-    let mut hooks = Vec::new();
-    // A scan of the present never meets compacted revisions.
-    let _ = state.store.scan(
-        &format!("{ADMISSION}/{plural}"),
-        Slice::default(),
-        |_, version| {
-            hooks.extend(
-                object::array(&version.value, "/webhooks")
-                    .iter()
-                    .filter_map(WebhookConfig::read),
-            );
-            std::ops::ControlFlow::Continue(())
-        },
-    );
-    hooks
-}
-
-/// Lists the errors of a webhook configuration that a client writes; empty for other kinds of objects.
-pub(crate) fn check_configuration(resource: &Resource, body: &Value) -> Vec<InvalidField> {
-    if !resource.is(ADMISSION, "mutatingwebhookconfigurations")
-        && !resource.is(ADMISSION, "validatingwebhookconfigurations")
-    {
-        return Vec::new();
-    }
-    let hooks = object::array(body, "/webhooks").iter().enumerate();
-    hooks
-        .flat_map(|(idx, hook)| check_hook(&format!("webhooks[{idx}]"), hook))
+    let configurations = state.store.scan(&format!("{ADMISSION}/{plural}"), None, None);
+    configurations
+        .flat_map(|(_, version)| object::array(&version.value, "/webhooks"))
+        .filter_map(WebhookConfig::read)
         .collect()
-}
-
-/// Lists the errors of one webhook in a configuration that a client writes, as kube-apiserver's validation words them.
-fn check_hook(path: &str, hook: &Value) -> Vec<InvalidField> {
-    let mut errors = Vec::new();
-    let name = object::text(hook, "/name");
-    if name.split('.').filter(|part| !part.is_empty()).count() < 3 {
-        errors.push(InvalidField::invalid(
-            format!("{path}.name"),
-            name,
-            "should be a domain with at least three segments separated by dots",
-        ));
-    }
-    let versions = object::array(hook, "/admissionReviewVersions");
-    if !versions
-        .iter()
-        .any(|version| matches!(version.as_str(), Some("v1" | "v1beta1")))
-    {
-        let why = "must specify one of v1, v1beta1";
-        errors.push(InvalidField::required(
-            format!("{path}.admissionReviewVersions"),
-            why,
-        ));
-    }
-    let side_effects = object::text(hook, "/sideEffects");
-    if !matches!(side_effects, "None" | "NoneOnDryRun") {
-        errors.push(InvalidField::unsupported(
-            format!("{path}.sideEffects"),
-            side_effects,
-            &["None", "NoneOnDryRun"],
-        ));
-    }
-    let timeout = hook.get("timeoutSeconds").and_then(Value::as_i64).unwrap_or(10);
-    if !(1..=30).contains(&timeout) {
-        let why = "the timeout value must be between 1 and 30 seconds";
-        errors.push(InvalidField::invalid(
-            format!("{path}.timeoutSeconds"),
-            &timeout.to_string(),
-            why,
-        ));
-    }
-    let policy = hook
-        .get("failurePolicy")
-        .map_or(Some("Fail"), Value::as_str)
-        .unwrap_or_default();
-    if !matches!(policy, "Fail" | "Ignore") {
-        errors.push(InvalidField::unsupported(
-            format!("{path}.failurePolicy"),
-            policy,
-            &["Fail", "Ignore"],
-        ));
-    }
-    let (url, service) = (
-        hook.pointer("/clientConfig/url").and_then(Value::as_str),
-        hook.pointer("/clientConfig/service"),
-    );
-    match (url, service) {
-        (Some(url), None) if !url.starts_with("https://") => {
-            errors.push(InvalidField::invalid(
-                format!("{path}.clientConfig.url"),
-                url,
-                "'https' is the only allowed URL scheme",
-            ));
-        }
-        (Some(_), None) | (None, Some(_)) => {}
-        _ => errors.push(InvalidField::required(
-            format!("{path}.clientConfig"),
-            "exactly one of url or service is required",
-        )),
-    }
-    errors
 }

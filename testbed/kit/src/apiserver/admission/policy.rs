@@ -3,14 +3,9 @@
 //! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
 //! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error.
-//!
-//! Objects that policies name as parameters come from [`Params`], which repeats a fault of kube-apiserver
-//! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. For a
-//! custom resource it makes another one later. The informer of a built-in kind is shared and never starts again: parameters
-//! stay as it had seen them by then. The real server looks for changed bindings once a second, and this one at every write.
+//! Parameters are the objects as they are stored: kube-apiserver may show those of a built-in kind as they were when the last
+//! binding that needs them was deleted (kubernetes/kubernetes#130887, #133827).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use cel::Context;
@@ -19,7 +14,6 @@ use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicySpec, Validation,
 };
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -27,58 +21,11 @@ use super::hook::rule_matches;
 use super::{ReviewObjects, ReviewedWrite, call};
 use crate::apiserver::resource::{ADMISSION, Resource};
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::{Key, Slice};
+use crate::apiserver::store::Key;
 use crate::apiserver::verbs::ApiState;
 
 /// `apiVersion` and kind of parameters.
 type VersionedKind = (String, String);
-
-/// Objects of one kind by namespace and name.
-type SeenParams = BTreeMap<(String, String), Arc<Value>>;
-
-/// The informers of kinds that policies name.
-#[derive(Debug, Default)]
-pub(crate) struct Params(Mutex<Informers>);
-
-#[derive(Debug, Default)]
-struct Informers {
-    running: BTreeSet<VersionedKind>,
-    /// Ended informers of built-in kinds, with the objects that they had seen by then.
-    ended: BTreeMap<VersionedKind, SeenParams>,
-}
-
-impl Params {
-    /// Starts informers of kinds that bindings need now, and ends those of other kinds.
-    fn refresh(&self, state: &ApiState, needed: &BTreeSet<VersionedKind>) {
-        let mut informers = self.0.lock();
-        let unneeded: Vec<VersionedKind> = informers.running.difference(needed).cloned().collect();
-        for kind in unneeded {
-            informers.running.remove(&kind);
-            if let Some(resource) = resource_of(state, &kind).filter(|resource| !resource.custom) {
-                let seen = current_objects(state, &resource);
-                informers.ended.entry(kind).or_insert(seen);
-            }
-        }
-        informers.running.extend(needed.iter().cloned());
-    }
-
-    /// An object as the informer of its kind shows it.
-    fn get(
-        &self,
-        state: &ApiState,
-        resource: &Resource,
-        kind: &VersionedKind,
-        namespace: &str,
-        name: &str,
-    ) -> Option<Arc<Value>> {
-        let informers = self.0.lock();
-        if let Some(seen) = informers.ended.get(kind) {
-            return seen.get(&(namespace.to_owned(), name.to_owned())).cloned();
-        }
-        let current = state.store.get(&resource.storage, &Key::new(namespace, name))?;
-        Some(Arc::clone(&current.value))
-    }
-}
 
 /// The served resource with this API version and kind.
 fn resource_of(state: &ApiState, (api_version, kind): &VersionedKind) -> Option<Arc<Resource>> {
@@ -88,29 +35,12 @@ fn resource_of(state: &ApiState, (api_version, kind): &VersionedKind) -> Option<
         .cloned()
 }
 
-/// All objects of a resource as they are stored now, by namespace and name.
-fn current_objects(state: &ApiState, resource: &Resource) -> SeenParams {
-    let mut seen = SeenParams::new();
-    // A scan of the present never meets compacted revisions.
-    let _ = state
-        .store
-        .scan(&resource.storage, Slice::default(), |key, version| {
-            let name = (key.namespace.clone(), key.name.clone());
-            seen.insert(name, Arc::clone(&version.value));
-            ControlFlow::Continue(())
-        });
-    seen
-}
-
 /// All stored admission objects of one plural name, such as the policies; objects that do not decode are left out.
 fn list_objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
-    let mut found = Vec::new();
-    let storage = format!("{ADMISSION}/{plural}");
-    let _ = state.store.scan(&storage, Slice::default(), |_, version| {
-        found.extend(T::deserialize(&*version.value).ok());
-        ControlFlow::Continue(())
-    });
+    let found = state.store.scan(&format!("{ADMISSION}/{plural}"), None, None);
     found
+        .filter_map(|(_, version)| T::deserialize(&*version.value).ok())
+        .collect()
 }
 
 /// A policy with one of its bindings, and the object that the binding names.
@@ -123,34 +53,26 @@ pub(super) struct PolicyRule {
 }
 
 /// The policies that apply to a request, each with its binding and parameter.
-pub(super) fn matching_rules(
-    state: &ApiState,
-    params: &Params,
-    request: &ReviewedWrite<'_>,
-) -> Vec<PolicyRule> {
-    let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
-    let bindings: Vec<ValidatingAdmissionPolicyBinding> =
-        list_objects(state, "validatingadmissionpolicybindings");
-    let (mut bound, mut kinds) = (Vec::new(), BTreeSet::new());
-    for binding in &bindings {
-        let mut named = policies
-            .iter()
-            .filter(|policy| policy.metadata.name.as_ref() == Some(&binding.spec.policy_name));
-        if let Some(policy) = named.next()
-            && let Some(spec) = &policy.spec
-        {
-            kinds.extend(spec.param_kind.as_ref().and_then(kind_of));
-            bound.push((policy, spec, binding));
-        }
-    }
-    params.refresh(state, &kinds);
+pub(super) fn matching_rules(state: &ApiState, request: &ReviewedWrite<'_>) -> Vec<PolicyRule> {
     // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
     let resource = &request.target.resource;
     if resource.group == ADMISSION && resource.plural.starts_with("validatingadmissionpolic") {
         return Vec::new();
     }
+    let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
+    let bindings: Vec<ValidatingAdmissionPolicyBinding> =
+        list_objects(state, "validatingadmissionpolicybindings");
     let mut rules = Vec::new();
-    for (policy, spec, binding) in bound {
+    for binding in &bindings {
+        let mut named = policies
+            .iter()
+            .filter(|policy| policy.metadata.name.as_ref() == Some(&binding.spec.policy_name));
+        let Some((policy, spec)) = named
+            .next()
+            .and_then(|policy| Some((policy, policy.spec.as_ref()?)))
+        else {
+            continue;
+        };
         let is_denied = binding
             .spec
             .validation_actions
@@ -162,7 +84,7 @@ pub(super) fn matching_rules(
             continue;
         }
         let reference = binding.spec.param_ref.as_ref();
-        if let Some(params) = parameter_of(state, params, spec.param_kind.as_ref(), reference) {
+        if let Some(params) = parameter_of(state, spec.param_kind.as_ref(), reference) {
             rules.push(PolicyRule {
                 policy: policy.clone(),
                 binding: binding.metadata.name.clone().unwrap_or_default(),
@@ -200,7 +122,6 @@ fn without_names(rule: &NamedRuleWithOperations) -> RuleWithOperations {
 /// The object that a binding names as the policy's parameter; `None` if there is none and the policy does not apply without it.
 fn parameter_of(
     state: &ApiState,
-    params: &Params,
     kind: Option<&ParamKind>,
     reference: Option<&ParamRef>,
 ) -> Option<Result<Arc<Value>, String>> {
@@ -215,8 +136,8 @@ fn parameter_of(
     };
     let namespace = reference.namespace.clone().unwrap_or_default();
     let name = reference.name.as_deref().unwrap_or_default();
-    match params.get(state, &resource, &kind, &namespace, name) {
-        Some(found) => Some(Ok(found)),
+    match state.store.get(&resource.storage, &Key::new(namespace, name)) {
+        Some(found) => Some(Ok(Arc::clone(&found.value))),
         // Without `Deny` a binding whose parameter is missing does not apply at all.
         None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
             let why = "no params found for policy binding with `Deny` parameterNotFoundAction";

@@ -12,7 +12,6 @@ use super::request::ApiRequest;
 use crate::apiserver::admission::{self, AdmissionChain, AdmissionOperation, ReviewObjects, ReviewedWrite};
 use crate::apiserver::object;
 use crate::apiserver::patch::PatchFormat;
-use crate::apiserver::render;
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::ObjectVersion;
@@ -26,39 +25,9 @@ use crate::pods::set;
 /// The number of times that a write is drafted before a conflict is returned, as in `GuaranteedUpdate`.
 const ATTEMPTS: usize = 5;
 
-/// The result of a write, and the warnings of webhooks for the client.
-#[derive(Debug)]
-pub(super) struct AdmittedWrite<T> {
-    pub(super) done: T,
-    pub(super) warnings: Vec<String>,
-}
-
-impl<T> AdmittedWrite<T> {
-    fn without_admission(done: T) -> Self {
-        Self {
-            done,
-            warnings: Vec::new(),
-        }
-    }
-
-    fn with_warnings(chain: &AdmissionChain, done: T) -> Self {
-        Self {
-            done,
-            warnings: chain.warnings(),
-        }
-    }
-}
-
-type AdmissionResult<T> = Result<AdmittedWrite<T>, ApiError>;
-
 /// The webhooks and policies that apply to a write.
 fn admission_chain(server: &Server, asked: &ReviewedWrite<'_>) -> AdmissionChain {
-    AdmissionChain::for_request(
-        &server.objects.state(),
-        server.objects.services(),
-        server.objects.params(),
-        asked,
-    )
+    AdmissionChain::for_request(&server.objects.state(), server.objects.services(), asked)
 }
 
 /// Creates the object of a request after admission.
@@ -67,7 +36,7 @@ pub(super) async fn create(
     request: &ApiRequest,
     body: Value,
     options: &WriteOptions,
-) -> AdmissionResult<Written> {
+) -> Result<Written, ApiError> {
     create_at(server, request, &request.route.target(), body, options).await
 }
 
@@ -78,7 +47,7 @@ async fn create_at(
     target: &RequestTarget,
     body: Value,
     options: &WriteOptions,
-) -> AdmissionResult<Written> {
+) -> Result<Written, ApiError> {
     let named = RequestTarget {
         name: object::text(&body, "/metadata/name").to_owned(),
         ..target.clone()
@@ -86,12 +55,10 @@ async fn create_at(
     let asked = reviewed_write(request, AdmissionOperation::Create, &named, options);
     let chain = admission_chain(server, &asked);
     if chain.applies_to_nothing() {
-        return create::create(&mut server.objects.state_mut(), target, body, options)
-            .map(AdmittedWrite::without_admission);
+        return create::create(&mut server.objects.state_mut(), target, body, options);
     }
-    let resource = &target.resource;
     let (mut settled, mut draft) = create::draft_new(&server.objects.state(), target, body, options)?;
-    let mut shown = render::in_version_of(resource, &draft);
+    let mut shown = draft.clone();
     hide_system_fields(&mut shown, named.name.is_empty());
     let mutated = chain
         .mutate(&asked, ReviewObjects::created(shown.clone()))
@@ -101,10 +68,9 @@ async fn create_at(
         (settled, draft) = create::draft_new(&server.objects.state(), target, mutated, options)?;
     }
     create::check_new(&settled, &draft)?;
-    let reviewed = ReviewObjects::created(render::in_version_of(resource, &draft));
+    let reviewed = ReviewObjects::created(draft.clone());
     chain.validate(&asked, &reviewed).await?;
-    let written = create::store_new(&mut server.objects.state_mut(), &settled, draft, options)?;
-    Ok(AdmittedWrite::with_warnings(&chain, written))
+    create::store_new(&mut server.objects.state_mut(), &settled, draft, options)
 }
 
 /// Replaces an object after admission.
@@ -113,7 +79,7 @@ pub(super) async fn update(
     request: &ApiRequest,
     body: Value,
     options: &WriteOptions,
-) -> AdmissionResult<Written> {
+) -> Result<Written, ApiError> {
     let target = request.route.target();
     let draft = |state: &ApiState| {
         Ok(PatchedObject::Changed {
@@ -131,7 +97,7 @@ pub(super) async fn patch(
     format: PatchFormat,
     body: Value,
     options: &WriteOptions,
-) -> AdmissionResult<Written> {
+) -> Result<Written, ApiError> {
     let target = request.route.target();
     let draft = |state: &ApiState| patch::draft_patch(state, &target, format, body.clone(), options);
     change_object(server, request, &target, options, draft).await
@@ -145,7 +111,7 @@ async fn change_object(
     target: &RequestTarget,
     options: &WriteOptions,
     draft: impl Fn(&ApiState) -> Result<PatchedObject, ApiError>,
-) -> AdmissionResult<Written> {
+) -> Result<Written, ApiError> {
     let asked = reviewed_write(request, AdmissionOperation::Update, target, options);
     let chain = admission_chain(server, &asked);
     let mut attempt = 1;
@@ -156,8 +122,7 @@ async fn change_object(
             match draft(&state)? {
                 PatchedObject::New(body, options) => PatchedObject::New(body, options),
                 PatchedObject::Changed { new, applied } => {
-                    return update::commit(&mut state, target, new, options, applied)
-                        .map(AdmittedWrite::without_admission);
+                    return update::commit(&mut state, target, new, options, applied);
                 }
             }
         } else {
@@ -173,7 +138,7 @@ async fn change_object(
             // The client's resourceVersion, if it sent one, is part of the draft, so its own conflict repeats
             // in each attempt and is returned in the end.
             Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
-            outcome => return outcome.map(|written| AdmittedWrite::with_warnings(&chain, written)),
+            outcome => return outcome,
         }
     }
 }
@@ -189,10 +154,9 @@ async fn try_change(
     options: &WriteOptions,
     applied: bool,
 ) -> Result<Written, ApiError> {
-    let resource = &target.resource;
     let current = server.objects.state().current(target)?;
-    let old = Arc::new(render::in_version_of(resource, &current.value));
-    let shown = render::in_version_of(resource, &new);
+    let old = Arc::clone(&current.value);
+    let shown = new.clone();
     let objects = ReviewObjects {
         old: Arc::clone(&old),
         new: shown.clone(),
@@ -203,8 +167,8 @@ async fn try_change(
     } else {
         update::draft_update(&server.objects.state(), target, mutated)?
     };
-    let settled = update::settle(&server.objects.state(), target, new, options, applied)?;
-    let new = render::in_version_of(resource, settled.after());
+    let settled = update::settle(&server.objects.state(), target, new, applied)?;
+    let new = settled.after().clone();
     chain.validate(asked, &ReviewObjects { old, new }).await?;
     update::store_settled(&mut server.objects.state_mut(), target, settled, options)
 }
@@ -214,7 +178,7 @@ pub(super) async fn delete(
     server: &Server,
     request: &ApiRequest,
     options: &DeleteOptions,
-) -> AdmissionResult<Deleted> {
+) -> Result<Deleted, ApiError> {
     delete_at(server, request, &request.route.target(), options).await
 }
 
@@ -224,11 +188,11 @@ async fn delete_at(
     request: &ApiRequest,
     target: &RequestTarget,
     options: &DeleteOptions,
-) -> AdmissionResult<Deleted> {
+) -> Result<Deleted, ApiError> {
     let write_options = WriteOptions {
         dry_run: options.dry_run,
         manager: String::new(),
-        force: false,
+        is_apply: false,
         now: options.now,
     };
     let asked = reviewed_write(request, AdmissionOperation::Delete, target, &write_options);
@@ -242,8 +206,7 @@ async fn delete_at(
         chain.mutate(&asked, objects.clone()).await?;
         chain.validate(&asked, &objects).await?;
     }
-    let deleted = delete::delete(&mut server.objects.state_mut(), target, options)?;
-    Ok(AdmittedWrite::with_warnings(&chain, deleted))
+    delete::delete(&mut server.objects.state_mut(), target, options)
 }
 
 /// Deletes the objects that selectors select; each deletion passes admission by itself.
@@ -252,21 +215,18 @@ pub(super) async fn delete_all(
     request: &ApiRequest,
     selectors: &Selectors,
     options: &DeleteOptions,
-) -> AdmissionResult<Vec<Arc<ObjectVersion>>> {
+) -> Result<Vec<Arc<ObjectVersion>>, ApiError> {
     let found = delete::select_objects(&server.objects.state(), &request.route.target(), selectors);
-    let mut passed = AdmittedWrite::without_admission(Vec::new());
+    let mut deleted = Vec::new();
     for target in found {
         match delete_at(server, request, &target, options).await {
-            Ok(one) => {
-                passed.done.push(one.done.version);
-                passed.warnings.extend(one.warnings);
-            }
+            Ok(one) => deleted.push(one.version),
             // Another request has deleted the object in between.
             Err(error) if error.code == 404 => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(passed)
+    Ok(deleted)
 }
 
 /// Binds a pod to a node after admission of the Binding. The URL `/namespaces/NS/bindings` does not name the pod, so
@@ -277,15 +237,14 @@ pub(super) async fn bind(
     pod: &RequestTarget,
     body: Value,
     options: &WriteOptions,
-) -> AdmissionResult<()> {
+) -> Result<(), ApiError> {
     // Webhooks see a POST to `/namespaces/NS/bindings` as a creation of the resource `bindings`, though it binds a pod too.
     let target = RequestTarget {
         name: pod.name.clone(),
         ..request.route.target()
     };
-    let (chain, binding) = admit_action(server, request, &target, body, options).await?;
-    binding::bind(&mut server.objects.state_mut(), pod, &binding, options)?;
-    Ok(AdmittedWrite::with_warnings(&chain, ()))
+    let binding = admit_action(server, request, &target, body, options).await?;
+    binding::bind(&mut server.objects.state_mut(), pod, &binding, options).map(drop)
 }
 
 /// Evicts a pod after admission of the Eviction.
@@ -294,11 +253,10 @@ pub(super) async fn evict(
     request: &ApiRequest,
     body: Value,
     options: &WriteOptions,
-) -> AdmissionResult<()> {
+) -> Result<(), ApiError> {
     let target = request.route.target();
-    let (chain, eviction) = admit_action(server, request, &target, body, options).await?;
-    binding::evict(&mut server.objects.state_mut(), &target, &eviction, options)?;
-    Ok(AdmittedWrite::with_warnings(&chain, ()))
+    let eviction = admit_action(server, request, &target, body, options).await?;
+    binding::evict(&mut server.objects.state_mut(), &target, &eviction, options)
 }
 
 /// Calls admission for the object of a create-only subresource, such as a Binding.
@@ -308,16 +266,16 @@ async fn admit_action(
     target: &RequestTarget,
     body: Value,
     options: &WriteOptions,
-) -> Result<(AdmissionChain, Value), ApiError> {
+) -> Result<Value, ApiError> {
     let asked = reviewed_write(request, AdmissionOperation::Create, target, options);
     let chain = admission_chain(server, &asked);
     if chain.applies_to_nothing() {
-        return Ok((chain, body));
+        return Ok(body);
     }
     let body = chain.mutate(&asked, ReviewObjects::created(body)).await?;
     let objects = ReviewObjects::created(body);
     chain.validate(&asked, &objects).await?;
-    Ok((chain, objects.new))
+    Ok(objects.new)
 }
 
 /// Describes a write in the form in which webhooks and policies see it.

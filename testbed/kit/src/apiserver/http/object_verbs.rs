@@ -6,14 +6,14 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::Server;
-use super::admitted::{self, AdmittedWrite};
+use super::admitted;
 use super::request::ApiRequest;
 use super::route::Query;
-use super::{json_answer, text_answer, warned};
+use super::{json_answer, text_answer};
 use crate::apiserver::object;
 use crate::apiserver::patch::PatchFormat;
 use crate::apiserver::status::{ApiError, success};
-use crate::apiserver::verbs::{RequestTarget, WriteOptions};
+use crate::apiserver::verbs::RequestTarget;
 use crate::rbac::Rbac;
 
 pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
@@ -38,16 +38,8 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
     }
     // A form of answer that this server does not have is refused (406) before anything is written.
     request.view()?;
-    let options = WriteOptions {
-        force: false,
-        ..request.write_options()
-    };
-    let AdmittedWrite { done, warnings } =
-        admitted::create(server, request, request.read_body()?, &options).await?;
-    Ok(warned(
-        request.object_answer(201, &request.route.resource, &done.version)?,
-        &warnings,
-    ))
+    let written = admitted::create(server, request, request.read_body()?, &request.write_options()).await?;
+    request.object_answer(201, &request.route.resource, &written.version)
 }
 
 /// The roles and bindings of the cluster.
@@ -65,12 +57,8 @@ pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result
     // A form of answer that this server does not have is refused (406) before anything is written.
     request.view()?;
     let body = request.read_body()?;
-    let AdmittedWrite { done, warnings } =
-        admitted::update(server, request, body, &request.write_options()).await?;
-    Ok(warned(
-        request.object_answer(200, &request.route.resource, &done.version)?,
-        &warnings,
-    ))
+    let written = admitted::update(server, request, body, &request.write_options()).await?;
+    request.object_answer(200, &request.route.resource, &written.version)
 }
 
 /// Answers a `patch`; the content type of the request says which kind of patch it is.
@@ -85,49 +73,34 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
              application/strategic-merge-patch+json, application/apply-patch+yaml",
         )
     })?;
-    let AdmittedWrite { done, warnings } = admitted::patch(
-        server,
-        request,
-        format,
-        request.read_body()?,
-        &request.write_options(),
-    )
-    .await?;
-    let code = if done.created { 201 } else { 200 };
-    Ok(warned(
-        request.object_answer(code, &request.route.resource, &done.version)?,
-        &warnings,
-    ))
+    let (body, options) = (request.read_body()?, request.write_options());
+    let written = admitted::patch(server, request, format, body, &options).await?;
+    let code = if written.created { 201 } else { 200 };
+    request.object_answer(code, &request.route.resource, &written.version)
 }
 
 /// Answers a `delete` of one object.
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let resource = &request.route.resource;
-    let AdmittedWrite {
-        done: deleted,
-        warnings,
-    } = admitted::delete(server, request, &options).await?;
+    let deleted = admitted::delete(server, request, &options).await?;
     // Pods answer with the object even when they are gone; other kinds with a Status that has the UID.
     if !deleted.removed || resource.is_pod() {
-        return Ok(warned(
-            request.object_answer(200, resource, &deleted.version)?,
-            &warnings,
-        ));
+        return request.object_answer(200, resource, &deleted.version);
     }
     let details = json!({
         "name": request.route.name, "group": resource.group, "kind": resource.plural,
         "uid": object::text(&deleted.version.value, "/metadata/uid"),
     });
-    Ok(warned(json_answer(200, &success(200, Some(details))), &warnings))
+    Ok(json_answer(200, &success(200, Some(details))))
 }
 
 /// Binds a pod, by the `binding` subresource of the pod or by a POST to `/namespaces/NS/bindings`.
 pub(super) async fn bind(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let body = request.read_body()?;
     let target = pod_target(server, request, &body)?;
-    let passed = admitted::bind(server, request, &target, body, &request.write_options()).await?;
-    Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
+    admitted::bind(server, request, &target, body, &request.write_options()).await?;
+    Ok(json_answer(201, &success(201, None)))
 }
 
 /// The pod to bind. A POST to `/namespaces/NS/bindings` names it in the body, one to `pods/NAME/binding` in the URL.
@@ -141,8 +114,8 @@ fn pod_target(server: &Arc<Server>, request: &ApiRequest, body: &Value) -> Resul
 }
 
 pub(super) async fn evict(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
-    let passed = admitted::evict(server, request, request.read_body()?, &request.write_options()).await?;
-    Ok(warned(json_answer(201, &success(201, None)), &passed.warnings))
+    admitted::evict(server, request, request.read_body()?, &request.write_options()).await?;
+    Ok(json_answer(201, &success(201, None)))
 }
 
 /// Answers the `log` subresource of a pod: the log of one container, or its last lines.

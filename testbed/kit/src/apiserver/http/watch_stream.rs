@@ -22,6 +22,9 @@ use crate::apiserver::watch::{EncodedChange, Watch};
 /// The duration of a watch whose client sets no `timeoutSeconds`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
+/// The pause between bookmarks of a watch.
+const BOOKMARKS: Duration = Duration::from_secs(60);
+
 /// The pause between bookmarks of a watch that a fault lets send nothing else.
 const MUTE_BOOKMARKS: Duration = Duration::from_millis(100);
 
@@ -65,7 +68,7 @@ impl WatchStream {
     /// The stream of a watch; a watch that could not be started ends the stream with its error as the first event.
     pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, plan: WatchParams) -> Self {
         let now = Instant::now();
-        let mut bookmark = interval_at(now + server.bookmark_interval, server.bookmark_interval);
+        let mut bookmark = interval_at(now + BOOKMARKS, BOOKMARKS);
         // A watch that was held back must not send all missed bookmarks in a burst.
         bookmark.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {

@@ -1,236 +1,131 @@
-//! Server-side apply: merges the fields that a manager declares, removes fields that it no longer declares, and
-//! refuses changes of other managers' fields.
+//! Server-side apply: merges the fields that a manager declares, and removes fields that it no longer declares.
+//!
+//! Every apply is forced: it changes the fields of other managers too. Lists are replaced as a whole. `managedFields` has the
+//! managers that apply, and no others: other writes neither give nor take ownership.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::fields::{FieldSet, differing, elements, lookup, lookup_item};
-use super::managers::{self, FieldWriter, Manager, ManagerOperation};
-use super::strategic::{ListRule, Schema};
 use crate::apiserver::object;
-use crate::apiserver::status::ApiError;
+
+/// A manager of fields: its name, and the subresource that it applies, empty for the object itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manager<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) subresource: &'a str,
+}
+
+/// Metadata that only the server changes after an object's creation.
+pub(crate) const SERVER_METADATA: [&str; 9] = [
+    "name",
+    "namespace",
+    "generateName",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "resourceVersion",
+];
 
 /// Returns the object after an apply. `live` is none when the apply creates the object.
-pub(crate) fn apply(
-    live: Option<&Value>,
-    declared: &Value,
-    writer: FieldWriter<'_>,
-    force: bool,
-    schema: &Schema,
-) -> Result<Value, ApiError> {
-    let mut wanted = FieldSet::of(&managers::contents(declared), schema);
-    if writer.subresource.is_empty() {
-        // An apply to the object itself has no say about status, which it may still contain.
-        wanted.remove(&["status"]);
-    }
-    let mut merged = live.cloned().unwrap_or(Value::Null);
-    merge(&mut merged, declared, schema, &mut Vec::new());
-    let mut others = recorded(live, writer, schema);
-    let own = others
-        .iter()
-        .position(|m| m.is(writer, ManagerOperation::Apply))
-        .map(|at| others.remove(at));
-    // Only a field whose value changes can conflict: two managers may own a field with the same value.
-    if let Some(live) = live {
-        settle_conflicts(&mut others, &wanted, live, &merged, force, schema)?;
-    }
-    let mut dropped = own.map(|m| m.fields).unwrap_or_default();
-    dropped.subtract(&wanted);
-    let mut kept = wanted.clone();
-    for other in &others {
-        kept.union(&other.fields);
-    }
-    let mut pruning = Pruning {
-        kept: &kept,
-        schema,
-        path: Vec::new(),
-        names: Vec::new(),
+pub(crate) fn apply(live: Option<&Value>, declared: &Value, manager: Manager<'_>) -> Value {
+    let mut merged = live.cloned().unwrap_or_default();
+    json_patch::merge(&mut merged, declared);
+    let mut entries = object::array(&merged, "/metadata/managedFields").to_vec();
+    let is_own = |entry: &Value| {
+        object::text(entry, "/manager") == manager.name
+            && object::text(entry, "/subresource") == manager.subresource
     };
-    pruning.prune(&mut merged, &dropped);
-    let unchanged = live.is_some_and(|l| managers::contents(l) == managers::contents(&merged));
-    let mut entry = Manager::new(writer, ManagerOperation::Apply, wanted);
-    let before = live.map(managers::read).unwrap_or_default();
-    if let Some(old) = before.iter().find(|m| m.is(writer, ManagerOperation::Apply))
-        && unchanged
-        && old.fields == entry.fields
-    {
-        // An apply that changes nothing keeps its time, so that it writes no new version.
-        entry.time = old.time.clone();
-    }
-    others.insert(0, entry);
-    managers::write(&mut merged, &others);
-    Ok(merged)
-}
-
-/// The managers that an object records. An object without any is owned by `before-first-apply`, as in Kubernetes.
-fn recorded(live: Option<&Value>, writer: FieldWriter<'_>, schema: &Schema) -> Vec<Manager> {
-    let Some(live) = live else { return Vec::new() };
-    let managers = managers::read(live);
-    if managers.is_empty() {
-        vec![managers::before_first_apply(live, writer, schema)]
+    let own = entries.iter().position(is_own);
+    let wanted = json!({
+        "manager": manager.name, "operation": "Apply", "subresource": manager.subresource,
+        "apiVersion": object::text(declared, "/apiVersion"),
+        "fieldsType": "FieldsV1", "fieldsV1": fields_of(&owned(declared, manager)),
+    });
+    let mut before = Value::Null;
+    if let Some(entry) = own.and_then(|at| entries.get_mut(at)) {
+        before = std::mem::replace(entry, wanted);
     } else {
-        managers
+        entries.push(wanted);
     }
+    let kept: Vec<&Value> = entries.iter().filter_map(|entry| entry.get("fieldsV1")).collect();
+    prune(&mut merged, before.get("fieldsV1").unwrap_or(&Value::Null), &kept);
+    object::meta(&mut merged).insert("managedFields".to_owned(), Value::from(entries));
+    merged
 }
 
-/// Takes contested fields away from other managers if the apply is forced, else refuses the apply with a 409. Contested
-/// are fields that the apply changes and another manager owns.
-fn settle_conflicts(
-    others: &mut [Manager],
-    wanted: &FieldSet,
-    live: &Value,
-    merged: &Value,
-    force: bool,
-    schema: &Schema,
-) -> Result<(), ApiError> {
-    let changed = differing(wanted, live, merged, schema);
-    let mut conflicts = Vec::new();
-    for other in others {
-        let contested = other.fields.intersection(&changed);
-        if contested.is_empty() {
-            continue;
-        }
-        if force {
-            other.fields.subtract(&contested);
-        } else {
-            let whose = format!("\"{}\" using {}", describe(other), other.api_version);
-            conflicts.push((whose, contested.paths()));
-        }
-    }
-    if conflicts.is_empty() {
-        Ok(())
-    } else {
-        Err(conflict(&conflicts))
-    }
-}
-
-/// A manager as conflict messages name it; the caller writes the quotes around it.
-fn describe(manager: &Manager) -> String {
+/// The part of a declared object that can have owners: without fields that the server maintains. An apply to the object itself has
+/// no say about status, which it may still contain.
+fn owned(declared: &Value, manager: Manager<'_>) -> Value {
+    let mut owned = declared.clone();
+    let map = object::make_object(&mut owned);
+    map.remove("apiVersion");
+    map.remove("kind");
     if manager.subresource.is_empty() {
-        manager.name.clone()
-    } else {
-        format!("{}\" with subresource \"{}", manager.name, manager.subresource)
+        map.remove("status");
     }
-}
-
-/// The 409 of an apply: a message and a cause for each field that another manager owns.
-fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
-    let n_conflicts: usize = conflicts.iter().map(|(_, paths)| paths.len()).sum();
-    let (mut parts, mut causes) = (Vec::new(), Vec::new());
-    for (whose, paths) in conflicts {
-        parts.push(match paths.as_slice() {
-            [one] => format!("conflict with {whose}: {one}"),
-            many => format!("conflicts with {whose}:\n- {}", many.join("\n- ")),
-        });
-        for path in paths {
-            let message = format!("conflict with {whose}");
-            causes.push(json!({"reason": "FieldManagerConflict", "message": message, "field": path}));
-        }
+    if let Some(Value::Object(meta)) = map.get_mut("metadata") {
+        meta.retain(|field, _| !SERVER_METADATA.contains(&field.as_str()));
     }
-    let plural = if n_conflicts == 1 { "" } else { "s" };
-    let parts = parts.join("\n");
-    let message = format!("Apply failed with {n_conflicts} conflict{plural}: {parts}");
-    let mut error = ApiError::new(409, message);
-    error.details = Some(Box::new(json!({"causes": causes})));
-    error
+    owned
 }
 
-/// Writes the declared fields into the object, and leaves its other fields alone.
-fn merge<'a>(target: &mut Value, declared: &'a Value, schema: &Schema, path: &mut Vec<&'a str>) {
-    match declared {
-        Value::Object(fields) if !schema.is_atomic_map(path) => {
-            let map = object::make_object(target);
-            for (field, value) in fields {
-                path.push(field);
-                merge(map.entry(field).or_insert(Value::Null), value, schema, path);
-                path.pop();
-            }
-        }
-        Value::Array(items) => match schema.list(path) {
-            ListRule::Atomic => *target = declared.clone(),
-            rule => merge_items(object::make_array(target), items, &rule, schema, path),
-        },
-        _ => *target = declared.clone(),
+/// The fields of a value in the form of `FieldsV1`.
+fn fields_of(value: &Value) -> Value {
+    let mut fields = Map::new();
+    for (field, below) in value.as_object().into_iter().flatten() {
+        fields.insert(format!("f:{field}"), fields_of(below));
     }
+    Value::Object(fields)
 }
 
-/// Merges declared items into a list: an item with the same key is merged, any other is appended.
-fn merge_items<'a>(
-    target: &mut Vec<Value>,
-    items: &'a [Value],
-    rule: &ListRule,
-    schema: &Schema,
-    path: &mut Vec<&'a str>,
-) {
-    for (element, item) in elements(items, rule) {
-        match position(target, &element, rule).and_then(|at| target.get_mut(at)) {
-            Some(slot) => merge(slot, item, schema, path),
-            None => target.push(item.clone()),
-        }
-    }
-}
-
-/// Removes fields that a manager no longer declares and no other manager owns, and the lists and objects that
-/// become empty by that.
-struct Pruning<'a> {
-    kept: &'a FieldSet,
-    schema: &'a Schema,
-    path: Vec<String>,
-    names: Vec<String>,
-}
-
-impl Pruning<'_> {
-    /// Removes the fields that the manager no longer declares, unless another manager owns something in them.
-    fn prune(&mut self, value: &mut Value, dropped: &FieldSet) {
-        for (element, child) in &dropped.children {
-            let field = element.strip_prefix("f:");
-            let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
-            let rule = self.schema.list(&names);
-            self.path.push(element.clone());
-            self.names.extend(field.map(str::to_owned));
-            if child.member && !self.kept.touches(&self.path) {
-                remove(value, element, &rule);
-            } else if let Some(inner) = lookup_mut(value, element, &rule) {
-                self.prune(inner, child);
-                let is_empty = inner == &json!({}) || inner == &json!([]);
-                if is_empty && !self.kept.touches(&self.path) {
-                    remove(value, element, &rule);
-                }
-            }
-            self.path.pop();
-            if field.is_some() {
-                self.names.pop();
-            }
-        }
-    }
-}
-
-/// The index of the list item that a path element names.
-fn position(items: &[Value], element: &str, rule: &ListRule) -> Option<usize> {
-    let found = lookup_item(items, element, rule)?;
-    items.iter().position(|item| std::ptr::eq(item, found))
-}
-
-/// The child of a value under a path element, to be changed.
-fn lookup_mut<'a>(value: &'a mut Value, element: &str, rule: &ListRule) -> Option<&'a mut Value> {
-    lookup(value, element, rule)?;
-    match (value, element.strip_prefix("f:")) {
-        (Value::Object(map), Some(field)) => map.get_mut(field),
-        (Value::Array(items), None) => position(items, element, rule).and_then(|at| items.get_mut(at)),
-        _ => None,
-    }
-}
-
-/// Removes the child of a value under a path element.
-fn remove(value: &mut Value, element: &str, rule: &ListRule) {
-    match (value, element.strip_prefix("f:")) {
-        (Value::Object(map), Some(field)) => {
+/// Removes the fields `before` that none of the managers `kept` has, and the objects that become empty by that.
+fn prune(value: &mut Value, before: &Value, kept: &[&Value]) {
+    let Value::Object(map) = value else { return };
+    for (element, below) in before.as_object().into_iter().flatten() {
+        let field = element.trim_start_matches("f:");
+        let kept: Vec<&Value> = kept.iter().filter_map(|fields| fields.get(element)).collect();
+        let Some(child) = map.get_mut(field) else { continue };
+        prune(child, below, &kept);
+        let is_leaf = *below == json!({});
+        if kept.is_empty() && (is_leaf || *child == json!({})) {
             map.remove(field);
         }
-        (Value::Array(items), None) => {
-            if let Some(at) = position(items, element, rule) {
-                items.remove(at);
-            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Applied by each of two managers in turn: the declared data, and the data afterwards.
+    #[test]
+    fn a_field_that_no_manager_declares_any_more_is_removed() {
+        let mut live = json!({"data": {"updated": "0"}});
+        for (name, declared, expected) in [
+            (
+                "a",
+                json!({"mine": "1", "shared": "2"}),
+                json!({"updated": "0", "mine": "1", "shared": "2"}),
+            ),
+            (
+                "b",
+                json!({"shared": "3"}),
+                json!({"updated": "0", "mine": "1", "shared": "3"}),
+            ),
+            (
+                "a",
+                json!({"other": "4"}),
+                json!({"updated": "0", "shared": "3", "other": "4"}),
+            ),
+            ("b", json!({}), json!({"updated": "0", "other": "4"})),
+        ] {
+            let manager = Manager {
+                name,
+                subresource: "",
+            };
+            live = apply(Some(&live), &json!({"data": declared}), manager);
+            assert_eq!(live["data"], expected, "{name}");
         }
-        _ => {}
     }
 }

@@ -1,15 +1,11 @@
-//! Strategic merge patch, a merge patch that knows the keys of list items and obeys `$` directives; and the
-//! merge rules of lists and maps.
+//! Strategic merge patch, a merge patch that knows the keys of list items and obeys `$` directives.
 //!
-//! For built-in kinds a table by field name stands for the tags of the Go structures; for custom resources the
-//! rules come from the schema. Lists without a rule are atomic and maps without one merge, as in Kubernetes.
-
-use std::sync::Arc;
+//! A table by field name stands for the tags of the Go structures of built-in kinds. Lists without a rule are atomic, as in
+//! Kubernetes.
 
 use serde_json::{Map, Value};
 
 use crate::apiserver::object;
-use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
 
 const PATCH: &str = "$patch";
@@ -18,13 +14,13 @@ const ORDER: &str = "$setElementOrder/";
 const DELETE_PRIMITIVE: &str = "$deleteFromPrimitiveList/";
 
 /// Merges a patch into an object of a built-in kind.
-pub(crate) fn merge(target: &mut Value, patch: &Value, schema: &Schema) -> Result<(), ApiError> {
+pub(crate) fn merge(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
     let Value::Object(patch) = patch else {
         return Err(ApiError::bad_request(
             "a strategic merge patch must be a JSON object",
         ));
     };
-    merge_map(object::make_object(target), patch, schema, &mut Vec::new())
+    merge_map(object::make_object(target), patch, &mut Vec::new())
 }
 
 /// The value of the patch's `$patch`, such as `delete`.
@@ -41,7 +37,6 @@ fn bad_directive(found: &str) -> ApiError {
 fn merge_map<'a>(
     target: &mut Map<String, Value>,
     patch: &'a Map<String, Value>,
-    schema: &Schema,
     at: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     match patch.get(PATCH).and_then(Value::as_str) {
@@ -62,12 +57,12 @@ fn merge_map<'a>(
     }
     for (field, change) in patch.iter().filter(|(field, _)| !field.starts_with('$')) {
         at.push(field);
-        merge_field(target, field, change, schema, at)?;
+        merge_field(target, field, change, at)?;
         at.pop();
     }
     // Directives come after the fields: `$setElementOrder` sorts the list that the patch has just merged.
     for (field, change) in patch {
-        apply_list_directive(target, field, change, schema, at);
+        apply_list_directive(target, field, change, at);
     }
     Ok(())
 }
@@ -77,7 +72,6 @@ fn merge_field<'a>(
     target: &mut Map<String, Value>,
     field: &str,
     change: &'a Value,
-    schema: &Schema,
     at: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     match change {
@@ -89,11 +83,11 @@ fn merge_field<'a>(
         }
         Value::Object(map) => {
             let slot = target.entry(field).or_insert(Value::Null);
-            merge_map(object::make_object(slot), map, schema, at)?;
+            merge_map(object::make_object(slot), map, at)?;
         }
         Value::Array(items) => {
             let slot = target.entry(field).or_insert(Value::Null);
-            merge_list(object::make_array(slot), items, schema, at)?;
+            merge_list(object::make_array(slot), items, at)?;
         }
         scalar => {
             target.insert(field.to_owned(), scalar.clone());
@@ -106,15 +100,14 @@ fn merge_field<'a>(
 fn merge_list<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
-    schema: &Schema,
     at: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     // One item with `$patch: replace` is enough to replace the whole list, wherever the item stands.
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
-    match schema.list(at) {
+    match list_rule(at) {
         ListRule::Map(keys) if !replace => {
             let key = keys.first().map_or("", String::as_str);
-            return merge_keyed(target, patch, key, schema, at);
+            return merge_keyed(target, patch, key, at);
         }
         // Removal from a set has a directive of its own, `$deleteFromPrimitiveList`.
         ListRule::Set if !replace => {
@@ -137,7 +130,6 @@ fn merge_keyed<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
     key: &str,
-    schema: &Schema,
     at: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     for item in patch {
@@ -160,7 +152,7 @@ fn merge_keyed<'a>(
                     target.push(Value::Null);
                 }
                 if let Some(slot) = target.get_mut(place) {
-                    merge_map(object::make_object(slot), change, schema, at)?;
+                    merge_map(object::make_object(slot), change, at)?;
                 }
             }
             (Some(other), _) => return Err(bad_directive(other)),
@@ -174,7 +166,6 @@ fn apply_list_directive<'a>(
     target: &mut Map<String, Value>,
     field: &'a str,
     change: &Value,
-    schema: &Schema,
     at: &mut Vec<&'a str>,
 ) {
     let Value::Array(listed) = change else { return };
@@ -187,7 +178,7 @@ fn apply_list_directive<'a>(
         && let Some(items) = target.get_mut(list).and_then(Value::as_array_mut)
     {
         at.push(list);
-        let rule = schema.list(at);
+        let rule = list_rule(at);
         at.pop();
         items.sort_by_key(|item| order_in(item, listed, &rule));
     }
@@ -204,22 +195,13 @@ fn order_in(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
 
 /// The merge rule of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ListRule {
+enum ListRule {
     /// Replaced as a whole.
     Atomic,
     /// A set of scalars.
     Set,
     /// Items are objects that these fields identify.
     Map(Vec<String>),
-}
-
-/// The merge rules of one kind. Paths are field names from the root, without list indexes.
-#[derive(Debug, Clone)]
-pub(crate) enum Schema {
-    /// A built-in kind.
-    Builtin,
-    /// A custom resource with its `openAPIV3Schema`.
-    Custom(Option<Arc<Value>>),
 }
 
 /// Lists of objects: names of the parent field (none means any parent), name of the field, merge keys.
@@ -250,52 +232,12 @@ const KEYED: &[(&[&str], &str, &[&str])] = &[
 const NAMED: &str = "containers initContainers ephemeralContainers env volumes volumeClaimTemplates imagePullSecrets \
     secrets schedulingGates resourceClaims webhooks matchConditions";
 
-/// Maps that are replaced as a whole.
-const ATOMIC_MAPS: &str = "nodeSelector selector labelSelector secretKeyRef configMapKeyRef fieldRef";
-
 fn is_listed(words: &str, field: &str) -> bool {
     words.split_whitespace().any(|word| word == field)
 }
 
-impl Schema {
-    /// The schema by which patches of a resource merge lists.
-    pub(crate) fn of(resource: &Resource) -> Self {
-        if resource.custom {
-            Self::Custom(resource.schema.clone())
-        } else {
-            Self::Builtin
-        }
-    }
-
-    /// The merge rule of the list at a path.
-    pub(crate) fn list(&self, path: &[&str]) -> ListRule {
-        match self {
-            // The metadata of every kind has the rules of ObjectMeta, whatever its schema says.
-            Self::Custom(schema) if path.first() != Some(&"metadata") => {
-                let declaration = schema.as_deref().and_then(|s| schema_at(s, path));
-                declaration.map_or(ListRule::Atomic, declared_list_rule)
-            }
-            _ => builtin_list_rule(path),
-        }
-    }
-
-    /// True if the map at a path is replaced as a whole.
-    pub(crate) fn is_atomic_map(&self, path: &[&str]) -> bool {
-        match self {
-            Self::Custom(schema) => {
-                let declaration = schema.as_deref().and_then(|s| schema_at(s, path));
-                declaration.is_some_and(|s| object::text(s, "/x-kubernetes-map-type") == "atomic")
-            }
-            Self::Builtin => {
-                path.last().is_some_and(|field| is_listed(ATOMIC_MAPS, field))
-                    && path.first() != Some(&"metadata")
-            }
-        }
-    }
-}
-
 /// The merge rule of a list in a built-in kind, by the path of its fields.
-fn builtin_list_rule(path: &[&str]) -> ListRule {
+fn list_rule(path: &[&str]) -> ListRule {
     let Some((field, parents)) = path.split_last() else {
         return ListRule::Atomic;
     };
@@ -312,43 +254,4 @@ fn builtin_list_rule(path: &[&str]) -> ListRule {
         (_, "finalizers") | ("spec", "podCIDRs" | "loadBalancerSourceRanges") => ListRule::Set,
         _ => ListRule::Atomic,
     }
-}
-
-/// The schema of the field at a path in a custom resource.
-fn schema_at<'a>(schema: &'a Value, path: &[&str]) -> Option<&'a Value> {
-    let mut at = schema;
-    for field in path {
-        // Paths have no list indexes: a list stands for its items.
-        at = at.get("items").unwrap_or(at);
-        let property = at.get("properties").and_then(|p| p.get(*field));
-        at = property.or_else(|| at.get("additionalProperties"))?;
-    }
-    Some(at)
-}
-
-/// The merge rule that a custom resource declares for a list.
-fn declared_list_rule(schema: &Value) -> ListRule {
-    match object::text(schema, "/x-kubernetes-list-type") {
-        "set" => ListRule::Set,
-        "map" => {
-            let keys = object::array(schema, "/x-kubernetes-list-map-keys").iter();
-            ListRule::Map(keys.filter_map(Value::as_str).map(str::to_owned).collect())
-        }
-        _ => ListRule::Atomic,
-    }
-}
-
-/// The identity of a list item under merge keys, as JSON text; `protocol` is TCP unless said otherwise.
-pub(crate) fn item_key(item: &Value, keys: &[String]) -> Option<String> {
-    let mut identity = Map::new();
-    for key in keys {
-        let value = match item.get(key) {
-            Some(value) => value.clone(),
-            // Clients often omit `protocol`, and the default has to identify the same port.
-            None if key == "protocol" => Value::from("TCP"),
-            None => return None,
-        };
-        identity.insert(key.clone(), value);
-    }
-    Some(Value::Object(identity).to_string())
 }

@@ -48,9 +48,6 @@ pub(crate) fn evict(
     eviction: &Value,
     options: &WriteOptions,
 ) -> Result<(), ApiError> {
-    if !matches!(object::text(eviction, "/kind"), "" | "Eviction") {
-        return Err(ApiError::bad_request("the request body must be an Eviction"));
-    }
     let given = eviction.get("deleteOptions").cloned().unwrap_or_default();
     let mut deletion = DeleteOptions::read(&given, options.now);
     deletion.dry_run |= options.dry_run;

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, settle_types, to_stored};
+use super::{ApiState, RequestTarget, WriteOptions, Written, check_kind, settle_types};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES, Resource, established};
 use crate::apiserver::status::{ApiError, InvalidField};
 use crate::apiserver::store::Key;
-use crate::apiserver::{admission, name, object, pod};
+use crate::apiserver::{name, object, pod};
 
 /// Creates the object in `body`. The target's name may be empty: the body then names the object.
 pub(crate) fn create(
@@ -28,20 +28,16 @@ pub(crate) fn draft_new(
     options: &WriteOptions,
 ) -> Result<(RequestTarget, Value), ApiError> {
     check_kind(target, &mut body)?;
-    to_stored(&target.resource, &mut body);
     object::strip_nulls(&mut body);
     let target = set_name_and_namespace(target, &mut body)?;
     check_namespace(state, &target)?;
     let resource = &target.resource;
-    // Only the server's own apply may bring `managedFields`, and sets `force` for this when it creates an object; a client's are
-    // dropped.
-    let managed = object::meta(&mut body).remove("managedFields");
+    if !options.is_apply {
+        object::meta(&mut body).remove("managedFields");
+    }
     set_system_fields(resource, &mut body, options);
     settle_types(resource, &mut body)?;
     set_defaults(resource, &mut body, options);
-    if let Some(managed) = managed.filter(|_| options.force) {
-        object::meta(&mut body).insert("managedFields".to_owned(), managed);
-    }
     Ok((target, body))
 }
 
@@ -225,37 +221,6 @@ fn invalid_fields(resource: &Resource, body: &Value) -> Vec<InvalidField> {
     let mut errors = name::check_metadata(body);
     if resource.is_pod() {
         errors.extend(pod::validate(body));
-    }
-    if resource.is(CRD_GROUP, CRD_PLURAL) {
-        errors.extend(check_definition(body));
-    }
-    errors.extend(admission::check_configuration(resource, body));
-    errors
-}
-
-/// Lists the errors of a `CustomResourceDefinition`.
-fn check_definition(body: &Value) -> Vec<InvalidField> {
-    let mut errors = Vec::new();
-    for field in ["group", "scope", "names/plural", "names/kind"] {
-        if object::text(body, &format!("/spec/{field}")).is_empty() {
-            let field = format!("spec.{}", field.replace('/', "."));
-            errors.push(InvalidField::required(field, ""));
-        }
-    }
-    let (plural, group) = (
-        object::text(body, "/spec/names/plural"),
-        object::text(body, "/spec/group"),
-    );
-    let expected = format!("{plural}.{group}");
-    let found = object::text(body, "/metadata/name");
-    if errors.is_empty() && found != expected {
-        let why = format!("must be spec.names.plural+\".\"+spec.group: {expected}");
-        errors.push(InvalidField::invalid("metadata.name", found, &why));
-    }
-    let versions = object::array(body, "/spec/versions").iter();
-    if versions.filter(|v| object::is_true(v, "/storage")).count() != 1 {
-        let why = "must have exactly one version marked as storage version";
-        errors.push(InvalidField::invalid("spec.versions", "", why));
     }
     errors
 }

@@ -1,6 +1,5 @@
 //! Deletion: preconditions, grace, finalizers, and namespaces, whose objects are deleted first.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -10,7 +9,7 @@ use super::{ApiState, RequestTarget, WrittenPart};
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, NAMESPACES};
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
-use crate::apiserver::store::{Key, ObjectVersion, Slice};
+use crate::apiserver::store::{Key, ObjectVersion};
 use crate::apiserver::{object, pod};
 
 /// The fields of `DeleteOptions` that the model knows.
@@ -95,37 +94,24 @@ pub(crate) fn select_objects(
     target: &RequestTarget,
     selectors: &Selectors,
 ) -> Vec<RequestTarget> {
-    let namespace = Some(&target.namespace).filter(|n| !n.is_empty());
+    let namespace = Some(target.namespace.as_str()).filter(|n| !n.is_empty());
     let mut matching = Vec::new();
-    for key in object_keys(state, &target.resource.storage, namespace) {
-        let one = RequestTarget {
-            namespace: key.namespace,
-            name: key.name,
-            ..target.clone()
-        };
-        if state
-            .current(&one)
-            .is_ok_and(|version| selectors.matches(&version.value))
-        {
-            matching.push(one);
+    for (key, version) in state.store.scan(&target.resource.storage, namespace, None) {
+        if selectors.matches(&version.value) {
+            matching.push(RequestTarget {
+                namespace: key.namespace.clone(),
+                name: key.name.clone(),
+                ..target.clone()
+            });
         }
     }
     matching
 }
 
 /// The keys of all objects of a resource in a namespace, or in all namespaces.
-pub(super) fn object_keys(state: &ApiState, storage: &str, namespace: Option<&String>) -> Vec<Key> {
-    let mut keys = Vec::new();
-    let slice = Slice {
-        namespace: namespace.map(String::as_str),
-        ..Slice::default()
-    };
-    // A scan of the present never meets compacted revisions.
-    let _ = state.store.scan(storage, slice, |key, _| {
-        keys.push(key.clone());
-        ControlFlow::Continue(())
-    });
-    keys
+fn object_keys(state: &ApiState, storage: &str, namespace: Option<&str>) -> Vec<Key> {
+    let found = state.store.scan(storage, namespace, None);
+    found.map(|(key, _)| key.clone()).collect()
 }
 
 /// Removes an object, with all objects of a kind if it is the definition of the kind.
@@ -255,9 +241,8 @@ pub(super) fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
     if !object::is_deleting(&namespace.value) || object::has_finalizers(&namespace.value) {
         return;
     }
-    let owned = name.to_owned();
     let mut resources = state.registry.namespaced();
-    if resources.all(|r| object_keys(state, &r.storage, Some(&owned)).is_empty()) {
+    if resources.all(|r| object_keys(state, &r.storage, Some(name)).is_empty()) {
         state.store.remove(NAMESPACES, &key, None);
     }
 }

@@ -5,11 +5,10 @@ use serde_json::Value;
 
 use super::create::{create, name_mismatch};
 use super::update::commit;
-use super::{ApiState, RequestTarget, WriteOptions, Written, WrittenPart, check_kind, to_stored};
+use super::{ApiState, RequestTarget, WriteOptions, Written, WrittenPart, check_kind};
 use crate::apiserver::object;
-use crate::apiserver::patch::strategic::Schema;
+use crate::apiserver::patch::apply::Manager;
 use crate::apiserver::patch::{self, PatchFormat};
-use crate::apiserver::render;
 use crate::apiserver::status::ApiError;
 
 /// The object that a patch leads to, before the rules of an update are checked.
@@ -51,19 +50,18 @@ pub(crate) fn draft_patch(
         return draft_apply(state, target, body, options);
     }
     let current = state.current(target)?;
-    let mut new = render::in_version_of(&target.resource, &current.value);
+    let mut new = Value::clone(&current.value);
     match format {
         PatchFormat::Json => patch::json_patch(&mut new, body)?,
-        PatchFormat::Merge if body.is_object() => patch::merge(&mut new, &body),
+        PatchFormat::Merge if body.is_object() => json_patch::merge(&mut new, &body),
         PatchFormat::Strategic if !target.resource.custom => {
-            patch::strategic::merge(&mut new, &body, &Schema::Builtin)?;
+            patch::strategic::merge(&mut new, &body)?;
         }
         // Custom resources have no Go structure whose tags would say how lists merge.
         PatchFormat::Strategic => return Err(unsupported()),
         _ => return Err(ApiError::bad_request("the patch must be a JSON object")),
     }
     check_kind(target, &mut new)?;
-    to_stored(&target.resource, &mut new);
     object::strip_nulls(&mut new);
     if object::text(&new, "/metadata/name") != target.name {
         return Err(name_mismatch(object::text(&new, "/metadata/name"), &target.name));
@@ -91,31 +89,25 @@ fn draft_apply(
     if !named.is_empty() && named != target.name {
         return Err(name_mismatch(named, &target.name));
     }
-    to_stored(&target.resource, &mut body);
     object::strip_nulls(&mut body);
     let current = state.store.get(&target.resource.storage, &target.key()).cloned();
     let live = current.as_ref().map(|v| &*v.value);
     if live.is_none() && target.part != WrittenPart::Object {
         return Err(target.not_found());
     }
-    let schema = Schema::of(&target.resource);
-    let version = target.resource.storage_version.clone();
-    let writer = target.writer(options, &version);
-    let new = patch::apply::apply(live, &body, writer, options.force, &schema)?;
+    let manager = Manager {
+        name: &options.manager,
+        subresource: target.part.subresource(),
+    };
+    let new = patch::apply::apply(live, &body, manager);
     if live.is_some() {
         return Ok(PatchedObject::Changed { new, applied: true });
     }
-    // `force` makes the creation keep `managedFields`, which it drops from an object that a client sends.
     let made_here = WriteOptions {
-        force: true,
+        is_apply: true,
         ..options.clone()
     };
-    let mut fresh = new;
-    object::make_object(&mut fresh).insert(
-        "apiVersion".to_owned(),
-        Value::from(target.resource.api_version()),
-    );
-    Ok(PatchedObject::New(fresh, made_here))
+    Ok(PatchedObject::New(new, made_here))
 }
 
 /// The 415 of a patch format that the resource does not support: strategic merge patches need a built-in kind.

@@ -6,15 +6,12 @@ use serde_json::Value;
 
 use super::create::{name_mismatch, refuse};
 use super::delete::remove_object;
-use super::{
-    ApiState, RequestTarget, WriteOptions, Written, WrittenPart, check_kind, settle_types, to_stored,
-};
-use crate::apiserver::patch::managers;
-use crate::apiserver::patch::strategic::Schema;
+use super::{ApiState, RequestTarget, WriteOptions, Written, WrittenPart, check_kind, settle_types};
+use crate::apiserver::patch::apply::SERVER_METADATA;
 use crate::apiserver::resource::{CRD_GROUP, CRD_PLURAL, Resource};
 use crate::apiserver::status::{ApiError, InvalidField};
 use crate::apiserver::store::ObjectVersion;
-use crate::apiserver::{admission, name, object, pod};
+use crate::apiserver::{name, object, pod};
 
 /// Replaces an object, or its status, by `body`.
 pub(crate) fn update(
@@ -34,7 +31,6 @@ pub(crate) fn draft_update(
     mut body: Value,
 ) -> Result<Value, ApiError> {
     check_kind(target, &mut body)?;
-    to_stored(&target.resource, &mut body);
     object::strip_nulls(&mut body);
     let named = object::text(&body, "/metadata/name");
     if !named.is_empty() && named != target.name {
@@ -60,7 +56,7 @@ pub(crate) fn commit(
     options: &WriteOptions,
     applied: bool,
 ) -> Result<Written, ApiError> {
-    let settled = settle(state, target, new, options, applied)?;
+    let settled = settle(state, target, new, applied)?;
     store_settled(state, target, settled, options)
 }
 
@@ -69,7 +65,6 @@ pub(crate) fn settle(
     state: &ApiState,
     target: &RequestTarget,
     mut new: Value,
-    options: &WriteOptions,
     applied: bool,
 ) -> Result<Settled, ApiError> {
     let current = state.current(target)?;
@@ -83,8 +78,8 @@ pub(crate) fn settle(
         pod::default_spec(&mut new);
     }
     if !applied {
-        let writer = target.writer(options, &resource.storage_version);
-        managers::track_update(old, &mut new, writer, &Schema::of(resource));
+        let managers = old.pointer("/metadata/managedFields").cloned();
+        object::set(object::meta(&mut new), "managedFields", managers);
     }
     // GuaranteedUpdate does not write an unchanged object, so its resourceVersion stays and no watch sees it.
     if *old == new {
@@ -209,7 +204,7 @@ fn restore_server_metadata(old: &Value, new: &mut Value) {
     }
     let before = old.get("metadata");
     let meta = object::meta(new);
-    for field in managers::SERVER_METADATA {
+    for field in SERVER_METADATA {
         object::set(meta, field, before.and_then(|m| m.get(field)).cloned());
     }
     meta.remove("selfLink");
@@ -228,7 +223,6 @@ fn invalid_changes(target: &RequestTarget, old: &Value, new: &Value) -> Vec<Inva
         );
         errors.push(InvalidField::forbidden("metadata.finalizers", &why));
     }
-    errors.extend(admission::check_configuration(&target.resource, new));
     match target.part {
         WrittenPart::Object if target.resource.is_pod() => errors.extend(pod::check_update(old, new)),
         WrittenPart::Resize => errors.extend(pod::check_resize(old, new)),
