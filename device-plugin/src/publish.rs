@@ -257,7 +257,7 @@ impl NodePublisher {
             let params = PatchParams::default();
             let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
             within(REQUEST_LIMIT, format!("write {part}"), request).await?;
-            info!("published {part}");
+            info!(?patch, "published {part}");
         }
         Ok(())
     }
