@@ -19,8 +19,9 @@ mod bind_outcomes;
 mod bind_queue;
 #[path = "extender/bind_races.rs"]
 mod bind_races;
-#[path = "extender/damaged.rs"]
+#[path = "extender/bodies.rs"]
 mod bodies;
+#[path = "extender/damaged.rs"]
 mod damaged;
 #[path = "extender/devices.rs"]
 mod devices;
