@@ -2,11 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use http::HeaderMap;
 use proto::read_api::{Node, PendingPod};
 use rustc_hash::FxHasher;
+
+use super::json;
+
+/// Most forms of one node that are kept: clients with equal rights share one.
+const MAX_FORMS: usize = 4;
 
 /// A client with access to the read API.
 #[derive(Clone, Debug)]
@@ -61,5 +67,37 @@ impl SeenNames {
     pub(super) fn pending(&self, pods: &[PendingPod]) -> Vec<PendingPod> {
         let seen = pods.iter().filter(|pod| self.include(&pod.namespace));
         seen.cloned().collect()
+    }
+}
+
+/// The forms of one node's JSON in which some names are hidden, each with the namespaces whose names are left.
+#[derive(Debug, Default)]
+pub(super) struct HiddenForms(Mutex<Vec<(Vec<Arc<str>>, Bytes)>>);
+
+impl HiddenForms {
+    /// The JSON of a node for a client that does not see all its names; `whole` has all of them.
+    pub(super) fn get(&self, names: &SeenNames, namespaces: &[Arc<str>], whole: &Bytes) -> Bytes {
+        if names.are_all() {
+            return whole.clone();
+        }
+        let mut left = namespaces.to_vec();
+        left.retain(|namespace| names.include(namespace));
+        if left.len() == namespaces.len() {
+            return whole.clone();
+        }
+        // Hiding parses and writes the node again, so that each form is made once for all clients that need it.
+        let mut forms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, form)) = forms.iter().find(|(namespaces, _)| *namespaces == left) {
+            return form.clone();
+        }
+        let mut node: Node = serde_json::from_slice(whole).unwrap_or_default();
+        names.hide_others(&mut node);
+        let form = Bytes::from(json(&node));
+        // The oldest form goes; a client that still needs it has it made again.
+        if forms.len() >= MAX_FORMS {
+            forms.remove(0);
+        }
+        forms.push((left, form.clone()));
+        form
     }
 }

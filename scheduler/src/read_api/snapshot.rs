@@ -15,8 +15,7 @@ use proto::read_api::{Finding, Node, PendingPod, Totals};
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-use super::json;
-use super::names::SeenNames;
+use super::names::{HiddenForms, SeenNames};
 use super::node_findings::node_findings;
 use crate::index::{Index, Shared, view};
 
@@ -70,6 +69,7 @@ pub(super) struct RenderedNode {
     pub(super) findings: Vec<Finding>,
     /// The namespaces of its pods.
     namespaces: Vec<Arc<str>>,
+    hidden_forms: HiddenForms,
     pub(super) model: String,
     totals: Totals,
     plugin: Option<String>,
@@ -371,12 +371,7 @@ impl StatePublisher {
 impl RenderedNode {
     /// The JSON for a client that sees these names.
     pub(super) fn json_for(&self, names: &SeenNames) -> Bytes {
-        if self.namespaces.iter().all(|namespace| names.include(namespace)) {
-            return self.json.clone();
-        }
-        let mut node: Node = serde_json::from_slice(&self.json).unwrap_or_default();
-        names.hide_others(&mut node);
-        json(&node).into()
+        self.hidden_forms.get(names, &self.namespaces, &self.json)
     }
 
     /// Serializes a node once, so that all clients share the text; returns it with the node's name.
@@ -391,9 +386,11 @@ impl RenderedNode {
         }
         let rendered = Self {
             revision: 0,
-            json: json(&node).into(),
+            // Structs of texts and numbers always serialize.
+            json: serde_json::to_vec(&node).unwrap_or_default().into(),
             findings: node_findings(&node),
             namespaces: namespaces.into_iter().collect(),
+            hidden_forms: HiddenForms::default(),
             totals: Totals::of_node(&node),
             model: node.model,
             plugin: node.plugin,
