@@ -59,6 +59,9 @@ impl From<Client> for Connection {
 
 impl Connection {
     /// Connects as the file of KUBECONFIG, `~/.kube/config`, or the pod's service account says, in this order. Sends no request.
+    ///
+    /// # Errors
+    /// There is no valid configuration.
     pub async fn new() -> anyhow::Result<Self> {
         let mut found = kube::Config::infer()
             .await

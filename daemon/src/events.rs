@@ -243,6 +243,7 @@ impl Writer {
         }
     }
 
+    /// A new Event object of this name, as JSON.
     fn object(&self, waiting: &WaitingEvent, namespace: &str, name: &str) -> Value {
         let Event {
             subject,

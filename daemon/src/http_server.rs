@@ -67,6 +67,9 @@ pub struct ClientCertificate;
 pub struct ClientName(pub Arc<str>);
 
 /// Listens on an address, and logs it.
+///
+/// # Errors
+/// The address is in use, or is not one of this machine.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address)
         .await
@@ -197,6 +200,7 @@ struct ConnectionSettings {
 }
 
 impl ConnectionSettings {
+    /// Serves one connection until it ends.
     async fn serve(
         self,
         stream: TcpStream,

@@ -42,6 +42,7 @@ fn connections_within(limit: usize, most: usize) -> usize {
     (most * left.min(usually_left) / usually_left).max(FEWEST)
 }
 
+/// The number of files that the process may have open.
 #[cfg(unix)]
 fn limit() -> usize {
     // Without a limit there is room for all.
@@ -49,6 +50,7 @@ fn limit() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
+/// The number of files that the process may have open.
 #[cfg(not(unix))]
 fn limit() -> usize {
     usize::MAX

@@ -130,6 +130,9 @@ impl Process {
     }
 
     /// Ends the process too when a lock is not released: `take` takes the lock and releases it.
+    ///
+    /// # Errors
+    /// The thread that takes the lock cannot be started.
     pub fn watch_lock(&self, name: &'static str, take: impl Fn() + Send + 'static) -> anyhow::Result<()> {
         let probe = Probe::of_lock(name, take);
         probe
@@ -138,6 +141,9 @@ impl Process {
     }
 
     /// Serves the routes of [`crate::health`] on the address of `--health-listen`, if there is one.
+    ///
+    /// # Errors
+    /// The process cannot listen on that address.
     pub async fn serve_health(&mut self, routes: Router) -> anyhow::Result<()> {
         let Some(address) = self.args.health_listen else {
             return Ok(());
@@ -158,6 +164,9 @@ impl Process {
     }
 
     /// Completes `work` before the daemon serves. Returns `None` if the signal comes first.
+    ///
+    /// # Errors
+    /// The work failed, or a task has ended meanwhile.
     pub async fn complete<T>(
         &mut self,
         work: impl Future<Output = anyhow::Result<T>>,
@@ -171,6 +180,9 @@ impl Process {
     }
 
     /// Runs until the signal, then completes `farewell` while everything goes on, and then closes the servers.
+    ///
+    /// # Errors
+    /// A task ended that should run as long as the process.
     pub async fn serve_until_signal(mut self, farewell: impl Future<Output = ()>) -> anyhow::Result<()> {
         open_files::log_room(self.n_connections);
         let signal = self.signal.clone();

@@ -61,6 +61,9 @@ impl Probe {
     }
 
     /// A probe of a lock: it answers if `take`, which takes the lock and releases it, returns.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
     pub fn of_lock(name: &'static str, take: impl Fn() + Send + 'static) -> io::Result<Self> {
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
@@ -95,6 +98,9 @@ impl Probe {
 }
 
 /// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. The limit is accurate to a tenth.
+///
+/// # Errors
+/// If the thread cannot be started.
 pub fn watch(limit: Duration, mut probe: Probe) -> io::Result<()> {
     let check = move || {
         loop {

@@ -82,6 +82,7 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     ))
 }
 
+/// Splits off a time.
 fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
     let (text, rest) = if let Some((text, rest)) = element(bytes, UTC_TIME) {
         let text = std::str::from_utf8(text).ok()?;

@@ -23,6 +23,10 @@ impl AnnotationError {
     }
 }
 
+/// Parses the value of an annotation.
+///
+/// # Errors
+/// It is longer than `max_bytes`, or is not the JSON of a `T`.
 pub(crate) fn parse<T: DeserializeOwned>(
     key: &'static str,
     text: &str,

@@ -118,6 +118,9 @@ pub struct RawDevice {
 
 impl RawDevice {
     /// Decodes the spec; an absent or null spec has no devices.
+    ///
+    /// # Errors
+    /// The spec has another form than the schema demands.
     // On demand, so that a spec of another form fails its node and no other.
     pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
         // An object without a spec, as another program may create it, has no devices.

@@ -266,6 +266,9 @@ const OWN_VOLUMES: [&str; 6] = [
 /// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, by volumes that
 /// one pod or one node may use at a time, or by rules about pods near by. Every victim that kube-scheduler proposes may then be
 /// needed.
+///
+/// # Errors
+/// The request cannot be read.
 pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_json::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]

@@ -58,6 +58,10 @@ pub struct KubeletAllocations {
 
 impl KubeletAllocations {
     /// Reads the annotations of a Device object; `None` if it has no such annotation.
+    ///
+    /// # Errors
+    /// It is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its last valid
+    /// value then stay in use.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, AnnotationError> {
         let read = Self::key(annotations).and_then(|key| Some(Self::parse(key, annotations.get(key)?)));
         read.transpose()

@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use crate::quantity::Quantity;
 
+/// Bytes in one MiB.
 pub(crate) const MIB: u64 = 1 << 20;
+/// Bytes in one GiB.
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// The size of one memory unit: a multiple of 1 MiB up to 1 TiB.

@@ -59,6 +59,10 @@ pub type PodUids = BTreeSet<Box<str>>;
 type Annotations = BTreeMap<String, String>;
 
 /// Reads [`EXCHANGED_RECORDS`]; empty without the annotation.
+///
+/// # Errors
+/// It does not parse, is longer than 96 KiB, names more than 1,024 pods, or names no device for a pod. Readers keep the last valid
+/// value.
 pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<SwappedRecords, AnnotationError> {
     let swapped = read(annotations, EXCHANGED_RECORDS, MAX_SWAPPED_BYTES)?.unwrap_or_default();
     check_swapped_records(&swapped)?;
@@ -66,6 +70,9 @@ pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<Swapped
 }
 
 /// The value of [`EXCHANGED_RECORDS`].
+///
+/// # Errors
+/// [`read_swapped_records`] would refuse the value.
 pub fn write_swapped_records(swapped: &SwappedRecords) -> Result<String, AnnotationError> {
     check_swapped_records(swapped)?;
     match serde_json::to_string(swapped) {
@@ -101,6 +108,9 @@ fn swapped_error(rule: impl Into<String>) -> AnnotationError {
 }
 
 /// Reads [`PODS_WITHOUT_DEVICES`]; `None` if the plugin does not report such pods.
+///
+/// # Errors
+/// It is not a JSON list of strings, or is longer than 16 KiB.
 pub fn read_pods_without_devices(
     annotations: Option<&Annotations>,
 ) -> Result<Option<PodUids>, AnnotationError> {
@@ -141,6 +151,9 @@ pub struct PluginState {
 
 impl PluginState {
     /// Reads the annotation of the plugin's state; `None` if the plugin has never reported.
+    ///
+    /// # Errors
+    /// It does not parse, or is longer than 512 bytes.
     pub fn read(annotations: Option<&Annotations>) -> Result<Option<Self>, AnnotationError> {
         read(annotations, PLUGIN_STATE, MAX_STATE_BYTES)
     }

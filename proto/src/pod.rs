@@ -475,6 +475,9 @@ impl QuantityText {
     }
 
     /// The parsed value.
+    ///
+    /// # Errors
+    /// The text or JSON, if it is not a quantity.
     pub fn quantity(&self) -> Result<Quantity, Cow<'_, str>> {
         match self {
             Self::Text(text) => text.parse().map_err(|_| Cow::Borrowed(text.as_str())),

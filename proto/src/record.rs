@@ -158,6 +158,9 @@ pub struct RecordError {
 
 impl Record {
     /// Reads the record in a pod's annotations; `None` if none of them is a record.
+    ///
+    /// # Errors
+    /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, RecordError> {
         let allocations = read_allocations(annotations)?;
         let is_decided = allocations

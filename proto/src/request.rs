@@ -190,6 +190,9 @@ impl PodRequest {
     ///
     /// Amounts without `gpu.shared` mean what they mean to Koordinator: 100 percent are one GPU. [`Self::read_new`] applies
     /// more rules.
+    ///
+    /// # Errors
+    /// The first rule that a container breaks, or the pod as a whole.
     pub fn read(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
         let sees_all = sees_all_devices(pod)?;
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
@@ -201,6 +204,9 @@ impl PodRequest {
 
     /// Reads a pod that waits for a node, by the rules of the filter and of the validating webhook; `None` if the pod requests
     /// nothing that a device might have.
+    ///
+    /// # Errors
+    /// The first rule that the pod breaks: those of [`Self::read`], and those that only a new pod can still obey.
     pub fn read_new(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
         amounts::refuse_old_names(&pod.spec)?;
         // The order of the checks decides which of several faults the author is shown.
@@ -227,6 +233,9 @@ impl PodRequest {
 /// would find no node for the pod, and say nothing of the mistake.
 ///
 /// `unit` is the size of one unit in bytes; `None` if it is not the same on all nodes.
+///
+/// # Errors
+/// Both amounts, and the number of units that was probably meant.
 pub fn refuse_other_unit(
     units: u64,
     largest: u64,
@@ -261,6 +270,9 @@ fn meant_units(units: u64, unit_bytes: u64) -> u64 {
 }
 
 /// Returns true if the pod has the annotation [`ALL_DEVICES`] with the value `true`.
+///
+/// # Errors
+/// The value is neither `true` nor `false`.
 pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
     match pod.annotation(ALL_DEVICES) {
         None | Some("false") => Ok(false),

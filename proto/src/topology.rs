@@ -163,6 +163,10 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
 }
 
 /// Reads [`GPU_PARTITIONS`].
+///
+/// # Errors
+/// It is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its key, names a
+/// GPU twice, or has a bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError> {
     let by_size: BTreeMap<String, Vec<GpuPartition>> = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
     let mut table = GpuPartitionTable::new();
@@ -195,6 +199,9 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError>
 }
 
 /// Reads [`GPU_LINKS`].
+///
+/// # Errors
+/// It is longer than 256 KiB, does not parse, has more than 512 groups, or a group names a GPU twice.
 pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
     let groups: Vec<GpuLinks> = annotation::parse(GPU_LINKS, text, MAX_BYTES)?;
     if groups.len() > MAX_SETS {
@@ -212,10 +219,12 @@ pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
     }
 }
 
+/// Reads a field as a [`WholeNumber`].
 fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     WholeNumber::deserialize(deserializer).map(|number| number.0)
 }
 
+/// Reads a field as a list of [`WholeNumber`]s.
 fn whole_numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
     let numbers = Vec::<WholeNumber<u32>>::deserialize(deserializer)?;
     Ok(numbers.into_iter().map(|number| number.0).collect())

@@ -24,6 +24,9 @@ pub(crate) trait Amounts: Default {
 }
 
 /// The most that a pod uses at any one time, from the amounts of each container.
+///
+/// # Errors
+/// The first error of `amounts_of`.
 pub(crate) fn peak<'a, T: Amounts, E>(
     spec: &'a PodSpec,
     amounts_of: impl Fn(&'a Container) -> Result<T, E>,

@@ -33,6 +33,7 @@ pub(super) struct Conversation {
     stage: Arc<Mutex<Stage>>,
     /// Longest time of a handshake, and from the first byte of a head to its end.
     limit: Duration,
+    /// The client.
     pub(super) address: IpAddr,
 }
 

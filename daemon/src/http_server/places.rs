@@ -110,6 +110,7 @@ impl Places {
 /// The answer to a client that connects.
 #[derive(Debug, PartialEq, Eq)]
 enum Accept {
+    /// A place is free.
     Free,
     /// This connection ends, and leaves its place.
     InsteadOf(u64),

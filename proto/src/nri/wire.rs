@@ -30,6 +30,7 @@ pub enum ConnectionId {
 }
 
 impl ConnectionId {
+    /// The number of the connection in the header of a frame.
     fn number(self) -> u32 {
         match self {
             Self::Plugin => 1,
@@ -59,6 +60,7 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The number of the kind in the header of a message.
     fn number(self) -> u8 {
         match self {
             Self::Request => 1,
@@ -104,6 +106,9 @@ pub enum WireError {
 
 impl Message {
     /// The bytes of the message in its frames.
+    ///
+    /// # Errors
+    /// It is too long.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         // Checked here, because the other side closes the socket on a longer message.
         let too_long = WireError::LongMessage(self.payload.len());
@@ -149,6 +154,9 @@ struct Partial {
 
 impl Decoder {
     /// Reads more bytes; returns the messages that they complete.
+    ///
+    /// # Errors
+    /// A length is too large. The decoder cannot read any further bytes.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, WireError> {
         let mut messages = Vec::new();
         while !bytes.is_empty() {

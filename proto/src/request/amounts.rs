@@ -29,10 +29,12 @@ impl<'a> RequestedAmounts<'a> {
         totals::peak(spec, |container| amounts_of(container, names, sees_all)).map(Self)
     }
 
+    /// The amount of a resource; 0 if it is not requested.
     fn of(&self, resource: &str) -> u64 {
         self.0.get(resource).copied().unwrap_or(0)
     }
 
+    /// The request of the pod with these amounts.
     pub(super) fn request(self, names: &ResourceNames, sees_all: bool) -> Result<PodRequest, RequestError> {
         for name in [RDMA, FPGA] {
             refuse_uneven_percent(name, self.of(name))?;
@@ -146,6 +148,10 @@ fn devices_of_percent(both: u64, ratio: u64, core: u64) -> Result<u32, RequestEr
     n.ok_or_else(|| pod_rule(format!("{name} ({percent}) is more than {MAX_DEVICES} devices")))
 }
 
+/// The number of devices as 32 bits.
+///
+/// # Errors
+/// It is larger than [`MAX_DEVICES`].
 fn devices(name: &str, n: u64) -> Result<u32, RequestError> {
     let devices = u32::try_from(n).ok().filter(|_| n <= MAX_DEVICES);
     devices.ok_or_else(|| pod_rule(format!("{name} ({n}) is more than {MAX_DEVICES}")))
@@ -181,6 +187,9 @@ fn refuse_uneven_percent(name: &str, percent: u64) -> Result<(), RequestError> {
 }
 
 /// The amounts that a container requests, by resource name.
+///
+/// # Errors
+/// The first amount that cannot be read, or rule that the container breaks; the amounts of GPUs come first.
 fn amounts_of<'a>(
     container: &'a Container,
     names: &'a ResourceNames,
@@ -322,6 +331,10 @@ pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Re
 }
 
 /// Refuses deprecated resource names, which the mutating webhook replaces where it can.
+///
+/// # Errors
+/// The first container that uses one. No device plugin can serve these names, so the pod would run without devices where
+/// kube-scheduler ignores them.
 pub(super) fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
     for container in spec.all_containers() {
         if let Some((old, new)) = OLD_NAMES

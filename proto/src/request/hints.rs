@@ -179,6 +179,9 @@ pub const HINTS: [Hint; 3] = [
 
 impl Hint {
     /// Checks the pod's annotation, if the pod has it.
+    ///
+    /// # Errors
+    /// It is longer than 8 KiB, has another form than the proposals demand, or a key or value that they do not know.
     pub fn check(self, pod: &Pod) -> Result<(), RequestError> {
         self.read(pod, UnknownKeys::Refuse, &mut Hints::default())
     }
@@ -198,6 +201,9 @@ impl Hint {
 
 impl Hints {
     /// Reads the annotations of a pod that waits for a node.
+    ///
+    /// # Errors
+    /// The first annotation that [`Hint::check`] refuses.
     pub fn read(pod: &Pod) -> Result<Self, RequestError> {
         let mut hints = Self::default();
         for hint in HINTS {
@@ -386,6 +392,7 @@ fn parse_joint(text: &str, unknown: UnknownKeys) -> Result<Option<JointAllocate>
     }))
 }
 
+/// Parses [`PARTITION_SPEC`].
 fn parse_partition(text: &str, unknown: UnknownKeys) -> Result<PartitionSpec, String> {
     let PartitionJson {
         allocate_policy,
