@@ -71,10 +71,11 @@ fn run(args: &[&str]) -> Output {
     program().args(args).output().unwrap()
 }
 
-/// A new file with this text.
+/// A new file with this text. Its name has the ID of the process, since other test runs may use the same folder.
 fn file(text: &str) -> String {
     static N_FILES: AtomicU32 = AtomicU32::new(0);
-    let name = format!("{}.yaml", N_FILES.fetch_add(1, Ordering::Relaxed));
+    let number = N_FILES.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{}-{number}.yaml", std::process::id());
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()

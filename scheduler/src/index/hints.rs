@@ -126,7 +126,7 @@ impl Attempt {
 }
 
 impl Failure {
-    /// Reads the failure from the pod's condition `PodScheduled`. Its text tells attempts apart: kube-scheduler leaves the time as it was.
+    /// Reads the failure from the pod's condition `PodScheduled`. Its text distinguishes attempts: kube-scheduler leaves the time as it was.
     fn of(condition: &PodCondition) -> Self {
         let text = (&condition.reason, &condition.message);
         Self {

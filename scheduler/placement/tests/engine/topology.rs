@@ -339,6 +339,32 @@ fn the_chosen_partition_leaves_the_best_ones_free() {
     assert_eq!(why(3), "the node's table has no partition of 3 GPUs");
 }
 
+/// A table that cannot be read is not the absence of a table, nor one without a free partition.
+#[rstest]
+#[case::binding(Some(PartitionTable { is_binding: true, partitions: vec![] }))]
+#[case::preferred(None)]
+fn an_unreadable_table_has_a_reason_of_its_own(#[case] partitions: Option<PartitionTable>) {
+    let is_binding = partitions.is_some();
+    let fleet = fleet_of(Inventory {
+        partitions,
+        has_unreadable_partitions: true,
+        ..eight_switches(&[])
+    });
+    let demanding = Constraints {
+        partition: Some(PartitionConstraint::default()),
+        ..Constraints::default()
+    };
+    let two = RequestedGpus::Whole(2);
+    let choice = chosen(try_choose(&fleet, two, &[], Some(&demanding)));
+    assert_eq!(choice, Err(Reason::PartitionsUnreadable));
+    assert_eq!(
+        why(&fleet, two, &[], &demanding),
+        "the node's partition table cannot be read"
+    );
+    let choice = chosen(try_choose(&fleet, two, &[], None));
+    assert_eq!(choice.err(), is_binding.then_some(Reason::PartitionsUnreadable));
+}
+
 #[rstest]
 #[case::restricted(true, &[], Ok(vec![2, 3]), "fits")]
 #[case::restricted_waits(true, &[2], Err(Reason::Partition), "no free partition of 2 GPUs with score 10; the best free one has score 5")]

@@ -185,12 +185,14 @@ impl<'w> Engine<'w> {
         score.map_err(|error| anyhow!(error))
     }
 
-    /// Returns true if the pod fits any node.
+    /// Returns true if the pod fits any node. No kube-scheduler asks this, so the filters do not count.
     pub async fn fits_any(&self) -> Result<bool> {
-        self.kube
-            .fits_any(&self.pod)
-            .await
-            .map_err(|error| anyhow!(error))
+        let (nanos, n) = (&self.verbs.filter_nanos, &self.verbs.n_filtered);
+        let before = (nanos.load(Ordering::Relaxed), n.load(Ordering::Relaxed));
+        let fits = self.kube.fits_any(&self.pod).await;
+        nanos.store(before.0, Ordering::Relaxed);
+        n.store(before.1, Ordering::Relaxed);
+        fits.map_err(|error| anyhow!(error))
     }
 
     /// The extender binds the pod to a node; returns the parts of GPUs that the pod is given.

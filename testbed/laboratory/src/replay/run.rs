@@ -276,7 +276,8 @@ impl<'w> ReplayRun<'w> {
                 self.result.sample_refusals += n_refusals;
                 return Ok(place);
             }
-            if n_seen >= self.job.world.nodes.len() {
+            // A pod whose affinity names nodes that are not there is tried on none.
+            if attempt.n_seen == 0 || n_seen >= self.job.world.nodes.len() {
                 return Ok(None);
             }
             n_refusals += 1;
