@@ -37,7 +37,7 @@ use proto::node::Node;
 use proto::plugin_reports::PODS_WITHOUT_DEVICES;
 use proto::resource::ResourceNames;
 use proto::topology::GpuPartitionPolicy;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -257,7 +257,9 @@ impl NodePublisher {
             let params = PatchParams::default();
             let request = self.nodes.patch_status(&self.settings.node_name, &params, &patch);
             within(REQUEST_LIMIT, format!("write {part}"), request).await?;
-            info!(patch = %json!(patch), "published {part}");
+            if let Patch::Merge(value) | Patch::Strategic(value) = &patch {
+                info!(patch = %value, "published {part}");
+            }
         }
         Ok(())
     }
