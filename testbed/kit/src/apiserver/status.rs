@@ -25,38 +25,54 @@ pub struct ApiError {
     pub retry_after: Option<u32>,
 }
 
-/// One rejected field of an invalid object, as a line of the message of a 422.
+/// One rejected field of an invalid object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct InvalidField(String);
+pub(crate) struct InvalidField {
+    reason: &'static str,
+    field: String,
+    message: String,
+}
 
 impl InvalidField {
+    fn new(reason: &'static str, field: impl Display, message: String) -> Self {
+        Self {
+            reason,
+            field: field.to_string(),
+            message,
+        }
+    }
+
     /// The error of a value that is not acceptable.
     pub(crate) fn invalid(field: impl Display, value: &str, why: &str) -> Self {
-        Self(format!("{field}: Invalid value: \"{value}\": {why}"))
+        let message = format!("Invalid value: \"{value}\": {why}");
+        Self::new("FieldValueInvalid", field, message)
     }
 
     /// The error of a required value that is missing.
     pub(crate) fn required(field: impl Display, why: &str) -> Self {
         let colon = if why.is_empty() { "" } else { ": " };
-        Self(format!("{field}: Required value{colon}{why}"))
+        Self::new("FieldValueRequired", field, format!("Required value{colon}{why}"))
     }
 
     /// The error of a value that may not be set or changed.
     pub(crate) fn forbidden(field: impl Display, why: &str) -> Self {
-        Self(format!("{field}: Forbidden: {why}"))
+        Self::new("FieldValueForbidden", field, format!("Forbidden: {why}"))
     }
 
     /// The error of a value that occurs twice.
     pub(crate) fn duplicate(field: impl Display, value: &str) -> Self {
-        Self(format!("{field}: Duplicate value: \"{value}\""))
+        Self::new(
+            "FieldValueDuplicate",
+            field,
+            format!("Duplicate value: \"{value}\""),
+        )
     }
 
     /// The error of a value that is not one of the supported values.
     pub(crate) fn unsupported(field: impl Display, value: &str, allowed: &[&str]) -> Self {
         let listed = allowed.join("\", \"");
-        Self(format!(
-            "{field}: Unsupported value: \"{value}\": supported values: \"{listed}\""
-        ))
+        let message = format!("Unsupported value: \"{value}\": supported values: \"{listed}\"");
+        Self::new("FieldValueNotSupported", field, message)
     }
 }
 
@@ -136,9 +152,12 @@ impl ApiError {
 
     /// 422 with the rejected fields.
     pub(crate) fn invalid(kind: &str, group: &str, name: &str, fields: &[InvalidField]) -> Self {
-        let lines: Vec<&str> = fields.iter().map(|field| field.0.as_str()).collect();
+        let lines: Vec<String> = fields
+            .iter()
+            .map(|error| format!("{}: {}", error.field, error.message))
+            .collect();
         let text = match lines.as_slice() {
-            [one] => (*one).to_owned(),
+            [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),
         };
         let qualified = if group.is_empty() {
@@ -147,7 +166,14 @@ impl ApiError {
             format!("{kind}.{group}")
         };
         let mut error = Self::new(422, format!("{qualified} \"{name}\" is invalid: {text}"));
-        error.details = Some(Box::new(json!({"name": name, "group": group, "kind": kind})));
+        // kubectl prints the causes only, if there are any.
+        let causes: Vec<Value> = fields
+            .iter()
+            .map(|error| json!({"reason": error.reason, "message": error.message, "field": error.field}))
+            .collect();
+        error.details = Some(Box::new(
+            json!({"name": name, "group": group, "kind": kind, "causes": causes}),
+        ));
         error
     }
 
@@ -231,5 +257,28 @@ fn reason_of(code: u16) -> &'static str {
         503 => "ServiceUnavailable",
         504 => "Timeout",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{ApiError, InvalidField};
+
+    #[test]
+    fn each_rejected_field_is_a_cause() {
+        let fields = [
+            InvalidField::required("spec.containers", ""),
+            InvalidField::invalid("metadata.name", "A", "must be lower case"),
+        ];
+        let error = ApiError::invalid("Pod", "", "A", &fields);
+        let text = "Pod \"A\" is invalid: [spec.containers: Required value, metadata.name: Invalid value: \"A\": must be lower case]";
+        assert_eq!(error.message, text);
+        let expected = json!([
+            {"reason": "FieldValueRequired", "message": "Required value", "field": "spec.containers"},
+            {"reason": "FieldValueInvalid", "message": "Invalid value: \"A\": must be lower case", "field": "metadata.name"},
+        ]);
+        assert_eq!(error.to_status()["details"]["causes"], expected);
     }
 }
