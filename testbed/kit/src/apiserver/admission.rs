@@ -21,6 +21,8 @@ use super::status::ApiError;
 use super::store::{Key, ObjectVersion};
 use super::verbs::{ApiState, RequestTarget};
 
+pub(crate) use self::policy::Params;
+
 /// Addresses on this machine that stand for ports of Services or of pods, by namespace, name and port.
 #[derive(Debug, Default)]
 pub(crate) struct LocalPorts(RwLock<HashMap<(String, String, u16), SocketAddr>>);

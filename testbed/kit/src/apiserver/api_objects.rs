@@ -11,7 +11,7 @@ use chrono::Utc;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use serde_json::{Value, json};
 
-use super::admission::LocalPorts;
+use super::admission::{LocalPorts, Params};
 use super::patch::PatchFormat;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
@@ -49,6 +49,7 @@ impl ApiObjects {
         let state = ApiState {
             store: Store::new(event_window),
             registry: Registry::new(),
+            params: Params::default(),
         };
         let inner = ApiObjectState {
             state: SharedState::new(state),

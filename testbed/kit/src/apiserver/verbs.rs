@@ -11,6 +11,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::admission::Params;
 use super::resource::{Registry, Resource};
 use super::status::ApiError;
 use super::store::{Key, ObjectVersion, Store};
@@ -27,6 +28,8 @@ pub(crate) mod update;
 pub(crate) struct ApiState {
     pub(crate) store: Store,
     pub(crate) registry: Registry,
+    /// The objects that admission policies name.
+    pub(crate) params: Params,
 }
 
 /// The object (or, with an empty name, the collection) that a request is about.

@@ -14,6 +14,7 @@ use crate::raw::{Answer, send};
 const ADMIN: &str = "admin";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gpushare-system/leases";
 const LEADERS: &str = "/apis/gpushare.io/v1alpha1/namespaces/gpushare-system/schedulerleaders";
 /// The token of the plugin on the node n1.
 const PLUGIN_OF_N1: &str = "plugin-n1";
@@ -70,7 +71,7 @@ async fn server() -> ApiServer {
     server
 }
 
-fn pod(name: &str) -> Value {
+pub(crate) fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {"containers": [{"name": "c", "image": "busybox"}]},
@@ -131,6 +132,10 @@ async fn bind_as_each(server: &ApiServer, [first, second]: [&str; 2]) -> (u16, u
     )
 }
 
+fn lease(holder: &str) -> Value {
+    json!({"metadata": {"name": "gpushare-scheduler"}, "spec": {"holderIdentity": holder}})
+}
+
 fn leader(holder: &str) -> Value {
     json!({
         "apiVersion": "gpushare.io/v1alpha1", "kind": "SchedulerLeader", "metadata": {"name": "gpushare-scheduler"},
@@ -169,6 +174,15 @@ async fn create_policies(server: &ApiServer, text: &str) {
         .await;
         assert_eq!(answer.code, 201, "{}", answer.text);
     }
+}
+
+/// The policy as it is shipped, but that a Lease is its parameter.
+async fn apply_with_lease(server: &ApiServer) {
+    let text = std::fs::read_to_string(default_deploy().join("base/scheduler-admission.yaml")).unwrap();
+    let text = text
+        .replace("gpushare.io/v1alpha1", "coordination.k8s.io/v1")
+        .replace("kind: SchedulerLeader", "kind: Lease");
+    create_policies(server, &text).await;
 }
 
 #[tokio::test]
@@ -211,6 +225,31 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
         )
         .unwrap();
     assert_eq!(bind(&server, ADMIN, "after-the-kind").await.0, 201);
+}
+
+/// kubernetes/kubernetes#133827: the informer of a built-in kind ends with the last policy binding and shows its old objects from
+/// then on.
+#[tokio::test]
+async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_deleted() {
+    let server = server().await;
+    apply_with_lease(&server).await;
+    assert_eq!(
+        code_of(&server, ADMIN, Method::POST, LEASES, &lease("s-0_a")).await,
+        201
+    );
+    assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
+    uninstall(&server).await;
+    apply_with_lease(&server).await;
+    let path = format!("{LEASES}/gpushare-scheduler");
+    assert_eq!(
+        code_of(&server, ADMIN, Method::PUT, &path, &lease("s-1_b")).await,
+        200
+    );
+    assert_eq!(
+        bind_as_each(&server, ["c", "d"]).await,
+        (201, 403),
+        "the Lease names s-1"
+    );
 }
 
 /// Recorded on kube-apiserver 1.36.2: without its parameter a policy with Fail and Deny refuses requests that its match conditions

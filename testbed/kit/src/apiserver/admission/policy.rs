@@ -3,9 +3,13 @@
 //! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
 //! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error.
-//! Parameters are the objects as they are stored: kube-apiserver may show those of a built-in kind as they were when the last
-//! binding that needs them was deleted (kubernetes/kubernetes#130887, #133827).
+//!
+//! Objects that policies name as parameters come from [`Params`], which repeats a fault of kube-apiserver
+//! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. For a
+//! custom resource it makes another one later. The informer of a built-in kind is shared and never starts again: parameters
+//! stay as it had seen them by then. The real server looks for changed bindings once a second, and this one at every write.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cel::Context;
@@ -14,6 +18,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, NamedRuleWithOperations, ParamKind, ParamRef, RuleWithOperations,
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicySpec, Validation,
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -26,6 +31,51 @@ use crate::apiserver::verbs::ApiState;
 
 /// `apiVersion` and kind of parameters.
 type VersionedKind = (String, String);
+
+/// Objects of one kind as an informer has seen them.
+type SeenParams = BTreeMap<Key, Arc<Value>>;
+
+/// The informers of kinds that policies name.
+#[derive(Debug, Default)]
+pub(crate) struct Params(Mutex<Informers>);
+
+#[derive(Debug, Default)]
+struct Informers {
+    running: BTreeSet<VersionedKind>,
+    /// Ended informers of built-in kinds, with the objects that they had seen by then.
+    ended: BTreeMap<VersionedKind, SeenParams>,
+}
+
+impl Params {
+    /// Starts informers of kinds that bindings need now, and ends those of other kinds.
+    fn refresh(&self, state: &ApiState, needed: BTreeSet<VersionedKind>) {
+        let mut informers = self.0.lock();
+        let before = std::mem::replace(&mut informers.running, needed);
+        for kind in before {
+            let resource = resource_of(state, &kind).filter(|resource| !resource.custom);
+            if let Some(resource) = resource.filter(|_| !informers.running.contains(&kind)) {
+                let seen = state.store.scan(&resource.storage, None, None);
+                let seen = seen.map(|(key, version)| (key.clone(), Arc::clone(&version.value)));
+                informers.ended.entry(kind).or_insert_with(|| seen.collect());
+            }
+        }
+    }
+
+    /// An object as the informer of its kind shows it.
+    fn get(
+        &self,
+        state: &ApiState,
+        resource: &Resource,
+        kind: &VersionedKind,
+        key: &Key,
+    ) -> Option<Arc<Value>> {
+        if let Some(seen) = self.0.lock().ended.get(kind) {
+            return seen.get(key).cloned();
+        }
+        let current = state.store.get(&resource.storage, key)?;
+        Some(Arc::clone(&current.value))
+    }
+}
 
 /// The served resource with this API version and kind.
 fn resource_of(state: &ApiState, (api_version, kind): &VersionedKind) -> Option<Arc<Resource>> {
@@ -54,25 +104,29 @@ pub(super) struct PolicyRule {
 
 /// The policies that apply to a request, each with its binding and parameter.
 pub(super) fn matching_rules(state: &ApiState, request: &ReviewedWrite<'_>) -> Vec<PolicyRule> {
+    let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
+    let bindings: Vec<ValidatingAdmissionPolicyBinding> =
+        list_objects(state, "validatingadmissionpolicybindings");
+    let (mut bound, mut kinds) = (Vec::new(), BTreeSet::new());
+    for binding in &bindings {
+        let mut named = policies
+            .iter()
+            .filter(|policy| policy.metadata.name.as_ref() == Some(&binding.spec.policy_name));
+        if let Some(policy) = named.next()
+            && let Some(spec) = &policy.spec
+        {
+            kinds.extend(spec.param_kind.as_ref().and_then(kind_of));
+            bound.push((policy, spec, binding));
+        }
+    }
+    state.params.refresh(state, kinds);
     // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
     let resource = &request.target.resource;
     if resource.group == ADMISSION && resource.plural.starts_with("validatingadmissionpolic") {
         return Vec::new();
     }
-    let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
-    let bindings: Vec<ValidatingAdmissionPolicyBinding> =
-        list_objects(state, "validatingadmissionpolicybindings");
     let mut rules = Vec::new();
-    for binding in &bindings {
-        let mut named = policies
-            .iter()
-            .filter(|policy| policy.metadata.name.as_ref() == Some(&binding.spec.policy_name));
-        let Some((policy, spec)) = named
-            .next()
-            .and_then(|policy| Some((policy, policy.spec.as_ref()?)))
-        else {
-            continue;
-        };
+    for (policy, spec, binding) in bound {
         let is_denied = binding
             .spec
             .validation_actions
@@ -136,8 +190,11 @@ fn parameter_of(
     };
     let namespace = reference.namespace.clone().unwrap_or_default();
     let name = reference.name.as_deref().unwrap_or_default();
-    match state.store.get(&resource.storage, &Key::new(namespace, name)) {
-        Some(found) => Some(Ok(Arc::clone(&found.value))),
+    match state
+        .params
+        .get(state, &resource, &kind, &Key::new(namespace, name))
+    {
+        Some(found) => Some(Ok(found)),
         // Without `Deny` a binding whose parameter is missing does not apply at all.
         None if reference.parameter_not_found_action.as_deref() == Some("Deny") => {
             let why = "no params found for policy binding with `Deny` parameterNotFoundAction";
