@@ -73,6 +73,7 @@ async fn requests_refused(world: &mut World) -> Result<()> {
 /// All watches of the daemons are cut once a second.
 async fn watches_cut(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
+    let n_cut = faults.n_cut();
     let again = async {
         loop {
             sleep(LIFETIME).await;
@@ -84,12 +85,15 @@ async fn watches_cut(world: &mut World) -> Result<()> {
         world.clear().await?;
         fill_and_replace(world).await
     };
-    done_while(twice, again).await
+    done_while(twice, again).await?;
+    ensure!(faults.n_cut() > n_cut, "no watch was cut");
+    Ok(())
 }
 
 /// All watches of the daemons are seconds late.
 async fn watches_late(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
+    let n_late = faults.n_late();
     let again = async {
         loop {
             let held = DAEMONS.map(|user| faults.hold_watches_of(user, ""));
@@ -98,7 +102,9 @@ async fn watches_late(world: &mut World) -> Result<()> {
             sleep(CATCH_UP).await;
         }
     };
-    done_while(fill_and_replace(world), again).await
+    done_while(fill_and_replace(world), again).await?;
+    ensure!(faults.n_late() > n_late, "no watch was late");
+    Ok(())
 }
 
 /// Does something while the API server misbehaves again and again.

@@ -225,6 +225,8 @@ struct FaultState {
     next_id: AtomicU64,
     held: watch::Sender<Vec<WatchFault>>,
     orders: broadcast::Sender<(WatchFault, WatchOrder)>,
+    n_cut: AtomicU64,
+    n_late: AtomicU64,
 }
 
 impl Faults {
@@ -236,6 +238,8 @@ impl Faults {
             // A watch that lags behind 16 orders misses some, which only happens to one that is about to be cut
             // anyway.
             orders: broadcast::Sender::new(16),
+            n_cut: AtomicU64::new(0),
+            n_late: AtomicU64::new(0),
         }))
     }
 
@@ -315,6 +319,26 @@ impl Faults {
         rule.matching.times = rule.matching.times.map(|n| n - 1);
         rule.n_hits.fetch_add(1, Ordering::AcqRel);
         Some(rule.fault)
+    }
+
+    /// The number of watches that have been cut.
+    pub fn n_cut(&self) -> u64 {
+        self.0.n_cut.load(Ordering::Acquire)
+    }
+
+    /// The number of times that a watch has sent events which were held back before.
+    pub fn n_late(&self) -> u64 {
+        self.0.n_late.load(Ordering::Acquire)
+    }
+
+    /// Counts a watch that is cut.
+    pub(crate) fn note_cut(&self) {
+        self.0.n_cut.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts a watch that sends late events.
+    pub(crate) fn note_late(&self) {
+        self.0.n_late.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The watches that are held back now, with a signal of changes.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at, 
 use tokio_util::sync::CancellationToken;
 
 use super::Server;
-use crate::apiserver::faults::{WatchFault, WatchOrder};
+use crate::apiserver::faults::{Faults, WatchFault, WatchOrder};
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
@@ -48,8 +48,11 @@ pub(super) struct WatchStream {
     watch: Result<Watch, ApiError>,
     bookmark: Interval,
     deadline: Instant,
+    faults: Faults,
     orders: broadcast::Receiver<(WatchFault, WatchOrder)>,
     held: watch::Receiver<Vec<WatchFault>>,
+    /// True if a fault has held back the watch since its last events.
+    was_held: bool,
     /// True if a fault lets the watch send bookmarks only.
     is_mute: bool,
     stopping: CancellationToken,
@@ -76,8 +79,10 @@ impl WatchStream {
             plan,
             watch,
             bookmark,
+            faults: server.faults.clone(),
             orders: server.faults.orders(),
             held: server.faults.held(),
+            was_held: false,
             is_mute: false,
             stopping: server.stopping.clone(),
             ended: false,
@@ -100,6 +105,7 @@ impl WatchStream {
                 return None;
             }
             let held = self.is_held();
+            self.was_held |= held;
             let found = match &mut self.watch {
                 // A held watch does not read the log: its cursor stays, and it gets all events when it is
                 // released. The bookmarks of a mute one name the revision of its last event.
@@ -112,7 +118,12 @@ impl WatchStream {
                     self.ended = true;
                     return Some(Ok(line("ERROR", error.to_status().to_string().as_bytes())));
                 }
-                Ok(deltas) if !deltas.is_empty() => return Some(Ok(self.lines(&deltas))),
+                Ok(deltas) if !deltas.is_empty() => {
+                    if std::mem::take(&mut self.was_held) {
+                        self.faults.note_late();
+                    }
+                    return Some(Ok(self.lines(&deltas)));
+                }
                 Ok(_) if self.plan.ends_initial_events && !held => {
                     self.plan.ends_initial_events = false;
                     return self.bookmark_line(true);
@@ -135,6 +146,7 @@ impl WatchStream {
                 }
                 WakeReason::Ordered(WatchOrder::Cut) => {
                     self.ended = true;
+                    self.faults.note_cut();
                     return Some(Err(io::Error::new(
                         io::ErrorKind::ConnectionAborted,
                         "injected fault",
