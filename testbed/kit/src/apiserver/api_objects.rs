@@ -292,6 +292,7 @@ fn options() -> WriteOptions {
     WriteOptions {
         dry_run: false,
         manager: String::new(),
+        force: false,
         is_apply: false,
         now: Utc::now(),
     }

@@ -1,17 +1,24 @@
-//! Server-side apply: merges the fields that a manager declares, and removes fields that it no longer declares.
+//! Server-side apply: merges the fields that a manager declares, removes fields that it no longer declares, and refuses to change
+//! fields that another manager has applied, unless the apply is forced.
 //!
-//! Every apply is forced: it changes the fields of other managers too. Lists are replaced as a whole. `managedFields` has the
-//! managers that apply, and no others: other writes neither give nor take ownership.
+//! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership, so that an apply never
+//! conflicts with them. Lists of built-in kinds merge by the keys of [`list_rule`]; in custom resources only those of the metadata
+//! do, and `x-kubernetes-list-type` is not known. Maps are merged by field, also those that are atomic in kube-apiserver, such as
+//! `nodeSelector`.
 
 use serde_json::{Map, Value, json};
 
+use super::strategic::{ListRule, list_rule};
 use crate::apiserver::object;
+use crate::apiserver::status::ApiError;
 
 /// A manager of fields: its name, and the subresource that it applies, empty for the object itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Manager<'a> {
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
+    /// True if it takes fields from other managers.
+    pub(crate) force: bool,
 }
 
 /// Metadata that only the server changes after an object's creation.
@@ -28,19 +35,42 @@ pub(crate) const SERVER_METADATA: [&str; 9] = [
 ];
 
 /// Returns the object after an apply. `live` is none when the apply creates the object.
-pub(crate) fn apply(live: Option<&Value>, declared: &Value, manager: Manager<'_>) -> Value {
+pub(crate) fn apply(
+    live: Option<&Value>,
+    declared: &Value,
+    manager: Manager<'_>,
+    is_custom: bool,
+) -> Result<Value, ApiError> {
+    let place = Place {
+        is_custom,
+        fields: Vec::new(),
+    };
     let mut merged = live.cloned().unwrap_or_default();
-    json_patch::merge(&mut merged, declared);
+    merge(&mut merged, declared, &place);
     let mut entries = object::array(&merged, "/metadata/managedFields").to_vec();
     let is_own = |entry: &Value| {
         object::text(entry, "/manager") == manager.name
             && object::text(entry, "/subresource") == manager.subresource
     };
     let own = entries.iter().position(is_own);
+    let fields = fields_of(&owned(declared, manager), &place);
+    for (at, entry) in entries.iter_mut().enumerate() {
+        let (Some(live), false) = (live, own == Some(at)) else {
+            continue;
+        };
+        let [name, version] = ["/manager", "/apiVersion"].map(|field| object::text(entry, field));
+        let whose = format!("\"{name}\" using {version}");
+        let Some(theirs) = entry.get_mut("fieldsV1") else {
+            continue;
+        };
+        let contested = take_contested(theirs, &fields, [live, &merged], &place, "");
+        if !manager.force && !contested.is_empty() {
+            return Err(conflict(&whose, &contested));
+        }
+    }
     let wanted = json!({
         "manager": manager.name, "operation": "Apply", "subresource": manager.subresource,
-        "apiVersion": object::text(declared, "/apiVersion"),
-        "fieldsType": "FieldsV1", "fieldsV1": fields_of(&owned(declared, manager)),
+        "apiVersion": object::text(declared, "/apiVersion"), "fieldsType": "FieldsV1", "fieldsV1": fields,
     });
     let mut before = Value::Null;
     if let Some(entry) = own.and_then(|at| entries.get_mut(at)) {
@@ -49,9 +79,32 @@ pub(crate) fn apply(live: Option<&Value>, declared: &Value, manager: Manager<'_>
         entries.push(wanted);
     }
     let kept: Vec<&Value> = entries.iter().filter_map(|entry| entry.get("fieldsV1")).collect();
-    prune(&mut merged, before.get("fieldsV1").unwrap_or(&Value::Null), &kept);
+    prune(
+        &mut merged,
+        before.get("fieldsV1").unwrap_or(&Value::Null),
+        &kept,
+        &place,
+    );
     object::meta(&mut merged).insert("managedFields".to_owned(), Value::from(entries));
-    merged
+    Ok(merged)
+}
+
+/// The 409 of an apply that changes fields of another manager.
+fn conflict(whose: &str, fields: &[String]) -> ApiError {
+    let text = format!("conflict with {whose}");
+    let cause = |field: &String| json!({"reason": "FieldManagerConflict", "message": text, "field": field});
+    let causes: Vec<Value> = fields.iter().map(cause).collect();
+    let message = match fields {
+        [one] => format!("1 conflict: {text}: {one}"),
+        many => format!(
+            "{} conflicts: conflicts with {whose}:\n- {}",
+            many.len(),
+            many.join("\n- ")
+        ),
+    };
+    let mut error = ApiError::new(409, format!("Apply failed with {message}"));
+    error.details = Some(Box::new(json!({"causes": causes})));
+    error
 }
 
 /// The part of a declared object that can have owners: without fields that the server maintains. An apply to the object itself has
@@ -70,26 +123,188 @@ fn owned(declared: &Value, manager: Manager<'_>) -> Value {
     owned
 }
 
+/// A place in an object: the names of the fields that lead there, without items of lists.
+#[derive(Clone)]
+struct Place<'a> {
+    is_custom: bool,
+    fields: Vec<&'a str>,
+}
+
+impl<'a> Place<'a> {
+    /// The place below an element of `FieldsV1`, or below a field without its prefix; items of a list are at the place of the list.
+    fn below(&self, element: &'a str) -> Self {
+        let mut place = self.clone();
+        if !is_item(element) {
+            place.fields.push(element.trim_start_matches("f:"));
+        }
+        place
+    }
+
+    fn rule(&self) -> ListRule {
+        if self.is_custom && self.fields.first() != Some(&"metadata") {
+            return ListRule::Atomic;
+        }
+        list_rule(&self.fields)
+    }
+
+    /// The name of a list's item in `FieldsV1`; none for items of a list that is replaced as a whole.
+    fn item(&self, item: &Value) -> Option<String> {
+        match self.rule() {
+            ListRule::Atomic => None,
+            ListRule::Set => Some(format!("v:{item}")),
+            ListRule::Map(keys) => {
+                let mut named = Map::new();
+                for key in keys {
+                    let value = item.get(&key).cloned();
+                    // The one key that has a default.
+                    let value = value.or_else(|| (key == "protocol").then(|| "TCP".into()))?;
+                    named.insert(key, value);
+                }
+                Some(format!("k:{}", Value::Object(named)))
+            }
+        }
+    }
+
+    /// The child of a value that an element names.
+    fn child<'v>(&self, value: &'v Value, element: &str) -> Option<&'v Value> {
+        match value {
+            Value::Object(map) => map.get(element.trim_start_matches("f:")),
+            Value::Array(items) => items
+                .iter()
+                .find(|item| self.item(item).as_deref() == Some(element)),
+            _ => None,
+        }
+    }
+}
+
+fn is_item(element: &str) -> bool {
+    element.starts_with("k:") || element.starts_with("v:")
+}
+
+/// Writes the declared fields into an object, and leaves its other fields alone.
+fn merge(target: &mut Value, declared: &Value, place: &Place<'_>) {
+    match declared {
+        Value::Object(fields) => {
+            let map = object::make_object(target);
+            for (field, value) in fields {
+                merge(
+                    map.entry(field).or_insert(Value::Null),
+                    value,
+                    &place.below(field),
+                );
+            }
+        }
+        Value::Array(items) if place.rule() != ListRule::Atomic => {
+            let list = object::make_array(target);
+            for item in items {
+                let name = place.item(item);
+                let same = |old: &&mut Value| name.is_some() && place.item(old) == name;
+                match list.iter_mut().find(same) {
+                    Some(slot) => merge(slot, item, place),
+                    None => list.push(item.clone()),
+                }
+            }
+        }
+        _ => *target = declared.clone(),
+    }
+}
+
 /// The fields of a value in the form of `FieldsV1`.
-fn fields_of(value: &Value) -> Value {
+fn fields_of(value: &Value, place: &Place<'_>) -> Value {
     let mut fields = Map::new();
-    for (field, below) in value.as_object().into_iter().flatten() {
-        fields.insert(format!("f:{field}"), fields_of(below));
+    match value {
+        Value::Object(map) => {
+            for (field, below) in map {
+                fields.insert(format!("f:{field}"), fields_of(below, &place.below(field)));
+            }
+        }
+        Value::Array(items) => {
+            for item in items {
+                if let Some(name) = place.item(item) {
+                    fields.insert(name, fields_of(item, place));
+                }
+            }
+        }
+        _ => {}
     }
     Value::Object(fields)
 }
 
-/// Removes the fields `before` that none of the managers `kept` has, and the objects that become empty by that.
-fn prune(value: &mut Value, before: &Value, kept: &[&Value]) {
-    let Value::Object(map) = value else { return };
+/// An element of `FieldsV1` as conflicts name it.
+fn shown(element: &str) -> String {
+    match element.split_at(2) {
+        ("k:", keys) => {
+            let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
+            let keys: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            format!("[{}]", keys.join(","))
+        }
+        ("v:", value) => format!("[={value}]"),
+        (_, field) => format!(".{field}"),
+    }
+}
+
+/// Takes the fields from another manager that an apply changes, and returns their paths. `states` is the object before and after.
+fn take_contested(
+    theirs: &mut Value,
+    wanted: &Value,
+    states: [&Value; 2],
+    place: &Place<'_>,
+    path: &str,
+) -> Vec<String> {
+    let mut contested = Vec::new();
+    let Value::Object(theirs) = theirs else {
+        return contested;
+    };
+    theirs.retain(|element, below| {
+        let Some(wanted) = wanted.get(element) else {
+            return true;
+        };
+        let [before, after] = states.map(|state| place.child(state, element).unwrap_or(&Value::Null));
+        let path = format!("{path}{}", shown(element));
+        if *below == json!({}) || *wanted == json!({}) {
+            if before != after {
+                contested.push(path);
+            }
+            return before == after;
+        }
+        contested.extend(take_contested(
+            below,
+            wanted,
+            [before, after],
+            &place.below(element),
+            &path,
+        ));
+        *below != json!({})
+    });
+    contested
+}
+
+/// Removes the fields `before` that none of the managers `kept` has, and the objects and lists that become empty by that.
+fn prune(value: &mut Value, before: &Value, kept: &[&Value], place: &Place<'_>) {
     for (element, below) in before.as_object().into_iter().flatten() {
-        let field = element.trim_start_matches("f:");
         let kept: Vec<&Value> = kept.iter().filter_map(|fields| fields.get(element)).collect();
-        let Some(child) = map.get_mut(field) else { continue };
-        prune(child, below, &kept);
-        let is_leaf = *below == json!({});
-        if kept.is_empty() && (is_leaf || *child == json!({})) {
-            map.remove(field);
+        let place_below = place.below(element);
+        let ends = |child: &Value| {
+            let is_whole = *below == json!({}) || is_item(element);
+            kept.is_empty() && (is_whole || *child == json!({}) || *child == json!([]))
+        };
+        match value {
+            Value::Object(map) => {
+                let field = element.trim_start_matches("f:");
+                let Some(child) = map.get_mut(field) else { continue };
+                prune(child, below, &kept, &place_below);
+                if ends(child) {
+                    map.remove(field);
+                }
+            }
+            Value::Array(items) => items.retain_mut(|item| {
+                if place.item(item).as_ref() != Some(element) {
+                    return true;
+                }
+                prune(item, below, &kept, &place_below);
+                !ends(item)
+            }),
+            _ => {}
         }
     }
 }
@@ -97,6 +312,14 @@ fn prune(value: &mut Value, before: &Value, kept: &[&Value]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn by(name: &str, force: bool) -> Manager<'_> {
+        Manager {
+            name,
+            subresource: "",
+            force,
+        }
+    }
 
     /// Applied by each of two managers in turn: the declared data, and the data afterwards.
     #[test]
@@ -120,12 +343,53 @@ mod tests {
             ),
             ("b", json!({}), json!({"updated": "0", "other": "4"})),
         ] {
-            let manager = Manager {
-                name,
-                subresource: "",
-            };
-            live = apply(Some(&live), &json!({"data": declared}), manager);
+            live = apply(Some(&live), &json!({"data": declared}), by(name, true), false).unwrap();
             assert_eq!(live["data"], expected, "{name}");
         }
+    }
+
+    #[test]
+    fn lists_merge_by_their_keys() {
+        let webhooks = |webhooks: Value| json!({"metadata": {"finalizers": ["x"]}, "webhooks": webhooks});
+        let live = json!({"webhooks": [{"name": "old", "timeoutSeconds": 3}]});
+        let two = webhooks(json!([{"name": "old", "failurePolicy": "Fail"}, {"name": "new"}]));
+        let live = apply(Some(&live), &two, by("a", false), false).unwrap();
+        let merged = json!([{"name": "old", "timeoutSeconds": 3, "failurePolicy": "Fail"}, {"name": "new"}]);
+        assert_eq!(live["webhooks"], merged);
+        let other = json!({"metadata": {"finalizers": ["y"]}, "webhooks": [{"name": "old"}]});
+        let live = apply(Some(&live), &other, by("b", false), false).unwrap();
+        assert_eq!(live["metadata"]["finalizers"], json!(["x", "y"]));
+        let live = apply(
+            Some(&live),
+            &webhooks(json!([{"name": "new"}])),
+            by("a", false),
+            false,
+        )
+        .unwrap();
+        assert_eq!(
+            live["webhooks"],
+            json!([{"name": "old", "timeoutSeconds": 3}, {"name": "new"}])
+        );
+        let live = apply(Some(&live), &json!({}), by("b", false), false).unwrap();
+        assert_eq!(live["webhooks"], json!([{"name": "new"}]), "with all its fields");
+        assert_eq!(live["metadata"]["finalizers"], json!(["x"]));
+        let custom = json!({"webhooks": merged});
+        let custom = apply(Some(&custom), &other, by("b", false), true).unwrap();
+        assert_eq!(custom["webhooks"], json!([{"name": "old"}]));
+    }
+
+    #[test]
+    fn a_field_of_another_manager_changes_by_force_only() {
+        let image = |image: &str| json!({"apiVersion": "v1", "spec": {"containers": [{"name": "c", "image": image}]}});
+        let live = apply(None, &image("1"), by("a", false), false).unwrap();
+        let live = apply(Some(&live), &image("1"), by("b", false), false).unwrap();
+        let refused = apply(Some(&live), &image("2"), by("c", false), false).unwrap_err();
+        assert_eq!(refused.code, 409);
+        let text =
+            "Apply failed with 1 conflict: conflict with \"a\" using v1: .spec.containers[name=\"c\"].image";
+        assert_eq!(refused.message, text);
+        let live = apply(Some(&live), &image("2"), by("c", true), false).unwrap();
+        let live = apply(Some(&live), &image("3"), by("c", false), false).unwrap();
+        assert_eq!(live["spec"]["containers"][0]["image"], "3");
     }
 }

@@ -195,7 +195,7 @@ fn order_in(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
 
 /// The merge rule of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum ListRule {
+pub(super) enum ListRule {
     /// Replaced as a whole.
     Atomic,
     /// A set of scalars.
@@ -237,7 +237,7 @@ fn is_listed(words: &str, field: &str) -> bool {
 }
 
 /// The merge rule of a list in a built-in kind, by the path of its fields.
-fn list_rule(path: &[&str]) -> ListRule {
+pub(super) fn list_rule(path: &[&str]) -> ListRule {
     let Some((field, parents)) = path.split_last() else {
         return ListRule::Atomic;
     };
