@@ -1,4 +1,4 @@
-//! Kubernetes objects from YAML files, applied as `kubectl apply --server-side` would.
+//! Kubernetes objects from YAML files, applied as `kubectl apply --server-side --force-conflicts` would.
 
 use std::path::Path;
 

@@ -20,7 +20,7 @@ fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
     match (resource.group.as_str(), resource.plural.as_str()) {
         ("", "pods") => pod_cells(value),
         ("", "nodes") => node_cells(value),
-        ("" | "events.k8s.io", "events") => event_cells(value),
+        ("", "events") => event_cells(value),
         ("", "namespaces") => vec![name, ("Status", false, text_cell(value, "/status/phase")), age],
         ("", "configmaps" | "secrets") => {
             let n_entries = object(value, "/data").map_or(0, serde_json::Map::len);

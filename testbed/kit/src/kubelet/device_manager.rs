@@ -109,7 +109,7 @@ impl DeviceManager {
         self.plugins.lock()
     }
 
-    /// Counts the devices of each resource, without those whose plugin has been gone for `endpoint_grace`.
+    /// Counts the devices of each resource, without those whose plugin has been gone for [`ENDPOINT_GRACE`].
     pub(crate) fn capacity(&self) -> Capacity {
         let counted = self.lock().capacity(ENDPOINT_GRACE);
         if !counted.removed.is_empty() {
