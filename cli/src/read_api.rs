@@ -232,6 +232,7 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
 pub(crate) struct Events {
     body: Incoming,
     buffer: BytesMut,
+    /// The pod or address, for messages.
     at: String,
 }
 

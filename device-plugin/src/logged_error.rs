@@ -27,6 +27,7 @@ impl LoggedError {
         }
     }
 
+    /// Notes that a try has succeeded.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

@@ -66,6 +66,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// Delay before another writer's change of the Device object is undone: two that disagree must not keep the API server busy.
 const UNDO_DELAY: Duration = Duration::from_secs(10);
 
+/// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
 /// The settings of a [`NodePublisher`], which do not change while the process runs.

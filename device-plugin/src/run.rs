@@ -59,6 +59,9 @@ use farewell::Farewell;
 use tasks::boot_id;
 
 /// Runs the daemon in its process.
+///
+/// # Errors
+/// The daemon cannot start, or a task has ended.
 pub async fn run(config: Config, process: Process) -> anyhow::Result<()> {
     match config.command {
         Some(Command::Uninstall { now }) => uninstall::run(config, now, process).await,
@@ -78,6 +81,7 @@ async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()
     .context("at-boot: pods that hold devices may fail")
 }
 
+/// Refuses flags that contradict each other, before anything is started.
 fn check(config: &Config) -> anyhow::Result<()> {
     let is_cdi = config.inject.mode() == Some(Mode::Cdi);
     let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";

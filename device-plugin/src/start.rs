@@ -128,6 +128,9 @@ impl StartChecker {
     }
 
     /// Returns when the container with these device IDs may start.
+    ///
+    /// # Errors
+    /// It must not start, or not yet.
     pub async fn check_start(
         &self,
         resource: ExtendedResource,

@@ -176,8 +176,8 @@ impl Binder {
             status if status.is_success() => BindOutcome::Bound,
             // Flow control, the limit of requests in flight and admission webhooks answer this, all of them before a write.
             StatusCode::TOO_MANY_REQUESTS => BindOutcome::Busy(message),
-            // The pod has a node, is another one, is being deleted or has gates: this write was not carried out, but an earlier one may
-            // have been.
+            // The pod has a node, is another one, is being deleted or has gates: this write was not carried out, but an earlier
+            // one may have been.
             StatusCode::CONFLICT => {
                 let is_final = true;
                 self.resolve(binding, message, is_final, deadline).await

@@ -33,6 +33,9 @@ pub(super) fn memory_resource(text: &str) -> Result<String, String> {
 }
 
 /// Checks that the text is the name of an extended resource that pods can request.
+///
+/// # Errors
+/// The text is not the name of an extended resource.
 pub(super) fn extended_resource(text: &str) -> Result<(), String> {
     let Some((domain, name)) = text.split_once('/') else {
         return Err("not of the form domain/name".to_owned());

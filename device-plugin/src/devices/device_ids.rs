@@ -142,6 +142,9 @@ pub enum TooLong {
 impl IdScheme {
     /// The IDs of shares and memory units of the shared GPUs `gpus`. If `lists_numa_nodes` is true, lists name the NUMA node of
     /// each device.
+    ///
+    /// # Errors
+    /// A list in which all devices are unhealthy, the longest one, is longer than kubelet accepts.
     pub fn with_numa_nodes(
         lists_numa_nodes: bool,
         gpus: &[Gpu],

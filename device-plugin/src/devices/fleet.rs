@@ -191,6 +191,9 @@ impl NodeFleet {
     }
 
     /// The devices with these `names`, without duplicates, if a pod may get all of them for a resource.
+    ///
+    /// # Errors
+    /// The first name of a device that this node does not have, that is unhealthy, or that pods may not share.
     pub fn resolve(
         &self,
         resource: ExtendedResource,

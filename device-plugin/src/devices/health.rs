@@ -242,6 +242,7 @@ struct Trouble {
     needs_reset: bool,
     /// The time of the last trouble.
     since: Duration,
+    /// Probes answered since then.
     answers: u32,
 }
 

@@ -85,6 +85,9 @@ fn socket_name(resource: ExtendedResource) -> String {
 }
 
 /// Lists the devices of kubelet's checkpoint until the plugin serves, at most for five minutes, or until `stop`.
+///
+/// # Errors
+/// kubelet's checkpoint cannot be read, or kubelet does not accept a registration.
 pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationToken) -> anyhow::Result<()> {
     // Before kubelet starts: when it writes the checkpoint again, the devices of plugins that have not registered are missing.
     let remembered = remembered(dir, names)?;

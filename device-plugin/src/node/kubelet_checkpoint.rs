@@ -174,6 +174,9 @@ struct Data<E> {
 }
 
 /// Reads the entries of all plugins in kubelet's device plugin directory.
+///
+/// # Errors
+/// The checkpoint is missing, or does not parse.
 pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     parse(&read_text(dir)?)
 }
@@ -195,6 +198,9 @@ fn read_text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
 
 /// The IDs of the healthy devices that plugins had listed when kubelet wrote the checkpoint, by resource. A resource whose plugin
 /// is gone has none.
+///
+/// # Errors
+/// The checkpoint is missing, or does not parse.
 pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let checkpoint: CheckpointFile<IgnoredAny> =
         serde_json::from_slice(&read_text(dir)?).map_err(CheckpointError::Form)?;

@@ -65,6 +65,9 @@ impl PodResources {
     }
 
     /// Lists the devices of all app containers and sidecars.
+    ///
+    /// # Errors
+    /// kubelet does not list the devices.
     pub async fn list(&self) -> Result<ListPodResourcesResponse, PodResourcesError> {
         let mut pauses = PAUSES.iter();
         loop {

@@ -66,6 +66,9 @@ pub struct NodeOverrides {
 
 impl NodeOverrides {
     /// Reads both files and checks their content.
+    ///
+    /// # Errors
+    /// The file of labels exists and is invalid.
     pub fn read(files: &OverrideFiles) -> anyhow::Result<Self> {
         let mut overrides = Self::default();
         if let Some(path) = &files.labels {

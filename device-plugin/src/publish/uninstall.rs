@@ -141,6 +141,9 @@ impl Removal {
     }
 
     /// Removes everything that can be removed now.
+    ///
+    /// # Errors
+    /// Something is left.
     pub async fn attempt(&self) -> anyhow::Result<()> {
         // Before anything is removed: a pod that restarts needs its CDI spec.
         if !self.now {

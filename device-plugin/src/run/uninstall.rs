@@ -15,6 +15,9 @@ use crate::publish::uninstall::Removal;
 use super::tasks;
 
 /// Removes everything, is ready once nothing is left, and ends with a signal.
+///
+/// # Errors
+/// The process cannot start, or a task has ended.
 pub(super) async fn run(config: Config, now: bool, mut process: Process) -> anyhow::Result<()> {
     let (removed, is_removed) = watch::channel(false);
     let readiness = move || check(*is_removed.borrow());

@@ -94,6 +94,9 @@ pub enum NoMatch {
 }
 
 /// Finds the container that `call` is most likely for.
+///
+/// # Errors
+/// No container fits. The caller decides whether it waits for more pods.
 pub fn match_call(
     pods: &NodePods,
     log: &AllocateLog,

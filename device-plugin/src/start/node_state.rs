@@ -62,6 +62,7 @@ pub struct NodeState {
     pub list_again: watch::Sender<()>,
     /// The number of kubelet's calls during admission that the plugin is answering.
     n_calls: AtomicUsize,
+    /// The answered Allocate calls.
     log: Mutex<AllocateLog>,
     /// The time of the first complete list of pods.
     pods_known_at: OnceLock<Instant>,

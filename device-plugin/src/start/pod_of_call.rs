@@ -18,6 +18,9 @@ pub const SHORT_CHECKPOINT: u64 = 256 << 10;
 
 /// Calls `act` with the match of `call`, as soon as there is one, or after `limit` with the best match of the last attempt. The
 /// pods stay locked meanwhile, so that `act` sees the pods that were matched.
+///
+/// # Errors
+/// No pod matches within the limit.
 pub async fn when_matched<T>(
     node: &NodeState,
     call: &Call<'_>,
@@ -79,8 +82,8 @@ fn try_match<T>(
     Ok(act(&pods, found))
 }
 
-/// Loads kubelet's checkpoint into the log, and then matches the call. Early attempts, which are repeated while kubelet waits, skip a long
-/// checkpoint that is not needed at once.
+/// Loads kubelet's checkpoint into the log, and then matches the call. Early attempts, which are repeated while kubelet waits,
+/// skip a long checkpoint that is not needed at once.
 fn attempt_match(
     node: &NodeState,
     log: &mut AllocateLog,

@@ -110,12 +110,18 @@ impl RecordSwaps {
     }
 
     /// Reads the swapped records from the Device object, unless it is known for certain which record this pod has.
+    ///
+    /// # Errors
+    /// The Device object cannot be read.
     pub async fn load_for(&mut self, uid: &PodUid) -> Result<(), SwapError> {
         let is_known = self.pods.borrow().swapped().is_some() && !self.in_doubt.contains(uid);
         if is_known { Ok(()) } else { self.load().await }
     }
 
     /// Reads the swapped records, unless they are known.
+    ///
+    /// # Errors
+    /// The Device object cannot be read.
     pub async fn load(&mut self) -> Result<(), SwapError> {
         if self.is_loaded {
             return Ok(());
@@ -147,6 +153,9 @@ impl RecordSwaps {
     }
 
     /// Swaps the records of two pods. If another writer has changed the records, loads these, writes nothing and returns false.
+    ///
+    /// # Errors
+    /// The swap was not written, or its outcome is unknown.
     pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<bool, SwapError> {
         // A pod that is gone, or whose record is not readable, cannot swap.
         let Some(wanted) = records_after_swap(&self.pods.borrow(), one, other, node.settings.memory_unit)
@@ -169,6 +178,9 @@ impl RecordSwaps {
     }
 
     /// Replaces the record of one pod. If another writer has changed the records, loads these, writes nothing and returns false.
+    ///
+    /// # Errors
+    /// The record was not written, or the outcome is unknown.
     pub async fn replace(&mut self, uid: &PodUid, record: DeviceAllocations) -> Result<bool, SwapError> {
         let mut wanted = self.known_records();
         wanted.insert(uid.clone(), record);
@@ -177,6 +189,9 @@ impl RecordSwaps {
 
     /// Writes the swapped records again if the Device object does not have them: the object may have been recreated, or its
     /// annotation removed. Returns true if that was necessary.
+    ///
+    /// # Errors
+    /// The Device object cannot be read or written.
     pub async fn verify(&mut self) -> Result<bool, SwapError> {
         self.load().await?;
         let known = self.known_records();
@@ -206,6 +221,9 @@ impl RecordSwaps {
     }
 
     /// Removes the records of pods that are gone.
+    ///
+    /// # Errors
+    /// They were not removed, or the outcome is unknown.
     pub async fn remove(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), SwapError> {
         let mut wanted = self.known_records();
         wanted.retain(|uid, _| !gone.contains(uid));

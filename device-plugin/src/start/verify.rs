@@ -168,6 +168,9 @@ impl CheckedStart<'_> {
 }
 
 /// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
+///
+/// # Errors
+/// The watch does not show the pod.
 pub(crate) fn verify_start<'a>(
     node: &NodeState,
     snapshot: &'a KubeletSnapshot,
@@ -310,6 +313,9 @@ pub struct StartEvidence<'a> {
 impl StartEvidence<'_> {
     /// Verifies a pod: the devices that its containers see (`seen`) are those of its record, they are healthy, and they have
     /// capacity for the pod.
+    ///
+    /// # Errors
+    /// No container of the pod may start.
     pub fn verify(&self, pod: &NodePod, seen: &VisibleByType) -> Result<(), StartRefusal> {
         let placement = pod
             .placement
@@ -346,6 +352,9 @@ impl StartEvidence<'_> {
 
     /// The devices that a pod's record names, with their virtual functions, for each device type that the pod requests. Health does
     /// not matter here.
+    ///
+    /// # Errors
+    /// The record names no device of a requested type, or one that is not on this node.
     pub fn recorded_devices(
         &self,
         pod: &NodePod,
@@ -374,6 +383,9 @@ impl StartEvidence<'_> {
     }
 
     /// Checks that the devices of the pod's record have capacity for it beside the pods that come before it.
+    ///
+    /// # Errors
+    /// A device has no capacity for the pod.
     pub fn check_capacity(&self, uid: &PodUid) -> Result<(), NoCapacity> {
         let has_started = |other: &PodUid| {
             // Two pods that do not fit together both wait until it is known which of them an earlier process let start.
@@ -398,6 +410,9 @@ impl StartEvidence<'_> {
 
 /// The devices that answers to Allocate fixed for as long as the pod lives, of the types that its record names. A CDI spec fixes
 /// none, as it is written for the record.
+///
+/// # Errors
+/// The answers name something that is no device of this node, or contradict each other.
 pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<DevicesByType, String> {
     let mut fixed = DevicesByType::new();
     for (device_type, visible) in seen {

@@ -230,7 +230,7 @@ pub(crate) fn fleet(n_gpus: u32) -> NodeFleet {
     )
 }
 
-/// Settings by variable, in GiB units, without a wait for pods.
+/// Settings of a plugin that injects by variable (`envvar`), counts in GiB, and does not wait for pods.
 pub(crate) fn settings() -> NodeSettings {
     NodeSettings {
         names: ResourceNames::default().into(),

@@ -252,8 +252,8 @@ pub(super) fn from_gpushare(
     }
 }
 
-/// The number of memory units that the recorded GPU has now, the bytes of the GPU, and the bytes of a unit. `None` if the record has that
-/// number, with or without the driver's own memory, or if it cannot be compared.
+/// The number of memory units that the recorded GPU has now, the bytes of the GPU, and the bytes of a unit. `None` if the record
+/// has that number, with or without the driver's own memory, or if it cannot be compared.
 fn units_of_device(
     gpu: &DeviceRef,
     record: GpushareRecord,

@@ -167,6 +167,7 @@ fn name_scheduler(draft: &mut Draft, name: Option<&str>) {
     }
 }
 
+/// Returns true if a field is absent, or has one of these texts.
 fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
     field.is_none_or(|value| value.as_str().is_some_and(|text| texts.contains(&text)))
 }

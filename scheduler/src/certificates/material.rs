@@ -46,6 +46,7 @@ const SKEW: Duration = Duration::from_secs(3600);
 /// The certificates and keys of the Secret.
 #[derive(Clone)]
 pub struct Material {
+    /// The authority that signs.
     signer: Authority,
     /// The authority that will sign next. It is published a year early, so that clients trust it when it begins to sign.
     successor: Option<Authority>,

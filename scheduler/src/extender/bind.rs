@@ -274,8 +274,8 @@ async fn find_facts(extender: &Extender, pod: &PodId) -> Result<Option<PodFacts>
     Ok(PodFacts::of(&found, extender.index.read().names()))
 }
 
-/// Chooses devices, writes the binding, and keeps or releases the devices; while the outcome is unknown they are kept, and a task finds it.
-/// Returns the record of the devices, unless the pod was bound before.
+/// Chooses devices, writes the binding, and keeps or releases the devices; while the outcome is unknown they are kept, and a task
+/// finds it. Returns the record of the devices, unless the pod was bound before.
 async fn decide_and_write(
     extender: &Arc<Extender>,
     pod: PodId,

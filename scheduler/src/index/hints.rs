@@ -80,6 +80,7 @@ struct Hint {
     /// The end; `None` until the next [`HintQueue::advance`] stamps the hint, and for a hint that ends with its group.
     end: Option<Instant>,
     version: Option<u64>,
+    /// The failure that the pod's condition shows.
     failure: Option<Failure>,
     is_nominated: bool,
     /// True until an error, such as a filter that timed out, has taken away the nomination of a preemptor: the first such error
@@ -126,7 +127,8 @@ impl Attempt {
 }
 
 impl Failure {
-    /// Reads the failure from the pod's condition `PodScheduled`. Its text distinguishes attempts: kube-scheduler leaves the time as it was.
+    /// Reads the failure from the pod's condition `PodScheduled`. The text distinguishes attempts, since kube-scheduler does not
+    /// update the time.
     fn of(condition: &PodCondition) -> Self {
         let text = (&condition.reason, &condition.message);
         Self {

@@ -272,7 +272,8 @@ fn metrics_read_each_gpu_once() {
     assert_eq!(snapshot.namespaces, [("d".to_owned(), sum)].into());
 }
 
-/// Pending pods are no sample of the workload, as a user may create any number of them; pods of a `DaemonSet` have a node from the start.
+/// Pending pods are no sample of the workload, as a user may create any number of them; pods of a `DaemonSet` have a node from
+/// the start.
 #[rstest]
 #[case::bound(Some("n"), "ReplicaSet", 16)]
 #[case::waiting(None, "ReplicaSet", 0)]

@@ -191,8 +191,8 @@ fn demanded_fits<'a>(
     fits
 }
 
-/// The fit of each GPU of a node, in the order of minors, less the room that is kept for other pods. Empty if the pod takes no amounts
-/// of GPUs, or none that can be compared with this node.
+/// The fit of each GPU of a node, in the order of minors, less the room that is kept for other pods. Empty if the pod takes no
+/// amounts of GPUs, or none that can be compared with this node.
 fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) -> Vec<DeviceFit<'a>> {
     let fleet = index.fleet();
     let hints = Hints::RespectOthers(demand.uid);

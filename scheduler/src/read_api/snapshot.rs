@@ -213,6 +213,7 @@ type Rendering = (NodeId, u64, Option<(String, RenderedNode)>);
 struct Changes {
     nodes: Vec<(NodeId, u64)>,
     gone: Vec<NodeId>,
+    /// The requests that were typical at the last renewal: they decide which memory is stranded.
     typical: Vec<RequestedGpus>,
     all_plugins_serve: bool,
     pending: Pending,

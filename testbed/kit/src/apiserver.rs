@@ -7,10 +7,11 @@
 //! they follow the code and documents of 1.33, the version that the model reports. Names such as `BeforeDelete`
 //! in comments are functions of that code.
 //!
-//! It leaves out authorisation (every request is allowed, and recorded), built-in admission plugins, the
-//! garbage collector, controllers and persistence. Of the API it leaves out lists at past revisions (pages after the first show the
-//! present), the group `events.k8s.io`, conversion between versions of a custom resource, and webhooks by URL. Bodies are JSON or YAML: `kubectl create namespace` and the
-//! like, which send protobuf and do not fall back, get 415; `kubectl apply`, `run` and `create -f` send JSON.
+//! It leaves out authorisation (every request is allowed, and recorded), built-in admission plugins, the garbage collector,
+//! controllers and persistence. Of the API it leaves out lists at past revisions (pages after the first show the present), the
+//! group `events.k8s.io`, conversion between versions of a custom resource, and webhooks by URL. Bodies are JSON or YAML:
+//! `kubectl create namespace` and the like, which send protobuf and do not fall back, get 415; `kubectl apply`, `run` and
+//! `create -f` send JSON.
 //!
 //! `store`, `selector`, `patch`, `pod` and `verbs` are synchronous and touch no network; `http` is a thin layer over them,
 //! and [`ApiObjects`] is the same layer for callers in this process.

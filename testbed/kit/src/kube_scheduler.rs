@@ -425,8 +425,8 @@ impl Loop {
         }
     }
 
-    /// Runs one scheduling cycle: chooses a node and starts the binding, or tries preemption and parks the pod, which after an error is
-    /// tried again when its back-off is over.
+    /// Runs one scheduling cycle: chooses a node and starts the binding, or tries preemption and parks the pod, which after an
+    /// error is tried again when its back-off is over.
     async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
         let mut diagnosis = SchedulingDiagnosis::default();
         let found = match ResourceAmounts::of_pod(&pod) {

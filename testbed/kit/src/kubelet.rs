@@ -1,14 +1,14 @@
 //! A model of kubelet 1.36 and of the container runtime under it.
 //!
-//! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers,
-//! status, and how containerd and NVIDIA's runtime inject devices. A container "runs" by having its environment
-//! recorded. Compared with recordings: NVIDIA's container runtime 1.20 (`testbed/tests/nvidia_runtime.rs`). The
-//! rest follows the code of kubelet 1.36, and tests in `testbed/kit/tests/kubelet` state the behaviour that gpushare's plugin depends
-//! on; names such as `devicesToReuse` in comments are functions of that code.
+//! It models the device manager over its real gRPC sockets, the pod-resources API, admission, pod workers, status, and how
+//! containerd and NVIDIA's runtime inject devices. A container "runs" by having its environment recorded. Compared with
+//! recordings: NVIDIA's container runtime 1.20 (`testbed/tests/nvidia_runtime.rs`). The rest follows the code of kubelet 1.36,
+//! and tests in `testbed/kit/tests/kubelet` state the behaviour that gpushare's plugin depends on; names such as `devicesToReuse`
+//! in comments are functions of that code.
 //!
-//! It uses the API server only through the client that it is given, so it works against any API server. It leaves out processes but
-//! for `gpu-probe`, images, probes, eviction and alignment of devices by NUMA node (the topology manager's policy is `none`, kubelet's
-//! default).
+//! It uses the API server only through the client that it is given, so it works against any API server. It leaves out processes
+//! but for `gpu-probe`, images, probes, eviction and alignment of devices by NUMA node (the topology manager's policy is `none`,
+//! kubelet's default).
 
 mod cdi;
 mod checkpoint;

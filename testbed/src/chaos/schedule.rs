@@ -216,7 +216,8 @@ impl RoomCount {
         numbers
     }
 
-    /// Draws at least two thirds of a node's pods, which the step will delete, and removes them from `placed`; returns their numbers.
+    /// Draws at least two thirds of a node's pods, which the step will delete, and removes them from `placed`; returns their
+    /// numbers.
     fn remove_most(&mut self, node: usize) -> Vec<usize> {
         let mut numbers = self.pods_on(node);
         numbers.shuffle(&mut self.dice);

@@ -26,6 +26,9 @@ pub struct Sharing {
 
 impl Sharing {
     /// The device IDs of an inventory.
+    ///
+    /// # Errors
+    /// The list of IDs would be longer than kubelet accepts.
     pub fn id_scheme(&self, inventory: &NodeInventory) -> Result<IdScheme, TooLong> {
         // Without IDs of its own kubelet cannot allocate a part of a GPU that is not shared.
         let gpus = inventory.gpus.iter();

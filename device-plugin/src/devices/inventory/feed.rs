@@ -15,6 +15,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use super::error::InventoryError;
 use super::physical_id::PhysicalId;
 
+/// The number of observations that may wait in the channel.
 const CAPACITY: usize = 64;
 
 /// Delay before another attempt to send on a full channel.

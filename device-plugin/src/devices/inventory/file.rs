@@ -1,8 +1,9 @@
 //! Simulated devices, described by a JSON file that the watch reads again when it changes.
 //!
-//! docs/topology.md lists the fields. Beside those a GPU may have `deviceNode` and `processes`: the memory that each uses and the ID of
-//! its container, such as `[{"memory": "1Gi", "container": "0123"}]`. `pcieId` is a device's switch, or its root complex if it has no
-//! switch. `resources` are required of types other than `rdma` and `fpga`, which have 100 of the resource that is named after them.
+//! docs/topology.md lists the fields. Beside those a GPU may have `deviceNode` and `processes`: the memory that each uses and the
+//! ID of its container, such as `[{"memory": "1Gi", "container": "0123"}]`. `pcieId` is a device's switch, or its root complex if
+//! it has no switch. `resources` are required of types other than `rdma` and `fpga`, which have 100 of the resource that is named
+//! after them.
 //!
 //! A device's `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number: the watch then reports this error
 //! again and again until the file changes. A device that is taken out of the list is lost. A change of anything else makes another

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 /// Base classes of functions that do work for a pod: network, display, processing accelerators.
 const WORKING: [u32; 3] = [0x02, 0x03, 0x12];
 
+/// The base class of bridges.
 pub(super) const BRIDGE: u32 = 0x06;
 
 /// Base classes of functions that pods never get: bridges, and the components of processors and boards.

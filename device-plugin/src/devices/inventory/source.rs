@@ -51,6 +51,9 @@ impl DeviceSource {
     }
 
     /// The memory that each process uses on each GPU, as far as the source shows it. Blocks.
+    ///
+    /// # Errors
+    /// The driver cannot be asked, or does not know.
     pub fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
         match self {
             Self::Machine(machine) => machine.gpus.memory_use(),
@@ -60,6 +63,9 @@ impl DeviceSource {
 
     /// The memory of each of these cgroups on a GPU as the driver knows it, in the order of `cgroups`, and the first failure: a GPU or
     /// a cgroup that cannot be read does not hide the others. Blocks.
+    ///
+    /// # Errors
+    /// The driver cannot be asked.
     pub fn cgroup_memory(
         &self,
         cgroups: &[CgroupOnGpu],

@@ -29,6 +29,7 @@ use super::{NodeInventory, ObservationKind, OtherDevice, PhysicalId, percent_res
 /// The device file with which all RDMA adapters make connections.
 const RDMA_CONNECTIONS: &str = "infiniband/rdma_cm";
 
+/// The base class of processing accelerators.
 const ACCELERATOR: u32 = 0x12;
 
 /// PCI vendors whose processing accelerators are FPGAs: Xilinx and Altera.

@@ -144,6 +144,9 @@ impl SpecDir {
     }
 
     /// Replaces the driver's spec if it has other content, and returns true if it had.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
     pub fn write_driver(&self, edits: &Edits) -> io::Result<bool> {
         let path = self.dir.join(DRIVER_FILE);
         let wanted = driver_text(edits);
@@ -156,6 +159,9 @@ impl SpecDir {
     }
 
     /// Makes runtimes read all specs that are in place now.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
     pub fn prompt_read(&self) -> io::Result<()> {
         // A spec without any edit is invalid.
         let edits = Edits {
@@ -183,6 +189,9 @@ impl SpecDir {
 
     /// Removes containers' specs whose CDI device names are not among `kept`, and files that interrupted writes left, except those
     /// younger than 60 s. Returns the number of removed files.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
     pub fn clean(&self, kept: &BTreeSet<String>, now: SystemTime) -> io::Result<usize> {
         let mut n_removed = 0;
         let staged = fs::read_dir(self.dir.join(STAGING)).into_iter().flatten();
@@ -212,6 +221,9 @@ impl SpecDir {
 
     /// Removes every file of this plugin, as uninstalling it demands. Returns the number of removed specs; a directory that does
     /// not exist has none.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or a file cannot be removed.
     pub fn remove_all(&self) -> io::Result<usize> {
         let staging = self.dir.join(STAGING);
         if staging.exists() {

@@ -175,6 +175,9 @@ impl VendorSpecs {
     /// Returns a container's edits for the driver, from the first kind that has a spec for the running driver.
     ///
     /// `running` is the version that NVML reports, if it does.
+    ///
+    /// # Errors
+    /// There is no spec, or only one of another driver version.
     pub fn driver(&self, running: Option<&str>) -> Result<DriverEdits, NoDriver> {
         let mut specs = self.read();
         // A stable sort, so that of one kind the spec of the later directory stays first.

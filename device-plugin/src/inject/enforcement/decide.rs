@@ -45,6 +45,7 @@ pub(super) struct EnforcementFacts {
     /// Version of the driver, if it is known.
     pub(super) driver: Option<String>,
     pub(super) cgroup: Cgroup,
+    /// The way in which NVIDIA's hook gets into containers.
     pub(super) route: HookRoute,
     /// True if the operator's HAMi-core library is on the node.
     pub(super) has_hami_core: bool,

@@ -54,6 +54,7 @@ impl SeenGpus {
         self.by_container.iter()
     }
 
+    /// The number of containers with GPUs.
     pub(super) fn n_containers(&self) -> usize {
         self.by_container.len()
     }
@@ -89,6 +90,9 @@ pub(super) struct RunningContainers {
 
 impl RunningContainers {
     /// Adds one part of the runtime's report: sandboxes, and containers with the GPUs that they see.
+    ///
+    /// # Errors
+    /// There are too many containers.
     pub(super) fn add(&mut self, part: SynchronizeRequest, fleet: &NodeFleet) -> Result<(), String> {
         for sandbox in part.pods {
             self.sandboxes
@@ -178,6 +182,7 @@ pub(super) fn value_of<'a>(container: &'a Container, variable: &str) -> Option<&
     values_of(container, variable).last()
 }
 
+/// Every value that a container has for a variable.
 pub(super) fn values_of<'a>(container: &'a Container, variable: &str) -> impl Iterator<Item = &'a str> {
     let pairs = container.env.iter();
     pairs.filter_map(move |pair| pair.strip_prefix(variable)?.strip_prefix('='))

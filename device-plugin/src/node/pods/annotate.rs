@@ -17,6 +17,9 @@ use super::NodePod;
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 
 /// Writes annotations of a pod. Succeeds also if the pod is gone, or another pod has its name by now.
+///
+/// # Errors
+/// The annotations were not written, or the outcome is unknown.
 pub async fn annotate(
     client: &Client,
     pod: &NodePod,

@@ -146,6 +146,9 @@ impl Placement {
     }
 
     /// Reads a record of a pod that the scheduler assumed at this time, in unix nanoseconds.
+    ///
+    /// # Errors
+    /// The record names no device, or something that cannot be a device.
     pub fn of_record(record: Record, assumed_at: u64) -> Result<Self, Unplaced> {
         let (gpus, held): (Vec<_>, Vec<_>) = named_gpus(&record)?.into_iter().unzip();
         let mut others = BTreeMap::new();

@@ -58,6 +58,7 @@ enum NamedDevice {
     Gpu(u32),
     /// An instance of the GPU of this minor number.
     Instance(u32),
+    /// A device of another kind.
     Unknown,
 }
 

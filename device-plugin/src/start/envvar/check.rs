@@ -21,6 +21,9 @@ const MAX_SWAPS: usize = 16;
 ///
 /// Returns another pod if only another snapshot can show which of the two has the devices. It is the starting pod itself if its
 /// record has changed too often to decide by this snapshot.
+///
+/// # Errors
+/// The records could not be swapped.
 pub(crate) async fn settle<'a>(
     checked: &mut CheckedStart<'a>,
     snapshot: &'a KubeletSnapshot,

@@ -21,6 +21,9 @@ use crate::start::verify::StartRefusal;
 use crate::start::verify::container::StartingContainer;
 
 /// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable.
+///
+/// # Errors
+/// Something else than the record decides the devices or limits of the container.
 pub(super) fn check_environment(
     starting: &StartingContainer<'_>,
     enforcements: &Enforcements,

@@ -83,6 +83,9 @@ struct PodShare<'a> {
 
 /// Checks that the pod `uid` fits beside all pods that come before it. `is_started` is true for a pod whose containers may run
 /// already, and `visible_gpus` returns the GPUs that a pod sees, as far as they are known.
+///
+/// # Errors
+/// A device has no capacity for the pod.
 pub fn check(
     pods: &NodePods,
     fleet: &NodeFleet,

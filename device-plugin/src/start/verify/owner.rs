@@ -64,6 +64,9 @@ pub enum OwnerUnknown {
 }
 
 /// Finds the pod of the container that holds exactly these device IDs (sorted) of a resource.
+///
+/// # Errors
+/// kubelet does not name exactly one pod.
 pub fn find_owner(
     snapshot: &KubeletSnapshot,
     pods: &NodePods,

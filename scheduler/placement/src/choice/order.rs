@@ -93,8 +93,8 @@ impl DeviceOrder<'_> {
     }
 }
 
-/// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room. With a look-ahead that applies, the one
-/// GPU on which the share costs least; else as many as the request needs, in the order of the policy.
+/// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room. With a look-ahead that applies,
+/// the one GPU on which the share costs least; else as many as the request needs, in the order of the policy.
 pub(crate) fn chosen_gpus<'a>(
     node: &'a Node,
     need: ShareNeed,

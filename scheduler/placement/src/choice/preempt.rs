@@ -2,7 +2,8 @@
 //!
 //! kube-scheduler chooses victims by the sums of a node, and cannot know on which device a pod is. The search chooses them by
 //! device: the holders of one set of GPUs, the least important first, until the request fits; then it reprieves each that can
-//! stay, the most important first. It tries the sets of GPUs that might serve, all of them if they are few, and the cheapest set of victims wins.
+//! stay, the most important first. It tries the sets of GPUs that might serve, all of them if they are few, and the cheapest set
+//! of victims wins.
 //!
 //! The search is bounded. It finds victims wherever evicting all pods that may be evicted helps, and none of its victims could
 //! stay. Of a few pods it tries every set; of more, with many sizes and priorities, a slightly better set may exist.
@@ -377,8 +378,8 @@ impl<'a> VictimSearch<'a> {
         order
     }
 
-    /// The sets of GPUs that the search tries: all of the needed size if they are few, else those of the topology and growing ones; last,
-    /// all GPUs.
+    /// The sets of GPUs that the search tries: all of the needed size if they are few, else those of the topology and growing
+    /// ones; last, all GPUs.
     fn sets_of_gpus(&self) -> Vec<BTreeSet<usize>> {
         let n_gpus = self.node.gpus().len();
         let n_needed = match self.request.gpus {

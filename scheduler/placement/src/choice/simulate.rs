@@ -371,6 +371,7 @@ impl FreeGpus {
             .unwrap_or(0)
     }
 
+    /// Idle thousandths of all GPUs.
     pub(crate) fn idle(&self) -> u32 {
         self.parts().map(GpuPart::idle).sum()
     }

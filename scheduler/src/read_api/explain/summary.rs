@@ -101,15 +101,15 @@ fn room(survey: &Survey, rules: &PodRules) -> String {
     }
 }
 
-/// Sentences on the resources of which no node that the pod may use has as much as it requests, and on the rules that keep it off the
-/// nodes that have enough.
+/// Sentences on the resources of which no node that the pod may use has as much as it requests, and on the rules that keep it off
+/// the nodes that have enough.
 fn sentences_on_missing_resources<'s>(
     offers: impl Iterator<Item = &'s Offer>,
     survey: &Survey,
     rules: &PodRules,
 ) -> Vec<String> {
     let mut sentences = Vec::new();
-    let mut on_other_nodes = Vec::new();
+    let mut only_on_forbidden_nodes = Vec::new();
     for offer in offers {
         let Offer {
             resource,
@@ -128,11 +128,11 @@ fn sentences_on_missing_resources<'s>(
                 words::amount_of(resource, *asked),
                 words::amount(resource, *most)
             )),
-            Some(_) => on_other_nodes.push(offer),
+            Some(_) => only_on_forbidden_nodes.push(offer),
         }
     }
-    if let Some(first) = on_other_nodes.first() {
-        let names: Vec<String> = on_other_nodes
+    if let Some(first) = only_on_forbidden_nodes.first() {
+        let names: Vec<String> = only_on_forbidden_nodes
             .iter()
             .map(|offer| words::amount_of(&offer.resource, offer.asked))
             .collect();

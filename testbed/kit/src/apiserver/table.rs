@@ -280,8 +280,8 @@ fn pod_cells(pod: &Value) -> Vec<Cell> {
     ]
 }
 
-/// The STATUS that `kubectl get pods` shows, by the rules of kube-apiserver's `printPod` that the testbed's pods meet: without lost nodes,
-/// signals and pods that ended before they were deleted.
+/// The STATUS that `kubectl get pods` shows, by the rules of kube-apiserver's `printPod` that the testbed's pods meet: without
+/// lost nodes, signals and pods that ended before they were deleted.
 fn pod_status(pod: &Value) -> String {
     if is_deleting(pod) {
         return "Terminating".to_owned();

@@ -238,8 +238,8 @@ fn wrong_function(
     }
 }
 
-/// Returns a sentence for each virtual function that two pods of a node hold, and for each pair of pods of which one has its devices, or
-/// their PCIe switches, for itself and the other holds a device there.
+/// Returns a sentence for each virtual function that two pods of a node hold, and for each pair of pods of which one has its
+/// devices, or their PCIe switches, for itself and the other holds a device there.
 pub(super) fn clashes(device: &Device, pods: &[(&str, &Pod)]) -> Vec<String> {
     let mut bound: Vec<(&str, BoundPod<'_>)> = Vec::new();
     for (name, pod) in pods {

@@ -107,7 +107,7 @@ impl ResourceAmounts {
         self.combine(other, i128::max);
     }
 
-    /// Replaces each amount that `other` has by that of the operation on both.
+    /// Sets each amount that `other` has to the result of `operation` on the own amount and the other one.
     fn combine(&mut self, other: &Self, operation: fn(i128, i128) -> i128) {
         for (name, amount) in &other.amounts {
             match self.amounts.get_mut(name) {
@@ -145,7 +145,8 @@ impl ResourceAmounts {
         (reasons, hopeless)
     }
 
-    /// The score of a node for this pod: `NodeResourcesFit` and `NodeResourcesBalancedAllocation`, each with its default weight of 1.
+    /// The score of a node for this pod: `NodeResourcesFit` and `NodeResourcesBalancedAllocation`, each with its default weight
+    /// of 1.
     pub(super) fn score(&self, allocatable: &Self, used: &Self) -> i64 {
         self.least_allocated(allocatable, used) + self.balanced_allocation(allocatable, used)
     }

@@ -292,8 +292,8 @@ impl ContainerStarter {
         before.map_or(1, |container| container.starts + 1)
     }
 
-    /// The edits that the runtime makes for these CDI devices, and the devices whose spec on disk has other edits by now (the modelled
-    /// runtime alone finds them). Empty if the runtime ignores CDI.
+    /// The edits that the runtime makes for these CDI devices, and the devices whose spec on disk has other edits by now (the
+    /// modelled runtime alone finds them). Empty if the runtime ignores CDI.
     async fn inject(&self, devices: &[String]) -> Result<(RecordedEdits, Vec<String>), StartError> {
         match &self.machine.injector {
             Some(injector) => injector.inject(devices).await.map_err(StartError::Cdi),

@@ -69,8 +69,8 @@ fn own_bytes(line: &str) -> Option<u64> {
     answer.get("ownBytes")?.as_u64()
 }
 
-/// Returns true if this start of a container is over: it is gone, has started again, or no longer runs. An init container is recorded
-/// as exited from its start on, so that its state says nothing.
+/// Returns true if this start of a container is over: it is gone, has started again, or no longer runs. An init container is
+/// recorded as exited from its start on, so that its state says nothing.
 fn is_over(machine: &KubeletMachine, container: &RuntimeContainer) -> bool {
     let containers = machine.runtime.of_pod(&container.pod_uid);
     containers.get(&container.name).is_none_or(|found| {
