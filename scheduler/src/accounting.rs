@@ -32,7 +32,7 @@ mod others;
 mod shares;
 
 use crate::accounting::kubelet_allocations::AllocatedDevice;
-use crate::inventory::device_types::Kinds;
+use crate::inventory::device_types::DeviceTypes;
 
 /// The fields that the scheduler keeps of a pod that requests devices. They are small, as a cluster has very many pods.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,18 +69,23 @@ pub enum ParsedRequest {
     /// A valid request; empty if only the record of the pod names devices.
     Valid(PodRequest),
     /// An invalid request, and the amounts in it.
-    Invalid(Box<RequestError>, Bounds),
+    Invalid(Box<RequestError>, UpperBounds),
 }
 
-/// The GPU amounts of an invalid request: kubelet cannot allocate more than these.
+/// The GPU amounts of an invalid request, summed up over its containers: kubelet cannot allocate more than these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct UpperBounds {
     /// True if every amount could be read, and none is of whole GPUs.
     is_known: bool,
+    /// GPU memory in memory units.
     units: u64,
+    /// GPU memory in bytes.
     bytes: u64,
+    /// GPU memory in percent of a GPU.
     ratio: u64,
+    /// Compute in percent of a GPU.
     core: u64,
+    /// The number of GPUs that the pod shares.
     shared: u64,
 }
 
@@ -109,7 +114,7 @@ pub enum Recorded {
         /// The pod's amount in memory units at its placement, if it was placed by units.
         units: Option<GpushareRecord>,
     },
-    /// Only the annotations of gpushare-scheduler-extender.
+    /// Only the annotations of gpushare-scheduler-extender: one GPU by minor, and an amount in memory units.
     Gpushare(GpushareRecord),
 }
 
@@ -130,15 +135,15 @@ pub struct RecordedPart {
     functions: Box<[VirtualFunction]>,
 }
 
-/// The facts about a pod's node that, with the pod itself, decide which devices the pod holds.
+/// The facts about a pod's node by which, with the pod's own, the devices are known that the pod holds.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeContext<'a> {
     /// The devices of the node, as far as they are known.
     pub inventory: Option<&'a Inventory>,
     /// The device type of each resource.
-    pub kinds: &'a Kinds,
+    pub kinds: &'a DeviceTypes,
     /// The devices that kubelet allocated to the pod, if another scheduler placed it.
-    pub given: &'a [AllocatedDevice],
+    pub allocated: &'a [AllocatedDevice],
     /// True if pods may see all devices of their node without holding any.
     pub allows_all_devices: bool,
     /// The report of the node's plugin on the pod.
@@ -146,7 +151,7 @@ pub struct NodeContext<'a> {
 }
 
 impl<'a> NodeContext<'a> {
-    /// The GPU that a record identifies, if the node is known to have it.
+    /// The GPU of the node that a record identifies by UUID or minor; `None` if the node is not known to have it.
     fn gpu(&self, gpu: &DeviceRef) -> Option<&'a Device> {
         self.inventory?.find(&DeviceType::Gpu, gpu)
     }
@@ -184,7 +189,7 @@ pub struct Account {
     pub holdings: Holdings,
     /// The reason for which the pod is counted conservatively, or the fault of its record.
     pub problem: Option<String>,
-    /// True if its record names more than it requests.
+    /// True if its record names more than it requests, or other devices than kubelet allocated.
     pub contradicts: bool,
 }
 
@@ -208,7 +213,7 @@ impl PodFacts {
             Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => {
                 ParsedRequest::Valid(whole_others(pod))
             }
-            Err(error) => ParsedRequest::Invalid(Box::new(error), Bounds::read(pod, names)),
+            Err(error) => ParsedRequest::Invalid(Box::new(error), UpperBounds::read(pod, names)),
         };
         let labels = pod.metadata.labels.as_ref().filter(|_| request.gpus().is_some());
         let isolation = labels.and_then(|labels| labels.get(ISOLATION_PROVIDER));
@@ -248,7 +253,8 @@ impl PodFacts {
 }
 
 impl Preference {
-    /// Reads the annotations of a pod. Unknown names are refused with the request, and ignored here.
+    /// Reads the annotations of a pod. Values that name no policy or enforcement are ignored here: the parser of the request
+    /// (`PodRequest::read_new`) refuses a new pod that asks for GPUs, RDMA or FPGA with such a value.
     fn read(pod: &Pod) -> Self {
         Self {
             node: pod
@@ -302,7 +308,7 @@ fn amounts<'a>(
     amounts.filter(|(name, _)| is_gpu_resource(name, names) || *name == RDMA || *name == FPGA)
 }
 
-impl Bounds {
+impl UpperBounds {
     /// Sums up the GPU amounts of all containers: with init containers the sum may be more than the pod holds at one time.
     fn read(pod: &Pod, names: &ResourceNames) -> Self {
         let mut sums = Self {
@@ -339,7 +345,7 @@ impl Bounds {
         sums
     }
 
-    /// The request that the pod counts as: a whole device if the amounts are not known.
+    /// The request for each GPU that the pod counts as; a whole GPU if the amounts are not known.
     pub(crate) fn request(self, inventory: Option<&Inventory>) -> ShareRequest {
         let Self {
             is_known,
@@ -358,7 +364,7 @@ impl Bounds {
             (0, bytes, 0) => RequestedMemory::Bytes(each(bytes)),
             (units, 0, 0) => RequestedMemory::Units(each(units)),
             (0, 0, ratio) => RequestedMemory::Ratio(u32::try_from(each(ratio)).unwrap_or(u32::MAX)),
-            // Amounts in several terms are added up, which takes the node's unit and largest GPU.
+            // Units, bytes and percent of one request are converted to bytes and added up, by the node's unit and largest GPU.
             _ => {
                 let (Some(unit), Some(largest)) = (unit, largest) else {
                     return WHOLE_DEVICE;
@@ -392,7 +398,7 @@ fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
     amounts(pod, names).any(|(name, _)| is_gpu_resource(name, names))
 }
 
-/// The request that a pod counts as whose amounts of RDMA or FPGA are invalid: a whole device of each type that it names.
+/// The request that a pod with invalid amounts of RDMA or FPGA counts as: a whole device of each type that it names.
 fn whole_others(pod: &Pod) -> PodRequest {
     let names = ResourceNames::default();
     let mut others = Vec::new();
@@ -573,7 +579,7 @@ pub fn host_amounts(resources: HostResources) -> HostAmounts {
     HostAmounts { cpu_milli, memory }
 }
 
-/// Converts a request to the engine's type.
+/// Converts a request for GPUs to the engine's type.
 pub fn requested_gpus(request: &GpuRequest) -> RequestedGpus {
     match request.dialect {
         Dialect::Gpushare | Dialect::Koordinator => RequestedGpus::Share(per_device(request)),
@@ -584,7 +590,7 @@ pub fn requested_gpus(request: &GpuRequest) -> RequestedGpus {
     }
 }
 
-/// The request for each of its devices.
+/// The part of a request for GPUs that each of the GPUs gets: the request has the amounts of all together.
 pub fn per_device(request: &GpuRequest) -> ShareRequest {
     let n = u64::from(request.devices.max(1));
     let memory = match request.memory {

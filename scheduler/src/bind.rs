@@ -1,4 +1,4 @@
-//! Writes bindings to the API server, and reads their outcome. No other file writes any.
+//! Writes bindings to the API server, and reads their outcome. No other file writes bindings.
 //!
 //! This file does not choose devices: the caller has made the annotations. A write whose outcome is unknown is not repeated here.
 
@@ -13,7 +13,7 @@ use tracing::error;
 use crate::api_server::{Answer, send, send_as, shorten};
 use crate::leader::{Leadership, is_refusal};
 
-/// Pause before a binding is sent again to a busy API server, unless its answer names another.
+/// Pause before a binding is sent again to a busy API server, unless its answer names another pause (`Retry-After`).
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
 /// The lengths of the longest valid names and UIDs, in bytes.
 const MAX_NAMESPACE: usize = 63;
@@ -94,7 +94,7 @@ pub struct Binder {
     leadership: Leadership,
 }
 
-/// A write that got no answer.
+/// The reason for which a write has no answer.
 enum PostError {
     /// Nothing was sent: the lease may end before the binding is written.
     Withheld,
@@ -103,7 +103,7 @@ enum PostError {
 }
 
 impl Binder {
-    /// A binder that writes while `leadership` covers it. `timeout` is for one bind as a whole.
+    /// A binder that writes only while `leadership` allows it. `timeout` is for one bind as a whole.
     pub fn new(client: Client, timeout: Duration, leadership: Leadership) -> Self {
         Self {
             client,
@@ -112,7 +112,7 @@ impl Binder {
         }
     }
 
-    /// The leadership that covers the writes.
+    /// The leadership of this replica, which allows the writes.
     pub fn leadership(&self) -> &Leadership {
         &self.leadership
     }
@@ -138,7 +138,10 @@ impl Binder {
                 }
                 self.outcome_of(binding, &answer, deadline).await
             }
-            Err(PostError::NoAnswer(message)) => self.resolve(binding, message, false, deadline).await,
+            Err(PostError::NoAnswer(message)) => {
+                let is_final = false;
+                self.resolve(binding, message, is_final, deadline).await
+            }
             Err(PostError::Withheld) => BindOutcome::Refused(
                 "nothing is sent: this replica may not lead until the binding is written".to_owned(),
             ),
@@ -262,7 +265,7 @@ impl Binder {
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let path = pod_path(pod);
         let answer = send(&self.client, Method::GET, &path, None).await?;
-        // The pod was deleted; its UID is not needed to know that.
+        // No pod has this name, and so none has this name and UID.
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
         }
@@ -281,10 +284,10 @@ fn pod_path(pod: &PodId) -> String {
 }
 
 impl PodId {
-    /// Checks that the API server can have named a pod so: the names come from a request, and become part of a path.
+    /// Checks that these are a valid namespace, name and UID: they come from a request, and become part of a path.
     ///
     /// # Errors
-    /// The names, for people.
+    /// A text with the namespace, name and UID.
     pub fn check(&self) -> Result<(), String> {
         let Self { namespace, name, uid } = self;
         if is_pod_identity(uid, namespace, name) {
@@ -296,7 +299,7 @@ impl PodId {
     }
 }
 
-/// Returns true if the API server can have named a pod so.
+/// Returns true if the API server could have a pod with this UID, namespace and name.
 pub fn is_pod_identity(uid: &str, namespace: &str, name: &str) -> bool {
     // UIDs of mirror pods are hashes, so any text of legal characters counts.
     is_uid(uid) && is_name(namespace, MAX_NAMESPACE) && is_name(name, MAX_NAME)

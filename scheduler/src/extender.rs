@@ -55,14 +55,16 @@ use inspect::ViewLimits;
 use name_lists::NameLists;
 use pod_memory::PodMemory;
 
-static REFUSED: LogLimit = LogLimit::new();
+/// Limits the lines of the log about refused requests.
+static REFUSED_REQUESTS: LogLimit = LogLimit::new();
 
 /// The state and configuration of all verbs and views.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Extender {
     index: Shared<Index>,
-    /// A function that locks both this and the index locks the index first.
+    /// State of pods from one request to the next. A function that locks both this and the index locks the index first.
     memory: Mutex<PodMemory>,
+    /// Lists of node names that requests repeat.
     name_lists: NameLists,
     metrics: Metrics,
     binder: Binder,
@@ -71,11 +73,11 @@ pub struct Extender {
     bind_limiter: BindLimiter,
     /// Bindings whose outcome a task is checking, by pod UID and assume time.
     resolving: Mutex<FxHashSet<(Box<str>, u64)>>,
-    /// Permits of requests that are answered from memory.
+    /// Permits of `filter`, `prioritize` and `preempt` requests, which are answered from memory.
     answering: Semaphore,
     /// Permits of binds, which wait for the API server and must not hold up other requests.
     binding: Semaphore,
-    /// The limits of single requests, among others.
+    /// The settings of the server, such as the limits of one request.
     serving: Serving,
     /// The webhooks' rules, which filters apply where there are no webhooks.
     rules: Rules,
@@ -100,7 +102,7 @@ pub enum RequestError {
     /// The body is larger than configured.
     #[error("the request's body is larger than {limit} bytes; send node names only (nodeCacheCapable)")]
     TooLarge {
-        /// In bytes.
+        /// The largest size, in bytes.
         limit: usize,
     },
     /// The body broke off, or took too long.
@@ -142,7 +144,7 @@ impl RequestError {
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         let (status, _) = self.outcome();
-        if let Some(left_out) = REFUSED.next_line() {
+        if let Some(left_out) = REFUSED_REQUESTS.next_line() {
             tracing::warn!(status = status.as_u16(), error = %self, left_out, "request refused");
         }
         (status, format!("{self}\n")).into_response()
@@ -182,7 +184,7 @@ impl Extender {
         }
     }
 
-    /// Applies the webhooks' rules on containers that choose their devices themselves.
+    /// Sets the webhooks' rules on containers that choose their devices themselves, which filters apply too.
     #[must_use]
     pub fn with_rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
@@ -236,7 +238,7 @@ impl Extender {
         leading.inspect_err(|_| self.leadership().reset_connections())
     }
 
-    /// Checks that clients may be sent to this replica; the error is the answer of the readiness probe.
+    /// Checks that a Service may send clients to this replica; the error is the answer to the readiness probe.
     fn check_ready(&self) -> Result<(), String> {
         self.index.read().ready()?;
         // A Service sends clients to the pod with this label as long as the pod is ready.
@@ -253,13 +255,13 @@ impl Extender {
         }
     }
 
-    /// Reads a request's body, if the client may send one.
+    /// Reads the body of a request, if the client has the certificate that the verbs demand and the body is not too large.
     async fn read_body(&self, request: Request<Body>) -> Result<Bytes, RequestError> {
         let (limit, read_timeout) = (self.serving.max_body, self.serving.read_timeout);
         if self.serving.demands_certificates() && request.extensions().get::<ClientCertificate>().is_none() {
             return Err(RequestError::NoCertificate);
         }
-        // Refused at once, so that a client need not send a body in vain.
+        // Refused before the body arrives, so that the client need not send all of it.
         let length = request.headers().get(header::CONTENT_LENGTH);
         let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         if length.is_some_and(|length| length > limit) {

@@ -6,6 +6,7 @@
 //! `cluster` is the data, and accounts which pods hold which devices. Assumptions, hints, victims and views stand over it, and it
 //! knows none of them.
 
+mod assume_times;
 mod assumption;
 mod budgets;
 mod cluster;
@@ -22,7 +23,6 @@ mod pods;
 mod record;
 mod resource_demand;
 mod snapshot;
-mod stamp;
 mod victims;
 pub(crate) mod view;
 
@@ -39,6 +39,7 @@ use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 use tokio::sync::Notify;
 
+pub use assume_times::AssumeTimes;
 pub use assumption::{AssumeError, Assumed, Assumptions};
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use node_filter::{NodeFilter, NodeFit};
@@ -47,7 +48,6 @@ pub use pods::{AssumptionState, Phase};
 pub use proto::device::RawDevice;
 pub use resource_demand::ResourceDemand;
 pub use snapshot::Snapshot;
-pub use stamp::Stamps;
 pub use victims::{Preemptor, Promised};
 
 use crate::accounting::PodFacts;
@@ -65,9 +65,12 @@ use resource_demand::requests_devices;
 #[derive(Debug)]
 pub struct Index {
     cluster: Cluster,
+    /// Nodes that rank last because kubelet has refused several pods there.
     failing: FailingNodes,
+    /// Room that is kept for pods that are not bound yet.
     hints: HintQueue,
-    stamps: Stamps,
+    /// Issues the assume times that binds write into records.
+    assume_times: AssumeTimes,
     /// The number of changes of the workload at the last refresh of its model.
     n_changes_at_refresh: u64,
     node_list: List,
@@ -76,7 +79,7 @@ pub struct Index {
     budget_list: List,
     /// True if pods that request device resources were unbound at the end of the first list of pods.
     began_with_pending: bool,
-    /// Notified when a complete list of pods lacks a pod whose binding is written.
+    /// See [`Self::unlisted`].
     unlisted: Arc<Notify>,
 }
 
@@ -86,7 +89,7 @@ pub struct Index {
 struct List {
     number: u32,
     synced: bool,
-    /// The number of times room had opened when the list began.
+    /// [`Fleet::n_openings`] when the list began. If it has grown at the end, room has opened by the list.
     n_openings: u64,
 }
 
@@ -100,7 +103,8 @@ impl List {
 }
 
 impl Index {
-    /// An index that has seen no objects yet. Hints last `hint_ttl` at most unless [`Self::holding`] sets other times.
+    /// An index that has seen no objects yet. Room is kept for an unbound pod (a hint) for `hint_ttl` at most, unless
+    /// [`Self::with_hint_times`] sets other times.
     pub fn new(names: ResourceNames, policies: Policies, hint_ttl: Duration) -> Self {
         let first = List {
             // Not zero, which stands for objects that no watch has shown.
@@ -112,7 +116,7 @@ impl Index {
             cluster: Cluster::new(names, policies),
             failing: FailingNodes::default(),
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
-            stamps: Stamps::default(),
+            assume_times: AssumeTimes::default(),
             n_changes_at_refresh: 0,
             node_list: first,
             device_list: first,
@@ -147,12 +151,12 @@ impl Index {
 
     /// Sets the weights for the policies that weigh resources.
     #[must_use]
-    pub fn weighing(mut self, weights: ResourceWeights) -> Self {
+    pub fn with_weights(mut self, weights: ResourceWeights) -> Self {
         self.cluster.fleet = self.cluster.fleet.with_weights(weights);
         self
     }
 
-    /// Resource names that are the cluster's choice.
+    /// The resource names that the operator has configured.
     pub fn names(&self) -> &ResourceNames {
         &self.cluster.names
     }
@@ -197,13 +201,13 @@ impl Index {
         self.began_with_pending
     }
 
-    /// Notified when a complete list of pods lacks a pod whose binding is written: the pod was deleted, or is younger than the
+    /// Is notified when a complete list of pods lacks a pod whose binding is written: the pod was deleted, or is younger than the
     /// list.
     pub fn unlisted(&self) -> Arc<Notify> {
         Arc::clone(&self.unlisted)
     }
 
-    /// Returns true if the binding of an assumption is being written, or may have been written without an answer.
+    /// Returns true if the binding of any assumed pod is being written, or may have been written without an answer.
     pub fn has_unknown_outcomes(&self) -> bool {
         let mut open = self.cluster.open_assumptions();
         open.any(|assumption| assumption.state.phase != Phase::Written)
@@ -214,7 +218,7 @@ impl Index {
         Assumptions {
             cluster: &mut self.cluster,
             hints: &mut self.hints,
-            stamps: &mut self.stamps,
+            assume_times: &mut self.assume_times,
         }
     }
 
@@ -241,6 +245,7 @@ impl Index {
 
     /// Returns true if a watch has shown this pod, which asks for device resources.
     pub fn is_shown(&self, uid: &str) -> bool {
+        // List 0 stands for a pod that only a bind has added.
         self.cluster.pods.get(uid).is_some_and(|entry| entry.list != 0)
     }
 
@@ -255,7 +260,7 @@ impl Index {
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
     }
 
-    /// The filter's view of the nodes.
+    /// The nodes as filters evaluate them.
     pub fn filter(&self) -> NodeFilter<'_> {
         NodeFilter {
             cluster: &self.cluster,
@@ -274,7 +279,8 @@ impl Index {
         ResourceDemand::of_pod(&self.cluster, uid, facts)
     }
 
-    /// The demand of a pod without devices: with a policy that looks ahead, nodes are ranked so that CPU stays for GPU pods.
+    /// The CPU and memory of a pod without devices as a demand: a policy that looks ahead ranks nodes so that CPU stays for GPU
+    /// pods. `None` under other policies.
     pub fn host_demand<'a>(&self, pod: &'a Pod) -> Option<ResourceDemand<'a>> {
         ResourceDemand::of_cpu_only_pod(pod, self.cluster.policies)
     }
@@ -347,7 +353,7 @@ impl Index {
         nominated
     }
 
-    /// The number of times room has opened.
+    /// The number of changes so far by which a refused pod may fit.
     pub fn openings(&self) -> Openings {
         Openings {
             all: self.cluster.fleet.n_openings(),
@@ -360,9 +366,10 @@ impl Index {
         &self.hints
     }
 
-    /// A node in the terms of the read API; `None` if there is no such node.
+    /// A node in the terms of the read API, without stranded memory; `None` if there is no such node.
     pub fn show_node(&self, name: &str) -> Option<proto::read_api::Node> {
-        view::node(self.filter(), self.cluster.view(name)?.id(), &[])
+        let no_typical_requests = &[];
+        view::node(self.filter(), self.cluster.view(name)?.id(), no_typical_requests)
     }
 
     /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.
@@ -375,7 +382,7 @@ impl Index {
         self.cluster.plugins.all_serve()
     }
 
-    /// The pod's UID, as the text that is kept already if there is one.
+    /// A pod's UID as the engine's owner, which shares the text of the pod's entry if there is one.
     pub fn owner(&self, uid: &str) -> OwnerId {
         self.cluster.owner(uid)
     }
@@ -385,9 +392,9 @@ impl Index {
         Some(self.cluster.assumption(uid)?.binding.node.as_str())
     }
 
-    /// Sets the longest times that hints last.
+    /// Sets the longest times for which room is kept for pods that are not bound yet (hints).
     #[must_use]
-    pub fn holding(mut self, times: HintTimes) -> Self {
+    pub fn with_hint_times(mut self, times: HintTimes) -> Self {
         self.hints.times = times;
         self
     }
@@ -408,28 +415,29 @@ impl Index {
         self.hints.advance(&mut self.cluster, now);
     }
 
-    /// Keeps room for a pod on the node that it was answered with.
+    /// Keeps room for a pod (a hint) on the node that the answer to its filter request names.
     pub fn hint(&mut self, node: NodeId, demand: &ResourceDemand<'_>, attempt: &Attempt, now: Instant) {
         // Expired hints go first, or the new one would find less room than there is.
         self.tick(now);
         self.hints.hint(&mut self.cluster, node, demand, attempt, now);
     }
 
-    /// Ends a pod's hint.
+    /// Ends a pod's hint: no more room is kept for it.
     pub fn unhint(&mut self, uid: &str) {
         self.hints.unhint(&mut self.cluster, uid);
     }
 
-    /// Frees the room of the `PodGroup`s whose scheduling cycle will come to nothing, now that a pod of this group, or of none, is
-    /// filtered.
-    pub fn end_gang_cycles(&mut self, filtered: Option<&str>) {
-        self.hints.end_gang_cycles(&mut self.cluster, filtered);
+    /// Frees the room of the `PodGroup`s whose scheduling cycle will come to nothing, except for `filtered_group`: the group of
+    /// the pod that is filtered now, `None` for a pod of no group.
+    pub fn end_gang_cycles(&mut self, filtered_group: Option<&str>) {
+        self.hints.end_gang_cycles(&mut self.cluster, filtered_group);
     }
 
     /// Notes that no node had room for a member of a `PodGroup`; room that is kept for it stays.
     pub fn refuse_member(&mut self, uid: &str, attempt: &Attempt, now: Instant) {
+        let is_placed = false;
         self.hints
-            .note_member(&mut self.cluster, uid, attempt, false, now);
+            .note_member(&mut self.cluster, uid, attempt, is_placed, now);
     }
 
     /// The `PreferNoSchedule` taints of a node; `None` if it has none.
@@ -449,7 +457,7 @@ impl Index {
         entry.is_none_or(|entry| entry.bound().is_none())
     }
 
-    /// The node that kube-scheduler keeps for a pod, as far as the watch shows.
+    /// The node that kube-scheduler keeps for a pod (`status.nominatedNodeName`), as far as the watch shows.
     pub fn nominated_node(&self, uid: &str) -> Option<&str> {
         self.cluster.pods.get(uid)?.eviction.nominated.as_deref()
     }
@@ -458,6 +466,7 @@ impl Index {
     pub fn is_victim_leaving(&self, uid: &str) -> Option<bool> {
         match self.cluster.pods.get(uid) {
             Some(entry) => Some(entry.eviction.is_leaving),
+            // The index does not keep the deletion timestamps of pods without devices.
             None => self.cluster.plain.contains_key(uid).then_some(false),
         }
     }
@@ -479,8 +488,8 @@ impl Index {
         Some(self.cluster.assumption(uid)?.state)
     }
 
-    /// The pods to look up, with the states of their assumptions: those assumed longer ago than `limit` that no watch has shown
-    /// bound, and those that a complete list of pods lacks.
+    /// The assumed pods to look up at the API server, with the states of their assumptions: those that no watch has shown bound
+    /// for `limit` since the last change of state, and those that a complete list of pods lacks.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, AssumptionState)> {
         let mut overdue = Vec::new();
         for assumption in self.cluster.open_assumptions() {

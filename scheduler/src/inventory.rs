@@ -40,10 +40,11 @@ const MAX_SHOWN_ID: usize = 64;
 /// of a device's labels: 1 MiB of them in one Device object would take 5 MiB of memory.
 const MAX_LABELS: usize = 4096;
 /// The status of a condition that the plugin can neither confirm nor deny.
-const UNKNOWN: &str = "Unknown";
-const UUID: &str = "GPU-";
+const STATUS_UNKNOWN: &str = "Unknown";
+/// Prefix of the UUIDs of NVIDIA's driver.
+const UUID_PREFIX: &str = "GPU-";
 /// Prefix of the generated IDs of devices that are known by their minor only.
-const MADE_UP: &str = "minor-";
+const GENERATED_ID_PREFIX: &str = "minor-";
 /// Labels of nodes that the scheduler reads.
 const NODE_LABELS: [&str; 4] = [
     ISOLATION_PROVIDER,
@@ -58,7 +59,7 @@ pub struct NodeReport {
     /// The devices and the memory unit.
     pub inventory: Inventory,
     /// True if the size of a memory unit is unknown. A unit counts as 1 MiB then, and only requests in units can be compared.
-    pub opaque: bool,
+    pub is_unit_unknown: bool,
     /// The parts that could not be read, for people.
     pub problems: Vec<String>,
     /// The problem of the partition table: it cannot be read, names GPUs that are not listed, or is not used.
@@ -72,20 +73,22 @@ pub struct NodeReport {
 pub struct DeviceReport {
     /// The devices and the links between them; the Node object adds the memory unit and partitions.
     inventory: Inventory,
+    /// The partition table in the object's annotation.
     table: ReportedTable,
-    /// The condition of the GPUs on the report of their node, while it is not true.
+    /// The condition [`proto::device::CONDITION_REPORT_VALID`] of the GPUs, while it is not true.
     condition: Option<DeviceCondition>,
+    /// The parts of the object that cannot be read, for people.
     problems: Vec<String>,
     /// The problem that kubelet has allocated GPUs which may be any of the node's.
     allocation_problem: Option<String>,
-    /// True if an annotation shows a problem: the condition has the same one in other words.
+    /// True if `problems` has one of an annotation: the condition has the same one in other words.
     has_unusable_annotation: bool,
 }
 
 /// A node's devices; `None` if it has none, or if its Device object is needed and has not been seen yet.
 pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
     match device {
-        // The author of the object has seen the devices; the capacity has sums alone.
+        // The Device object names each device; the capacity has sums alone.
         Some(device) => {
             let has_content = device.inventory.has_devices() || !device.problems.is_empty();
             has_content.then(|| device.with_node(node, names))
@@ -222,9 +225,9 @@ impl DeviceReport {
     /// The devices of a node with this Device object. The Node object adds the memory unit and labels.
     fn with_node(&self, node: &Node, names: &ResourceNames) -> NodeReport {
         let mut problems = self.problems.clone();
-        // The plugin's own words, unless the object's annotations show the same problem.
+        // The condition's message is the plugin's text, which would repeat the problem of an annotation.
         if let Some(condition) = &self.condition
-            && condition.status != UNKNOWN
+            && condition.status != STATUS_UNKNOWN
             && !self.has_unusable_annotation
         {
             problems.push(condition.message.clone());
@@ -241,7 +244,7 @@ impl DeviceReport {
         };
         NodeReport {
             inventory,
-            opaque: false,
+            is_unit_unknown: false,
             problems,
             table_problem: self.table.problem().map(str::to_owned),
             allocation_problem: self.allocation_problem.clone(),
@@ -253,22 +256,23 @@ impl DeviceReport {
 /// stand for any GPU.
 pub fn is_certainly_absent(id: &str, inventory: &Inventory) -> bool {
     let mut gpus = inventory.gpus.iter();
-    id.starts_with(UUID) && gpus.all(|gpu| gpu.id.as_str().starts_with(UUID) && gpu.id.as_str() != id)
+    id.starts_with(UUID_PREFIX)
+        && gpus.all(|gpu| gpu.id.as_str().starts_with(UUID_PREFIX) && gpu.id.as_str() != id)
 }
 
-/// Reads a device of a Device object: the amounts of a GPU that the engine knows, or all resources of a device of another type.
+/// Reads a device of a Device object: memory, compute and slots of a GPU, or all resources of a device of another type.
 fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
     let minor = minor(info)?;
     let id = if info.id.is_empty() {
-        made_up(minor)
+        generated_id(minor)
     } else {
         info.id.clone()
     };
-    let of_functions = info.vf_groups.iter().flat_map(|group| &group.labels);
+    let labels_of_functions = info.vf_groups.iter().flat_map(|group| &group.labels);
     let n_bytes: usize = info
         .labels
         .iter()
-        .chain(of_functions)
+        .chain(labels_of_functions)
         .map(|(key, value)| key.len() + value.len())
         .sum();
     if n_bytes > MAX_LABELS {
@@ -319,7 +323,7 @@ fn amount(info: &DeviceInfo, resource: &str) -> Result<Option<u64>, String> {
     Ok(found)
 }
 
-/// Reads the amount of a resource as a small number; `usual` if the device does not list the resource.
+/// Reads the amount of a GPU's resource that fits a `u32`; `usual` if the GPU does not list the resource.
 fn count(info: &DeviceInfo, resource: &str, usual: u32) -> Result<u32, String> {
     let Some(count) = amount(info, resource)? else {
         return Ok(usual);
@@ -334,11 +338,11 @@ fn minor(info: &DeviceInfo) -> Result<u32, String> {
 }
 
 /// A stand-in for the ID of a device that is known by its minor only.
-fn made_up(minor: u32) -> String {
-    format!("{MADE_UP}{minor}")
+fn generated_id(minor: u32) -> String {
+    format!("{GENERATED_ID_PREFIX}{minor}")
 }
 
-/// The unit that the node's plugin publishes.
+/// The memory unit in the node's annotation, which its plugin publishes.
 fn published_unit(node: &Node, names: &ResourceNames) -> Result<Option<MemoryUnit>, String> {
     let key = names.memory_unit_annotation();
     let annotations = node.metadata.annotations.as_ref();
@@ -375,7 +379,7 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     };
     Some(NodeReport {
         inventory,
-        opaque: unit.is_none(),
+        is_unit_unknown: unit.is_none(),
         problems,
         ..NodeReport::default()
     })
@@ -414,7 +418,7 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     })
 }
 
-/// GPUs of equal memory with made-up UUIDs, for a node whose Device object is not there.
+/// GPUs of equal memory with generated IDs, for a node whose Device object is not there.
 fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
     let mut gpus = Vec::new();
     for minor in 0..u32::try_from(n_gpus).unwrap_or(0) {
@@ -422,7 +426,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
             memory_bytes,
             core: 100,
             slots: DEFAULT_SLOTS,
-            ..Device::new(made_up(minor), minor)
+            ..Device::new(generated_id(minor), minor)
         });
     }
     gpus
@@ -430,23 +434,29 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
 
 /// The ID for records; empty for a device that is known by its minor only.
 pub fn record_id(id: &str) -> &str {
-    if id.starts_with(MADE_UP) { "" } else { id }
+    if id.starts_with(GENERATED_ID_PREFIX) {
+        ""
+    } else {
+        id
+    }
 }
 
-/// The attributes that distinguish a device. Functions without an address cannot be allocated, and are left out.
+/// The attributes that distinguish a device. Virtual functions without an address cannot be allocated, and are left out.
 fn attributes(info: &DeviceInfo) -> DeviceAttributes {
     let mut groups = Vec::new();
     for group in &info.vf_groups {
-        let mut functions = Vec::new();
+        let mut virtual_functions = Vec::new();
         for function in group.vfs.iter().filter(|function| !function.bus_id.is_empty()) {
-            functions.push(Function {
+            virtual_functions.push(Function {
                 id: FunctionId::from(function.bus_id.as_str()),
                 minor: function.minor,
             });
         }
-        if !functions.is_empty() {
-            let labels = labels(&group.labels);
-            groups.push(FunctionGroup { labels, functions });
+        if !virtual_functions.is_empty() {
+            groups.push(FunctionGroup {
+                labels: labels(&group.labels),
+                functions: virtual_functions,
+            });
         }
     }
     let is_numa_known = info
@@ -462,7 +472,7 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
     }
 }
 
-/// The enforcement level that a label's value names.
+/// The enforcement level of memory limits that the value of a label names.
 fn limit_level(label: Option<&String>) -> LimitLevel {
     match label.map(String::as_str) {
         Some(ENFORCED_BY_DRIVER) => LimitLevel::Driver,

@@ -1,4 +1,4 @@
-//! An extender with a given state and no API server behind it: for benchmarks, tests and trials.
+//! An extender that answers from given objects, without an API server: for benchmarks, tests and trials.
 //!
 //! Its binds fail, as no API server listens; [`bind`] decides what they would write.
 
@@ -43,7 +43,8 @@ pub fn index_with(
     devices: impl Iterator<Item = Value>,
     pods: impl Iterator<Item = Value>,
 ) -> Index {
-    let mut index = Index::new(ResourceNames::default(), policies, Duration::from_secs(30));
+    let hint_ttl = Duration::from_secs(30);
+    let mut index = Index::new(ResourceNames::default(), policies, hint_ttl);
     list::<Node>(&mut index, nodes);
     list::<RawDevice>(&mut index, devices);
     list::<Pod>(&mut index, pods);
@@ -56,7 +57,7 @@ where
     Index: ObjectStore<K>,
 {
     ObjectStore::<K>::begin_list(index);
-    // Between the two ends of a list, so that the index takes its objects for all that there are.
+    // Between the begin and the end of a list, so that the index takes these objects for all of their kind.
     for object in objects.filter_map(|object| serde_json::from_value(object).ok()) {
         index.apply(object);
     }
@@ -89,7 +90,7 @@ pub fn extender(
 /// An extender that answers from this index.
 pub fn extender_of(index: Index) -> Extender {
     let index = Shared::new(index);
-    let refusing = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+    let refuse_connection = tower::service_fn(|_: http::Request<kube::client::Body>| async {
         Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(
             std::io::ErrorKind::ConnectionRefused,
         ))
@@ -97,7 +98,7 @@ pub fn extender_of(index: Index) -> Extender {
     let leadership = Leadership::alone();
     let metrics = Metrics::register(&mut Registry::default(), index.clone(), &leadership);
     let binder = Binder::new(
-        Client::new(refusing, "default"),
+        Client::new(refuse_connection, "default"),
         // The time limit of binds does not matter: every connection is refused at once.
         Duration::from_secs(4),
         leadership,
@@ -128,8 +129,10 @@ pub fn bind(
     };
     match index.assumptions().assume(pod, &facts, node, nanos, now)? {
         Assumed::AlreadyBound => Ok(PodBinding::without_devices(pod.clone(), node)),
-        Assumed::Write { binding, stamp, .. } => {
-            index.assumptions().confirm(&pod.uid, stamp, now);
+        Assumed::Write {
+            binding, assumed_at, ..
+        } => {
+            index.assumptions().confirm(&pod.uid, assumed_at, now);
             Ok(binding)
         }
     }

@@ -17,15 +17,15 @@ use crate::read_api::unix_time;
 /// Name of the object, and of the storage class that it names and no cluster has.
 pub const NAME: &str = "gpushare-room";
 /// Annotation of the object: the time of the last announcement, in nanoseconds since 1970.
-const OPENED: &str = "gpushare/room-opened";
-/// The end of the text of a refusal.
-const RIGHT: &str = "; the Role gpushare-scheduler-room grants create and patch";
+const OPENED_ANNOTATION: &str = "gpushare/room-opened";
+/// The end of the error's text where the API server refuses the write: the rights that it takes.
+const NEEDED_RIGHTS: &str = "; the Role gpushare-scheduler-room grants create and patch";
 /// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a write that the API server refuses until something is configured: a right is missing, or the kind.
 const LONG_PAUSE: Duration = Duration::from_secs(60);
 
-/// The object in one namespace.
+/// The `CSIStorageCapacity` [`NAME`] of one namespace, and the client that writes it.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 #[derive(Clone)]
 pub struct Room {
@@ -35,7 +35,7 @@ pub struct Room {
 
 /// The reason for which an announcement was not written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write CSIStorageCapacity {namespace}/{NAME}: {message}{}", if *.is_refused { RIGHT } else { "" })]
+#[error("cannot write CSIStorageCapacity {namespace}/{NAME}: {message}{}", if *.is_refused { NEEDED_RIGHTS } else { "" })]
 pub struct AnnounceError {
     namespace: String,
     /// The API server's words, or the cause for which there are none.
@@ -45,19 +45,19 @@ pub struct AnnounceError {
 }
 
 impl AnnounceError {
-    /// Time until another attempt makes sense.
+    /// The time to wait before the next attempt.
     pub(crate) const fn pause(&self) -> Duration {
         if self.is_refused { LONG_PAUSE } else { PAUSE }
     }
 }
 
 impl Room {
-    /// The object in this namespace.
+    /// The object in the namespace of the scheduler.
     pub fn new(client: Client, namespace: String) -> Self {
         Self { client, namespace }
     }
 
-    /// Writes the object, which kube-scheduler sees as an event.
+    /// Announces that room has opened: writes the object, which kube-scheduler sees as an event.
     ///
     /// # Errors
     /// The API server's refusal, or the reason for which there is no answer.
@@ -93,7 +93,7 @@ impl Room {
             "metadata": {
                 "name": NAME, "namespace": self.namespace,
                 "labels": {"app.kubernetes.io/name": "gpushare-scheduler", "app.kubernetes.io/part-of": "gpushare"},
-                "annotations": {OPENED: opened.as_nanos().to_string()},
+                "annotations": {OPENED_ANNOTATION: opened.as_nanos().to_string()},
             },
             // Without `nodeTopology` the storage can be reached from no node.
             "storageClassName": NAME,

@@ -278,8 +278,8 @@ fn index(config: &Config) -> Index {
         scheduling.policies,
         scheduling.hints.plain,
     )
-    .holding(scheduling.hints)
-    .weighing(scheduling.weights.clone())
+    .with_hint_times(scheduling.hints)
+    .with_weights(scheduling.weights.clone())
     .demanding(scheduling.enforcement);
     index.allowing_all_devices(config.admission.rules.allow_all_devices)
 }

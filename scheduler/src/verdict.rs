@@ -16,19 +16,19 @@ pub(crate) use ending::{fits_on_empty, pods_in_the_way};
 use crate::index::{Index, NodeFit, ResourceDemand};
 use crate::kube_scheduler::{self, NodeRefusal, PodRules, RequestSums};
 
-/// The pod whose verdicts are asked for.
+/// The pod that is compared with nodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker<'a> {
     /// The fields that kube-scheduler compares with nodes.
     pub(crate) rules: &'a PodRules,
-    /// The devices that it asks for, or the rule that its request breaks on every node.
+    /// The devices that the pod requests, or the text of the rule that its request breaks on every node.
     pub(crate) demand: Result<&'a ResourceDemand<'a>, &'a str>,
 }
 
-/// Why a node does not take a pod.
+/// The reason for which a node does not take a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// kube-scheduler refuses the node, and does not ask about it.
+    /// kube-scheduler itself refuses the node, and does not name it in its request to the extender.
     KubeScheduler(NodeRefusal),
     /// The pod's request breaks a rule on every node.
     Request,
@@ -69,12 +69,12 @@ pub(crate) fn check_node(
     }
     match index.node_facts(name) {
         Some(facts) => kube_scheduler::check(rules, facts, sums),
-        // Forgotten between the list of names and this look-up.
+        // The node was deleted between the caller's list of names and this look-up.
         None => Err(NodeRefusal::OtherNode),
     }
 }
 
-/// The verdict of one of many nodes that are evaluated together; `batch` is `None` for a pod whose request breaks a rule.
+/// The verdict on one of many nodes that are evaluated together; `batch` is `None` for a pod whose request breaks a rule.
 ///
 /// # Errors
 /// The refusal of the part that decides.

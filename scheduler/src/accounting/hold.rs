@@ -10,7 +10,7 @@ use crate::inventory::is_certainly_absent;
 
 use super::kubelet_allocations;
 use super::others::others_held;
-use super::shares::{NamedShares, from_gpushare, from_shares, named_twice, unknown};
+use super::shares::{NamedShares, from_gpushare, named_shares, named_twice, on_unknown_gpus};
 use super::{
     Account, NodeContext, ParsedRequest, PluginReport, PodFacts, Recorded, WHOLE_DEVICE, per_device,
 };
@@ -19,7 +19,8 @@ use super::{
 const WHOLE_CORE: u32 = 100;
 
 impl PodFacts {
-    /// The devices that the pod holds with this record.
+    /// The devices that the pod holds if this is its record: GPUs, devices of other types, and those that kubelet allocated to
+    /// it.
     pub fn account_of(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let gpus = match context.report {
             PluginReport::NoDevices => without_devices(record),
@@ -30,8 +31,8 @@ impl PodFacts {
         holdings.parts.extend(others);
         // After the devices: exclusive use counts only for types of which the pod holds some.
         holdings.exclusions = self.exclusions(&holdings, record, context);
-        let beyond = kubelet_allocations::join(&mut holdings, context.given, context.inventory);
-        let problems: Vec<String> = [gpus.problem, problem, beyond].into_iter().flatten().collect();
+        let absent = kubelet_allocations::join(&mut holdings, context.allocated, context.inventory);
+        let problems: Vec<String> = [gpus.problem, problem, absent].into_iter().flatten().collect();
         Account {
             holdings,
             problem: (!problems.is_empty()).then(|| problems.join("; ")),
@@ -44,7 +45,7 @@ impl PodFacts {
     fn gpus_held(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let request = match &self.request {
             ParsedRequest::Invalid(error, bounds) => {
-                let mut account = shared(bounds.request(context.inventory), record, context);
+                let mut account = shared_gpus(bounds.request(context.inventory), record, context);
                 account.problem = Some(match account.problem {
                     None => error.to_string(),
                     Some(problem) => format!("{error}; {problem}"),
@@ -54,18 +55,18 @@ impl PodFacts {
             ParsedRequest::Valid(request) => request.gpus.as_ref(),
         };
         match request {
-            None => unrequested(record, context),
-            Some(request) if request.dialect == Dialect::Vendor => whole(request, record, context),
+            None => unrequested_gpus(record, context),
+            Some(request) if request.dialect == Dialect::Vendor => whole_gpus(request, record, context),
             Some(request) if request.dialect == Dialect::AllDevices => {
                 match all_devices_doubt(record, context) {
-                    None => all(request.devices, record, context),
+                    None => all_gpus_seen(request.devices, record, context),
                     Some(doubt) => Account {
                         problem: Some(doubt),
-                        ..shared(WHOLE_DEVICE, record, context)
+                        ..shared_gpus(WHOLE_DEVICE, record, context)
                     },
                 }
             }
-            Some(request) => shared(per_device(request), record, context),
+            Some(request) => shared_gpus(per_device(request), record, context),
         }
     }
 
@@ -95,55 +96,56 @@ impl PodFacts {
     }
 }
 
-/// A pod to which kubelet allocated no device.
+/// The GPUs of a pod to which kubelet allocated no device, as its node's plugin reports: none, whatever the record names.
 fn without_devices(record: &Recorded) -> Account {
-    let is_named = matches!(record, Recorded::Gpushare(_)) || !record.gpus().is_empty();
-    let problem = is_named.then(|| {
+    let names_gpus = matches!(record, Recorded::Gpushare(_)) || !record.gpus().is_empty();
+    let problem = names_gpus.then(|| {
         "its record names GPUs, and the plugin of its node reports that it was given none".to_owned()
     });
     Account {
         problem,
-        contradicts: is_named,
+        contradicts: names_gpus,
         ..Account::default()
     }
 }
 
-/// Shares of the devices in the record, or of any device if the record is not usable.
-fn shared(request: ShareRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
+/// Shares of the GPUs in the record, or of any GPU of the node if the record is not usable.
+fn shared_gpus(request: ShareRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => {
-            match from_shares(record.gpus(), *units, &request, context) {
-                Ok(named) => named.with_gone(&request, context),
-                Err(problem) => unknown(request, context, problem),
+            match named_shares(record.gpus(), *units, &request, context) {
+                Ok(named) => named.with_gone_gpus(&request, context),
+                Err(problem) => on_unknown_gpus(request, context, problem),
             }
         }
+        // A record by gpushare-scheduler-extender: its annotations name one GPU by minor, and memory units.
         Recorded::Gpushare(record) => from_gpushare(*record, &request, context),
-        Recorded::Unreadable(problem) => unknown(request, context, problem.to_string()),
+        Recorded::Unreadable(problem) => on_unknown_gpus(request, context, problem.to_string()),
         Recorded::Missing | Recorded::Devices { .. } => {
-            unknown(request, context, "it has no allocation record".to_owned())
+            on_unknown_gpus(request, context, "it has no allocation record".to_owned())
         }
     }
 }
 
-/// A pod that requests no GPU, but whose record may name some.
+/// The GPUs of a pod that requests none, but whose record may name some.
 ///
 /// On a node with our plugin neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. The runtime hook
 /// of another project may have followed the record, as far as the node has the devices in it.
-fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
+fn unrequested_gpus(record: &Recorded, context: NodeContext<'_>) -> Account {
     if !matches!(record, Recorded::Devices { .. }) {
         let mut account = Account::default();
-        // Devices of resources that are not known here, such as parts of GPUs.
-        account.holdings.is_vendor = !context.given.is_empty();
+        // kubelet allocated devices of resources that are not known here, such as parts of GPUs.
+        account.holdings.is_vendor = !context.allocated.is_empty();
         return account;
     }
     let gpus = record.gpus();
     if gpus.is_empty() {
         return Account::default();
     }
-    let is_followed = context.report == PluginReport::Silent && named_twice(gpus, context).is_none();
+    let may_be_followed = context.report == PluginReport::Silent && named_twice(gpus, context).is_none();
     let mut held = Vec::new();
     for share in gpus {
-        if !is_followed || context.absent(&share.kind, &share.device).is_some() {
+        if !may_be_followed || context.absent(&share.kind, &share.device).is_some() {
             continue;
         }
         let memory = match (share.bytes, share.ratio) {
@@ -167,8 +169,9 @@ fn unrequested(record: &Recorded, context: NodeContext<'_>) -> Account {
     }
 }
 
-/// Whole GPUs by a vendor's resource: the GPUs that the record names. Without a usable record they are [`whole_not_reported`].
-fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
+/// The whole GPUs of a pod that requests a vendor's resource: those that its record names. Without a usable record they are
+/// [`whole_not_reported`].
+fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),
         Recorded::Unreadable(problem) => {
@@ -184,17 +187,17 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
         slots: 0,
         ..per_device(request)
     };
-    let NamedShares { mut account, n_gone } = match from_shares(gpus, units, &per_device, context) {
+    let NamedShares { mut account, n_gone } = match named_shares(gpus, units, &per_device, context) {
         Ok(named) => named,
         Err(problem) => return whole_not_reported(request.devices, &[], Some(problem), context),
     };
-    let mut given = Vec::new();
-    for device in context.given {
-        given.push(context.gpu(&DeviceRef::Id((&*device.id).into())));
+    let mut allocated = Vec::new();
+    for device in context.allocated {
+        allocated.push(context.gpu(&DeviceRef::Id((&*device.id).into())));
     }
     let mut is_contradicted = false;
     for part in &account.holdings.parts {
-        is_contradicted |= !given.is_empty() && !given.contains(&context.gpu(&part.device));
+        is_contradicted |= !allocated.is_empty() && !allocated.contains(&context.gpu(&part.device));
     }
     for part in &mut account.holdings.parts {
         part.memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
@@ -203,6 +206,7 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
     }
     let contradiction =
         is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
+    // In place of the GPUs of the record that the node does not have any more, the pod may hold any others.
     let gone = whole_not_reported(n_gone, &account.holdings.parts, None, context).holdings;
     account.holdings.pending = gone.pending;
     account.holdings.unknown_whole = gone.unknown_whole;
@@ -213,8 +217,8 @@ fn whole(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> A
 }
 
 /// The account of the GPUs that a pod of a vendor's resource still lacks, besides the `held` ones and those that kubelet reports
-/// (`given`; [`kubelet_allocations::join`] adds those later): their number, as it is not known which they are. On a node where our
-/// plugin serves whole GPUs they are pending, elsewhere `unknown_whole`.
+/// ([`kubelet_allocations::join`] adds those later): their number, as it is not known which they are. On a node where our plugin
+/// serves whole GPUs they are pending, elsewhere `unknown_whole`.
 fn whole_not_reported(
     n_requested: u32,
     held: &[HeldPart],
@@ -228,20 +232,20 @@ fn whole_not_reported(
             .inventory
             .is_none_or(|inventory| is_certainly_absent(id, inventory)),
     };
-    let n_given = context
-        .given
+    let n_allocated = context
+        .allocated
         .iter()
-        .filter(|given| is_other_gpu(&given.id))
+        .filter(|device| is_other_gpu(&device.id))
         .count();
-    let missing = n_requested.saturating_sub(u32::try_from(n_given).unwrap_or(u32::MAX));
-    let is_served = context.report == PluginReport::Pending
+    let missing = n_requested.saturating_sub(u32::try_from(n_allocated).unwrap_or(u32::MAX));
+    let our_plugin_serves = context.report == PluginReport::Pending
         && context.inventory.is_some_and(|inventory| inventory.serves_vendor);
     let mut holdings = Holdings {
         is_vendor: true,
         ..Holdings::default()
     };
     // On a node where our plugin serves whole GPUs the pod waits for free ones; the vendor's plugin allocates any GPU.
-    if !is_served {
+    if !our_plugin_serves {
         holdings.unknown_whole = missing;
     } else if missing > 0 {
         holdings.pending = Some(ShareRequest {
@@ -292,9 +296,9 @@ fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<Stri
     ))
 }
 
-/// A pod that sees all GPUs of its node: the GPUs in its record with the amounts there, which are normally none; the first GPU
-/// counts the slots.
-fn all(slots: u32, record: &Recorded, context: NodeContext<'_>) -> Account {
+/// The GPUs of a pod that sees all GPUs of its node: those in its record with the amounts there, which are normally none. The
+/// first GPU counts the slots.
+fn all_gpus_seen(slots: u32, record: &Recorded, context: NodeContext<'_>) -> Account {
     let mut problem = None;
     let mut parts: Vec<HeldPart> = Vec::with_capacity(record.gpus().len());
     for share in record.gpus() {

@@ -28,7 +28,7 @@ pub type AllocationsByPod = BTreeMap<Box<str>, Vec<AllocatedDevice>>;
 /// The devices of each pod in the checkpoints of a Device object, except for the resources that our plugin serves.
 pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> AllocationsByPod {
     let mut by_pod = AllocationsByPod::new();
-    let ours = [GPU_SHARED, RDMA, FPGA, &names.memory];
+    let own_resources = [GPU_SHARED, RDMA, FPGA, &names.memory];
     for KubeletAllocation {
         pod_uid,
         resource_name,
@@ -37,7 +37,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
     } in &checkpoints.entries
     {
         // kubelet's IDs of resources that our plugin serves are no devices; the records of the pods name the devices.
-        if ours.contains(&resource_name.as_str()) {
+        if own_resources.contains(&resource_name.as_str()) {
             continue;
         }
         let devices = by_pod.entry(pod_uid.as_str().into()).or_default();
@@ -62,16 +62,16 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
 /// Adds allocated devices to holdings. Returns the problem if the node does not have some of them, which then are not counted.
 pub fn join(
     holdings: &mut Holdings,
-    given: &[AllocatedDevice],
+    allocated: &[AllocatedDevice],
     inventory: Option<&Inventory>,
 ) -> Option<String> {
     let mut unknown = Vec::new();
-    for device in given {
+    for device in allocated {
         if !hold(holdings, device, inventory) {
             unknown.push(&device.id);
         }
     }
-    // The text reaches people, and an ID of any length would come with it.
+    // The text reaches people, and IDs have any length.
     let shown: String = unknown.first()?.chars().take(64).collect();
     let n_unknown = unknown.len();
     Some(format!(
@@ -81,14 +81,14 @@ pub fn join(
 
 /// The holdings of a pod of which only the devices are known that kubelet allocated to it, and the problem if the node does not
 /// have some of them.
-pub fn alone(given: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
+pub fn alone(allocated: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
     let mut holdings = Holdings {
         is_vendor: true,
         ..Holdings::default()
     };
-    let problem = join(&mut holdings, given, inventory);
-    for device in given {
-        // A GPU that is named by other means than its UUID may be any of those that the node reports.
+    let problem = join(&mut holdings, allocated, inventory);
+    for device in allocated {
+        // kubelet may name a GPU by other means than its UUID, such as an index: it may be any of those that the node reports.
         let is_certain = inventory.is_none_or(|inventory| {
             find(inventory, &device.id).is_some() || is_certainly_absent(&device.id, inventory)
         });
@@ -98,10 +98,10 @@ pub fn alone(given: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdi
 }
 
 /// Adds a device to holdings, and returns true if the node has it.
-fn hold(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
-    let found = inventory.and_then(|inventory| find(inventory, &given.id));
+fn hold(holdings: &mut Holdings, allocated: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
+    let found = inventory.and_then(|inventory| find(inventory, &allocated.id));
     let mut part = match found {
-        Some((DeviceType::Gpu, gpu, _)) => whole_gpu(&given.id, gpu.core),
+        Some((DeviceType::Gpu, gpu, _)) => whole_gpu(&allocated.id, gpu.core),
         Some((kind, device, function)) => HeldPart {
             // The part of the device that a virtual function uses is not known.
             resources: if function.is_some() {
@@ -113,10 +113,10 @@ fn hold(holdings: &mut Holdings, given: &AllocatedDevice, inventory: Option<&Inv
             ..HeldPart::new(kind.clone(), DeviceRef::Id(device.id.clone()))
         },
         // As long as the node has not reported its devices, the name of the resource alone says that this is a GPU.
-        None if inventory.is_none() && given.is_gpu => whole_gpu(&given.id, 100),
+        None if inventory.is_none() && allocated.is_gpu => whole_gpu(&allocated.id, 100),
         None => return false,
     };
-    part.trusted = !given.is_replica;
+    part.trusted = !allocated.is_replica;
     let minor = found.map(|(_, device, _)| device.minor);
     if !is_held(holdings, &part, minor) {
         holdings.parts.push(part);
@@ -155,7 +155,7 @@ fn find<'a>(
     None
 }
 
-/// Returns true if the holdings that follow from the pod's spec and record have this part already.
+/// Returns true if the holdings that follow from the pod's spec and record have this part already. `minor` is that of its device.
 fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
     // The pod's pending shares count on some GPU of the node, and that may be the allocated GPU.
     if part.kind == DeviceType::Gpu && holdings.pending.is_some() {

@@ -7,10 +7,10 @@ use proto::device::VirtualFunction;
 
 use super::{NodeContext, Recorded, RecordedPart, device_name};
 
-/// The parts that a pod holds, and the first doubt about them. A requested amount that the record does not place may be on
-/// any device of its type.
+/// The parts of devices of other types that a pod holds, and the first doubt about them. A requested amount that the record does
+/// not place may be on any device of its type.
 pub(super) fn others_held(
-    asked: &[(String, u64)],
+    requested: &[(String, u64)],
     record: &Recorded,
     context: NodeContext<'_>,
 ) -> (Vec<HeldPart>, Option<String>) {
@@ -21,7 +21,7 @@ pub(super) fn others_held(
         held.push(part);
         problem = problem.or(doubt);
     }
-    for request in context.kinds.requests(asked) {
+    for request in context.kinds.requests(requested) {
         let missing = missing_amounts(&request, &held);
         if missing.is_empty() {
             continue;
@@ -68,27 +68,27 @@ fn functions_held(
     recorded: &[VirtualFunction],
     device: Option<&Device>,
 ) -> (Vec<FunctionId>, Option<String>) {
-    let mut own = Vec::new();
+    let mut of_device = Vec::new();
     if let Some(device) = device {
-        own.extend(device.attributes.all_functions());
+        of_device.extend(device.attributes.all_functions());
     }
     let (mut held, mut doubt) = (Vec::new(), None);
     for VirtualFunction { bus_id, minor } in recorded {
         if !bus_id.is_empty() {
-            if device.is_some() && !own.iter().any(|function| function.id.as_str() == bus_id) {
+            if device.is_some() && !of_device.iter().any(|function| function.id.as_str() == bus_id) {
                 doubt = doubt.or_else(|| Some(format!("a virtual function {bus_id}, which is none")));
             }
             held.push(FunctionId::from(bus_id.as_str()));
             continue;
         }
-        let mut of_minor = own
+        let mut of_minor = of_device
             .iter()
             .filter(|function| *minor >= 0 && function.minor == *minor);
         // A minor identifies a function only if no other function has it.
         if let (Some(function), None) = (of_minor.next(), of_minor.next()) {
             held.push(function.id.clone());
         } else {
-            held.extend(own.iter().map(|function| function.id.clone()));
+            held.extend(of_device.iter().map(|function| function.id.clone()));
             doubt = doubt.or_else(|| Some("a virtual function that it does not identify".to_owned()));
         }
     }

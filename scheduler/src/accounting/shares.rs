@@ -8,8 +8,8 @@ use proto::record::GpushareRecord;
 
 use super::{Account, NodeContext, PluginReport, RecordedPart, device_name};
 
-/// The shares of a pod whose devices are not known.
-pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
+/// The shares of a pod of which it is not known on which GPUs of the node they are.
+pub(super) fn on_unknown_gpus(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
     let holdings = match context.report {
         // The node's plugin may have allocated any device, and does not check that the device has room.
         PluginReport::Silent => Holdings::from(vec![HeldPart::from(&request)]),
@@ -23,7 +23,7 @@ pub(super) fn unknown(request: ShareRequest, context: NodeContext<'_>, problem: 
     }
 }
 
-/// The account of the GPUs of a record that the node has.
+/// The account of a pod for the GPUs of its record that the node has.
 pub(super) struct NamedShares {
     pub(super) account: Account,
     /// The number of requested GPUs that the node does not have any more.
@@ -32,14 +32,14 @@ pub(super) struct NamedShares {
 
 impl NamedShares {
     /// The account with the GPUs that are gone: the pod may be on any other GPU instead of each.
-    pub(super) fn with_gone(self, request: &ShareRequest, context: NodeContext<'_>) -> Account {
+    pub(super) fn with_gone_gpus(self, request: &ShareRequest, context: NodeContext<'_>) -> Account {
         let mut account = self.account;
         if self.n_gone > 0 {
             let request = ShareRequest {
                 devices: self.n_gone,
                 ..*request
             };
-            let gone = unknown(request, context, String::new()).holdings;
+            let gone = on_unknown_gpus(request, context, String::new()).holdings;
             account.holdings.parts.extend(gone.parts);
             account.holdings.pending = gone.pending;
         }
@@ -48,11 +48,11 @@ impl NamedShares {
 }
 
 /// The shares of the GPUs that a record names, with the amounts of the spec: a record may name more than the pod asks for. GPUs
-/// that the node does not have any more are counted, not charged.
+/// that the node does not have any more are only counted, in [`NamedShares::n_gone`].
 ///
 /// # Errors
 /// The reason for which the record cannot be followed, so that the devices count as unknown.
-pub(super) fn from_shares(
+pub(super) fn named_shares(
     shares: &[RecordedPart],
     units: Option<GpushareRecord>,
     request: &ShareRequest,
@@ -94,9 +94,9 @@ pub(super) fn from_shares(
         let Bounded {
             memory,
             doubt,
-            is_more,
+            names_more,
         } = bounded(share, units, request, context);
-        contradicts |= is_more;
+        contradicts |= names_more;
         let trusted = trusted && doubt.is_none();
         problem = problem.or(doubt);
         held.push(HeldPart {
@@ -121,7 +121,7 @@ pub(super) fn from_shares(
     })
 }
 
-/// The first share of a device that an earlier share names too.
+/// The first entry of a record whose GPU an earlier entry names too.
 pub(super) fn named_twice<'a>(
     shares: &'a [RecordedPart],
     context: NodeContext<'_>,
@@ -141,10 +141,11 @@ struct Bounded {
     /// The contradiction between record and spec.
     doubt: Option<String>,
     /// True if the record names more memory or compute than the spec.
-    is_more: bool,
+    names_more: bool,
 }
 
-/// The memory of a share: that of the spec, unless a unit had another size when the pod was placed.
+/// The memory of a share: that of the spec, unless a memory unit had another size when the pod was placed; then the larger of
+/// record and spec. `units` is the pod's amount in units at its placement, if it was placed by units.
 fn bounded(
     share: &RecordedPart,
     units: Option<GpushareRecord>,
@@ -152,9 +153,9 @@ fn bounded(
     context: NodeContext<'_>,
 ) -> Bounded {
     let gpu = device_name(&share.kind, &share.device);
-    let core_is_more = share.core > request.core;
+    let names_more_core = share.core > request.core;
     let (recorded, requested) = (share.core, request.core);
-    let core_doubt = core_is_more
+    let core_doubt = names_more_core
         .then(|| format!("its record says {recorded} percent of core on {gpu}, its spec {requested}"));
     let spec = match request.memory {
         RequestedMemory::Ratio(ratio) if share.ratio > ratio => {
@@ -164,7 +165,7 @@ fn bounded(
                 doubt: Some(format!(
                     "its record says {recorded} percent of {gpu}, its spec {ratio}"
                 )),
-                is_more: true,
+                names_more: true,
             };
         }
         RequestedMemory::Ratio(_) => None,
@@ -184,7 +185,7 @@ fn bounded(
         return Bounded {
             memory,
             doubt: core_doubt,
-            is_more: core_is_more,
+            names_more: names_more_core,
         };
     };
     let is_of_other_unit = units.is_some_and(|units| {
@@ -202,12 +203,12 @@ fn bounded(
     Bounded {
         memory: HeldMemory::Exact(EngineMemory::from_bytes(bytes)),
         doubt: doubt.or(core_doubt),
-        is_more: core_is_more || (differs && record > spec && !is_of_other_unit),
+        names_more: names_more_core || (differs && record > spec && !is_of_other_unit),
     }
 }
 
-/// The share in a record of gpushare-scheduler-extender: the minor of a GPU, and memory units of the size that a unit had when the
-/// pod was placed.
+/// The account of a pod whose only record is gpushare-scheduler-extender's: the minor of a GPU, and memory units of the size that
+/// a unit had when the pod was placed.
 pub(super) fn from_gpushare(
     record: GpushareRecord,
     request: &ShareRequest,
@@ -215,11 +216,11 @@ pub(super) fn from_gpushare(
 ) -> Account {
     let gpu = DeviceRef::Minor(record.idx);
     if let Some(problem) = context.absent(&DeviceType::Gpu, &gpu) {
-        return unknown(*request, context, problem);
+        return on_unknown_gpus(*request, context, problem);
     }
     let RequestedMemory::Units(units) = request.memory else {
         let problem = "its only record is gpushare's, but it does not ask for memory units";
-        return unknown(*request, context, problem.to_owned());
+        return on_unknown_gpus(*request, context, problem.to_owned());
     };
     let (memory, problem, trusted) =
         if let Some((now, gpu_bytes, unit)) = units_of_device(&gpu, record, context) {
@@ -262,12 +263,12 @@ fn units_of_device(
     let unit = context.inventory?.unit_bytes.filter(|unit| *unit > 0)?;
     let gpu = context.gpu(gpu)?;
     let now = gpu.memory_bytes / unit;
-    // The driver's own memory counted as the pods' when the record was written.
+    // Zero is a record without that number. The driver's own memory counted as the pods' when older records were written.
     let is_known = [0, now, gpu.memory_with_reserved() / unit].contains(&record.device_units);
     (!is_known).then_some((now, gpu.memory_bytes, unit))
 }
 
-/// Returns true if two references name one device, as far as is known.
+/// Returns true if two references, by UUID or minor, name one GPU, as far as the node's GPUs are known.
 fn is_same(one: &DeviceRef, other: &DeviceRef, context: NodeContext<'_>) -> bool {
     match context.gpu(one) {
         Some(gpu) => context.gpu(other) == Some(gpu),

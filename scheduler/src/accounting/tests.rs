@@ -11,7 +11,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::{Account, NodeContext, ParsedRequest, PluginReport, PodFacts};
-use crate::inventory::device_types::Kinds;
+use crate::inventory::device_types::DeviceTypes;
 
 const MIB: u64 = 1 << 20;
 
@@ -63,8 +63,8 @@ fn account_reported(
     .unwrap();
     let context = NodeContext {
         inventory: Some(inventory),
-        kinds: &Kinds::default(),
-        given: &[],
+        kinds: &DeviceTypes::default(),
+        allocated: &[],
         allows_all_devices,
         report,
     };

@@ -29,7 +29,7 @@ use crate::metrics::{Ending, Verb};
 use daemon::http_server::ClientCertificate;
 
 /// The time for which an answer is cached; a right that was withdrawn may be used for as long.
-const TTL: Duration = Duration::from_secs(10);
+const CACHED_FOR: Duration = Duration::from_secs(10);
 /// The most tokens with cached answers.
 const MAX_CACHED: usize = 256;
 /// Longest token, in bytes: those of service accounts have about 1 KiB.
@@ -42,11 +42,11 @@ const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 /// The API server's answers about one token.
 #[derive(Clone, Debug)]
 struct ReviewedToken {
-    /// The time of the first answer.
+    /// The time of the `TokenReview`.
     since: Instant,
     /// The token's user, unless it belongs to none.
     user: Option<Arc<UserInfo>>,
-    /// The rights that were asked about.
+    /// The reviewed rights, each with true if the user has it.
     rights: HashMap<Right, bool>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Access {
     reviews: Semaphore,
 }
 
-/// A right that the API server is asked about.
+/// A right of a user, which a `SubjectAccessReview` asks about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Right {
     /// To read the views.
@@ -94,7 +94,7 @@ impl TokenVerdict {
 
 impl ReviewedToken {
     fn is_fresh(&self) -> bool {
-        self.since.elapsed() < TTL
+        self.since.elapsed() < CACHED_FOR
     }
 }
 
@@ -143,7 +143,7 @@ impl IntoResponse for Denied {
 }
 
 impl Access {
-    /// Access to the views, for all clients or for those with a certificate.
+    /// Access to the views: for clients with a certificate if `is_required`, else for all clients.
     pub(super) fn new(is_required: bool) -> Self {
         Self {
             is_required,
@@ -154,7 +154,7 @@ impl Access {
         }
     }
 
-    /// Grants access to tokens too, which this API server reviews.
+    /// Grants access to bearer tokens too, which the API server of this client reviews.
     pub(super) fn with_reviews(self, client: Client) -> Self {
         Self {
             client: Some(client),
@@ -251,7 +251,7 @@ impl Access {
     /// Has the API server authenticate the token (`TokenReview`), unless its user is cached, and authorize its user
     /// (`SubjectAccessReview`); caches both answers.
     async fn review(&self, client: &Client, right: &Right, token: &str) -> Result<TokenVerdict, kube::Error> {
-        // The user is known if the token was reviewed for another right.
+        // The user is known if the token was reviewed for another right lately.
         let user = match self.fresh(token) {
             Some(reviewed) => reviewed.user,
             None => self.authenticate(client, token).await?,
@@ -291,7 +291,7 @@ impl Access {
         Ok(user)
     }
 
-    /// The question to the API server if this user has the right.
+    /// The spec of the `SubjectAccessReview` that asks if this user has the right.
     fn access_spec(&self, right: &Right, user: UserInfo) -> SubjectAccessReviewSpec {
         let mut spec = SubjectAccessReviewSpec {
             user: user.username,
@@ -377,7 +377,7 @@ pub(super) async fn require_access(
     match extender.access.check(has_certificate, request.headers()).await {
         Ok(()) => next.run(request).await,
         Err(denied) => {
-            // No view counts this request.
+            // A view counts its requests in metrics itself, and this request reaches none.
             extender.metrics.time(Verb::Inspect).ending = Ending::Refused;
             denied.into_response()
         }

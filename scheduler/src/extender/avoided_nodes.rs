@@ -1,4 +1,4 @@
-//! The nodes that pods avoid: a pod that failed on a node for the node's own state is sent to the next best one.
+//! The nodes that pods avoid: a pod whose bind failed for the state of a node is sent to the next best one.
 //!
 //! Only the node's state counts against it, not an API server that is busy, a bind that came too late, another leader, or
 //! another plugin's refusal. A pod that returns from the same node several times without a reported failure is sent elsewhere
@@ -55,6 +55,7 @@ impl AvoidedNodes {
         self.0.sweep(is_shown);
     }
 
+    /// The nodes that a pod avoids now.
     pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
         self.0
             .get_mut(uid)
@@ -82,7 +83,7 @@ impl AvoidedNodes {
         tried.avoid(node, now);
     }
 
-    /// Ends the count of returns: the pod failed for a reason that has nothing to do with the node.
+    /// Ends the count of a pod's returns: the pod failed for a reason that has nothing to do with the node.
     pub(super) fn end_count(&mut self, uid: &str) {
         if let Some(tried) = self.0.get_mut(uid) {
             tried.sent_to = None;

@@ -21,12 +21,12 @@ use crate::index::{AssumeError, Assumed, AssumptionState, Phase};
 use crate::leader::NotLeading;
 use crate::metrics::{Ending, Timer};
 
-/// First and longest pause between two looks at a pod whose binding had no known outcome.
+/// First and longest pause between two reads of a pod whose binding has no known outcome.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The time after which the pod of a written binding is read from the API server if no watch has shown the binding.
 const UNSEEN_LIMIT: Duration = Duration::from_secs(300);
-/// Time between two searches for such bindings. The end of a list that should have shown some begins a search at once.
+/// Time between two searches for such bindings. A complete list of pods that lacks the pod of one begins a search at once.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The reason that a pod was not bound.
@@ -79,14 +79,14 @@ pub enum BindError {
 enum Cause {
     /// The node has no room for the pod.
     Node,
-    /// The cause is the same on every node.
+    /// The cause is not this node's, so that another node would not help.
     Elsewhere,
     /// The API server does not say if another node would help.
     Unclear,
 }
 
 impl BindError {
-    /// The label of the reason in metrics, and the outcome of the request.
+    /// The metrics label of the reason, and the outcome that metrics count for the request.
     fn outcome(&self) -> (&'static str, Ending) {
         match self {
             Self::NotReady(_) => ("not_ready", Ending::NotReady),
@@ -118,7 +118,7 @@ impl BindError {
     }
 }
 
-/// The label of the reason in metrics.
+/// The metrics label of a bind that chose no devices.
 const fn undecided_label(error: &AssumeError) -> &'static str {
     match error {
         AssumeError::NoRoom {
@@ -290,13 +290,13 @@ async fn decide_and_write(
         .write()
         .assumptions()
         .assume(&pod, facts, node, nanos, now())?;
-    let (binding, stamp, repeated) = match assumed {
+    let (binding, assumed_at, repeated) = match assumed {
         Assumed::AlreadyBound => return Ok(None),
         Assumed::Write {
             binding,
-            stamp,
+            assumed_at,
             repeated,
-        } => (binding, stamp, repeated),
+        } => (binding, assumed_at, repeated),
     };
     let outcome = extender.binder.bind(&binding, deadline).await;
     match &outcome {
@@ -304,15 +304,15 @@ async fn decide_and_write(
             .index
             .write()
             .assumptions()
-            .confirm(&pod.uid, stamp, now()),
+            .confirm(&pod.uid, assumed_at, now()),
         BindOutcome::OnNode(annotations) => {
             let mut index = extender.index.write();
             index
                 .assumptions()
-                .confirm_found(&pod.uid, stamp, annotations, now());
+                .confirm_found(&pod.uid, assumed_at, annotations, now());
         }
         BindOutcome::Refused(_) | BindOutcome::Busy(_) if !repeated => {
-            extender.index.write().assumptions().forget(&pod.uid, stamp);
+            extender.index.write().assumptions().forget(&pod.uid, assumed_at);
         }
         // An earlier write of the same binding may have got through, whatever the outcome of this one is.
         BindOutcome::Refused(_) | BindOutcome::Busy(_) | BindOutcome::Unknown(_) => {
@@ -320,11 +320,11 @@ async fn decide_and_write(
                 .index
                 .write()
                 .assumptions()
-                .mark_unknown(&pod.uid, stamp, now());
-            if resolving(extender).insert((pod.uid.as_str().into(), stamp)) {
+                .mark_unknown(&pod.uid, assumed_at, now());
+            if resolving(extender).insert((pod.uid.as_str().into(), assumed_at)) {
                 tokio::spawn(named(
                     "outcome of a bind",
-                    resolve(Arc::clone(extender), pod, stamp),
+                    resolve(Arc::clone(extender), pod, assumed_at),
                 ));
             }
         }
@@ -337,35 +337,35 @@ fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> 
     extender.resolving.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The state of a pod's assumption, if its assume time is still `stamp`.
-fn state_of(extender: &Extender, pod: &PodId, stamp: u64) -> Option<AssumptionState> {
+/// The state of a pod's assumption, if the pod still has the assumption with this assume time.
+fn state_of(extender: &Extender, pod: &PodId, assumed_at: u64) -> Option<AssumptionState> {
     let state = extender.index.read().assumption_state(&pod.uid);
-    state.filter(|state| state.stamp == stamp)
+    state.filter(|state| state.assumed_at == assumed_at)
 }
 
 /// Reads a pod again and again until the outcome of its binding is known.
-async fn resolve(extender: Arc<Extender>, pod: PodId, stamp: u64) {
+async fn resolve(extender: Arc<Extender>, pod: PodId, assumed_at: u64) {
     let mut pause = FIRST_PAUSE;
     loop {
         // The pause comes first, since a write that got no answer may still be under way for a moment.
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
-        match state_of(&extender, &pod, stamp) {
+        match state_of(&extender, &pod, assumed_at) {
             Some(state) if state.phase == Phase::Unknown => check_outcome(&extender, &pod, state).await,
-            _ if is_resolved(&extender, &pod, stamp) => return,
+            _ if is_resolved(&extender, &pod, assumed_at) => return,
             _ => {}
         }
     }
 }
 
 /// Returns true if the outcome of a binding is known, after which its task has to end.
-fn is_resolved(extender: &Extender, pod: &PodId, stamp: u64) -> bool {
+fn is_resolved(extender: &Extender, pod: &PodId, assumed_at: u64) -> bool {
     // A bind first notes that the outcome is unknown, and then inserts its assumption into `resolving`. Under this lock either the
     // task sees the mark, or the bind finds no entry and starts another task.
     let mut resolving = resolving(extender);
-    let is_resolved = state_of(extender, pod, stamp).is_none_or(|state| state.phase == Phase::Written);
+    let is_resolved = state_of(extender, pod, assumed_at).is_none_or(|state| state.phase == Phase::Written);
     if is_resolved {
-        resolving.remove(&(Box::from(pod.uid.as_str()), stamp));
+        resolving.remove(&(Box::from(pod.uid.as_str()), assumed_at));
     }
     is_resolved
 }

@@ -20,7 +20,7 @@ const NODE_QUEUE_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct BindLimiter {
     permits: Arc<Semaphore>,
-    /// By node name. The holder of a node hands its permit to the next one.
+    /// One lock for each node, by name. The holder of a node's lock leaves its permit to the next one.
     nodes: KeyedLock<Option<OwnedSemaphorePermit>>,
 }
 
@@ -28,6 +28,7 @@ pub(super) struct BindLimiter {
 #[derive(Debug)]
 pub(super) struct BindPermit<'a> {
     permit: Option<OwnedSemaphorePermit>,
+    /// The lock of the node; `None` for a binding that does not wait for others to its node.
     node: Option<KeyGuard<'a, Option<OwnedSemaphorePermit>>>,
 }
 
@@ -69,7 +70,7 @@ impl BindLimiter {
         BindPermit { permit, node }
     }
 
-    /// `None` only if the semaphore were closed, which it never is.
+    /// Waits for a permit; `None` only if the semaphore were closed, which it never is.
     async fn permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }

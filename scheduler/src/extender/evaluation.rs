@@ -39,9 +39,9 @@ pub(super) struct FilterRequest<'a> {
 /// The demand of a pod on every node.
 #[derive(Debug)]
 pub(super) enum Demand<'a> {
-    /// Nothing that nodes are evaluated for: every node fits.
+    /// Neither devices nor CPU and memory that rank nodes: every node fits.
     Nothing,
-    /// Devices. For a pod without devices CPU and memory, which rank nodes and refuse none.
+    /// Devices; for a pod without devices CPU and memory, which rank nodes and refuse none.
     Resources(ResourceDemand<'a>),
     /// No node fits, for a reason of the pod itself.
     Rejected(Cow<'static, str>),
@@ -64,6 +64,7 @@ pub(super) struct NodeMisfit {
 pub(super) struct Evaluator<'q> {
     index: &'q Index,
     demand: &'q Demand<'q>,
+    /// The engine's results for nodes that are alike; `None` for a demand without resources.
     batch: Option<BatchEvaluation<'q>>,
 }
 
@@ -110,7 +111,7 @@ pub(super) struct Ranker<'a> {
     pub(super) failed: &'a [Box<str>],
 }
 
-/// The `n` best of many nodes, each with an item of the caller.
+/// The `n` best of many nodes, each with a value of the caller.
 #[derive(Debug)]
 struct TopN<'a, T> {
     n: usize,
@@ -121,6 +122,7 @@ struct TopN<'a, T> {
 impl<'a> FilterRequest<'a> {
     /// Parses a body. `NodeNames` counts if both forms of nodes are given.
     pub(super) fn parse(verb: &'static str, body: &'a [u8], lists: &NameLists) -> Result<Self, RequestError> {
+        // A body that ends with a remembered list of names is parsed without that list.
         if let Some((list, rest)) = lists.find(body)
             && let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(&rest)
         {
@@ -207,7 +209,7 @@ impl<'a> Demand<'a> {
 }
 
 impl NodeMisfit {
-    /// A node that watches have shown.
+    /// The misfit of a node that watches have shown, or of a template that will not fit later either.
     const fn of_known_node(reason: Reason) -> Self {
         Self {
             reason,
@@ -225,7 +227,7 @@ impl NodeMisfit {
 }
 
 impl<'q> Evaluator<'q> {
-    /// Prepares the evaluation of a demand on nodes of the index.
+    /// An evaluator of nodes of the index for this demand.
     pub(super) fn new(index: &'q Index, demand: &'q Demand<'q>) -> Self {
         // One batch for all nodes: nodes that are alike share the work.
         let batch = demand
@@ -239,13 +241,16 @@ impl<'q> Evaluator<'q> {
     pub(super) fn evaluate(&mut self, name: &str, node: Option<NodeId>) -> Result<NodeFit, NodeMisfit> {
         let (resources, batch) = match (self.demand, &mut self.batch) {
             (Demand::Resources(resources), Some(batch)) => (resources, batch),
+            // The answer has `Demand::rejection` as the text for every node. This reason is the one that metrics count, and no
+            // eviction ends it, so that kube-scheduler looks for no victims.
             (Demand::Rejected(_) | Demand::GangPaused, _) => {
                 return Err(NodeMisfit::of_known_node(Reason::InvalidRequest));
             }
-            // The reason is never reported, since the node of the binding is in the request and fits.
+            // A placeholder: an answer has reasons only if no node fits, and the node of the binding is in the request and fits.
             (Demand::AssumedOn(node), _) if **node != *name => {
                 return Err(NodeMisfit::of_known_node(Reason::NoDevice));
             }
+            // `AssumedOn` is left only for the node of the binding. `Resources` always has a batch.
             (Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_), _) => {
                 return Ok(NodeFit::default());
             }
@@ -284,7 +289,7 @@ fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) ->
             RequestedGpus::Nothing | RequestedGpus::Whole(_) => Ok(()),
         };
     };
-    if report.opaque && !demand.in_units {
+    if report.is_unit_unknown && !demand.in_units {
         return Err(NodeMisfit::of_unknown_node(Reason::UnitUnknown));
     }
     // A fleet of its own, so that the request leaves no trace in the index.
@@ -299,7 +304,7 @@ fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) ->
         .map_err(NodeMisfit::of_known_node)
 }
 
-/// Evaluates the nodes of a request. Reports all that fit, or only the best if `best` says how to rank and how many.
+/// Evaluates the nodes of a request. Reports all that fit, or with `best` only the best: as many as its number, by its ranker.
 pub(super) fn evaluate_all<'n>(
     index: &Index,
     demand: &Demand<'_>,
@@ -346,7 +351,7 @@ pub(super) fn evaluate_all<'n>(
 }
 
 impl RankKey<'_> {
-    /// Returns true if only the names decide between two nodes.
+    /// Returns true if two nodes differ in rank by their names alone.
     pub(super) fn is_as_good(&self, other: &Self) -> bool {
         (self.has_failed, self.is_avoided, self.score) == (other.has_failed, other.is_avoided, other.score)
     }

@@ -72,11 +72,11 @@ struct Filter<'i, 'r> {
 struct RefusalTexts<'a> {
     /// The text of each reason, with the amounts of the request; empty if some node fits.
     by_reason: Vec<(Reason, String)>,
-    /// The text for all nodes.
+    /// The text for every node; `None` if nodes have texts of their own.
     uniform: Option<&'a str>,
     /// The node that the pod is nominated to, and the text for it while pods that were evicted for the pod have not ended.
     nominated: Option<(&'a str, &'static str)>,
-    /// The texts for nodes with a mistake in their report that may be why they are refused, by name: they say the mistake.
+    /// The texts for nodes that may be refused because of a mistake in their report, by name: the texts say the mistake.
     mistaken: BTreeMap<&'a str, String>,
     /// A suffix for one node's text, so that the refusal differs from the last one.
     suffix: Option<&'static str>,
@@ -211,7 +211,7 @@ impl<'r> Filter<'_, 'r> {
             return Demand::AssumedOn(node.into());
         }
         let demand = Demand::of(self.index, pod, facts);
-        // The text of an invalid request says more than that of a rule.
+        // The text of an invalid request says more than that of a rule of the webhooks.
         if demand.rejection().is_some() {
             return demand;
         }
@@ -227,12 +227,13 @@ impl<'r> Filter<'_, 'r> {
         if is_paused { Demand::GangPaused } else { demand }
     }
 
-    /// Returns true for a member of a gang: kube-scheduler may ask about other members before it binds this one.
+    /// Returns true if room has to be kept for the pod: it is a member of a gang and requests devices, and kube-scheduler may
+    /// filter other members before it binds this one.
     fn needs_hint(&self, demand: &Demand<'_>) -> bool {
         self.request.pod.is_in_gang() && demand.has_devices()
     }
 
-    /// Evaluates all nodes, and reports as many as the pod and the configuration want.
+    /// Evaluates all nodes. The number of reported nodes follows from the pod and the configuration.
     fn evaluate(&self, demand: &Demand<'_>) -> Evaluation<'r> {
         if demand.resources().is_none() {
             return evaluate_all(self.index, demand, self.request, None);
@@ -259,6 +260,7 @@ impl<'r> Filter<'_, 'r> {
         evaluate_all(self.index, demand, self.request, n_reported.map(|n| (ranker, n)))
     }
 
+    /// The outcome of the request by the evaluation of all nodes. Notes a refusal for a sample of the nodes.
     fn outcome(&self, demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> Outcome {
         let refused = match demand {
             Demand::Rejected(_) => return Outcome::Rejected,
@@ -316,7 +318,7 @@ impl<'r> Filter<'_, 'r> {
         }
     }
 
-    /// The texts for the nodes with a mistake in their report that may be why they are refused. They name no node: one file of an
+    /// The texts for the nodes that may be refused because of a mistake in their report. They name no node: one file of an
     /// operator may be that of many nodes, and kube-scheduler counts equal texts.
     fn mistaken_texts(
         &self,
@@ -445,6 +447,7 @@ fn write_result(
 }
 
 impl RefusalTexts<'_> {
+    /// The text for a node.
     fn of(&self, name: &str, misfit: NodeMisfit) -> &str {
         match (self.uniform, self.nominated) {
             (Some(text), _) => text,
@@ -487,7 +490,7 @@ fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> [u64; Reas
 }
 
 impl FilterResult {
-    /// Counts the refusals in metrics, and notes the pod's result.
+    /// Counts the refusals in metrics, and notes there whether the pod got a node.
     fn count(&self, metrics: &Metrics, now: Instant) {
         if let Some(uid) = &self.uid {
             metrics.note_filter(uid, self.refusal_label(), now);

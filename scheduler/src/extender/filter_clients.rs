@@ -23,7 +23,7 @@ impl FilterClients {
     pub(super) fn count(&self, request: &Request<Body>) {
         let header = request.headers().get(header::USER_AGENT);
         let user_agent = header.and_then(|agent| agent.to_str().ok()).unwrap_or_default();
-        // Shortened before the comparison, or a client with a longer text would be a new client at each request.
+        // Shortened before the comparison with the kept texts, which are shortened too.
         let user_agent = shorten(user_agent.trim());
         let name = request.extensions().get::<ClientName>();
         let name = name.map(|name| shorten(&name.0)).unwrap_or_default();
@@ -48,7 +48,7 @@ impl FilterClients {
         });
     }
 
-    /// The number of requests so far, and the clients.
+    /// The number of filter requests so far, and the clients that are remembered.
     pub(super) fn read(&self) -> (u64, Vec<FilterClient>) {
         self.lock().clone()
     }

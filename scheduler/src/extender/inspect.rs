@@ -39,7 +39,7 @@ const PIECE: usize = 32 << 10;
 pub(super) struct ViewLimits {
     /// One permit for each answer, until the client has taken its last byte.
     views: Arc<Semaphore>,
-    /// One permit: views take at most one core from filters.
+    /// One permit, for the view that is made into JSON: views take at most one core from filters.
     rendering: Semaphore,
 }
 
@@ -83,6 +83,7 @@ async fn inspect_all(State(extender): State<Arc<Extender>>) -> Response {
     (content_type, Body::from_stream(pieces)).into_response()
 }
 
+/// Answers with the view of one node.
 async fn inspect_node(State(extender): State<Arc<Extender>>, Path(name): Path<String>) -> Response {
     let _permit = match acquire_view(&extender).await {
         Ok(permit) => permit,
@@ -140,8 +141,9 @@ impl NodeStream {
                 self.has_ended = true;
                 break;
             };
-            // A node may be gone since the list was made.
-            let shown = view::listed_node(self.extender.index.read().filter(), id, &[]);
+            // A node may be gone since the list was made. The old JSON has no stranded memory, which typical requests define.
+            let no_typical_requests = &[];
+            let shown = view::listed_node(self.extender.index.read().filter(), id, no_typical_requests);
             if let Some(node) = shown {
                 if self.n_written > 0 {
                     piece.push(b',');
@@ -172,7 +174,7 @@ impl Drop for NodeStream {
     }
 }
 
-/// The answer for one node.
+/// The answer for one node: the node, or an error.
 #[derive(Default, Serialize)]
 struct Inspected {
     nodes: Vec<InspectedNode>,

@@ -29,26 +29,26 @@ const END: &[u8] = b"\"]}";
 /// The end of a body with an empty list.
 const EMPTY: &[u8] = b"\"NodeNames\":[]}";
 
-/// The names of a request, in its order.
+/// The node names of a request, in its order.
 #[derive(Debug)]
 pub(super) enum NodeNames<'a> {
     /// As read from the body.
     Read(Vec<Cow<'a, str>>),
-    /// As remembered from an earlier one.
+    /// As remembered from the body of an earlier request.
     Remembered(Arc<NameList>),
 }
 
 /// The end of a body from its last field on, which is the list of names.
 #[derive(Debug)]
 pub(super) struct NameList {
-    /// The bytes, which are valid UTF-8.
+    /// The end of the body.
     tail: String,
     /// The place of each name in `tail`.
     spans: Vec<Range<u32>>,
     nodes: Mutex<ResolvedNodes>,
 }
 
-/// The nodes of a list, as of a version of the table of node names.
+/// The nodes of a list in the fleet, as of a version of the fleet's table of node names.
 #[derive(Debug, Default)]
 struct ResolvedNodes {
     version: Option<u64>,
@@ -95,8 +95,8 @@ impl NodeNames<'_> {
         Arc::clone(&known.nodes)
     }
 
-    /// Looks up each name. The table of a large cluster does not fit the caches of a processor: without other work between look-ups
-    /// the processor waits for several of them at once.
+    /// Looks up the node of each name. The fleet's table of names of a large cluster does not fit the caches of a processor:
+    /// without other work between look-ups the processor waits for several of them at once.
     fn look_up(&self, index: &Index) -> Arc<[Option<NodeId>]> {
         let filter = index.filter();
         self.iter().map(|name| filter.node_id(name)).collect()

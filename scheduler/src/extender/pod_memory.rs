@@ -20,9 +20,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// State of pods from one request to the next. All of it is lost with the process.
 #[derive(Debug, Default)]
 pub(super) struct PodMemory {
-    /// The pods of filters that no watch has shown yet.
+    /// The fields of pods that filter requests had and no watch has shown yet.
     pub(super) facts: RecentPods<PodFacts>,
     pub(super) avoided_nodes: AvoidedNodes,
+    /// The victims in the last `preempt` answer for each pod.
     pub(super) victims: RecentPods<NamedVictims>,
     pub(super) retries: SampleRetries,
     pub(super) waiting: WaitingPods,

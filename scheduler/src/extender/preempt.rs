@@ -36,6 +36,7 @@ const VICTIMS_NOT_ENDED: [&str; 2] = [
 /// The victims in the last answer for a pod.
 #[derive(Debug)]
 pub(super) struct NamedVictims {
+    /// The time of the answer.
     at: Instant,
     by_node: BTreeMap<Box<str>, Box<[OwnerId]>>,
     /// The number of times `filter` has refused the pod its nominated node because these victims had not ended.
@@ -43,7 +44,8 @@ pub(super) struct NamedVictims {
 }
 
 impl NamedVictims {
-    /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows.
+    /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows. `nominated` is the
+    /// pod's nominated node.
     fn are_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
         let on_nominated = nominated.and_then(|node| self.by_node.get(node));
         let limit = match on_nominated {
@@ -93,7 +95,7 @@ pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, Reques
                 find_candidates(extender, &pod, resources, depends_on_other_pods, proposals)
             }
         }
-        // The pod asks for no devices of this cluster, so that kube-scheduler's sums say everything.
+        // The pod asks for no devices that this scheduler counts, so that kube-scheduler's proposals stand.
         Demand::Nothing | Demand::Resources(_) => {
             // kube-scheduler takes an answer without victims for an error of the extender.
             proposals.retain(|_, victims| !victims.pods.is_empty());
@@ -108,7 +110,7 @@ pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, Reques
     }))
 }
 
-/// The victims on each node that stays a candidate.
+/// The victims on each node on which evictions help the pod.
 fn find_candidates(
     extender: &Extender,
     pod: &Pod,

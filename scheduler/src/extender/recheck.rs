@@ -41,7 +41,7 @@ pub(super) struct Recheck {
 }
 
 impl Recheck {
-    /// Takes note of a refusal, and returns true if it has to be rechecked.
+    /// Notes a refusal, and returns true if it has to be rechecked.
     pub(super) fn should_recheck(&mut self, refusal: &PodRefusal, now: Instant) -> bool {
         // The first refusal of a pod has a known cause: the pod is new.
         let is_repeated =
@@ -59,7 +59,7 @@ impl Recheck {
         if let Some(refusal) = refusal {
             self.n_openings.insert(&refusal.uid, refusal.n_openings);
         }
-        // The watch is not behind, or too far: the next refusals would wait in vain too.
+        // The watch is not behind, or is too far behind: the next refusals would be held back for nothing too.
         if !is_updated {
             self.paused_until = Some(now + PAUSE);
         }

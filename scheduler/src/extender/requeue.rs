@@ -71,7 +71,9 @@ struct Retry {
     at: Instant,
     /// Selects one of the two suffixes.
     is_odd: bool,
+    /// The number of such refusals in a row, this one included.
     n_in_row: usize,
+    /// The number of times room had opened at the refusal.
     n_openings: u64,
 }
 
@@ -82,8 +84,8 @@ impl SampleRetries {
         2 * n_nodes.div_ceil(n_asked.max(1)) + 8
     }
 
-    /// Takes note of a refusal for a sample after room has opened `n_openings` times. Returns the suffix of the refusal's text,
-    /// unless there have been `limit` of them in a row, or too many other pods have one.
+    /// Notes a refusal for a sample after room has opened `n_openings` times. Returns the suffix of the refusal's text, unless
+    /// there have been `limit` of them in a row, or too many other pods have one.
     pub(super) fn refuse(
         &mut self,
         uid: &str,
@@ -155,7 +157,7 @@ pub(super) struct WaitingPods {
 }
 
 impl WaitingPods {
-    /// Takes note of a refusal that took these openings into account.
+    /// Notes a refusal of a pod that took these openings into account.
     pub(super) fn refuse(&mut self, uid: &str, seen: Openings) {
         let waiting = WaitingPod {
             seen,
@@ -167,11 +169,12 @@ impl WaitingPods {
         } else if self.pods.len() < MAX_WAITING {
             self.pods.insert(uid.into(), waiting);
         } else {
-            // The first refusal is the one that most openings came after.
+            // Room has opened most often since the first of these refusals, so that it stands for all of them.
             self.others.get_or_insert(waiting);
         }
     }
 
+    /// Forgets a pod that is bound.
     pub(super) fn forget(&mut self, uid: &str) {
         self.pods.remove(uid);
     }
@@ -194,10 +197,10 @@ impl WaitingPods {
 
     /// Returns true if room has to be announced now.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
-        // Another process may have refused pods for hints that are lost with it.
+        // The leader before may have refused pods because of room that it kept for others (hints), which is free with its end.
         let mut is_due = !self.has_announced;
         for waiting in self.pods.values_mut().chain(&mut self.others) {
-            // Every pod that is behind takes note of the time, also if the announcement is due for another.
+            // Not `any`: each pod notes the time at which it first was behind, also if another is due.
             is_due |= waiting.is_due(openings, now);
         }
         is_due && self.paused_until.is_none_or(|until| until <= now)
@@ -218,7 +221,8 @@ impl WaitingPods {
 }
 
 impl WaitingPod {
-    /// Returns true if kube-scheduler will not try the pod again in time without an announcement.
+    /// Returns true if kube-scheduler will not try the pod again soon without an announcement: room has opened without an event,
+    /// or the pod was not tried in time after room opened.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
         if self.seen.silent < openings.silent {
             return true;

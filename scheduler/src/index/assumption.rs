@@ -8,28 +8,29 @@ use placement::{Hints, Holdings, NodeId, OwnerId, Placement, Reason, RequestedGp
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 
+use super::assume_times::AssumeTimes;
 use super::cluster::Cluster;
 use super::hints::HintQueue;
 use super::node_filter::NodeFilter;
 use super::pods::{Assumption, AssumptionState, Phase, PodEntry};
 use super::record::record;
 use super::resource_demand::ResourceDemand;
-use super::stamp::Stamps;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 
-/// Time after which a write without an answer has certainly ended: far longer than the timeout that the API server was given.
-const UNDER_WAY: Duration = Duration::from_secs(60);
+/// The time after which a write without an answer has certainly ended: far longer than the timeout in the request to the API
+/// server.
+const LONGEST_WRITE: Duration = Duration::from_secs(60);
 
 /// The assumptions of all pods, through which binds change the index.
 #[derive(Debug)]
 pub struct Assumptions<'i> {
     pub(super) cluster: &'i mut Cluster,
     pub(super) hints: &'i mut HintQueue,
-    pub(super) stamps: &'i mut Stamps,
+    pub(super) assume_times: &'i mut AssumeTimes,
 }
 
-/// The result of [`Assumptions::assume`].
+/// The result of [`Assumptions::assume`] for a pod that may be bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Assumed {
     /// The binding to write.
@@ -37,7 +38,7 @@ pub enum Assumed {
         /// The binding.
         binding: PodBinding,
         /// The assume time of the assumption.
-        stamp: u64,
+        assumed_at: u64,
         /// True if it has been written before, with an unknown outcome.
         repeated: bool,
     },
@@ -60,7 +61,7 @@ pub enum AssumeError {
         /// The node of the earlier bind.
         node: String,
     },
-    /// An earlier bind to the same node may have got through, and must not be repeated.
+    /// This replica's term as the leader has ended since an earlier bind to the same node, which must not be repeated.
     #[error("an earlier bind of the pod is not settled yet; another replica may have decided since")]
     Outlived,
     /// The request breaks a rule.
@@ -98,8 +99,8 @@ fn with_detail(text: &str, detail: Option<&str>) -> String {
     }
 }
 
-/// Returns the same binding as before, to be written again: the API server merges the annotations into the pod, so that another choice of
-/// devices would contradict a write that got through.
+/// Returns the binding of an assumption to be written again, unchanged: the API server merges the annotations into the pod, so
+/// that another choice of devices would contradict a write that got through.
 fn repeat(assumption: &mut Assumption, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
     if assumption.binding.node != node {
         return Err(AssumeError::AssumedElsewhere {
@@ -114,7 +115,7 @@ fn repeat(assumption: &mut Assumption, node: &str, now: Instant) -> Result<Assum
     assumption.state.since = now;
     Ok(Assumed::Write {
         binding: assumption.binding.clone(),
-        stamp: assumption.state.stamp,
+        assumed_at: assumption.state.assumed_at,
         repeated: true,
     })
 }
@@ -145,7 +146,7 @@ impl Assumptions<'_> {
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
             return repeat(assumption, node, now);
         }
-        // kube-scheduler may have seen a new node before us; what it has is not known until we see it too.
+        // kube-scheduler may know a new node earlier; its devices are not known until a watch of this process shows it.
         if !self.cluster.knows_node(node) {
             return Err(AssumeError::NoRoom {
                 node: node.to_owned(),
@@ -157,10 +158,10 @@ impl Assumptions<'_> {
         // Device objects may have changed since the caller looked, so that the pod requests no device any more.
         let demand = ResourceDemand::of_pod(self.cluster, &pod.uid, facts)?.unwrap_or_default();
         let placement = self.choose_and_reserve(&demand, node)?;
-        let stamp = self.stamps.next(nanos);
-        let record = record(self.cluster, facts.request.gpus(), node, &placement, stamp);
+        let assumed_at = self.assume_times.next(nanos);
+        let record = record(self.cluster, facts.request.gpus(), node, &placement, assumed_at);
         let mut annotations = record.annotations();
-        // Where nothing is chosen here, a record that came with a copied pod must not be taken for what was chosen.
+        // If no devices are chosen, an empty record replaces one that a copied pod brought along: it would pass for this choice.
         annotations
             .entry(DEVICE_ALLOCATED.to_owned())
             .or_insert_with(|| "{}".to_owned());
@@ -176,7 +177,7 @@ impl Assumptions<'_> {
         entry.assumption = Some(Box::new(Assumption {
             binding: binding.clone(),
             state: AssumptionState {
-                stamp,
+                assumed_at,
                 phase: Phase::Writing,
                 since: now,
             },
@@ -186,14 +187,15 @@ impl Assumptions<'_> {
         // The pod's requests count on the node now, not only when a watch shows the pod bound.
         if let Some(rules) = &entry.rules {
             let requests = &mut self.cluster.requests;
-            requests.put(owner.clone(), node, &rules.requests, false);
+            let is_tied_to_node = false;
+            requests.put(owner.clone(), node, &rules.requests, is_tied_to_node);
         }
         // The hint has served its purpose; on another node its room is free again.
         self.hints.end_hint(self.cluster, &pod.uid, Some(node));
         self.cluster.fleet.set_host_use(&owner, node, facts.host);
         Ok(Assumed::Write {
             binding,
-            stamp,
+            assumed_at,
             repeated: false,
         })
     }
@@ -259,8 +261,8 @@ impl Assumptions<'_> {
     }
 
     /// Notes that the binding of an assumption is written.
-    pub fn confirm(&mut self, uid: &str, stamp: u64, now: Instant) {
-        self.set_phase(uid, stamp, Phase::Written, now);
+    pub fn confirm(&mut self, uid: &str, assumed_at: u64, now: Instant) {
+        self.set_phase(uid, assumed_at, Phase::Written, now);
     }
 
     /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds what the
@@ -268,16 +270,16 @@ impl Assumptions<'_> {
     pub fn confirm_found(
         &mut self,
         uid: &str,
-        stamp: u64,
+        assumed_at: u64,
         annotations: &BTreeMap<String, String>,
         now: Instant,
     ) {
-        self.confirm(uid, stamp, now);
-        let Some(assumption) = self.cluster.assumption_mut(uid, stamp) else {
+        self.confirm(uid, assumed_at, now);
+        let Some(assumption) = self.cluster.assumption_mut(uid, assumed_at) else {
             return;
         };
         let binding = &mut assumption.binding;
-        if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(stamp) {
+        if Bound::read(&binding.node, Some(annotations)).assumed_at != Some(assumed_at) {
             binding.annotations.clone_from(annotations);
             let owner = self.cluster.owner(uid);
             self.cluster.account(&owner);
@@ -285,13 +287,13 @@ impl Assumptions<'_> {
     }
 
     /// Notes that the outcome of a write is unknown: the binding of the assumption may have been written.
-    pub fn mark_unknown(&mut self, uid: &str, stamp: u64, now: Instant) {
-        self.set_phase(uid, stamp, Phase::Unknown, now);
+    pub fn mark_unknown(&mut self, uid: &str, assumed_at: u64, now: Instant) {
+        self.set_phase(uid, assumed_at, Phase::Unknown, now);
     }
 
-    /// Notes the phase in which the assumption with this stamp is since `now`; an assumption of another stamp stays as it is.
-    fn set_phase(&mut self, uid: &str, stamp: u64, phase: Phase, now: Instant) {
-        if let Some(assumption) = self.cluster.assumption_mut(uid, stamp) {
+    /// Sets the phase of the assumption with this assume time, which begins at `now`; any other assumption stays as it is.
+    fn set_phase(&mut self, uid: &str, assumed_at: u64, phase: Phase, now: Instant) {
+        if let Some(assumption) = self.cluster.assumption_mut(uid, assumed_at) {
             assumption.state.phase = phase;
             assumption.state.since = now;
             assumption.unlisted = false;
@@ -299,8 +301,8 @@ impl Assumptions<'_> {
     }
 
     /// Takes back an assumption whose binding has certainly not been written, and will not be: its devices are free again.
-    pub fn forget(&mut self, uid: &str, stamp: u64) {
-        if self.cluster.assumption_mut(uid, stamp).is_none() {
+    pub fn forget(&mut self, uid: &str, assumed_at: u64) {
+        if self.cluster.assumption_mut(uid, assumed_at).is_none() {
             return;
         }
         let Some(entry) = self.cluster.pods.get_mut(uid) else {
@@ -330,12 +332,12 @@ impl Assumptions<'_> {
         let n_openings = self.cluster.fleet.n_openings();
         match found {
             PodLookup::Bound { node, annotations } if *node == assumption.binding.node => {
-                self.confirm_found(uid, state.stamp, annotations, now);
+                self.confirm_found(uid, state.assumed_at, annotations, now);
             }
-            PodLookup::Unbound if now.saturating_duration_since(state.since) < UNDER_WAY => return false,
+            PodLookup::Unbound if now.saturating_duration_since(state.since) < LONGEST_WRITE => return false,
             PodLookup::Gone => self.remove_pod(uid),
             // If another scheduler has bound it, the watch will show where; the room here is free.
-            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, state.stamp),
+            PodLookup::Bound { .. } | PodLookup::Unbound => self.forget(uid, state.assumed_at),
         }
         self.cluster.note_silent_since(n_openings);
         true
@@ -358,7 +360,7 @@ impl Assumptions<'_> {
         self.cluster.remove_pod(uid);
     }
 
-    /// The filter's view of the nodes.
+    /// The nodes as filters evaluate them.
     fn filter(&self) -> NodeFilter<'_> {
         NodeFilter {
             cluster: self.cluster,

@@ -1,6 +1,6 @@
 //! `PodDisruptionBudget`s as watches show them: the number of pods of a selection that may still be evicted.
 //!
-//! Without the right to watch them there are none, and kube-scheduler's own count of violations stands.
+//! Without the right to watch budgets the index has none, and kube-scheduler's own count of violations stands.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
 /// The fields of a budget by which kube-scheduler counts violations.
 #[derive(Debug)]
 pub(super) struct Budget {
-    /// `None` if it selects nothing.
+    /// `None` if the budget selects no pod.
     selector: Option<Selector>,
     /// The number of evictions that its status allows.
     pub(super) allowed: i64,
     /// Names of pods whose eviction the API server has counted already.
     disrupted: FxHashSet<Box<str>>,
-    /// Number of the list that named it last.
+    /// The serial number of the newest list when a list or a watch event last showed it.
     pub(super) list: u32,
 }
 

@@ -22,7 +22,7 @@ use super::plugins::{Plugins, Standing};
 use super::pods::{Assumption, Phase, PodEntry};
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
 use crate::accounting::{self, Bound, NodeContext, PodFacts, Recorded};
-use crate::inventory::device_types::Kinds;
+use crate::inventory::device_types::DeviceTypes;
 use crate::inventory::{self, DeviceReport};
 use crate::kube_scheduler::{NodeRequests, PodRequests, PodRules, requests_of};
 
@@ -35,7 +35,7 @@ pub(super) struct Cluster {
     /// Every node that exists or has a Device object, by name.
     pub(super) nodes: FxHashMap<Box<str>, NodeState>,
     /// The device type of each resource.
-    pub(super) kinds: Kinds,
+    pub(super) kinds: DeviceTypes,
     /// The nodes whose kubelet allocated devices to a pod of another scheduler, by the UID of the pod.
     allocated_on: FxHashMap<Box<str>, Vec<Box<str>>>,
     /// Pods that have ended and are still listed, by UID, with the serial number of the newest list of pods when they were last shown.
@@ -45,7 +45,7 @@ pub(super) struct Cluster {
     /// The enforcement of memory limits for pods that do not say which they demand.
     pub(super) enforcement: DemandedEnforcement,
     /// The number of nodes whose memory unit is not known.
-    pub(super) n_opaque: usize,
+    pub(super) n_unknown_units: usize,
     /// `PreferNoSchedule` taints by node name.
     pub(super) soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     /// The number of nodes with each size of a memory unit, in bytes.
@@ -74,12 +74,12 @@ impl Cluster {
             policies,
             fleet: Fleet::new(),
             nodes: FxHashMap::default(),
-            kinds: Kinds::default(),
+            kinds: DeviceTypes::default(),
             allocated_on: FxHashMap::default(),
             ended: FxHashMap::default(),
             allows_all_devices: false,
             enforcement: DemandedEnforcement::Any,
-            n_opaque: 0,
+            n_unknown_units: 0,
             soft_taints: FxHashMap::default(),
             n_nodes_by_unit: BTreeMap::new(),
             pods: FxHashMap::default(),
@@ -106,17 +106,17 @@ impl Cluster {
         self.pods.get(uid)?.assumption.as_deref()
     }
 
-    /// The assumption of a pod, if its assume time is `stamp`.
-    pub(super) fn assumption_mut(&mut self, uid: &str, stamp: u64) -> Option<&mut Assumption> {
+    /// The assumption of a pod, if this is its assume time.
+    pub(super) fn assumption_mut(&mut self, uid: &str, assumed_at: u64) -> Option<&mut Assumption> {
         let assumption = self.pods.get_mut(uid)?.assumption.as_deref_mut();
-        assumption.filter(|assumption| assumption.state.stamp == stamp)
+        assumption.filter(|assumption| assumption.state.assumed_at == assumed_at)
     }
 
     pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
         self.pods.values().filter_map(|entry| entry.assumption.as_deref())
     }
 
-    /// The amount of a resource that a pod requests which requests device resources; 0 for any other pod.
+    /// The amount of a resource that a pod requests; 0 for a pod that requests no device resources.
     pub(super) fn requested(&self, uid: &str, resource: &str) -> u64 {
         let Some(entry) = self.pods.get(uid) else { return 0 };
         let waiting = entry.rules.as_ref().map(|rules| &rules.requests);
@@ -147,7 +147,7 @@ impl Cluster {
     pub(super) fn common_unit(&self) -> Option<u64> {
         let mut units = self.n_nodes_by_unit.keys();
         let unit = units.next().copied();
-        unit.filter(|_| self.n_opaque == 0 && units.next().is_none())
+        unit.filter(|_| self.n_unknown_units == 0 && units.next().is_none())
     }
 
     /// The number of memory units of the largest GPU, in the unit of its node; 0 if no GPU is known.
@@ -201,7 +201,7 @@ impl Cluster {
         }
     }
 
-    /// Updates a node's inventory; if it has changed, accounts the pods there.
+    /// Updates a node's inventory by its Node and its Device object; if it has changed, accounts the pods there.
     pub(super) fn refresh_node(&mut self, name: &str) {
         let Some(state) = self.nodes.get_mut(name) else {
             return;
@@ -216,7 +216,7 @@ impl Cluster {
             return;
         }
         // The count spares filters the look-up of every node's unit while all units are known.
-        self.n_opaque -= usize::from(state.is_opaque());
+        self.n_unknown_units -= usize::from(state.is_unit_unknown());
         if let Some(unit) = state.unit()
             && let Some(n_nodes) = self.n_nodes_by_unit.get_mut(&unit)
         {
@@ -226,7 +226,7 @@ impl Cluster {
             }
         }
         state.report = report;
-        self.n_opaque += usize::from(state.is_opaque());
+        self.n_unknown_units += usize::from(state.is_unit_unknown());
         if let Some(unit) = state.unit() {
             *self.n_nodes_by_unit.entry(unit).or_default() += 1;
         }
@@ -277,10 +277,10 @@ impl Cluster {
         let is_known = is_bound && entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
         entry.show(facts, list, rules);
         if is_bound {
-            // The watch now shows the bound pod itself.
+            // The watch shows the pod bound, in place of the assumption.
             entry.assumption = None;
             self.unbound.remove(uid);
-            // A bound pod is shown many times; only its first binding, or a changed record, is news.
+            // A bound pod is shown many times; only its first binding, or a changed record, changes its holdings.
             if !is_known || self.fleet.held_by(uid).is_none() {
                 self.account(&owner);
             }
@@ -338,7 +338,7 @@ impl Cluster {
         }
         let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
         entry.eviction = eviction;
-        // A pod that kubelet has admitted no longer counts against a plugin on trial, so its node takes one more.
+        // A node whose plugin is on trial takes a few pods at a time; once kubelet has admitted one of them, it takes one more.
         if let Some(bound) = &entry.facts.bound
             && is_admitted
             && self.plugins.standing(&bound.node) == Standing::Tried
@@ -347,7 +347,8 @@ impl Cluster {
         }
     }
 
-    /// Counts the amounts that a pod requests of its node; `requested` is known of pods that request device resources.
+    /// Counts the CPU, memory and other amounts that a pod requests of its node. `requested` has CPU and memory of a pod that
+    /// requests device resources, and is `None` for any other pod.
     pub(super) fn put_host_use(&mut self, pod: &Pod, requested: Option<HostAmounts>, list: u32) {
         let uid = pod.uid();
         let node = pod.spec.node_name.as_deref().unwrap_or_default();
@@ -410,7 +411,7 @@ impl Cluster {
         let context = NodeContext {
             inventory: view.and_then(NodeView::inventory),
             kinds: &self.kinds,
-            given: state.map(|state| state.allocated_to(uid)).unwrap_or_default(),
+            allocated: state.map(|state| state.allocated_to(uid)).unwrap_or_default(),
             allows_all_devices: self.allows_all_devices,
             report: state.map(|state| state.report_on(uid)).unwrap_or_default(),
         };
@@ -593,13 +594,13 @@ impl Cluster {
         }
     }
 
-    /// Counts an opening of room without an event that kube-scheduler sees.
+    /// Counts an opening of room of which kube-scheduler sees no event (a silent opening).
     pub(super) fn note_silent_opening(&mut self) {
         self.fleet.note_opening();
         self.n_silent_openings += 1;
     }
 
-    /// Counts one silent opening if the number of openings has changed from `n_before`.
+    /// Counts one silent opening if room has opened since the engine had counted `n_before` openings.
     pub(super) fn note_silent_since(&mut self, n_before: u64) {
         self.n_silent_openings += u64::from(self.fleet.n_openings() != n_before);
     }

@@ -16,15 +16,15 @@ pub(super) struct Eviction {
     /// True if the pod has required anti-affinity, and so keeps other pods away.
     pub(super) repels: bool,
     pub(super) labels: BTreeMap<String, String>,
-    /// The node that kube-scheduler keeps for it.
+    /// The node in `status.nominatedNodeName`, which kube-scheduler keeps for the pod.
     pub(super) nominated: Option<Box<str>>,
 }
 
-/// A pod's importance beside others.
+/// A pod's importance compared with other pods: priority, then the earlier start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EvictionRank {
     pub(super) priority: i32,
-    /// Seconds since 1970; of a pod that has not started, the end of time.
+    /// `status.startTime` in seconds since 1970; `i64::MAX` for a pod without one.
     pub(super) started: i64,
 }
 
@@ -62,7 +62,7 @@ impl Eviction {
         }
     }
 
-    /// Returns true if kubelet has taken the pod on.
+    /// Returns true if kubelet has admitted the pod, and so has set its start time.
     pub(super) fn is_admitted(&self) -> bool {
         self.rank.started != EvictionRank::default().started
     }
@@ -75,6 +75,6 @@ pub(super) type PlainPods = FxHashMap<OwnerId, PlainPod>;
 #[derive(Debug)]
 pub(super) struct PlainPod {
     pub(super) rank: EvictionRank,
-    /// Number of the list that named it last.
+    /// The serial number of the newest list when a list or a watch event last showed it.
     pub(super) list: u32,
 }

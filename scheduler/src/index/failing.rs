@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 /// The number of pods that must have failed on a node before it ranks last.
 const FAILURES: usize = 3;
 
-/// Failures further apart than this do not count together.
+/// The time within which failures count together.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
 
 /// The time for which a node ranks last at first.
@@ -25,15 +25,15 @@ const FIRST_PAUSE: Duration = Duration::from_secs(60);
 /// The longest time for which a node ranks last.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16 * 60);
 
-/// The time without failures, since a node ranked last, after which its failures are forgotten.
+/// The time after a node's latest failure, or after it last ranked behind others, at which its failures are forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// Nodes on which pods have failed, by name.
 #[derive(Debug, Default)]
 pub(super) struct FailingNodes {
     nodes: FxHashMap<Box<str>, Failing>,
-    /// Failures that watches have shown and that do not count yet: node and UID of the pod.
-    unstamped: Vec<(Box<str>, Box<str>)>,
+    /// Failures that watches have shown and that do not count yet: the node, and the UID of the pod.
+    uncounted: Vec<(Box<str>, Box<str>)>,
     /// Number of nodes that rank last.
     n_ranking_last: usize,
     /// The first time at which one of `nodes` no longer ranks last, or may be forgotten.
@@ -47,7 +47,7 @@ struct Failing {
     failures: VecDeque<(Box<str>, Instant)>,
     /// The time until which the node ranks last; `None` if it ranks as others.
     last_until: Option<Instant>,
-    /// The length of time for which the node ranked last before.
+    /// The length of the time for which the node ranks last, or did the last time; `None` if it never did.
     pause: Option<Duration>,
     /// The time of the latest failure, or of the end of the last time for which the node ranked last.
     latest: Option<Instant>,
@@ -65,9 +65,10 @@ pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
 impl FailingNodes {
     /// Notes a failed pod, whose time is that of the next [`Self::advance`].
     pub(super) fn note_failure(&mut self, node: &str, uid: &str) {
-        self.unstamped.push((node.into(), uid.into()));
+        self.uncounted.push((node.into(), uid.into()));
     }
 
+    /// Counts the failure of a pod at the time `now`. A node with enough of them ranks last from now on.
     pub(super) fn count_failure(&mut self, node: &str, uid: &str, now: Instant) {
         let failing = self.nodes.entry(node.into()).or_default();
         // The watch shows a failed pod once more with each change of its object.
@@ -102,13 +103,13 @@ impl FailingNodes {
 
     /// Returns true if [`Self::advance`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
+        !self.uncounted.is_empty() || self.next.is_some_and(|next| next <= now)
     }
 
-    /// Counts the failures that watches have shown since the last call, and lets nodes rank as others whose time to rank last is
-    /// over.
+    /// Counts the failures that watches have shown since the last call. Nodes whose time to rank last is over rank as others
+    /// again.
     pub(super) fn advance(&mut self, now: Instant) {
-        for (node, uid) in std::mem::take(&mut self.unstamped) {
+        for (node, uid) in std::mem::take(&mut self.uncounted) {
             self.count_failure(&node, &uid, now);
         }
         if self.next.is_some_and(|next| next <= now) {
@@ -116,7 +117,7 @@ impl FailingNodes {
         }
     }
 
-    /// Lets nodes rank as others whose time to rank last is over, and forgets nodes without failures for long.
+    /// Ends the time for which nodes rank last where it is over, and forgets nodes without failures for long.
     fn end_pauses(&mut self, now: Instant) {
         for failing in self.nodes.values_mut() {
             if failing.last_until.is_some_and(|until| until <= now) {

@@ -24,13 +24,13 @@ pub(super) struct FilteredMember {
     pub(super) has_failed: bool,
 }
 
-/// A group whose members were filtered.
+/// A `PodGroup` whose members were filtered.
 #[derive(Debug)]
 struct Gang {
     /// The end of the room of all members, unless another member is filtered before.
     end: Instant,
     /// The members that were filtered since one was filtered for the second time: those of the current cycle.
-    asked: FxHashSet<OwnerId>,
+    filtered: FxHashSet<OwnerId>,
     /// The most members that found room in a cycle that came to nothing.
     n_in_vain: usize,
     /// True from the first bind of a member until another cycle is known to have come to nothing.
@@ -50,58 +50,59 @@ impl Gang {
     }
 
     /// Notes a filter request for a member; returns true if it shows that room was kept in vain.
-    fn note_filter(&mut self, owner: OwnerId, asked: FilteredMember) -> bool {
+    fn note_filter(&mut self, owner: OwnerId, member: FilteredMember) -> bool {
         let was_in_vain = self.is_in_vain();
-        let mut is_news = false;
-        if self.asked.contains(&owner) {
-            if asked.has_failed {
+        let mut is_newly_in_vain = false;
+        // A member that was filtered already begins another cycle.
+        if self.filtered.contains(&owner) {
+            if member.has_failed {
                 self.n_in_vain = self.n_in_vain.max(self.kept.len());
                 self.is_bound = false;
-                is_news = !was_in_vain && self.is_in_vain();
+                is_newly_in_vain = !was_in_vain && self.is_in_vain();
             }
-            self.asked.clear();
+            self.filtered.clear();
         }
-        if asked.is_placed {
+        if member.is_placed {
             self.kept.insert(owner.clone());
         }
-        self.asked.insert(owner);
-        is_news
+        self.filtered.insert(owner);
+        is_newly_in_vain
     }
 }
 
 impl Gangs {
-    /// Notes a filter request for a member; its room and that of the others is kept until `end`. Returns true if that shows that
-    /// their room was kept for a cycle that came to nothing.
+    /// Notes a filter request for a member; its room and that of the others is kept until `end`. Returns true if the request
+    /// shows that their room was kept for a cycle that came to nothing.
     pub(super) fn note_filter(
         &mut self,
         group: &str,
         owner: OwnerId,
-        asked: FilteredMember,
+        member: FilteredMember,
         end: Instant,
     ) -> bool {
         if let Some(gang) = self.0.get_mut(group) {
             gang.end = end;
-            return gang.note_filter(owner, asked);
+            return gang.note_filter(owner, member);
         }
         let mut gang = Gang {
             end,
-            asked: FxHashSet::default(),
+            filtered: FxHashSet::default(),
             n_in_vain: 0,
             is_bound: false,
             kept: FxHashSet::default(),
         };
-        let is_news = gang.note_filter(owner, asked);
+        let is_newly_in_vain = gang.note_filter(owner, member);
         self.0.insert(group.into(), gang);
-        is_news
+        is_newly_in_vain
     }
 
     /// Removes a member that is bound or gone. The past cycles of its group then no longer say what the next ones come to.
     pub(super) fn remove_member(&mut self, uid: &str) {
         for gang in self.0.values_mut() {
             // No short-circuit: the member leaves `kept` in any case.
-            if gang.kept.remove(uid) | gang.asked.contains(uid) {
+            if gang.kept.remove(uid) | gang.filtered.contains(uid) {
                 (gang.n_in_vain, gang.is_bound) = (0, true);
-                gang.asked.clear();
+                gang.filtered.clear();
             }
         }
     }
@@ -111,11 +112,11 @@ impl Gangs {
         self.0.values().any(|gang| gang.end <= now)
     }
 
-    /// Returns true if the cycle of another group than `asked` has come to nothing, and room is still kept for its members.
-    pub(super) fn is_in_vain(&self, asked: Option<&str>) -> bool {
+    /// Returns true if the cycle of another group than `filtered_group` will come to nothing, and room is kept for its members.
+    pub(super) fn is_in_vain(&self, filtered_group: Option<&str>) -> bool {
         self.0
             .iter()
-            .any(|(group, gang)| gang.is_in_vain() && Some(&**group) != asked)
+            .any(|(group, gang)| gang.is_in_vain() && Some(&**group) != filtered_group)
     }
 
     /// Forgets the groups whose time is up; returns the members that room may be kept for.
@@ -126,12 +127,12 @@ impl Gangs {
             .collect()
     }
 
-    /// Ends the cycles of all groups but `asked`: a pod of that group, or of no group, is filtered now. Returns the members of the
-    /// groups whose cycles came to nothing.
-    pub(super) fn end_cycles(&mut self, asked: Option<&str>) -> Vec<OwnerId> {
+    /// Ends the cycles of all groups but `filtered_group`: a pod of that group, or of no group, is filtered now. Returns the
+    /// members of the groups whose cycles came to nothing.
+    pub(super) fn end_cycles(&mut self, filtered_group: Option<&str>) -> Vec<OwnerId> {
         let mut members = Vec::new();
         for (group, gang) in &mut self.0 {
-            if gang.is_in_vain() && Some(&**group) != asked {
+            if gang.is_in_vain() && Some(&**group) != filtered_group {
                 members.extend(gang.kept.drain());
             }
         }

@@ -9,7 +9,7 @@
 //! - else until the pod's condition shows an attempt that failed after the decision;
 //! - at the longest as long as [`HintTimes`] says. The hints of a `PodGroup`'s members end together ([`super::gangs`]).
 //!
-//! Watches bring no time: a hint whose time they change is stamped by the next [`HintQueue::advance`].
+//! Watches bring no time: the time of a hint that they begin or restart runs from the next [`HintQueue::advance`] on.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::BuildHasher;
@@ -56,8 +56,10 @@ pub struct Attempt {
     version: Option<u64>,
     /// The failure that the pod's condition shows.
     failure: Option<Failure>,
+    /// The node in `status.nominatedNodeName`.
     nominated: Option<Box<str>>,
-    may_wait: bool,
+    /// True if kube-scheduler may wait for volumes or claims before it binds the pod.
+    may_wait_for_claims: bool,
     /// Namespace and name of its `PodGroup`.
     group: Option<Box<str>>,
 }
@@ -76,16 +78,19 @@ struct Hint {
     node: Box<str>,
     /// The `PodGroup` with whose hints it ends; `None` if it ends by itself.
     group: Option<Box<str>>,
+    /// The longest time from its begin or restart.
     lasts: Duration,
-    /// The end; `None` until the next [`HintQueue::advance`] stamps the hint, and for a hint that ends with its group.
+    /// The end; `None` until the next [`HintQueue::advance`] sets it, and for a hint that ends with its group.
     end: Option<Instant>,
+    /// The resource version of the pod at the decision.
     version: Option<u64>,
     /// The failure that the pod's condition shows.
     failure: Option<Failure>,
+    /// True if the pod is nominated to `node`.
     is_nominated: bool,
-    /// True until an error, such as a filter that timed out, has taken away the nomination of a preemptor: the first such error
-    /// ends no hint, since the pod's victims are being evicted.
-    may_err: bool,
+    /// True if the hint stays when an error of kube-scheduler, such as a filter that timed out, removes the pod's nomination,
+    /// since the pod's victims may be being evicted. The first such error sets it to false.
+    survives_error: bool,
 }
 
 /// All hints, ordered by their ends.
@@ -93,9 +98,10 @@ struct Hint {
 pub struct HintQueue {
     pub(super) times: HintTimes,
     hints: FxHashMap<OwnerId, Hint>,
-    /// The stamped hints by their ends.
+    /// The pods of hints with an end, by the end.
     ends: BTreeSet<(Instant, OwnerId)>,
-    unstamped: Vec<OwnerId>,
+    /// The pods of hints whose time runs from the next [`Self::advance`] on.
+    not_begun: Vec<OwnerId>,
     gangs: Gangs,
     /// Pods whose hint expired, with the time from which they may have another one.
     resting: FxHashMap<OwnerId, Instant>,
@@ -103,8 +109,8 @@ pub struct HintQueue {
     rest_queue: VecDeque<(Instant, OwnerId)>,
     /// Unbound pods without a hint and the nodes that they are nominated to, which had no room for them yet.
     nominees: FxHashMap<OwnerId, Box<str>>,
-    /// The number of times room had opened when the nominees were tried last.
-    n_tried: u64,
+    /// [`placement::Fleet::n_openings`] when room was last looked for on the nodes of `nominees`; `u64::MAX` to look again.
+    n_openings_tried: u64,
 }
 
 impl Attempt {
@@ -114,7 +120,7 @@ impl Attempt {
             version: pod.version(),
             failure: pod.failed_attempt().map(Failure::of),
             nominated: pod.nominated_node().map(Into::into),
-            may_wait: pod.may_wait_for_claims(),
+            may_wait_for_claims: pod.may_wait_for_claims(),
             group: Self::group_of(pod),
         }
     }
@@ -155,23 +161,25 @@ impl Hint {
             (false, true) => {
                 // kube-scheduler nominates a pod that waits for its binding without a new failure in its condition. A new failure
                 // beside the nomination means that it has preempted for the pod.
-                self.may_err |= has_failed;
+                self.survives_error |= has_failed;
                 self.group = None;
                 self.restart(times.nominated);
                 true
             }
             (true, false) => {
-                let stays = shown.nominated.is_none() && is_error && std::mem::take(&mut self.may_err);
+                // kube-scheduler has given up the node, unless an error alone removed the nomination.
+                let stays = shown.nominated.is_none() && is_error && std::mem::take(&mut self.survives_error);
                 self.restart(times.plain);
                 stays
             }
+            // The next failed attempt to schedule the pod ends the hint.
             (false, false) => !has_failed,
         };
         (self.is_nominated, self.failure) = (is_nominated, shown.failure);
         stays
     }
 
-    /// Restarts the time of the hint, which lasts as long from the next [`HintQueue::advance`] on.
+    /// Restarts the time of the hint: it lasts for `lasts` from the next [`HintQueue::advance`] on.
     fn restart(&mut self, lasts: Duration) {
         (self.lasts, self.end) = (lasts, None);
     }
@@ -183,12 +191,12 @@ impl HintQueue {
             times,
             hints: FxHashMap::default(),
             ends: BTreeSet::new(),
-            unstamped: Vec::new(),
+            not_begun: Vec::new(),
             gangs: Gangs::default(),
             resting: FxHashMap::default(),
             rest_queue: VecDeque::new(),
             nominees: FxHashMap::default(),
-            n_tried: 0,
+            n_openings_tried: 0,
         }
     }
 
@@ -201,8 +209,8 @@ impl HintQueue {
         Some(hint)
     }
 
-    /// Puts a hint in, with the entry by which it ends: in `ends`, in `unstamped` while it has no end, or in neither if it ends
-    /// with its group.
+    /// Adds a hint with the entry by which it ends: in `ends`, in `not_begun` while it has no end, or in neither if it ends with
+    /// its group.
     fn put_hint(&mut self, owner: OwnerId, hint: Hint) {
         match hint.end {
             Some(end) => {
@@ -210,12 +218,12 @@ impl HintQueue {
             }
             // The hint ends with its group, see `Gangs::end_expired`.
             None if hint.group.is_some() => {}
-            None => self.unstamped.push(owner.clone()),
+            None => self.not_begun.push(owner.clone()),
         }
         self.hints.insert(owner, hint);
     }
 
-    /// The hint of an answer, in place of the pod's previous one; `None` while the pod rests.
+    /// The hint for the answer to a pod's filter request, in place of the hint `before`; `None` while the pod rests.
     fn new_hint(
         &self,
         uid: &str,
@@ -229,7 +237,7 @@ impl HintQueue {
             return None;
         }
         let is_nominated = attempt.nominated.as_deref() == Some(node);
-        let lasts = match (is_nominated, attempt.may_wait) {
+        let lasts = match (is_nominated, attempt.may_wait_for_claims) {
             (true, _) => self.times.nominated,
             (false, true) => self.times.claims,
             (false, false) => self.times.plain,
@@ -250,7 +258,8 @@ impl HintQueue {
             version: attempt.version,
             failure: attempt.failure,
             is_nominated,
-            may_err: is_nominated && before.is_none_or(|before| before.may_err || !before.is_nominated),
+            survives_error: is_nominated
+                && before.is_none_or(|before| before.survives_error || !before.is_nominated),
         })
     }
 
@@ -291,15 +300,15 @@ impl HintQueue {
 
     /// Returns true if [`Self::advance`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        !self.unstamped.is_empty()
+        !self.not_begun.is_empty()
             || self.ends.first().is_some_and(|(end, _)| *end <= now)
             || self.rest_queue.front().is_some_and(|(until, _)| *until <= now)
             || self.gangs.is_due(now)
     }
 
     /// Sets the ends of the hints that watches have begun or restarted: they last from `now` on.
-    fn stamp(&mut self, now: Instant) {
-        for owner in std::mem::take(&mut self.unstamped) {
+    fn set_ends(&mut self, now: Instant) {
+        for owner in std::mem::take(&mut self.not_begun) {
             // The hint may have ended since, or have been replaced by one with an end.
             if let Some(hint) = self.hints.get_mut(&owner)
                 && hint.end.is_none()
@@ -330,7 +339,7 @@ impl HintQueue {
     /// Ends the hints whose time is up, those of a group together, and the pauses of pods that get no hint after one expired; then
     /// keeps room for the pods that kube-scheduler has nominated.
     pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
-        self.stamp(now);
+        self.set_ends(now);
         while let Some(owner) = self.pop_ended(now) {
             cluster.fleet.unhint(owner.as_str());
             cluster.note_silent_opening();
@@ -355,7 +364,8 @@ impl HintQueue {
         now: Instant,
     ) {
         // The group is updated first, or its hints could end while this one is made.
-        self.note_member(cluster, demand.uid, attempt, true, now);
+        let is_placed = true;
+        self.note_member(cluster, demand.uid, attempt, is_placed, now);
         let before = self.take_hint(demand.uid);
         cluster.fleet.unhint(demand.uid);
         let Some(name) = cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
@@ -393,8 +403,8 @@ impl HintQueue {
         match shown.nominated.as_ref().filter(|_| !is_decided) {
             Some(node) => {
                 self.nominees.insert(owner, node.clone());
-                // No number of openings: the new nominee is tried although no room has opened.
-                self.n_tried = u64::MAX;
+                // Room is looked for at once: the nominee is new, although no room has opened.
+                self.n_openings_tried = u64::MAX;
             }
             None => {
                 self.nominees.remove(&owner);
@@ -406,10 +416,10 @@ impl HintQueue {
     pub(super) fn keep_for_nominees(&mut self, cluster: &mut Cluster) {
         let n_openings = cluster.fleet.n_openings();
         // Without new room every further try would fail like the last one.
-        if self.nominees.is_empty() || self.n_tried == n_openings {
+        if self.nominees.is_empty() || self.n_openings_tried == n_openings {
             return;
         }
-        self.n_tried = n_openings;
+        self.n_openings_tried = n_openings;
         // A copy, as a nominee that gets room leaves the map.
         for (owner, name) in self.nominees.clone() {
             let Some(entry) = cluster.pods.get(&owner) else {
@@ -430,14 +440,14 @@ impl HintQueue {
                     version: None,
                     failure: None,
                     is_nominated: true,
-                    may_err: true,
+                    survives_error: true,
                 };
                 self.keep(cluster, node, &demand, hint);
             }
         }
     }
 
-    /// Keeps the room of a hint, and returns true if the node has it.
+    /// Keeps room on the node for the pod of a hint, and returns true if the node has room.
     fn keep(&mut self, cluster: &mut Cluster, node: NodeId, demand: &ResourceDemand<'_>, hint: Hint) -> bool {
         let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
         let Ok(placement) = cluster
@@ -456,24 +466,24 @@ impl HintQueue {
         is_kept
     }
 
-    /// Returns true if room is still kept for another `PodGroup` than `asked`, in a scheduling cycle that binds no member: what
-    /// [`super::Index::end_gang_cycles`] ends. The filtered pod may have no group.
-    pub fn has_gang_cycles_in_vain(&self, asked: Option<&str>) -> bool {
-        self.gangs.is_in_vain(asked)
+    /// Returns true if [`super::Index::end_gang_cycles`] has room to free: a `PodGroup` other than `filtered_group` has room in a
+    /// scheduling cycle that binds no member. The filtered pod may have no group.
+    pub fn has_gang_cycles_in_vain(&self, filtered_group: Option<&str>) -> bool {
+        self.gangs.is_in_vain(filtered_group)
     }
 
     /// Frees the room kept for `PodGroup`s whose scheduling cycle will bind no member, see [`super::gangs`], except for the group
-    /// `asked`; nominated pods may have the room.
-    pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, asked: Option<&str>) {
-        let members = self.gangs.end_cycles(asked);
+    /// `filtered_group`; nominated pods may have the room.
+    pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, filtered_group: Option<&str>) {
+        let members = self.gangs.end_cycles(filtered_group);
         // `unhint` counts no opening, so `keep_for_nominees` would skip the room that is free now.
         if self.unhint_members(cluster, members) {
-            self.n_tried = u64::MAX;
+            self.n_openings_tried = u64::MAX;
         }
         self.keep_for_nominees(cluster);
     }
 
-    /// Ends the hints of members that still end with their group, and returns true if there were any.
+    /// Ends the hints of these members of a group, except for those that end by themselves; returns true if there were any.
     fn unhint_members(&mut self, cluster: &mut Cluster, members: Vec<OwnerId>) -> bool {
         let n_before = self.hints.len();
         for owner in members {
@@ -486,7 +496,7 @@ impl HintQueue {
         self.hints.len() < n_before
     }
 
-    /// Notes that a member of a `PodGroup` was filtered; `is_placed` if a node has room for it. Other pods do not count.
+    /// Notes that a member of a `PodGroup` was filtered; `is_placed` if a node has room for it. Does nothing for other pods.
     pub(super) fn note_member(
         &mut self,
         cluster: &mut Cluster,
@@ -507,7 +517,7 @@ impl HintQueue {
         }
     }
 
-    /// Ends the hint of a pod that takes its devices on a node, or that is gone: room of the hint elsewhere opens.
+    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
     pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
         self.nominees.remove(uid);
         self.gangs.remove_member(uid);

@@ -1,4 +1,4 @@
-//! The filter's view of a node: the room for a pod's request, the score, and the refusals that only the cluster cache knows.
+//! Nodes as filters evaluate them: the room for a pod's request, the score, and the refusals that only the cluster cache knows.
 //!
 //! A hint is room kept on a node for a pod that is not bound yet, because its filter answer named the node or kube-scheduler nominated
 //! the pod to it. For a pod's request all hints count as taken but those of the pod itself.
@@ -44,7 +44,7 @@ impl<'a> NodeFilter<'a> {
         self.cluster.fleet.node_id(name)
     }
 
-    /// See [`placement::Fleet::names_version`].
+    /// The version of the table of node names, see [`placement::Fleet::names_version`].
     pub fn names_version(self) -> u64 {
         self.cluster.fleet.names_version()
     }
@@ -95,7 +95,8 @@ impl<'a> NodeFilter<'a> {
             Some(node) => {
                 self.check_unit_and_isolation(name, demand)?;
                 // Pods for which room is kept on the node will be bound before this one.
-                self.check_plugin(name, demand, true)?;
+                let counts_hints = true;
+                self.check_plugin(name, demand, counts_hints)?;
                 Ok(Some(node))
             }
             None if demand.needs_known_devices() => Err(Reason::NoDevice),
@@ -115,21 +116,23 @@ impl<'a> NodeFilter<'a> {
         })
     }
 
-    /// Refuses nodes whose memory unit is unknown, that lack the pod's isolation provider, or whose device plugin is away.
+    /// Checks the facts of a node that the engine does not know: refuses a node whose memory unit is unknown, that lacks the
+    /// pod's isolation provider, or whose device plugin is away.
     pub(crate) fn check_served(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
+        let counts_hints = false;
         self.check_unit_and_isolation(name, demand)?;
-        self.check_plugin(name, demand, false)
+        self.check_plugin(name, demand, counts_hints)
     }
 
     /// Checks that a node can serve the unit of the request, and is labelled with the isolation provider that the pod demands.
     #[inline]
     fn check_unit_and_isolation(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
-        // Practically all requests: without the look-up of the node.
-        if (self.cluster.n_opaque == 0 || demand.in_units) && demand.isolation.is_none() {
+        // Practically all requests end here, without the look-up of the node.
+        if (self.cluster.n_unknown_units == 0 || demand.in_units) && demand.isolation.is_none() {
             return Ok(());
         }
         let state = self.cluster.nodes.get(name);
-        if !demand.in_units && state.is_some_and(NodeState::is_opaque) {
+        if !demand.in_units && state.is_some_and(NodeState::is_unit_unknown) {
             return Err(Reason::UnitUnknown);
         }
         let provider = state.and_then(NodeState::isolation);
@@ -139,7 +142,7 @@ impl<'a> NodeFilter<'a> {
         Ok(())
     }
 
-    /// Refuses a node whose plugin is away, or is on trial and has as many pods in flight as may be lost.
+    /// Refuses a node whose plugin is away, or whose plugin is on trial and has as many pods in flight as it may have.
     #[inline]
     fn check_plugin(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
         if self.cluster.plugins.all_serve() || !demand.has_devices() {
@@ -160,7 +163,8 @@ impl<'a> NodeFilter<'a> {
         }
     }
 
-    /// Number of other pods that are bound, or about to be, and that kubelet has not admitted.
+    /// The number of other pods that are bound or assumed and that kubelet has not admitted; with `counts_hints` also of those
+    /// for which room is kept.
     fn n_in_flight(self, view: NodeView<'_>, uid: &str, counts_hints: bool) -> usize {
         let mut n = 0;
         for held in view.held().filter(|held| held.owner.as_str() != uid) {
@@ -191,6 +195,7 @@ impl<'a> NodeFilter<'a> {
             };
             detail = format!("{detail}{separator} {problem}");
         }
+        // The engine does not know these two rules, so that its misfit is about another rule.
         let is_of_engine = ![Reason::UnitUnknown, Reason::NoIsolationProvider].contains(&reason);
         (is_of_engine && detail != reason.as_str()).then_some(detail)
     }
@@ -210,10 +215,10 @@ impl<'a> NodeFilter<'a> {
     /// kubelet has allocated.
     pub fn problem_behind(self, name: &str, reason: Reason) -> Option<&'a str> {
         let problem_in: fn(&NodeReport) -> &Option<String> = match reason {
-            // A table that names GPUs which are gone, or is not used, is why too few partitions are there.
+            // A table that names GPUs which are gone, or is not used, leaves too few partitions.
             Reason::Partition | Reason::PartitionsUnreadable => |report| &report.table_problem,
             Reason::Vendor => |report| &report.allocation_problem,
-            // Without a look-up of the node: a filter asks for each node that it refuses.
+            // No look-up of the node: filters call this for each node that they refuse.
             _ => return None,
         };
         problem_in(self.cluster.nodes.get(name)?.report.as_ref()?).as_deref()

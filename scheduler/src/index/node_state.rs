@@ -20,7 +20,7 @@ pub(super) struct NodeState {
     /// The serial number of the newest list of nodes at the time when a list or a watch event last showed the node. Nodes with an
     /// older number than that of a complete list are gone.
     pub(super) node_list: u32,
-    /// The same for lists of Device objects and the node's Device object.
+    /// The same as `node_list`, for lists of Device objects and the node's Device object.
     pub(super) device_list: u32,
     /// The records that its plugin has swapped between pods, by UID.
     pub(super) swapped: BTreeMap<String, Recorded>,
@@ -28,13 +28,13 @@ pub(super) struct NodeState {
     pub(super) kubelet_allocations: AllocationsByPod,
     /// Pods that were allocated no device, as its plugin reports; `None` if it reports no such pods.
     pub(super) without_devices: Option<PodUids>,
-    /// Pods bound to it that hold nothing and have a problem.
+    /// Pods bound to it that hold nothing because their record has a problem: another inventory may make the record count.
     pub(super) unheld: BTreeSet<OwnerId>,
     /// The devices that follow from both objects, as far as they can be read; `None` if there are none.
     pub(super) report: Option<NodeReport>,
     /// The fields that kube-scheduler compares with a pod's.
     pub(super) facts: NodeFacts,
-    /// Problems of the two objects that keep devices from use.
+    /// Problems in the Node and the Device object that keep devices from use, for people.
     pub(super) problems: Vec<String>,
 }
 
@@ -46,13 +46,13 @@ impl NodeState {
 
     /// The size of a memory unit in bytes, if the node has devices and the size is known.
     pub(super) fn unit(&self) -> Option<u64> {
-        let report = self.report.as_ref().filter(|report| !report.opaque)?;
+        let report = self.report.as_ref().filter(|report| !report.is_unit_unknown)?;
         report.inventory.unit_bytes
     }
 
-    /// Returns true if the memory unit of the node is not known.
-    pub(super) fn is_opaque(&self) -> bool {
-        self.report.as_ref().is_some_and(|report| report.opaque)
+    /// Returns true if the node has devices and the size of its memory unit is not known.
+    pub(super) fn is_unit_unknown(&self) -> bool {
+        self.report.as_ref().is_some_and(|report| report.is_unit_unknown)
     }
 
     /// Replaces the records that the plugin has swapped, and returns true if they have changed.
@@ -66,6 +66,7 @@ impl NodeState {
         has_changed
     }
 
+    /// Returns true if the node has GPUs to share.
     pub(super) fn shares_gpus(&self) -> bool {
         let report = self.report.as_ref();
         report.is_some_and(|report| !report.inventory.gpus.is_empty())
@@ -79,7 +80,7 @@ impl NodeState {
             .unwrap_or_default()
     }
 
-    /// The report of the node's plugin on a pod.
+    /// The report of the node's plugin on a pod, by the pods that it reports as without devices.
     pub(super) fn report_on(&self, uid: &str) -> PluginReport {
         match &self.without_devices {
             None => PluginReport::Silent,

@@ -26,9 +26,9 @@ use crate::inventory::{self, DeviceReport};
 use crate::kube_scheduler::NodeFacts;
 use crate::watch::ObjectStore;
 
-/// The workload model is refreshed once this part of all pods has come or gone.
-const CHANGED_PART: u64 = 32;
-/// Or this number of pods, if they are few.
+/// The workload model is refreshed once one of this many pods has come or gone.
+const PODS_PER_CHANGE: u64 = 32;
+/// The least number of pods that have come or gone at a refresh, in clusters of few pods.
 const MIN_CHANGES: u64 = 16;
 
 impl ObjectStore<Node> for Index {
@@ -50,7 +50,7 @@ impl ObjectStore<Node> for Index {
         let state = self.cluster.nodes.entry(name.into()).or_default();
         state.node_list = self.node_list.number;
         state.facts = facts;
-        // Nodes report their health every few seconds; most of that changes nothing here.
+        // kubelet updates the Node object often; most updates change no field that is kept here.
         if state.node.as_ref() != Some(&trimmed) {
             set_soft_taints(&mut self.cluster.soft_taints, name, &trimmed.spec.taints);
             let isolation_before = state.isolation().map(str::to_owned);
@@ -85,7 +85,7 @@ impl ObjectStore<Node> for Index {
     }
 }
 
-/// Takes in the annotation by which a node's plugin says if it serves.
+/// Takes over the annotation in which a node's plugin reports whether it serves.
 fn read_plugin_state(index: &mut Index, name: &str, node: &Node) {
     match PluginState::read(node.metadata.annotations.as_ref()) {
         Ok(state) => {
@@ -136,16 +136,16 @@ impl ObjectStore<RawDevice> for Index {
         state.device_list = self.device_list.number;
         let mut report = DeviceReport::of(&device.metadata, &device.spec);
         let annotations = device.metadata.annotations.as_ref();
-        // Of an annotation that cannot be read the last valid value stays in force.
-        let swapped = noted(&mut report, plugin_reports::read_swapped_records(annotations));
+        // Each value is `None` if its annotation cannot be read: then the last valid value stays in force.
+        let swapped = value_or_problem(&mut report, plugin_reports::read_swapped_records(annotations));
         let allocations = annotations.map(KubeletAllocations::read).transpose();
-        let allocations = noted(&mut report, allocations.map(Option::flatten));
+        let allocations = value_or_problem(&mut report, allocations.map(Option::flatten));
         if let Some(Some(allocations)) = &allocations
             && let Some(key) = annotations.and_then(KubeletAllocations::key)
         {
             report.check_allocations(key, allocations);
         }
-        let without_devices = noted(
+        let without_devices = value_or_problem(
             &mut report,
             plugin_reports::read_pods_without_devices(annotations),
         );
@@ -193,8 +193,8 @@ impl ObjectStore<RawDevice> for Index {
     }
 }
 
-/// The value of an annotation of a Device object; `None` if it cannot be read, which the report then has as a problem.
-fn noted<T>(report: &mut DeviceReport, value: Result<T, AnnotationError>) -> Option<T> {
+/// The value of an annotation of a Device object; `None` if it cannot be read, and then the report gets the error as a problem.
+fn value_or_problem<T>(report: &mut DeviceReport, value: Result<T, AnnotationError>) -> Option<T> {
     value
         .map_err(|error| report.add_annotation_problem(format_args!("{error}; its last valid value counts")))
         .ok()
@@ -246,9 +246,9 @@ impl ObjectStore<Pod> for Index {
             Some(facts) if !pod.is_terminal() => {
                 let is_bound = facts.bound.is_some();
                 if let Some(bound) = &facts.bound {
-                    // Records of an earlier leader order the binds too, so new assume times begin above theirs.
+                    // The assume times in records of an earlier leader order the binds too, so new ones begin above them.
                     if let Some(nanos) = bound.assumed_at {
-                        self.stamps.note_recorded(nanos);
+                        self.assume_times.note_recorded(nanos);
                     }
                     self.hints.end_hint(&mut self.cluster, uid, Some(&bound.node));
                 }
@@ -329,7 +329,7 @@ fn remove_pod(index: &mut Index, uid: &str) {
 fn refresh_workload_if_due(index: &mut Index) {
     let workload = index.cluster.fleet.workload();
     let n_changes = workload.n_changes().abs_diff(index.n_changes_at_refresh);
-    if index.pod_list.synced && n_changes >= max(MIN_CHANGES, workload.n_pods() / CHANGED_PART) {
+    if index.pod_list.synced && n_changes >= max(MIN_CHANGES, workload.n_pods() / PODS_PER_CHANGE) {
         refresh_workload(index);
     }
 }

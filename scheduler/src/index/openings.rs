@@ -1,10 +1,10 @@
-//! Room that opens, and that part of it which opens without an event that kube-scheduler sees.
+//! Openings: changes by which a refused pod may fit. Of some of them kube-scheduler sees no event.
 //!
 //! kube-scheduler tries a refused pod again when it sees an event, and otherwise after five minutes. It sees that pods on nodes
 //! end and that nodes change. It does not see that a hint ends, that a binding turns out not to have been written, that a
 //! Device object changes, nor that a watch of this process has caught up.
 
-/// Number of times that room has opened.
+/// Number of times that room has opened: changes so far by which a refused pod may fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Openings {
     /// By whatever cause.
@@ -14,7 +14,7 @@ pub struct Openings {
 }
 
 impl Openings {
-    /// Returns true if room had opened fewer times by either count.
+    /// Returns true if room has opened between this count and `later`.
     pub fn is_before(self, later: Self) -> bool {
         self.all < later.all || self.silent < later.silent
     }

@@ -1,10 +1,10 @@
 //! The nodes whose device plugin is away, so that kubelet would fail the pods that ask for its resources.
 //!
 //! kubelet fails such a pod for good (`UnexpectedAdmissionError`); its controller creates another, and the node is the best one
-//! again. Three signs show that a plugin is away: its pod is being deleted, is gone or does not run; its
-//! annotation of the Node says so ([`PluginState`]); a pod has failed on the node. After a failure the node is left out
-//! for a while, or until the plugin shows that it serves. A plugin that has died is tried with few pods at a time until it has
-//! served for a while.
+//! again. Three signs show that a plugin is away: its pod is being deleted, is gone or does not run; its annotation of the Node
+//! says so ([`PluginState`]); a pod has failed on the node. After a failure the node is left out for a while, or until the plugin
+//! shows that it serves. A plugin whose process has ended without a deletion of its pod is tried with few pods at a time until it
+//! has served for a while.
 //!
 //! A node of which neither a plugin's pod nor the annotation was seen is never left out: its plugin may be one of another project.
 //!
@@ -24,10 +24,10 @@ use tracing::info;
 
 use evidence::{PluginEvidence, PluginPod};
 
-/// The most pods that are on their way to a node whose plugin is tried: as many are lost if it dies again.
+/// The most pods that are on their way to a node whose plugin is on trial: as many are lost if the plugin ends again.
 pub(super) const TRIED_AT_ONCE: usize = 3;
 
-/// The time for which a plugin that has died must have served before its node is like others.
+/// The time for which a plugin on trial must have served before its node is like others.
 const TRIAL: Duration = Duration::from_secs(30);
 
 /// The time for which a node is left out after pods have failed there, doubled while they go on failing.
@@ -39,13 +39,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The time without failures after which the next failure on a node gets the first pause again.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// The time after which a plugin that is gone no longer keeps pods away: kubelet takes its resources from the node after five
+/// The time for which a plugin that is gone keeps pods from its node: kubelet takes its resources from the node after five
 /// minutes, and whatever offers them later is another plugin.
-const GONE_COUNTS: Duration = Duration::from_secs(6 * 60);
+const GONE_COUNTS_FOR: Duration = Duration::from_secs(6 * 60);
 
 /// Parts of kubelet's messages (1.36) about pods that it fails while the plugin of a resource is away: all devices are unhealthy
 /// when the device list is closed, the resource is unknown after a restart of kubelet, and a call meets a socket that is closed.
-const WORDS: [&str; 4] = [
+const AWAY_MESSAGES: [&str; 4] = [
     "unhealthy devices",
     "unregistered device",
     "has been stopped",
@@ -59,7 +59,7 @@ pub(super) enum Away {
     Ending,
     /// The plugin's pod does not run, or the plugin is not registered with kubelet.
     NotServing,
-    /// The plugin has ended, and no other plugin has begun on the node.
+    /// The plugin's pod is gone, or the plugin reports that it does not serve, and no pod of a plugin is on the node.
     Gone,
     /// kubelet has failed a pod on the node, as the plugin was away.
     Refusing,
@@ -86,7 +86,7 @@ pub(super) struct Plugins {
     /// The nodes of the plugins' pods, by UID.
     by_pod: FxHashMap<Box<str>, Box<str>>,
     /// The nodes with deadlines that begin at the next [`Plugins::advance`].
-    unstamped: FxHashSet<Box<str>>,
+    not_begun: FxHashSet<Box<str>>,
     /// The first of all deadlines.
     next: Option<Instant>,
     /// Number of nodes that are not [offered](Standing::Offered) without limit.
@@ -98,29 +98,30 @@ pub(super) struct Plugins {
 struct NodePlugin {
     evidence: PluginEvidence,
     standing: Standing,
-    /// Set while the node is left out because pods have failed there.
+    /// Set while the node is left out because kubelet has failed a pod there.
     pause: Option<Deadline>,
     /// The length of the last pause, and its beginning.
-    paused: Option<(Duration, Instant)>,
-    /// Set from the death of a plugin until it has served for long.
+    last_pause: Option<(Duration, Instant)>,
+    /// Set from the unexpected end of a plugin, or a failure of a pod, until the plugin has served for [`TRIAL`].
     trial: Option<Deadline>,
-    /// Set while the annotation, or a pod that has ended, shows a plugin that is away, and no pod of one exists.
+    /// Set while the plugin is [gone](Away::Gone).
     gone: Option<Deadline>,
 }
 
-/// The end of a time span that begins because of an object that a watch has shown. Watches bring no time, so the span begins later.
+/// The end of a time span that an object begins which a watch has shown. Watches bring no time, so the span begins a moment
+/// later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deadline {
     /// The span begins at the next [`Plugins::advance`].
-    Unstamped,
+    NotBegun,
     /// The span ends at this time.
     At(Instant),
 }
 
 impl Deadline {
-    /// Sets the end of a time span that has not begun: it lasts from `now` on. Changes no other deadline.
-    fn stamp(deadline: &mut Option<Self>, now: Instant, lasts: Duration) {
-        if *deadline == Some(Self::Unstamped) {
+    /// Begins a time span that has not begun: it lasts from `now` on. Leaves any other deadline as it is.
+    fn begin(deadline: &mut Option<Self>, now: Instant, lasts: Duration) {
+        if *deadline == Some(Self::NotBegun) {
             *deadline = now.checked_add(lasts).map(Self::At);
         }
     }
@@ -136,7 +137,7 @@ impl Deadline {
     fn at(deadline: Option<Self>) -> Option<Instant> {
         match deadline? {
             Self::At(at) => Some(at),
-            Self::Unstamped => None,
+            Self::NotBegun => None,
         }
     }
 }
@@ -192,7 +193,7 @@ impl Plugins {
         self.by_pod.insert(plugin_pod.uid.clone(), node.into());
         let plugin = self.nodes.entry(node.into()).or_default();
         if plugin.evidence.put_pod(plugin_pod) {
-            plugin.trial = Some(Deadline::Unstamped);
+            plugin.trial = Some(Deadline::NotBegun);
         }
         self.update_standing(node)
     }
@@ -221,7 +222,8 @@ impl Plugins {
         takes_more
     }
 
-    /// Replaces the annotation of a node. Returns true if the node takes more pods than before.
+    /// Replaces the annotation in which a node's plugin reports whether it serves. Returns true if the node takes more pods than
+    /// before.
     pub(super) fn set_state(&mut self, node: &str, state: Option<PluginState>) -> bool {
         // Most clusters have nodes without GPUs, which need no entry.
         if state.is_none() && !self.nodes.contains_key(node) {
@@ -240,9 +242,9 @@ impl Plugins {
         }
     }
 
-    /// Notes a pod that kubelet has failed on a node, if that may be because the plugin was away.
+    /// Notes a pod that kubelet has failed on a node, if kubelet's message shows that a plugin was away.
     pub(super) fn note_failure(&mut self, node: &str, pod: &Pod) {
-        if is_for_want_of_plugin(pod) {
+        if failed_without_plugin(pod) {
             let started = pod.status.start_time.as_deref();
             self.fail(node, started.and_then(|time| time.parse().ok()));
         }
@@ -250,7 +252,7 @@ impl Plugins {
 
     /// Leaves out a node whose kubelet has failed a pod; `at` is the time of the failure by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
-        // Nothing would show that a plugin without a pod and without a report is back.
+        // A plugin that no pod and no report has shown may be another project's: nothing would show that it is back.
         let Some(plugin) = self
             .nodes
             .get_mut(node)
@@ -262,22 +264,22 @@ impl Plugins {
         if at.is_some_and(|at| plugin.evidence.began_to_serve_after(at)) {
             return;
         }
-        plugin.pause.get_or_insert(Deadline::Unstamped);
-        plugin.trial = Some(Deadline::Unstamped);
+        plugin.pause.get_or_insert(Deadline::NotBegun);
+        plugin.trial = Some(Deadline::NotBegun);
         self.update_standing(node);
     }
 
     /// Returns true if [`Self::advance`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        !self.unstamped.is_empty() || self.next.is_some_and(|next| next <= now)
+        !self.not_begun.is_empty() || self.next.is_some_and(|next| next <= now)
     }
 
     /// Lets new deadlines begin, and ends deadlines that are over. Returns true if a node takes more pods than before.
     pub(super) fn advance(&mut self, now: Instant) -> bool {
-        let mut changed: Vec<Box<str>> = self.unstamped.drain().collect();
+        let mut changed: Vec<Box<str>> = self.not_begun.drain().collect();
         for node in &changed {
             if let Some(plugin) = self.nodes.get_mut(node) {
-                plugin.stamp(now);
+                plugin.begin(now);
             }
         }
         if self.next.is_some_and(|next| next <= now) {
@@ -295,8 +297,8 @@ impl Plugins {
         takes_more
     }
 
-    /// Updates the standing of a node, the number of limited nodes and the deadlines to stamp. Returns true if the node takes more
-    /// pods than before.
+    /// Updates the standing of a node, the number of limited nodes and the deadlines to begin. Returns true if the node takes
+    /// more pods than before.
     fn update_standing(&mut self, node: &str) -> bool {
         let Some(plugin) = self.nodes.get_mut(node) else {
             return false;
@@ -304,8 +306,8 @@ impl Plugins {
         let before = plugin.standing;
         plugin.update_standing();
         let after = plugin.standing;
-        if plugin.has_unstamped() {
-            self.unstamped.insert(node.into());
+        if plugin.has_not_begun() {
+            self.not_begun.insert(node.into());
         }
         if plugin.evidence.is_empty() && after == Standing::Offered {
             self.nodes.remove(node);
@@ -326,11 +328,12 @@ impl Plugins {
     }
 }
 
-/// Returns true if kubelet has failed a pod because a plugin was away, and not because it, or another part, refused the pod.
-fn is_for_want_of_plugin(pod: &Pod) -> bool {
+/// Returns true if kubelet has failed a pod because a plugin was away, and not because the plugin or another part refused the
+/// pod.
+fn failed_without_plugin(pod: &Pod) -> bool {
     let message = pod.status.message.as_deref().unwrap_or_default();
     pod.status.reason.as_deref() == Some("UnexpectedAdmissionError")
-        && WORDS.iter().any(|words| message.contains(words))
+        && AWAY_MESSAGES.iter().any(|words| message.contains(words))
 }
 
 impl NodePlugin {
@@ -344,7 +347,7 @@ impl NodePlugin {
         if away != Some(Away::Gone) {
             self.gone = None;
         } else if self.gone.is_none() {
-            self.gone = Some(Deadline::Unstamped);
+            self.gone = Some(Deadline::NotBegun);
         }
         self.standing = match away.or(self.pause.map(|_| Away::Refusing)) {
             Some(away) => Standing::Out(away),
@@ -353,32 +356,32 @@ impl NodePlugin {
         };
         // The trial begins when the plugin serves again.
         if self.trial.is_some() && self.standing != Standing::Tried {
-            self.trial = Some(Deadline::Unstamped);
+            self.trial = Some(Deadline::NotBegun);
         }
     }
 
-    /// Returns true if a deadline waits for [`Self::stamp`].
-    fn has_unstamped(&self) -> bool {
-        let is_trial_running = self.standing == Standing::Tried && self.trial == Some(Deadline::Unstamped);
-        is_trial_running || [self.pause, self.gone].contains(&Some(Deadline::Unstamped))
+    /// Returns true if a deadline waits for [`Self::begin`].
+    fn has_not_begun(&self) -> bool {
+        let is_trial_running = self.standing == Standing::Tried && self.trial == Some(Deadline::NotBegun);
+        is_trial_running || [self.pause, self.gone].contains(&Some(Deadline::NotBegun))
     }
 
-    /// Has the pause, the trial and the time of a gone plugin begin now, as far as watches have shown a reason for them. A pause
-    /// soon after the previous one lasts twice as long.
-    fn stamp(&mut self, now: Instant) {
-        if self.pause == Some(Deadline::Unstamped) {
-            let lasts = match self.paused {
+    /// Begins the pause, the trial and the time of a gone plugin now, where they are set and have not begun. A pause soon after
+    /// the previous one lasts twice as long.
+    fn begin(&mut self, now: Instant) {
+        if self.pause == Some(Deadline::NotBegun) {
+            let lasts = match self.last_pause {
                 Some((lasted, began)) if now.saturating_duration_since(began) < FORGOTTEN_AFTER => {
                     (lasted * 2).min(LONGEST_PAUSE)
                 }
                 _ => FIRST_PAUSE,
             };
-            self.paused = Some((lasts, now));
-            Deadline::stamp(&mut self.pause, now, lasts);
+            self.last_pause = Some((lasts, now));
+            Deadline::begin(&mut self.pause, now, lasts);
         }
-        Deadline::stamp(&mut self.gone, now, GONE_COUNTS);
+        Deadline::begin(&mut self.gone, now, GONE_COUNTS_FOR);
         if self.standing == Standing::Tried {
-            Deadline::stamp(&mut self.trial, now, TRIAL);
+            Deadline::begin(&mut self.trial, now, TRIAL);
         }
     }
 
@@ -395,7 +398,7 @@ impl NodePlugin {
         is_gone_for_good || has_ended.contains(&true)
     }
 
-    /// The first deadline of this node.
+    /// The first deadline of this node whose time span has begun.
     fn next(&self) -> Option<Instant> {
         [self.pause, self.trial, self.gone]
             .into_iter()

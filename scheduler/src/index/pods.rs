@@ -17,25 +17,25 @@ pub(super) struct PodEntry {
     pub(super) facts: PodFacts,
     /// The fields that kube-scheduler compares with nodes; `None` for a pod that a watch has shown bound, or not shown yet.
     pub(super) rules: Option<Box<PodRules>>,
-    /// Equal for waiting pods that have one explanation: [`kind`] of the request and the rules.
+    /// A hash of the request and the rules ([`kind`]), by which the read API explains equal waiting pods once.
     pub(super) kind: u64,
     /// The decision of a bind, until a watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,
     /// The reason for which its record is counted conservatively or not at all.
     pub(super) problem: Option<Box<str>>,
-    /// True if its record names more than it requests or was given.
+    /// True if its record names more than the pod requests, or other devices than kubelet allocated.
     pub(super) contradicts: bool,
-    /// The request as the workload model counts it.
+    /// The request as the workload model counts it; `None` if it is not counted.
     pub(super) counted: Option<PodProfile>,
     pub(super) eviction: Eviction,
-    /// The number of the list that named it last; zero if no watch has shown it.
+    /// The serial number of the newest list when a list or a watch event last showed it; zero if no watch has shown it.
     pub(super) list: u32,
 }
 
 /// The decision of a bind that the watch of pods has not shown yet.
 #[derive(Clone, Debug)]
 pub(super) struct Assumption {
-    /// The binding as it is written, every time it is written.
+    /// The binding, which is the same each time that it is written.
     pub(super) binding: PodBinding,
     /// The progress of the write.
     pub(super) state: AssumptionState,
@@ -61,7 +61,7 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssumptionState {
     /// The assume time, which differs from that of every other assumption.
-    pub stamp: u64,
+    pub assumed_at: u64,
     /// The phase of the write.
     pub phase: Phase,
     /// The beginning of the phase.
@@ -84,7 +84,7 @@ impl PodEntry {
         }
     }
 
-    /// Takes over what a watch shows; `rules` are those of a pod without a node.
+    /// Replaces the fields that come from watches; `rules` is `None` for a bound pod.
     pub(super) fn show(&mut self, facts: PodFacts, list: u32, rules: Option<Box<PodRules>>) {
         self.kind = rules.as_deref().map_or(0, |rules| kind(&facts, rules));
         (self.facts, self.list, self.rules) = (facts, list, rules);
@@ -105,7 +105,7 @@ impl PodEntry {
 
 /// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, as JavaScript reads it.
 ///
-/// kube-scheduler's last attempt is the pod's own, and does not count.
+/// kube-scheduler's last attempt to schedule the pod does not count, as it differs from pod to pod.
 fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
     let PodFacts {
         request,

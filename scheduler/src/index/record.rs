@@ -13,20 +13,20 @@ use super::cluster::Cluster;
 use super::node_state::NodeState;
 use crate::inventory::record_id;
 
-/// The record of a pod that gets these devices on a node.
+/// The record of a pod that gets the devices of this placement on a node, and was assumed at this time.
 pub(super) fn record(
     cluster: &Cluster,
     request: Option<&GpuRequest>,
     node: &str,
     placement: &Placement,
-    stamp: u64,
+    assumed_at: u64,
 ) -> Record {
-    let opaque = cluster.nodes.get(node).is_some_and(NodeState::is_opaque);
+    let is_unit_unknown = cluster.nodes.get(node).is_some_and(NodeState::is_unit_unknown);
     let inventory = cluster.view(node).and_then(placement::NodeView::inventory);
     let mut allocations = DeviceAllocations::new();
     for share in &placement.shares {
         let of_type = allocations.entry(share.kind.as_str().to_owned()).or_default();
-        of_type.push(allocation(share, inventory, opaque));
+        of_type.push(allocation(share, inventory, is_unit_unknown));
     }
     let mut gpushare = None;
     if let Some(share) = placement.gpus().next()
@@ -44,13 +44,17 @@ pub(super) fn record(
     }
     Record {
         allocations,
-        assumed_at: Some(stamp),
+        assumed_at: Some(assumed_at),
         gpushare,
     }
 }
 
 /// Koordinator's entry for one device.
-fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: bool) -> DeviceAllocation {
+fn allocation(
+    share: &placement::Share,
+    inventory: Option<&Inventory>,
+    is_unit_unknown: bool,
+) -> DeviceAllocation {
     let mut resources = BTreeMap::new();
     let mut put = |resource: &str, amount| {
         resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
@@ -59,11 +63,11 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
     if core > 0 {
         put(GPU_CORE, core.into());
     }
-    // The shares of a device of another type have neither memory nor core, nor have those of a pod that sees all GPUs
-    // (`RequestedGpus::All`): of GPUs it takes nothing but slots on one.
+    // A share of a device of another type has neither memory nor core, nor has that of a pod that sees all GPUs
+    // (`RequestedGpus::All`), which takes slots alone.
     if memory > placement::Memory::ZERO || core > 0 {
         // On a node whose unit is unknown the bytes are not real and must not be written.
-        if !opaque {
+        if !is_unit_unknown {
             put(GPU_MEMORY, memory.bytes_ceil());
         }
         if let Some(gpu) = gpu_of(share, inventory) {
@@ -73,9 +77,9 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
     for (resource, amount) in &share.resources {
         put(resource.as_str(), *amount);
     }
-    let mut functions = Vec::with_capacity(share.functions.len());
+    let mut virtual_functions = Vec::with_capacity(share.functions.len());
     for function in &share.functions {
-        functions.push(VirtualFunction {
+        virtual_functions.push(VirtualFunction {
             minor: function.minor,
             bus_id: function.id.to_string(),
         });
@@ -86,9 +90,10 @@ fn allocation(share: &placement::Share, inventory: Option<&Inventory>, opaque: b
         id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }
-    .with_functions(&functions)
+    .with_functions(&virtual_functions)
 }
 
+/// The GPU of the inventory that a share is of; `None` for a share of another type.
 fn gpu_of<'a>(share: &placement::Share, inventory: Option<&'a Inventory>) -> Option<&'a Device> {
     inventory?.gpus.iter().find(|gpu| gpu.id == share.id)
 }

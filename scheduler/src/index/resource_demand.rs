@@ -16,13 +16,13 @@ use proto::totals::HostResources;
 use super::cluster::Cluster;
 use crate::accounting::{self, PodFacts};
 
-/// Bytes below which a request for memory units is not compared with the GPUs: 1,000 times 1 GiB, and no GPU has less memory.
+/// Bytes below which a request for memory units is not compared with the GPUs: a thousand times 1 GiB, the least memory of a GPU.
 const LEAST_SUSPICIOUS: u64 = 1000 << 30;
 
 /// The demand of a pod for a node.
 #[derive(Clone, Debug, Default)]
 pub struct ResourceDemand<'a> {
-    /// UID of the pod, so that its own hint does not count against it.
+    /// UID of the pod, so that room that is kept for the pod itself (its hint) does not count as taken.
     pub uid: &'a str,
     /// The GPUs.
     pub gpus: RequestedGpus,
@@ -65,7 +65,7 @@ impl<'a> ResourceDemand<'a> {
             return Ok(None);
         }
         let mut constraints = facts.constraints.clone().map_err(|error| (*error).clone())?;
-        // A placed pod has its devices, whatever it meant.
+        // A bound pod has its devices, so that a request which looks like a mistake refuses nothing.
         if facts.bound.is_none() {
             refuse_other_unit(cluster, gpus)?;
             refuse_unknown_types(cluster, constraints.as_deref())?;
@@ -121,14 +121,14 @@ impl<'a> ResourceDemand<'a> {
     /// The text of a refusal by devices, as kube-scheduler and people get it. kube-scheduler counts nodes with equal texts, so that it
     /// has amounts of the request alone, which are the same on every node.
     pub fn refusal(&self, reason: Reason) -> String {
-        match self.asked_where(reason) {
+        match self.asked_part(reason) {
             Some(asked) => format!("{reason} (asked: {asked})"),
             None => reason.as_str().to_owned(),
         }
     }
 
-    /// The part of the demand that a reason is about; `None` if the reason says everything.
-    fn asked_where(&self, reason: Reason) -> Option<String> {
+    /// The part of the demand that a reason is about, in words; `None` if the reason says everything.
+    fn asked_part(&self, reason: Reason) -> Option<String> {
         match reason {
             Reason::Unhealthy
             | Reason::Memory
@@ -168,7 +168,7 @@ impl<'a> ResourceDemand<'a> {
         self.gpus != RequestedGpus::Nothing || !self.others.is_empty()
     }
 
-    /// Returns true if only nodes fit that are known to have devices.
+    /// Returns true if only a node fits whose devices are known.
     pub(super) fn needs_known_devices(&self) -> bool {
         // Whole GPUs without constraints may be the vendor plugin's, on nodes of which no Device object says anything.
         let constraints = self.constraints.as_deref();
@@ -217,7 +217,7 @@ fn refuse_other_unit(cluster: &Cluster, gpus: Option<&GpuRequest>) -> Result<(),
         return Ok(());
     };
     let unit = cluster.common_unit();
-    // Practically all requests: without a look at every GPU.
+    // Practically all requests end before the look at every GPU below.
     let bytes = units.saturating_mul(unit.unwrap_or(MemoryUnit::MIB.bytes()));
     if bytes < LEAST_SUSPICIOUS {
         return Ok(());
@@ -274,6 +274,6 @@ fn amounts_of_one(share: ShareRequest, unit: Option<u64>) -> String {
 
 /// Returns true if a pod requests devices, validly or not.
 pub(super) fn requests_devices(cluster: &Cluster, facts: &PodFacts) -> bool {
-    // The UID matters only for hints.
+    // The UID matters only for the pod's own hint, which this check does not read.
     !matches!(ResourceDemand::of_pod(cluster, "", facts), Ok(None))
 }

@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use super::resource_demand::requests_devices;
 
-/// The state in numbers.
+/// The state of the index in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Nodes that exist.
@@ -16,11 +16,11 @@ pub struct Snapshot {
     pub n_pending: u64,
     /// Assumed pods: binds have decided their nodes, and no watch has shown them bound.
     pub n_assumed: u64,
-    /// Pods whose devices are not known for sure.
+    /// Pods whose record is counted conservatively, or does not count.
     pub n_conservative: u64,
-    /// Pods whose record names more than they request.
+    /// Pods whose record names more than they request, or other devices than kubelet allocated.
     pub n_contradicting: u64,
-    /// Hints.
+    /// Unbound pods for which room is kept (hints).
     pub n_hints: u64,
     /// Nodes that rank last because pods failed there.
     pub n_failing: u64,
@@ -31,7 +31,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Counts a cluster. What other parts of the index know is left out.
+    /// Counts the nodes, pods and hints of a cluster; the fields that other parts of the index fill are zero.
     pub(super) fn of(cluster: &Cluster) -> Self {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let (mut n_pending, mut n_assumed, mut n_conservative, mut n_contradicting) = (0, 0, 0, 0);

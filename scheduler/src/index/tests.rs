@@ -44,16 +44,16 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
         .assume(&id, &facts(name), "n1", 1, now)
         .unwrap()
     {
-        Assumed::Write { stamp, .. } => stamp,
+        Assumed::Write { assumed_at, .. } => assumed_at,
         Assumed::AlreadyBound => panic!("not bound yet"),
     }
 }
 
 /// The phase of the decision with this assume time.
-fn phase(index: &Index, stamp: u64) -> Option<Phase> {
+fn phase(index: &Index, assumed_at: u64) -> Option<Phase> {
     index
         .assumption_state("p")
-        .filter(|moment| moment.stamp == stamp)
+        .filter(|moment| moment.assumed_at == assumed_at)
         .map(|moment| moment.phase)
 }
 
@@ -67,13 +67,13 @@ fn found_on(node: &str) -> PodLookup {
 #[test]
 fn only_the_named_decision_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
-    let stamp = assume(&mut index, "p", now);
-    index.assumptions().forget("p", stamp + 1);
-    assert_eq!(phase(&index, stamp), Some(Phase::Writing));
-    index.assumptions().forget("p", stamp);
+    let assumed_at = assume(&mut index, "p", now);
+    index.assumptions().forget("p", assumed_at + 1);
+    assert_eq!(phase(&index, assumed_at), Some(Phase::Writing));
+    index.assumptions().forget("p", assumed_at);
     assert_eq!(
         (
-            phase(&index, stamp),
+            phase(&index, assumed_at),
             index.fleet().n_owners(),
             index.snapshot().n_pending
         ),
@@ -85,16 +85,16 @@ fn only_the_named_decision_is_forgotten() {
 fn a_watched_pod_stays_pending_when_its_decision_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
-    let stamp = assume(&mut index, "p", now);
-    index.assumptions().forget("p", stamp);
+    let assumed_at = assume(&mut index, "p", now);
+    index.assumptions().forget("p", assumed_at);
     assert_eq!(index.snapshot().n_pending, 1);
 }
 
 #[test]
 fn a_pod_read_as_unbound_settles_its_decision_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
-    let stamp = assume(&mut index, "p", now);
-    index.assumptions().mark_unknown("p", stamp, now);
+    let assumed_at = assume(&mut index, "p", now);
+    index.assumptions().mark_unknown("p", assumed_at, now);
     let moment = index.assumption_state("p").unwrap();
     assert!(
         !index
@@ -115,8 +115,8 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
     for (found, held) in [(found_on("n1"), 1), (found_on("n2"), 0), (PodLookup::Gone, 0)] {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
-        let stamp = assume(&mut index, "p", now);
-        index.assumptions().mark_unknown("p", stamp, now);
+        let assumed_at = assume(&mut index, "p", now);
+        index.assumptions().mark_unknown("p", assumed_at, now);
         let moment = index.assumption_state("p").unwrap();
         assert!(index.assumptions().settle("p", moment, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
@@ -128,20 +128,20 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
 #[test]
 fn a_decision_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());
-    let stamp = assume(&mut index, "p", now);
-    index.assumptions().mark_unknown("p", stamp, now);
+    let assumed_at = assume(&mut index, "p", now);
+    index.assumptions().mark_unknown("p", assumed_at, now);
     let moment = index.assumption_state("p").unwrap();
     let later = now + Duration::from_secs(100);
-    assert_eq!(assume(&mut index, "p", later), stamp);
+    assert_eq!(assume(&mut index, "p", later), assumed_at);
     assert!(
         !index
             .assumptions()
             .settle("p", moment, &PodLookup::Unbound, later)
     );
-    index.assumptions().mark_unknown("p", stamp, later);
+    index.assumptions().mark_unknown("p", assumed_at, later);
     assert!(!index.assumptions().settle("p", moment, &PodLookup::Gone, later));
     assert_eq!(
-        (phase(&index, stamp), index.fleet().n_owners()),
+        (phase(&index, assumed_at), index.fleet().n_owners()),
         (Some(Phase::Unknown), 1)
     );
 }

@@ -19,18 +19,18 @@ use super::node_filter::NodeFilter;
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
 
-/// The pod that is to have room, and the amounts that it asks for.
+/// The pod that preempts others, and the amounts that it asks for.
 #[derive(Debug)]
 pub struct Preemptor<'a> {
     pod: &'a Pod,
     demand: &'a ResourceDemand<'a>,
     depends_on_other_pods: bool,
     promised: &'a Promised,
-    /// The amounts of the pod's named resources, which kube-scheduler sums up by node beside CPU, memory and the pods themselves.
-    named: Vec<(String, u64)>,
+    /// The pod's requests for all resources except CPU and memory, by name. kube-scheduler sums these up by node too.
+    named_requests: Vec<(String, u64)>,
 }
 
-/// Victims by node.
+/// The victims that make room for other preemptors, by node.
 pub type Promised = BTreeMap<Box<str>, BTreeSet<OwnerId>>;
 
 /// The search for victims on one node.
@@ -58,7 +58,7 @@ impl<'a> Preemptor<'a> {
             demand,
             depends_on_other_pods,
             promised,
-            named: named_requests(pod).into_iter().collect(),
+            named_requests: named_requests(pod).into_iter().collect(),
         }
     }
 
@@ -96,17 +96,17 @@ impl<'a> Preemptor<'a> {
         };
         let victims = fleet.preempt(id, self.demand.devices(), preemption)?;
         if victims.owners.is_empty() {
-            // Devices are not what is short.
+            // As far as the index knows no eviction is needed, so kube-scheduler has a reason of its own.
             return (!proposed.pods.is_empty()).then(|| proposed.clone());
         }
         Some(search.with_violations(&victims, &pods, &allowed))
     }
 
     /// The amounts that a pod's eviction frees, in the order of kube-scheduler's sums: CPU, memory, the number of pods, and each
-    /// named resource of the preemptor. A pod that requests no devices frees no named resource.
+    /// other resource that the preemptor requests. A pod that requests no devices counts as freeing only the first three.
     fn sums_freed(&self, cluster: &Cluster, uid: &str, host: HostAmounts) -> Vec<u64> {
         let mut freed = vec![host.cpu_milli, host.memory, 1];
-        for (name, _) in &self.named {
+        for (name, _) in &self.named_requests {
             freed.push(cluster.requested(uid, name));
         }
         freed
@@ -210,7 +210,8 @@ impl VictimSearch<'_> {
     /// The least amounts that all victims together must free, in the order of [`Preemptor::sums_freed`]: the shortage on the node
     /// where it is known, and otherwise as much as all proposed victims free.
     fn must_free(&self, pods: &[Evictable]) -> Vec<u64> {
-        let mut must_free = vec![0_u64; 3 + self.preemptor.named.len()];
+        // CPU, memory and the number of pods come first.
+        let mut must_free = vec![0_u64; 3 + self.preemptor.named_requests.len()];
         for pod in pods {
             if self.proposed_uids.contains(pod.owner.as_str()) {
                 for (sum, freed) in must_free.iter_mut().zip(&pod.frees) {
@@ -225,7 +226,7 @@ impl VictimSearch<'_> {
             // kubelet's limit of pods is not known here.
             None,
         ];
-        for (name, amount) in &self.preemptor.named {
+        for (name, amount) in &self.preemptor.named_requests {
             shortages.push(self.shortage(name, *amount));
         }
         for (sum, shortage) in must_free.iter_mut().zip(shortages) {
@@ -279,7 +280,7 @@ impl VictimSearch<'_> {
         outranked
     }
 
-    /// The victims as kube-scheduler reads them, with the number of violated budgets.
+    /// The victims in the form of kube-scheduler's answer, with the number of evictions that violate a budget.
     fn with_violations(&self, victims: &Victims, pods: &[Evictable], allowed: &[i64]) -> MetaVictims {
         let mut chosen = MetaVictims {
             pods: Vec::with_capacity(victims.owners.len()),

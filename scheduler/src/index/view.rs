@@ -15,8 +15,8 @@ use super::resource_demand::requests_devices;
 use crate::accounting::ParsedRequest;
 use crate::inventory::record_id;
 
-/// A kind of request is typical if it is this part of the expected pods, in thousandths.
-const TYPICAL: u32 = 20;
+/// A request is typical if at least this part of the expected pods make it, in thousandths.
+const TYPICAL_PERMILLE: u32 = 20;
 
 /// The requests of typical pods, by which free memory counts as usable.
 pub(crate) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
@@ -24,7 +24,7 @@ pub(crate) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
     for (profile, permille) in fleet.expected_workload() {
         let is_new = !typical.contains(&profile.gpus);
         let takes_gpus = matches!(profile.gpus, RequestedGpus::Share(_) | RequestedGpus::Whole(_));
-        if permille >= TYPICAL && takes_gpus && is_new {
+        if permille >= TYPICAL_PERMILLE && takes_gpus && is_new {
             typical.push(profile.gpus);
         }
     }
@@ -127,7 +127,7 @@ pub(crate) fn shown_total(gpu: &Device, used: u64) -> u64 {
 fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> Gpu {
     let gpu = &view.device;
     let location = gpu.attributes.location.as_ref();
-    // A GPU that a pod may hold counts as held: other pods do not get it.
+    // An amount that a pod may hold (`suspect`) counts as held: other pods do not get it.
     let used = view.used.plus(view.suspect);
     let mut holders: Vec<Holder> = Vec::with_capacity(view.holders.len());
     for holder in &view.holders {
@@ -181,7 +181,7 @@ fn has_room(request: RequestedGpus, free: Amounts, total: Amounts, unit: Option<
     }
 }
 
-/// A pod that holds a part of a device, for people.
+/// A pod that holds a part of a GPU, in the terms of the read API.
 fn show_holder(cluster: &Cluster, holder: &HolderView<'_>, unit: Option<u64>) -> Holder {
     let mut shown = Holder {
         uid: holder.owner.to_string(),
@@ -212,7 +212,7 @@ pub(crate) fn counted_on(filter: NodeFilter<'_>, node: &str, uid: &str) -> BTree
     counted
 }
 
-/// The number of pods that wait for a node, and the first of them.
+/// The number of pods that wait for a node, and the first of them, `most` at most.
 pub(crate) fn pending_pods(filter: NodeFilter<'_>, most: usize) -> (usize, Vec<PendingPod>) {
     let cluster = filter.cluster;
     let (mut total, mut pods) = (0, Vec::new());
@@ -269,7 +269,7 @@ fn asked_gpus(gpus: &GpuRequest, unit: Option<u64>) -> String {
         text = format!("{text}, {} % core", gpus.core);
     }
     if gpus.devices > 1 {
-        // Amounts of a request are those of all its GPUs together.
+        // The amounts of a request are those of all its GPUs together.
         text = format!("{text}, over {} GPUs", gpus.devices);
     }
     text

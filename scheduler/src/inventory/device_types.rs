@@ -9,18 +9,18 @@ use placement::{DeviceRequest, DeviceType, DevicesOfType, ResourceName};
 use proto::device::TYPE_GPU;
 use proto::resource::{FPGA, RDMA, ResourceNames, WHOLE_PERCENT, is_gpu_resource};
 
-/// Types whose resource is a percentage.
+/// The resources that count percent of a device, and the device type of each.
 const PERCENT: [(&str, &str); 2] = [(RDMA, "rdma"), (FPGA, "fpga")];
 
 /// The type of device that each resource belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kinds {
-    /// Number of nodes that have devices of a type with the resource.
+pub struct DeviceTypes {
+    /// By resource and device type, the number of nodes with devices of the type that list the resource.
     learnt: BTreeMap<ResourceName, BTreeMap<DeviceType, usize>>,
 }
 
-impl Kinds {
-    /// Replaces the devices that a node had before; returns the resources that belong to another type now, or to none.
+impl DeviceTypes {
+    /// Counts the devices `now` of a node in place of those `before`; returns the resources whose device type this changes.
     pub fn replace(
         &mut self,
         before: &[DevicesOfType],
@@ -83,7 +83,7 @@ impl Kinds {
             let Some(kind) = self.kind_of(resource) else {
                 continue;
             };
-            // A whole RDMA adapter or FPGA is 100 percent; of other types the node's largest device says what a whole one is.
+            // A whole RDMA adapter or FPGA is 100 percent; of other types the node's largest device counts as a whole one.
             let is_percent = PERCENT.iter().any(|(name, _)| name == resource);
             let whole = is_percent.then_some(WHOLE_PERCENT);
             let request = requests.entry(kind.clone()).or_insert_with(|| DeviceRequest {
@@ -117,7 +117,7 @@ mod tests {
     use placement::{Device, DevicesOfType};
     use proto::resource::ResourceNames;
 
-    use super::Kinds;
+    use super::DeviceTypes;
 
     fn class(kind: &str, resources: &[&str]) -> DevicesOfType {
         let resources = resources.iter().map(|name| ((*name).into(), 100)).collect();
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    fn shown(kinds: &Kinds, amounts: &[(&str, u64)]) -> Vec<String> {
+    fn shown(kinds: &DeviceTypes, amounts: &[(&str, u64)]) -> Vec<String> {
         let amounts: Vec<(String, u64)> = amounts
             .iter()
             .map(|(name, amount)| ((*name).to_owned(), *amount))
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn device_types_are_known_while_a_node_has_them() {
-        let (names, mut kinds) = (ResourceNames::default(), Kinds::default());
+        let (names, mut kinds) = (ResourceNames::default(), DeviceTypes::default());
         let asked = [
             ("example.com/npu", 2),
             ("koordinator.sh/rdma", 50),
@@ -169,12 +169,12 @@ mod tests {
         assert_eq!(kinds.replace(&npu, &[], &names), []);
         assert_eq!(kinds.replace(&npu, &npu, &names), []);
         assert_eq!(kinds.replace(&npu, &[], &names), ["example.com/npu".into()]);
-        assert_eq!(kinds, Kinds::default());
+        assert_eq!(kinds, DeviceTypes::default());
     }
 
     #[test]
     fn of_two_device_types_with_one_resource_name_the_first_counts() {
-        let (names, mut kinds) = (ResourceNames::default(), Kinds::default());
+        let (names, mut kinds) = (ResourceNames::default(), DeviceTypes::default());
         let [one, other] = ["b", "a"].map(|kind| [class(kind, &["example.com/x"])]);
         kinds.replace(&[], &one, &names);
         assert_eq!(kinds.replace(&[], &other, &names), ["example.com/x".into()]);

@@ -24,18 +24,19 @@ const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
 /// The annotations and labels of a Device object about partitions of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReportedTable {
-    /// The partitions in the annotation whose GPUs the object lists; `None` without the annotation, empty if it cannot be read.
+    /// The partitions in the annotation whose GPUs the object lists; `None` without a table for this node, empty if the table
+    /// cannot be read.
     partitions: Option<Vec<Partition>>,
     /// True if there is a table and it cannot be read.
     is_unreadable: bool,
     /// The problem of the table, for people.
     problem: Option<String>,
-    /// The object's labels that matter here.
+    /// The object's labels that decide whether a table binds, and by which a model is known.
     labels: BTreeMap<&'static str, String>,
 }
 
 impl ReportedTable {
-    /// Reads the object. `condition` is that of its GPUs on the report of their node.
+    /// Reads a Device object with these GPUs. `condition` is the one of the GPUs that the report of their node is not valid.
     pub(super) fn read(metadata: &ObjectMeta, gpus: &[Device], condition: Option<&DeviceCondition>) -> Self {
         let mut table = Self::default();
         let labels = &mut table.labels;
@@ -69,8 +70,9 @@ impl ReportedTable {
         self.problem.as_deref()
     }
 
-    /// The problem of the table, unless the table is that of another kind of node.
+    /// The problem of the table; `None` if it is only that the operator's table names GPUs which the node does not have.
     pub(super) fn mistake(&self) -> Option<&str> {
+        // The plugin publishes no table that is made for nodes with other GPUs.
         let is_of_this_node = self.partitions.is_some();
         self.problem().filter(|_| is_of_this_node)
     }
@@ -82,7 +84,8 @@ impl ReportedTable {
 
     /// The table of a node: the object's own, else that of a known model.
     ///
-    /// A label decides if the table binds: of the object for its own table, of the object or the node for that of the model.
+    /// A table binds if only its sets may be allocated together. A label decides that: of the object for its own table, of the
+    /// object or the node for that of the model.
     pub(super) fn table(&self, node: &Node, gpus: &[Device]) -> Option<PartitionTable> {
         let own = |key: &str| self.labels.get(key).map(String::as_str);
         let either = |key: &str| own(key).or_else(|| value_of(node.metadata.labels.as_ref(), key));
@@ -109,7 +112,7 @@ fn is_honored(policy: Option<&str>) -> bool {
     GpuPartitionPolicy::read(policy) == GpuPartitionPolicy::Honor
 }
 
-/// Returns true if these are all GPUs of a board, so that their minors show their slots.
+/// Returns true if these are all GPUs of a board, so that their minors show their places on it.
 fn is_whole_board(gpus: &[Device]) -> bool {
     u32::try_from(gpus.len()) == Ok(BOARD_GPUS)
         && (0..BOARD_GPUS).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
@@ -194,7 +197,7 @@ pub(super) fn report_condition(info: &[DeviceCondition]) -> Option<&DeviceCondit
         .find(|condition| condition.condition_type == CONDITION_REPORT_VALID && condition.status != "True")
 }
 
-/// The value of a label or annotation.
+/// The value of the label or annotation with this key.
 fn value_of<'a>(map: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
     map?.get(key).map(String::as_str)
 }

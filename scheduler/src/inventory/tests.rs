@@ -54,7 +54,7 @@ fn a_device_object_is_read_with_and_without_optional_amounts() {
     .unwrap();
     assert_eq!(report.problems, Vec::<String>::new());
     assert_eq!(
-        (report.opaque, report.inventory.unit_bytes),
+        (report.is_unit_unknown, report.inventory.unit_bytes),
         (false, Some(256 << 20))
     );
     let shown: Vec<_> = report
@@ -144,7 +144,7 @@ fn a_node_of_the_old_plugin_has_equal_gpus_from_its_capacity(
     let node = node(annotation, &capacity);
     let shown = |report: NodeReport| {
         let bytes = report.inventory.gpus.first().map_or(0, |gpu| gpu.memory_bytes);
-        (report.inventory.gpus.len(), bytes, report.opaque)
+        (report.inventory.gpus.len(), bytes, report.is_unit_unknown)
     };
     assert_eq!(read(&node, None).map(shown), expected);
     assert_eq!(

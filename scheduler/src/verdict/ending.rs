@@ -1,7 +1,6 @@
-//! The pods by whose end a node would take a pod.
+//! The pods on a node that would have to end so that the node takes a waiting pod.
 //!
-//! Ends are tried on copies of the node, by the same evaluation that refused it, so that nothing is promised which would not
-//! happen.
+//! The engine removes the pods from a copy of the node, and evaluates the copy as it did the node itself.
 
 use placement::{Evictable, NodeId, OwnerId, Preemption, Trial};
 use proto::read_api::PodName;
@@ -54,12 +53,13 @@ pub(crate) fn pods_in_the_way(
     let must_free: Vec<u64> = shortages.iter().map(Shortage::missing).collect();
     let mut pods = Vec::new();
     for held in view.held() {
-        // Devices that kubelet gave to a pod which no watch shows have no pod that a person could end.
+        // Holdings by kubelet allocations of a pod that no watch shows: there is no pod that a person could end.
         if index.pod(held.owner.as_str()).is_none() {
             continue;
         }
         pods.push(Evictable {
             owner: held.owner.clone(),
+            // Priorities, starts and budgets do not matter: a person ends these pods, and they are as few as can be.
             priority: 0,
             started: 0,
             is_leaving: false,
@@ -72,7 +72,7 @@ pub(crate) fn pods_in_the_way(
         pods: &pods,
         budgets: &[],
         must_free: &must_free,
-        // Room that is kept for other pods stays theirs, whatever ends.
+        // Room that is kept for other pods does not count as free, whichever pods end.
         outranked: &[OwnerId::from(demand.uid)],
     };
     let victims = index.fleet().preempt(node, demand.devices(), preemption);

@@ -18,6 +18,7 @@ pub(crate) fn reasons(index: &Index, name: &str, refusal: &Refusal, asker: Asker
         (Refusal::KubeScheduler(refusal), _) => kube_scheduler_texts(refusal),
         (Refusal::Devices(reason), Ok(demand)) => vec![index.filter().refusal(name, *reason, demand)],
         (Refusal::Devices(_) | Refusal::Request, Err(rule)) => vec![rule.to_owned()],
+        // Not reached: only a request that breaks a rule is refused as a request.
         (Refusal::Request, Ok(_)) => Vec::new(),
     }
 }
@@ -120,7 +121,7 @@ fn selector(rules: &PodRules) -> String {
     parts.join(" and ")
 }
 
-/// A resource of which a node has too little, with its amounts.
+/// A resource of which a node has too little, with its amounts, as text.
 pub(crate) fn shortage(shortage: &Shortage) -> String {
     let Shortage {
         resource,
@@ -175,7 +176,7 @@ pub(crate) fn amount_of(resource: &str, n: u64) -> String {
     }
 }
 
-/// What keeps a pod off a node, and the step that lets it go there.
+/// The text of kube-scheduler's refusal of a node, and the step that lets the pod go there.
 pub(crate) fn obstacle(refusal: &NodeRefusal, rules: &PodRules, node: &str) -> String {
     let obstacle = kube_scheduler_detail(refusal, rules);
     let step = match refusal {
@@ -279,7 +280,7 @@ pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>], n_needed: u32) -> Opt
     ))
 }
 
-/// The GPUs of a node that is too small or too sick; `None` for a reason of single GPUs.
+/// The number and size of the GPUs of a node whose GPUs are too small or unhealthy; `None` for any other reason.
 fn size_of_node(reason: Reason, fits: &[DeviceFit<'_>]) -> Option<String> {
     match reason {
         Reason::TooLarge => {

@@ -66,7 +66,7 @@ impl World {
     /// A state that has seen a node with these labels and no devices.
     pub(crate) fn new(labels: &Value, policies: Policies, weights: ResourceWeights) -> Self {
         let mut index =
-            Index::new(ResourceNames::default(), policies, Duration::from_secs(30)).weighing(weights);
+            Index::new(ResourceNames::default(), policies, Duration::from_secs(30)).with_weights(weights);
         let node = json!({"metadata": {"name": NODE, "labels": labels}, "status": {}});
         list::<Node>(&mut index, node);
         list::<RawDevice>(&mut index, Value::Null);

@@ -138,7 +138,7 @@ pub(crate) struct Run {
 /// The decision for a pod.
 struct Decision {
     order: PodBinding,
-    stamp: u64,
+    assumed_at: u64,
     written: bool,
 }
 
@@ -246,7 +246,7 @@ impl Run {
         let now = std::time::Instant::now();
         let Ok(Assumed::Write {
             binding: order,
-            stamp,
+            assumed_at,
             ..
         }) = self.index.assumptions().assume(&id, &facts, node, 1, now)
         else {
@@ -254,7 +254,7 @@ impl Run {
         };
         self.open.entry(at).or_insert(Decision {
             order,
-            stamp,
+            assumed_at,
             written: false,
         });
     }
@@ -264,16 +264,21 @@ impl Run {
             return;
         };
         decision.written = true;
-        let Decision { order, stamp, .. } = decision;
+        let Decision {
+            order, assumed_at, ..
+        } = decision;
         self.index
             .assumptions()
-            .confirm(&order.pod.uid, *stamp, std::time::Instant::now());
+            .confirm(&order.pod.uid, *assumed_at, std::time::Instant::now());
         write_to(self.pods.get_mut(&at).unwrap(), order);
     }
 
     fn lose(&mut self, at: usize) {
-        if let Some(Decision { order, stamp, .. }) = self.open.get(&at).filter(|decision| !decision.written) {
-            self.index.assumptions().forget(&order.pod.uid, *stamp);
+        if let Some(Decision {
+            order, assumed_at, ..
+        }) = self.open.get(&at).filter(|decision| !decision.written)
+        {
+            self.index.assumptions().forget(&order.pod.uid, *assumed_at);
             self.open.remove(&at);
         }
     }

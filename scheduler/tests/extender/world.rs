@@ -117,7 +117,7 @@ impl World {
     pub(crate) fn with_hint_times(times: HintTimes) -> Self {
         let world = Self::unsynced(&offline::serving());
         let empty = Index::new(ResourceNames::default(), Policies::default(), HINT);
-        *world.index.write() = empty.holding(times);
+        *world.index.write() = empty.with_hint_times(times);
         world.listed()
     }
 

@@ -96,7 +96,7 @@ impl World {
             .assume(&id, &facts, "n1", 1, self.began)
             .unwrap()
         {
-            Assumed::Write { stamp, .. } => stamp,
+            Assumed::Write { assumed_at, .. } => assumed_at,
             Assumed::AlreadyBound => panic!("not bound yet"),
         }
     }
@@ -135,8 +135,8 @@ fn held(world: &mut World) {
 }
 
 fn decided(world: &mut World) {
-    let stamp = world.assume("p");
-    world.index.assumptions().confirm("p", stamp, world.began);
+    let assumed_at = world.assume("p");
+    world.index.assumptions().confirm("p", assumed_at, world.began);
 }
 
 /// Each way in which room opens, after what came before, and whether kube-scheduler sees an event of it.

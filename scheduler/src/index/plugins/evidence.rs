@@ -24,12 +24,11 @@ pub(super) struct PluginPod {
     started: Option<Timestamp>,
     /// True if its readiness probe succeeds, which it does while all resources are registered.
     is_ready: bool,
-    /// True if the readiness probe fails that had succeeded since the plugin's last report: a process that hangs reports nothing.
+    /// True if the readiness probe fails after it had succeeded, and the plugin has reported nothing since: the process may hang.
     is_silent: bool,
     /// The address at which it serves its metrics.
     metrics: Option<SocketAddr>,
-    /// The number of the watch's list of all pods that was the latest when the pod was shown. A pod that the next complete list
-    /// does not show is gone.
+    /// The serial number of the newest list of pods when the pod was last shown. A pod that a later complete list lacks is gone.
     list: u32,
 }
 
@@ -39,11 +38,11 @@ pub(super) struct PluginEvidence {
     pods: Vec<PluginPod>,
     /// The annotation of the node in which its plugin reports whether it serves.
     state: Option<PluginState>,
-    /// An annotation that no longer counts, as the plugin has been gone for long.
+    /// The last annotation of a plugin that has been gone for long: it does not count, even if a watch shows it again.
     outdated: Option<PluginState>,
     /// UID of a plugin's pod that is gone, until a plugin reports that it serves.
     gone: Option<Box<str>>,
-    /// Set when a plugin begins to serve, and cleared by its reader.
+    /// Set when a plugin begins to serve; `NodePlugin::update_standing` clears it.
     pub(super) shows_life: bool,
 }
 
@@ -95,8 +94,8 @@ impl PluginPod {
         }
     }
 
-    /// Returns true if the process of this pod has ended, by its later state `now`, and not by a deletion.
-    fn has_died(&self, now: &Self) -> bool {
+    /// Returns true if the process of this pod has ended without a deletion of the pod, as its later state `now` shows.
+    fn has_crashed(&self, now: &Self) -> bool {
         self.started.is_some() && self.started != now.started && !now.is_leaving
     }
 }
@@ -110,7 +109,7 @@ fn metrics_address(pod: &Pod) -> Option<SocketAddr> {
 }
 
 impl PluginEvidence {
-    /// The UID of the pod that runs and serves metrics, and the address.
+    /// The UID of the plugin's pod that runs and serves metrics, and the address of its metrics.
     pub(super) fn metrics(&self) -> Option<(&str, SocketAddr)> {
         for pod in &self.pods {
             if let Some(address) = pod.metrics
@@ -123,20 +122,21 @@ impl PluginEvidence {
         None
     }
 
-    /// Adds or replaces a pod of the plugin. Returns true if the process of the pod has died since the last call.
+    /// Adds or replaces a pod of the plugin. Returns true if the process of the pod has ended since the last call, without a
+    /// deletion of the pod.
     pub(super) fn put_pod(&mut self, mut pod: PluginPod) -> bool {
         let served = self.serves();
-        let mut has_died = false;
+        let mut has_crashed = false;
         if let Some(known) = self.pods.iter_mut().find(|known| known.uid == pod.uid) {
             let was_ready = known.is_ready || known.is_silent;
             pod.is_silent = was_ready && known.started == pod.started && !pod.is_ready;
-            has_died = known.has_died(&pod);
+            has_crashed = known.has_crashed(&pod);
             *known = pod;
         } else {
             self.pods.push(pod);
         }
         self.shows_life |= !served && self.serves();
-        has_died
+        has_crashed
     }
 
     /// Removes a pod that is gone. Its plugin counts as gone until a plugin reports that it serves.
@@ -210,12 +210,12 @@ impl PluginEvidence {
         !self.pods.is_empty() || self.state.is_some() || self.gone.is_some()
     }
 
-    /// Returns true if the evidence need not be kept.
+    /// Returns true if there is no evidence to keep.
     pub(super) fn is_empty(&self) -> bool {
         !self.shows_plugin() && self.outdated.is_none()
     }
 
-    /// Forgets a plugin that has been gone for long.
+    /// Ends the evidence of a plugin that has been gone for long: its node is like one without a plugin of this project.
     pub(super) fn forget_absent(&mut self) {
         (self.outdated, self.gone) = (self.state.take(), None);
     }

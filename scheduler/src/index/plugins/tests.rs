@@ -6,7 +6,7 @@ use proto::pod::Pod;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Away, FIRST_PAUSE, GONE_COUNTS, Plugins, Standing, TRIAL, is_for_want_of_plugin};
+use super::{Away, FIRST_PAUSE, GONE_COUNTS_FOR, Plugins, Standing, TRIAL, failed_without_plugin};
 
 const NAMESPACE: &str = "gpushare-system";
 
@@ -134,7 +134,7 @@ fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
         Standing::Offered,
         "a plugin that was replaced is not tried"
     );
-    assert!(!plugins.advance(now + GONE_COUNTS) && plugins.all_serve());
+    assert!(!plugins.advance(now + GONE_COUNTS_FOR) && plugins.all_serve());
 }
 
 /// The plugin's word stands as long as no probe contradicts it.
@@ -178,10 +178,10 @@ fn failures_that_show_that_the_plugin_is_away(#[case] message: &str, #[case] exp
     let failed =
         |reason: &str| pod(json!({"status": {"phase": "Failed", "reason": reason, "message": message}}));
     assert_eq!(
-        is_for_want_of_plugin(&failed("UnexpectedAdmissionError")),
+        failed_without_plugin(&failed("UnexpectedAdmissionError")),
         expected
     );
-    assert!(!is_for_want_of_plugin(&failed("Evicted")));
+    assert!(!failed_without_plugin(&failed("Evicted")));
 }
 
 /// A version that writes no annotation.
@@ -192,9 +192,9 @@ fn a_deleted_plugin_pod_counts_for_a_while_or_until_another_is_ready() {
     plugins.end_list(2);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
     plugins.advance(now);
-    assert!(!plugins.advance(now + GONE_COUNTS / 2));
+    assert!(!plugins.advance(now + GONE_COUNTS_FOR / 2));
     assert!(
-        plugins.advance(now + GONE_COUNTS),
+        plugins.advance(now + GONE_COUNTS_FOR),
         "kubelet has taken the resources from the node by now"
     );
     assert_eq!(plugins.standing("n"), Standing::Offered);
@@ -205,7 +205,7 @@ fn an_expired_annotation_does_not_count_again() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.set_state("n", Some(word(false, 1, None)));
     plugins.advance(now);
-    assert!(plugins.advance(now + GONE_COUNTS));
+    assert!(plugins.advance(now + GONE_COUNTS_FOR));
     plugins.set_state("n", Some(word(false, 1, None)));
     assert_eq!(
         plugins.standing("n"),

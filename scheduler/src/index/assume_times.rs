@@ -1,0 +1,69 @@
+//! Assume times: the unix nanoseconds at which binds assume pods. They only grow, so that they order binds.
+
+/// A record with an assume time this far ahead of the clock comes from a wrong clock. In nanoseconds.
+const DAY: u64 = 24 * 3600 * 1_000_000_000;
+
+/// Issues assume times; reads no clock itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AssumeTimes {
+    /// The last one that was issued.
+    issued: u64,
+    /// The latest one in a record that a watch has shown.
+    recorded: u64,
+}
+
+impl AssumeTimes {
+    /// Notes the assume time in the record of a pod, which an earlier scheduler may have issued.
+    pub fn note_recorded(&mut self, nanos: u64) {
+        self.recorded = self.recorded.max(nanos);
+    }
+
+    /// An assume time for `now`, later than all earlier ones.
+    ///
+    /// A record from the far future does not count: it comes from a wrong clock.
+    pub fn next(&mut self, now: u64) -> u64 {
+        let after_recorded = if self.recorded < now.saturating_add(DAY) {
+            self.recorded.saturating_add(1)
+        } else {
+            0
+        };
+        // Equal times would leave the order of two binds on a node open, and kubelet's Allocate matches pods by it.
+        self.issued = now.max(after_recorded).max(self.issued.saturating_add(1));
+        self.issued
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AssumeTimes, DAY};
+
+    #[test]
+    fn assume_times_grow_while_the_clock_stands_still_or_goes_back() {
+        let mut assume_times = AssumeTimes::default();
+        assert_eq!(
+            [
+                assume_times.next(100),
+                assume_times.next(100),
+                assume_times.next(50)
+            ],
+            [100, 101, 102]
+        );
+    }
+
+    #[test]
+    fn assume_times_begin_above_those_of_records() {
+        let mut assume_times = AssumeTimes::default();
+        assume_times.note_recorded(500);
+        assert_eq!(assume_times.next(100), 501);
+    }
+
+    #[test]
+    fn records_from_the_far_future_do_not_count() {
+        let mut assume_times = AssumeTimes::default();
+        assume_times.note_recorded(u64::MAX);
+        assert_eq!([assume_times.next(100), assume_times.next(100)], [100, 101]);
+        let mut assume_times = AssumeTimes::default();
+        assume_times.note_recorded(100 + DAY - 1);
+        assert_eq!(assume_times.next(100), 100 + DAY);
+    }
+}
