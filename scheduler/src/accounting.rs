@@ -135,7 +135,7 @@ pub struct RecordedPart {
     functions: Box<[VirtualFunction]>,
 }
 
-/// The facts about a pod's node by which, with the pod's own, the devices are known that the pod holds.
+/// The facts about a pod's node that decide, together with the pod's own, which devices the pod holds.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeContext<'a> {
     /// The devices of the node, as far as they are known.
@@ -364,7 +364,7 @@ impl UpperBounds {
             (0, bytes, 0) => RequestedMemory::Bytes(each(bytes)),
             (units, 0, 0) => RequestedMemory::Units(each(units)),
             (0, 0, ratio) => RequestedMemory::Ratio(u32::try_from(each(ratio)).unwrap_or(u32::MAX)),
-            // Units, bytes and percent of one request are converted to bytes and added up, by the node's unit and largest GPU.
+            // Units, bytes and percent are added up in bytes, by the node's unit and its largest GPU.
             _ => {
                 let (Some(unit), Some(largest)) = (unit, largest) else {
                     return WHOLE_DEVICE;

@@ -201,8 +201,7 @@ impl Index {
         self.began_with_pending
     }
 
-    /// Is notified when a complete list of pods lacks a pod whose binding is written: the pod was deleted, or is younger than the
-    /// list.
+    /// Is notified when a complete list of pods lacks a pod with a written binding: deleted, or younger than the list.
     pub fn unlisted(&self) -> Arc<Notify> {
         Arc::clone(&self.unlisted)
     }
@@ -279,8 +278,7 @@ impl Index {
         ResourceDemand::of_pod(&self.cluster, uid, facts)
     }
 
-    /// The CPU and memory of a pod without devices as a demand: a policy that looks ahead ranks nodes so that CPU stays for GPU
-    /// pods. `None` under other policies.
+    /// CPU and memory of a pod without devices, by which a policy that looks ahead ranks nodes; `None` under other policies.
     pub fn host_demand<'a>(&self, pod: &'a Pod) -> Option<ResourceDemand<'a>> {
         ResourceDemand::of_cpu_only_pod(pod, self.cluster.policies)
     }

@@ -44,7 +44,7 @@ const STATUS_UNKNOWN: &str = "Unknown";
 /// Prefix of the UUIDs of NVIDIA's driver.
 const UUID_PREFIX: &str = "GPU-";
 /// Prefix of the generated IDs of devices that are known by their minor only.
-const GENERATED_ID_PREFIX: &str = "minor-";
+const GENERATED: &str = "minor-";
 /// Labels of nodes that the scheduler reads.
 const NODE_LABELS: [&str; 4] = [
     ISOLATION_PROVIDER,
@@ -339,7 +339,7 @@ fn minor(info: &DeviceInfo) -> Result<u32, String> {
 
 /// A stand-in for the ID of a device that is known by its minor only.
 fn generated_id(minor: u32) -> String {
-    format!("{GENERATED_ID_PREFIX}{minor}")
+    format!("{GENERATED}{minor}")
 }
 
 /// The memory unit in the node's annotation, which its plugin publishes.
@@ -434,11 +434,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
 
 /// The ID for records; empty for a device that is known by its minor only.
 pub fn record_id(id: &str) -> &str {
-    if id.starts_with(GENERATED_ID_PREFIX) {
-        ""
-    } else {
-        id
-    }
+    if id.starts_with(GENERATED) { "" } else { id }
 }
 
 /// The attributes that distinguish a device. Virtual functions without an address cannot be allocated, and are left out.

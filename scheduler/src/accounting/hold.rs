@@ -19,8 +19,7 @@ use super::{
 const WHOLE_CORE: u32 = 100;
 
 impl PodFacts {
-    /// The devices that the pod holds if this is its record: GPUs, devices of other types, and those that kubelet allocated to
-    /// it.
+    /// The devices that the pod holds if this is its record: GPUs, devices of other types, and those that kubelet allocated.
     pub fn account_of(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let gpus = match context.report {
             PluginReport::NoDevices => without_devices(record),
@@ -169,8 +168,7 @@ fn unrequested_gpus(record: &Recorded, context: NodeContext<'_>) -> Account {
     }
 }
 
-/// The whole GPUs of a pod that requests a vendor's resource: those that its record names. Without a usable record they are
-/// [`whole_not_reported`].
+/// The whole GPUs of a pod with a vendor's resource: those of its record. Without a usable record they are [`whole_not_reported`].
 fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),

@@ -8,7 +8,7 @@ use proto::record::GpushareRecord;
 
 use super::{Account, NodeContext, PluginReport, RecordedPart, device_name};
 
-/// The shares of a pod of which it is not known on which GPUs of the node they are.
+/// The account of a pod without a usable record, whose shares may be on any GPU of the node.
 pub(super) fn on_unknown_gpus(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
     let holdings = match context.report {
         // The node's plugin may have allocated any device, and does not check that the device has room.

@@ -39,31 +39,27 @@ mod tests {
 
     #[test]
     fn assume_times_grow_while_the_clock_stands_still_or_goes_back() {
-        let mut assume_times = AssumeTimes::default();
+        let mut times = AssumeTimes::default();
         assert_eq!(
-            [
-                assume_times.next(100),
-                assume_times.next(100),
-                assume_times.next(50)
-            ],
+            [times.next(100), times.next(100), times.next(50)],
             [100, 101, 102]
         );
     }
 
     #[test]
     fn assume_times_begin_above_those_of_records() {
-        let mut assume_times = AssumeTimes::default();
-        assume_times.note_recorded(500);
-        assert_eq!(assume_times.next(100), 501);
+        let mut times = AssumeTimes::default();
+        times.note_recorded(500);
+        assert_eq!(times.next(100), 501);
     }
 
     #[test]
     fn records_from_the_far_future_do_not_count() {
-        let mut assume_times = AssumeTimes::default();
-        assume_times.note_recorded(u64::MAX);
-        assert_eq!([assume_times.next(100), assume_times.next(100)], [100, 101]);
-        let mut assume_times = AssumeTimes::default();
-        assume_times.note_recorded(100 + DAY - 1);
-        assert_eq!(assume_times.next(100), 100 + DAY);
+        let mut times = AssumeTimes::default();
+        times.note_recorded(u64::MAX);
+        assert_eq!([times.next(100), times.next(100)], [100, 101]);
+        let mut times = AssumeTimes::default();
+        times.note_recorded(100 + DAY - 1);
+        assert_eq!(times.next(100), 100 + DAY);
     }
 }

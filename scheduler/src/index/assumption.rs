@@ -18,8 +18,7 @@ use super::resource_demand::ResourceDemand;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 
-/// The time after which a write without an answer has certainly ended: far longer than the timeout in the request to the API
-/// server.
+/// The time after which a write without an answer has ended: far longer than the timeout in the request to the API server.
 const LONGEST_WRITE: Duration = Duration::from_secs(60);
 
 /// The assumptions of all pods, through which binds change the index.

@@ -106,8 +106,7 @@ impl FailingNodes {
         !self.uncounted.is_empty() || self.next.is_some_and(|next| next <= now)
     }
 
-    /// Counts the failures that watches have shown since the last call. Nodes whose time to rank last is over rank as others
-    /// again.
+    /// Counts the failures that watches have shown since the last call, and ends the time to rank last where it is over.
     pub(super) fn advance(&mut self, now: Instant) {
         for (node, uid) in std::mem::take(&mut self.uncounted) {
             self.count_failure(&node, &uid, now);

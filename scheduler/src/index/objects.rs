@@ -26,7 +26,7 @@ use crate::inventory::{self, DeviceReport};
 use crate::kube_scheduler::NodeFacts;
 use crate::watch::ObjectStore;
 
-/// The workload model is refreshed once one of this many pods has come or gone.
+/// The workload model is refreshed once one in this many of all pods has come or gone.
 const PODS_PER_CHANGE: u64 = 32;
 /// The least number of pods that have come or gone at a refresh, in clusters of few pods.
 const MIN_CHANGES: u64 = 16;

@@ -108,8 +108,7 @@ struct NodePlugin {
     gone: Option<Deadline>,
 }
 
-/// The end of a time span that an object begins which a watch has shown. Watches bring no time, so the span begins a moment
-/// later.
+/// The end of a time span that an object from a watch begins. Watches bring no time, so the span begins a moment later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deadline {
     /// The span begins at the next [`Plugins::advance`].
@@ -222,8 +221,7 @@ impl Plugins {
         takes_more
     }
 
-    /// Replaces the annotation in which a node's plugin reports whether it serves. Returns true if the node takes more pods than
-    /// before.
+    /// Replaces the report in a node's annotation. Returns true if the node takes more pods than before.
     pub(super) fn set_state(&mut self, node: &str, state: Option<PluginState>) -> bool {
         // Most clusters have nodes without GPUs, which need no entry.
         if state.is_none() && !self.nodes.contains_key(node) {
@@ -328,8 +326,7 @@ impl Plugins {
     }
 }
 
-/// Returns true if kubelet has failed a pod because a plugin was away, and not because the plugin or another part refused the
-/// pod.
+/// Returns true if kubelet has failed a pod because a plugin was away, and not because the plugin or another part refused it.
 fn failed_without_plugin(pod: &Pod) -> bool {
     let message = pod.status.message.as_deref().unwrap_or_default();
     pod.status.reason.as_deref() == Some("UnexpectedAdmissionError")

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{Device, Inventory, Placement};
+use placement::{Device, Inventory, Placement, Share};
 use proto::device::VirtualFunction;
 use proto::quantity::Quantity;
 use proto::record::{DeviceAllocation, DeviceAllocations, GpushareRecord, Record};
@@ -50,11 +50,7 @@ pub(super) fn record(
 }
 
 /// Koordinator's entry for one device.
-fn allocation(
-    share: &placement::Share,
-    inventory: Option<&Inventory>,
-    is_unit_unknown: bool,
-) -> DeviceAllocation {
+fn allocation(share: &Share, inventory: Option<&Inventory>, is_unit_unknown: bool) -> DeviceAllocation {
     let mut resources = BTreeMap::new();
     let mut put = |resource: &str, amount| {
         resources.insert(resource.to_owned(), Quantity::from_unsigned(amount));
@@ -94,12 +90,12 @@ fn allocation(
 }
 
 /// The GPU of the inventory that a share is of; `None` for a share of another type.
-fn gpu_of<'a>(share: &placement::Share, inventory: Option<&'a Inventory>) -> Option<&'a Device> {
+fn gpu_of<'a>(share: &Share, inventory: Option<&'a Inventory>) -> Option<&'a Device> {
     inventory?.gpus.iter().find(|gpu| gpu.id == share.id)
 }
 
 /// The number of whole memory units that the chosen GPU has.
-fn units_of(share: &placement::Share, inventory: Option<&Inventory>) -> Option<u64> {
+fn units_of(share: &Share, inventory: Option<&Inventory>) -> Option<u64> {
     let gpu = gpu_of(share, inventory)?;
     gpu.memory_bytes.checked_div(inventory?.unit_bytes?)
 }
