@@ -30,6 +30,7 @@ fn inventory() -> Inventory {
     }
 }
 
+/// The account of a pod with these limits and annotations, on the node of [`inventory`] without reports of a plugin.
 fn account(limits: &Value, annotations: &Value) -> Account {
     account_where(true, &inventory(), limits, annotations)
 }
@@ -91,11 +92,12 @@ fn record(shares: &[(i32, &str, u64)]) -> Value {
     json!({"scheduling.koordinator.sh/device-allocated": json!({"gpu": shares}).to_string()})
 }
 
-fn old(idx: &str, pod: &str, device: &str) -> Value {
+/// The annotations of gpushare-scheduler-extender: the GPU by index, the units of the pod, and those of the GPU.
+fn old_record(idx: &str, pod: &str, device: &str) -> Value {
     json!({"ALIYUN_COM_GPU_MEM_IDX": idx, "ALIYUN_COM_GPU_MEM_POD": pod, "ALIYUN_COM_GPU_MEM_DEV": device, "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"})
 }
 
-/// Device, MiB of it if that is fixed, and whether the share is trusted.
+/// For each GPU its UUID or minor, the MiB that are held of it if that is fixed, and whether the share is trusted.
 fn shown(account: &Account) -> Vec<(String, Option<u64>, bool)> {
     if unknown_gpus(&account.holdings).is_some() {
         return Vec::new();
@@ -137,7 +139,7 @@ fn unknown_gpus(holdings: &Holdings) -> Option<HeldMemory> {
 #[case::uuid_counts_whatever_the_minor(units(8), record(&[(1, "GPU-0", 80)]), &[("GPU-0", 80)])]
 #[case::bytes(bytes(1, 50), record(&[(0, "GPU-0", 50)]), &[("GPU-0", 50)])]
 #[case::two_devices(bytes(2, 100), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", 50), ("GPU-1", 50)])]
-#[case::old_extender(units(8), old("1", "8", "100"), &[("1", 80)])]
+#[case::old_extender(units(8), old_record("1", "8", "100"), &[("1", 80)])]
 #[case::old_extender_without_totals(units(8), json!({"ALIYUN_COM_GPU_MEM_IDX": "1"}), &[("1", 80)])]
 fn records_that_agree_with_the_request_are_charged_as_written(
     #[case] limits: Value,
@@ -158,9 +160,9 @@ fn records_that_agree_with_the_request_are_charged_as_written(
 #[case::record_is_less(bytes(1, 50), record(&[(0, "GPU-0", 40)]), &[("GPU-0", Some(50), false)], "says 41943040 bytes on GPU GPU-0, its spec 52428800")]
 #[case::record_is_more(units(4), record(&[(0, "GPU-0", 80)]), &[("GPU-0", Some(40), false)], "its spec 41943040")]
 #[case::more_devices(bytes(1, 50), record(&[(0, "GPU-0", 50), (1, "GPU-1", 50)]), &[("GPU-0", Some(50), false)], "names 2 devices, its spec asks for 1 only")]
-#[case::old_record_is_more(units(4), old("0", "8", "100"), &[("0", Some(40), false)], "its record says 8 units, its spec 4")]
-#[case::units_were_larger(units(8), old("0", "8", "10"), &[("0", Some(800), false)], "had 10 units when it was placed and has 100 now")]
-#[case::units_were_smaller(units(80), old("0", "80", "1000"), &[("0", Some(800), false)], "had 1000 units when it was placed and has 100 now")]
+#[case::old_record_is_more(units(4), old_record("0", "8", "100"), &[("0", Some(40), false)], "its record says 8 units, its spec 4")]
+#[case::units_were_larger(units(8), old_record("0", "8", "10"), &[("0", Some(800), false)], "had 10 units when it was placed and has 100 now")]
+#[case::units_were_smaller(units(80), old_record("0", "80", "1000"), &[("0", Some(800), false)], "had 1000 units when it was placed and has 100 now")]
 fn a_record_that_contradicts_the_request_is_bounded_and_reported(
     #[case] limits: Value,
     #[case] annotations: Value,
@@ -180,7 +182,7 @@ fn a_record_that_contradicts_the_request_is_bounded_and_reported(
 /// On a node that our plugin serves, a pod with unknown devices is charged once, and a pod to which kubelet allocated nothing holds nothing.
 #[rstest]
 #[case::units(units(8), json!({}), RequestedMemory::Units(8))]
-#[case::unknown_minor(units(8), old("7", "8", "100"), RequestedMemory::Units(8))]
+#[case::unknown_minor(units(8), old_record("7", "8", "100"), RequestedMemory::Units(8))]
 #[case::core_alone(json!({"koordinator.sh/gpu-core": 50}), json!({}), RequestedMemory::Bytes(0))]
 #[case::core_alone_and_a_record(json!({"koordinator.sh/gpu-core": 50}), record(&[(99, "", 1000)]), RequestedMemory::Bytes(0))]
 #[case::two_dialects(json!({"aliyun.com/gpu-mem": 8, "koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-memory": 20 * MIB}), json!({}), RequestedMemory::Bytes(100 * MIB))]
@@ -239,7 +241,7 @@ fn records_keep_their_bytes_when_the_memory_unit_changes(
     #[case] device_units: &str,
     #[case] mib: Option<u64>,
 ) {
-    let mut annotations = old("0", pod_units, device_units);
+    let mut annotations = old_record("0", pod_units, device_units);
     annotations["scheduling.koordinator.sh/device-allocated"] =
         record(&[(0, "GPU-0", 800)])["scheduling.koordinator.sh/device-allocated"].clone();
     let account = account(&units(8), &annotations);
@@ -253,7 +255,7 @@ fn units_that_the_driver_keeps_by_now_make_no_other_unit() {
     for gpu in &mut inventory.gpus {
         (gpu.memory_bytes, gpu.reserved_bytes) = (985 * MIB, 15 * MIB);
     }
-    let account = account_where(true, &inventory, &units(8), &old("0", "8", "100"));
+    let account = account_where(true, &inventory, &units(8), &old_record("0", "8", "100"));
     assert_eq!(account.problem, None);
     assert_eq!(shown(&account).first().map(|share| share.2), Some(true));
 }
@@ -265,23 +267,27 @@ fn units_that_the_driver_keeps_by_now_make_no_other_unit() {
 #[case::other_devices_only(bytes(1, 50), json!({"scheduling.koordinator.sh/device-allocated": "{\"rdma\":[{\"minor\":0}]}"}), "it has no allocation record")]
 #[case::negative_amount(units(8), json!({"scheduling.koordinator.sh/device-allocated": "{\"gpu\":[{\"minor\":0,\"resources\":{\"koordinator.sh/gpu-memory\":\"-1\"}}]}"}), "says koordinator.sh/gpu-memory is -1, which is no amount")]
 #[case::negative_minor(units(8), record(&[(-1, "", 80)]), "names minor -1")]
-#[case::index_is_no_number(units(8), old("x", "8", "100"), "annotation ALIYUN_COM_GPU_MEM_IDX is \"x\"")]
+#[case::index_is_no_number(
+    units(8),
+    old_record("x", "8", "100"),
+    "annotation ALIYUN_COM_GPU_MEM_IDX is \"x\""
+)]
 #[case::negative_index(
     units(8),
-    old("-1", "8", "100"),
+    old_record("-1", "8", "100"),
     "annotation ALIYUN_COM_GPU_MEM_IDX is \"-1\""
 )]
-#[case::units_are_no_number(units(8), old("0", "8Gi", "100"), "annotation ALIYUN_COM_GPU_MEM_POD")]
+#[case::units_are_no_number(units(8), old_record("0", "8Gi", "100"), "annotation ALIYUN_COM_GPU_MEM_POD")]
 #[case::fewer_devices(bytes(2, 100), record(&[(0, "GPU-0", 50)]), "names 1 devices, its spec asks for 2")]
 #[case::same_device_twice(bytes(2, 100), record(&[(0, "GPU-0", 50), (0, "GPU-0", 50)]), "names GPU GPU-0 twice")]
 #[case::same_device_by_uuid_and_minor(bytes(2, 100), record(&[(0, "GPU-0", 50), (0, "", 50)]), "names GPU minor 0 twice")]
 #[case::unknown_uuid(units(8), record(&[(0, "GPU-9", 80)]), "names GPU GPU-9, which the node does not have")]
 #[case::unknown_minor(
     units(8),
-    old("7", "8", "100"),
+    old_record("7", "8", "100"),
     "names GPU minor 7, which the node does not have"
 )]
-#[case::wrong_dialect(bytes(1, 50), old("0", "8", "100"), "its only record is gpushare's")]
+#[case::wrong_dialect(bytes(1, 50), old_record("0", "8", "100"), "its only record is gpushare's")]
 fn unknown_devices(#[case] limits: Value, #[case] annotations: Value, #[case] problem: &str) {
     let account = account(&limits, &annotations);
     assert!(
@@ -411,7 +417,7 @@ fn inventory_of(healthy: &[u32]) -> Inventory {
     inventory
 }
 
-/// The author of a pod writes the mark, and may have written the record: neither gives a GPU away for nothing.
+/// The author of a pod writes the annotation, and may have written the record: neither gets the pod a GPU without a charge.
 #[rstest]
 #[case::every_gpu(true, &[0, 1], json!([0, 1]), None)]
 #[case::every_healthy_gpu(true, &[1], json!([1]), None)]
@@ -476,7 +482,7 @@ fn the_all_devices_annotation_counts_only_with_a_record_of_every_healthy_gpu(
     assert!(!holds_all_of.is_empty());
 }
 
-/// The names that a pod may write are those of the engine's policies, and the pod's own word counts.
+/// A pod's annotations may name each of the engine's policies, and count more than the cluster's policies.
 #[test]
 fn annotations_of_a_pod_override_the_policies_of_the_cluster() {
     let preference = |annotations: Value| {

@@ -154,15 +154,15 @@ mod tests {
         OwnerId::from(uid)
     }
 
-    /// Asks about members in turn: `+` for one that finds room, `-` for one that does not; capitals have failed before.
-    fn ask(gangs: &mut Gangs, members: &str, now: Instant) {
+    /// Filters members in turn: `+` for one that finds room, `-` for one that does not; those in capitals have failed before.
+    fn filter(gangs: &mut Gangs, members: &str, now: Instant) {
         for word in members.split_whitespace() {
             let (sign, uid) = word.split_at(1);
-            let asked = FilteredMember {
+            let member = FilteredMember {
                 is_placed: sign == "+",
                 has_failed: uid.chars().all(char::is_uppercase),
             };
-            gangs.note_filter("ns/g", owner(&uid.to_lowercase()), asked, now + 30 * SECOND);
+            gangs.note_filter("ns/g", owner(&uid.to_lowercase()), member, now + 30 * SECOND);
         }
     }
 
@@ -170,17 +170,17 @@ mod tests {
     #[case::first_cycle("+a +b -c", false)]
     #[case::no_more_than_before("+a +b -c +A +B -C", true)]
     #[case::fewer_than_before("+a +b -c +A -B -C", true)]
-    #[case::one_is_asked_about_in_between("+a +b -c -C +A +B -C", true)]
-    #[case::one_was_asked_about_alone("+a +b -c -C -C +A +B +C", false)]
+    #[case::one_is_filtered_in_between("+a +b -c -C +A +B -C", true)]
+    #[case::one_was_filtered_alone("+a +b -c -C -C +A +B +C", false)]
     #[case::more_than_before("+a -b -c +A +B -C", false)]
     #[case::again_no_more_than_the_most("+a -b -c +A +B -C +A +B -C", true)]
     #[case::another_placement_of_the_same_cycle("+a +b -c +a +b -c", false)]
     fn a_cycle_that_places_no_more_members_than_a_failed_one_fails(
-        #[case] questions: &str,
+        #[case] members: &str,
         #[case] expected: bool,
     ) {
         let mut gangs = Gangs::default();
-        ask(&mut gangs, questions, Instant::now());
+        filter(&mut gangs, members, Instant::now());
         assert_eq!(gangs.is_in_vain(None), expected);
         assert!(
             !gangs.is_in_vain(Some("ns/g")),
@@ -193,21 +193,21 @@ mod tests {
     #[test]
     fn a_bound_member_clears_the_failed_cycles_of_its_group() {
         let (mut gangs, now) = (Gangs::default(), Instant::now());
-        ask(&mut gangs, "+a +b -c +A +B +C", now);
+        filter(&mut gangs, "+a +b -c +A +B +C", now);
         gangs.remove_member("another");
         gangs.remove_member("a");
         assert!(!gangs.is_in_vain(None), "the others are about to be bound");
-        ask(&mut gangs, "-D +E", now);
+        filter(&mut gangs, "-D +E", now);
         assert!(!gangs.is_in_vain(None));
-        ask(&mut gangs, "-D +E", now);
+        filter(&mut gangs, "-D +E", now);
         assert!(gangs.is_in_vain(None));
     }
 
     #[test]
     fn each_filter_call_extends_the_pause_of_all_members() {
         let (mut gangs, now) = (Gangs::default(), Instant::now());
-        ask(&mut gangs, "+a", now);
-        ask(&mut gangs, "-b", now + 20 * SECOND);
+        filter(&mut gangs, "+a", now);
+        filter(&mut gangs, "-b", now + 20 * SECOND);
         assert!(!gangs.is_due(now + 49 * SECOND) && gangs.end_expired(now + 49 * SECOND).is_empty());
         assert!(gangs.is_due(now + 50 * SECOND));
         assert_eq!(gangs.end_expired(now + 50 * SECOND), [owner("a")]);

@@ -1,4 +1,4 @@
-//! The lifecycle of decisions and hints that no route shows.
+//! The lifecycle of assumptions and hints, as far as no route of the extender shows it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -49,12 +49,12 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
     }
 }
 
-/// The phase of the decision with this assume time.
+/// The phase of the assumption of pod `p`, if this is its assume time.
 fn phase(index: &Index, assumed_at: u64) -> Option<Phase> {
     index
         .assumption_state("p")
-        .filter(|moment| moment.assumed_at == assumed_at)
-        .map(|moment| moment.phase)
+        .filter(|state| state.assumed_at == assumed_at)
+        .map(|state| state.phase)
 }
 
 fn found_on(node: &str) -> PodLookup {
@@ -65,7 +65,7 @@ fn found_on(node: &str) -> PodLookup {
 }
 
 #[test]
-fn only_the_named_decision_is_forgotten() {
+fn only_the_named_assumption_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
     index.assumptions().forget("p", assumed_at + 1);
@@ -82,7 +82,7 @@ fn only_the_named_decision_is_forgotten() {
 }
 
 #[test]
-fn a_watched_pod_stays_pending_when_its_decision_is_forgotten() {
+fn a_watched_pod_stays_pending_when_its_assumption_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
     let assumed_at = assume(&mut index, "p", now);
@@ -91,34 +91,34 @@ fn a_watched_pod_stays_pending_when_its_decision_is_forgotten() {
 }
 
 #[test]
-fn a_pod_read_as_unbound_settles_its_decision_only_after_a_while() {
+fn a_pod_read_as_unbound_settles_its_assumption_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
     index.assumptions().mark_unknown("p", assumed_at, now);
-    let moment = index.assumption_state("p").unwrap();
+    let state = index.assumption_state("p").unwrap();
     assert!(
         !index
             .assumptions()
-            .settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(59))
+            .settle("p", state, &PodLookup::Unbound, now + Duration::from_secs(59))
     );
     assert_eq!(index.fleet().n_owners(), 1);
     assert!(
         index
             .assumptions()
-            .settle("p", moment, &PodLookup::Unbound, now + Duration::from_secs(60))
+            .settle("p", state, &PodLookup::Unbound, now + Duration::from_secs(60))
     );
     assert_eq!(index.fleet().n_owners(), 0);
 }
 
 #[test]
-fn the_pod_read_from_the_api_server_settles_a_decision() {
+fn the_pod_read_from_the_api_server_settles_an_assumption() {
     for (found, held) in [(found_on("n1"), 1), (found_on("n2"), 0), (PodLookup::Gone, 0)] {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
         let assumed_at = assume(&mut index, "p", now);
         index.assumptions().mark_unknown("p", assumed_at, now);
-        let moment = index.assumption_state("p").unwrap();
-        assert!(index.assumptions().settle("p", moment, &found, now), "{found:?}");
+        let state = index.assumption_state("p").unwrap();
+        assert!(index.assumptions().settle("p", state, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
         assert_eq!(index.pod("p").is_none(), found == PodLookup::Gone, "{found:?}");
     }
@@ -126,20 +126,16 @@ fn the_pod_read_from_the_api_server_settles_a_decision() {
 
 /// The pod was read before the bind was repeated, so the result does not count.
 #[test]
-fn a_decision_that_was_repeated_meanwhile_is_not_settled() {
+fn an_assumption_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
     index.assumptions().mark_unknown("p", assumed_at, now);
-    let moment = index.assumption_state("p").unwrap();
+    let state = index.assumption_state("p").unwrap();
     let later = now + Duration::from_secs(100);
     assert_eq!(assume(&mut index, "p", later), assumed_at);
-    assert!(
-        !index
-            .assumptions()
-            .settle("p", moment, &PodLookup::Unbound, later)
-    );
+    assert!(!index.assumptions().settle("p", state, &PodLookup::Unbound, later));
     index.assumptions().mark_unknown("p", assumed_at, later);
-    assert!(!index.assumptions().settle("p", moment, &PodLookup::Gone, later));
+    assert!(!index.assumptions().settle("p", state, &PodLookup::Gone, later));
     assert_eq!(
         (phase(&index, assumed_at), index.fleet().n_owners()),
         (Some(Phase::Unknown), 1)

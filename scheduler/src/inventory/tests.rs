@@ -158,7 +158,7 @@ fn a_node_of_the_old_plugin_has_equal_gpus_from_its_capacity(
 #[case::count(json!({"koordinator.sh/gpu-memory": "32Gi", "aliyun.com/gpu-count": "2"}), Some((2, 16 << 30)))]
 #[case::core(json!({"koordinator.sh/gpu-memory": "32Gi", "koordinator.sh/gpu-core": "400"}), Some((4, 8 << 30)))]
 #[case::shared(json!({"koordinator.sh/gpu-memory": "32Gi", "koordinator.sh/gpu.shared": "100"}), Some((1, 32 << 30)))]
-#[case::nobody_knows(json!({"koordinator.sh/gpu-memory": "32Gi"}), None)]
+#[case::unknown_count(json!({"koordinator.sh/gpu-memory": "32Gi"}), None)]
 #[case::old(json!({"aliyun.com/gpu-mem": "31", "aliyun.com/gpu-count": "2"}), Some((2, 15 << 20)))]
 fn a_node_template_has_gpus_from_its_capacity(
     #[case] capacity: Value,

@@ -78,7 +78,7 @@ const fn openings(all: u64, silent: u64) -> Openings {
     Openings { all, silent }
 }
 
-/// Nothing is to be announced for the beginning any more.
+/// No waiting pods, after the first announcement that each new leader makes.
 fn waiting(began: Instant) -> WaitingPods {
     let mut waiting = WaitingPods::default();
     waiting.announced(Openings::default(), began);

@@ -21,6 +21,7 @@ struct World {
     began: Instant,
 }
 
+/// An object from JSON.
 fn of<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
@@ -55,6 +56,7 @@ fn pod(name: &str, more: &Value) -> Value {
     pod
 }
 
+/// The pod bound to this node, with a record for GPU 0.
 fn on(name: &str, node: &str) -> Pod {
     let mut pod = pod(name, &json!({}));
     pod["spec"]["nodeName"] = node.into();
@@ -79,8 +81,8 @@ impl World {
         let pod: Pod = of(pod(name, &json!({})));
         let facts = PodFacts::of(&pod, self.index.names()).unwrap();
         let ask = self.index.demand(name, &facts).unwrap().unwrap();
-        let (node, decision) = (self.index.fleet().node_id("n1").unwrap(), Attempt::of(&pod));
-        self.index.hint(node, &ask, &decision, self.began);
+        let (node, attempt) = (self.index.fleet().node_id("n1").unwrap(), Attempt::of(&pod));
+        self.index.hint(node, &ask, &attempt, self.began);
     }
 
     fn assume(&mut self, name: &str) -> u64 {
@@ -126,20 +128,23 @@ type Act = fn(&mut World);
 
 fn nothing(_: &mut World) {}
 
+/// Room is kept for pod `p`.
 fn kept(world: &mut World) {
     world.hint("p");
 }
 
+/// Pod `p` is bound and holds the GPU.
 fn held(world: &mut World) {
     world.index.apply(on("p", "n1"));
 }
 
-fn decided(world: &mut World) {
+/// Pod `p` is assumed, and its binding is written.
+fn assumed(world: &mut World) {
     let assumed_at = world.assume("p");
     world.index.assumptions().confirm("p", assumed_at, world.began);
 }
 
-/// Each way in which room opens, after what came before, and whether kube-scheduler sees an event of it.
+/// Each way in which room opens, after the state that `before` makes. It opens silently if kube-scheduler sees no event of it.
 #[rstest]
 #[case::a_hint_runs_out(kept, |world: &mut World| world.index.tick(world.began + HINT), true)]
 #[case::a_rest_ends(|world: &mut World| { kept(world); world.index.tick(world.began + HINT) }, |world: &mut World| world.index.tick(world.began + HINT * 2), true)]
@@ -150,12 +155,12 @@ fn decided(world: &mut World) {
     world.index.apply(of::<Pod>(failed));
 }, true)]
 #[case::a_filter_answers_otherwise(kept, |world: &mut World| world.index.unhint("p"), true)]
-#[case::a_pod_that_was_decided_on_is_deleted(
+#[case::a_pod_with_a_hint_is_deleted(
     |world: &mut World| { world.index.apply(of::<Pod>(pod("p", &json!({})))); kept(world) },
     |world: &mut World| world.index.delete(&of::<Pod>(pod("p", &json!({})))), true)]
 #[case::it_is_bound_elsewhere(kept, |world: &mut World| world.index.apply(on("p", "n2")), true)]
-#[case::a_decision_was_not_written(decided, |world: &mut World| world.settle("p", &PodLookup::Unbound), true)]
-#[case::its_pod_is_gone(decided, |world: &mut World| world.settle("p", &PodLookup::Gone), true)]
+#[case::a_binding_was_not_written(assumed, |world: &mut World| world.settle("p", &PodLookup::Unbound), true)]
+#[case::its_pod_is_gone(assumed, |world: &mut World| world.settle("p", &PodLookup::Gone), true)]
 #[case::a_device_is_healthy_again(|world: &mut World| world.index.apply(device(false)), |world: &mut World| world.index.apply(device(true)), true)]
 #[case::a_list_leaves_a_pod_out(held, |world: &mut World| list::<Pod>(&mut world.index, Vec::new()), true)]
 #[case::a_bound_pod_is_deleted(held, |world: &mut World| world.index.delete(&on("p", "n1")), false)]
@@ -175,11 +180,11 @@ fn room_opens(#[case] before: Act, #[case] act: Act, #[case] is_silent: bool) {
 /// Changes that open no room, or none that kube-scheduler misses.
 #[rstest]
 #[case::a_pod_is_bound_where_room_was_kept(kept, |world: &mut World| world.index.apply(on("p", "n1")))]
-#[case::and_decided_on_there(kept, |world: &mut World| { world.assume("p"); })]
+#[case::and_assumed_there(kept, |world: &mut World| { world.assume("p"); })]
 #[case::the_same_device_again(nothing, |world: &mut World| world.index.apply(device(true)))]
 #[case::a_list_shows_what_was_there(held, |world: &mut World| list::<Pod>(&mut world.index, vec![on("p", "n1")]))]
 #[case::a_hint_lasts(kept, |world: &mut World| world.index.tick(world.began + HINT / 2))]
-#[case::a_decision_was_written(decided, |world: &mut World| {
+#[case::a_binding_was_written(assumed, |world: &mut World| {
     let annotations = world.index.cluster.pods["p"].assumption.as_ref().unwrap().binding.annotations.clone();
     world.settle("p", &PodLookup::Bound { node: "n1".to_owned(), annotations });
 })]

@@ -31,6 +31,7 @@ fn plugin(uid: &str, process: Option<(u32, bool)>) -> Value {
     })
 }
 
+/// The plugin's pod, which is being deleted.
 fn leaving(uid: &str) -> Value {
     let mut pod = plugin(uid, Some((1, true)));
     pod["metadata"]["deletionTimestamp"] = json!(at(30));
@@ -41,7 +42,8 @@ fn pod(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
-fn word(serving: bool, second: u32, pod: Option<&str>) -> PluginState {
+/// The annotation in which the plugin of a node reports since this second that it serves, or not.
+fn report(serving: bool, second: u32, pod: Option<&str>) -> PluginState {
     PluginState {
         serving,
         since: at(second).parse().unwrap(),
@@ -55,22 +57,22 @@ fn plugins() -> Plugins {
 
 #[rstest]
 #[case::nothing_is_known(&[], None, None)]
-#[case::no_pod_and_a_word_that_it_serves(&[], Some(word(true, 1, None)), None)]
-#[case::the_word_of_a_pod_that_is_not_seen(&[], Some(word(true, 1, Some("a"))), None)]
-#[case::no_pod_and_a_word_that_it_ends(&[], Some(word(false, 1, None)), Some(Away::Gone))]
+#[case::no_pod_and_a_report_that_it_serves(&[], Some(report(true, 1, None)), None)]
+#[case::the_report_of_a_pod_that_is_not_seen(&[], Some(report(true, 1, Some("a"))), None)]
+#[case::no_pod_and_a_report_that_it_ends(&[], Some(report(false, 1, None)), Some(Away::Gone))]
 #[case::ready(&[plugin("a", Some((1, true)))], None, None)]
 #[case::does_not_run(&[plugin("a", None)], None, Some(Away::NotServing))]
 #[case::runs_and_is_not_ready(&[plugin("a", Some((1, false)))], None, Some(Away::NotServing))]
-#[case::registered_before_the_probe(&[plugin("a", Some((1, false)))], Some(word(true, 2, Some("a"))), None)]
-#[case::registered_in_the_second_of_the_start(&[plugin("a", Some((1, false)))], Some(word(true, 1, Some("a"))), None)]
-#[case::a_word_of_the_process_before(&[plugin("a", Some((3, false)))], Some(word(true, 2, Some("a"))), Some(Away::NotServing))]
-#[case::a_word_of_another_pod(&[plugin("b", Some((1, false)))], Some(word(true, 2, Some("a"))), Some(Away::NotServing))]
-#[case::a_word_of_no_pod(&[plugin("a", Some((1, false)))], Some(word(true, 2, None)), None)]
-#[case::kubelet_has_closed_a_list(&[plugin("a", Some((1, true)))], Some(word(false, 2, Some("a"))), Some(Away::NotServing))]
-#[case::a_new_pod_after_the_word_of_the_old(&[plugin("b", Some((5, true)))], Some(word(false, 4, Some("a"))), None)]
-#[case::being_deleted(&[leaving("a")], Some(word(true, 2, Some("a"))), Some(Away::Ending))]
-#[case::the_old_pod_is_stuck(&[leaving("a"), plugin("b", Some((5, true)))], Some(word(false, 4, Some("a"))), None)]
-#[case::the_new_pod_is_not_there_yet(&[leaving("a"), plugin("b", None)], Some(word(false, 4, Some("a"))), Some(Away::NotServing))]
+#[case::registered_before_the_probe(&[plugin("a", Some((1, false)))], Some(report(true, 2, Some("a"))), None)]
+#[case::registered_in_the_second_of_the_start(&[plugin("a", Some((1, false)))], Some(report(true, 1, Some("a"))), None)]
+#[case::a_report_of_the_process_before(&[plugin("a", Some((3, false)))], Some(report(true, 2, Some("a"))), Some(Away::NotServing))]
+#[case::a_report_of_another_pod(&[plugin("b", Some((1, false)))], Some(report(true, 2, Some("a"))), Some(Away::NotServing))]
+#[case::a_report_of_no_pod(&[plugin("a", Some((1, false)))], Some(report(true, 2, None)), None)]
+#[case::kubelet_has_closed_a_list(&[plugin("a", Some((1, true)))], Some(report(false, 2, Some("a"))), Some(Away::NotServing))]
+#[case::a_new_pod_after_the_report_of_the_old(&[plugin("b", Some((5, true)))], Some(report(false, 4, Some("a"))), None)]
+#[case::being_deleted(&[leaving("a")], Some(report(true, 2, Some("a"))), Some(Away::Ending))]
+#[case::the_old_pod_is_stuck(&[leaving("a"), plugin("b", Some((5, true)))], Some(report(false, 4, Some("a"))), None)]
+#[case::the_new_pod_is_not_there_yet(&[leaving("a"), plugin("b", None)], Some(report(false, 4, Some("a"))), Some(Away::NotServing))]
 fn pods_and_the_annotation_decide_if_a_node_is_offered(
     #[case] pods: &[Value],
     #[case] state: Option<PluginState>,
@@ -111,10 +113,10 @@ fn pods_that_are_not_of_the_daemon_set_are_ignored(#[case] path: &[&str], #[case
 fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
     let (mut plugins, now) = (plugins(), Instant::now());
     plugins.put_pod(&pod(plugin("a", Some((1, true)))), 1);
-    plugins.set_state("n", Some(word(true, 1, Some("a"))));
+    plugins.set_state("n", Some(report(true, 1, Some("a"))));
     assert!(!plugins.put_pod(&pod(leaving("a")), 1));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Ending));
-    plugins.set_state("n", Some(word(false, 30, Some("a"))));
+    plugins.set_state("n", Some(report(false, 30, Some("a"))));
     assert!(!plugins.remove_pod("a"));
     assert_eq!(
         plugins.standing("n"),
@@ -126,7 +128,7 @@ fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
     plugins.put_pod(&pod(plugin("b", Some((33, false)))), 1);
     assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
     assert!(
-        plugins.set_state("n", Some(word(true, 34, Some("b")))),
+        plugins.set_state("n", Some(report(true, 34, Some("b")))),
         "room has opened"
     );
     assert_eq!(
@@ -137,11 +139,11 @@ fn a_node_is_not_offered_during_a_rollout_until_the_new_plugin_serves() {
     assert!(!plugins.advance(now + GONE_COUNTS_FOR) && plugins.all_serve());
 }
 
-/// The plugin's word stands as long as no probe contradicts it.
+/// The plugin's report counts until a probe fails after it.
 #[test]
 fn a_failed_probe_overrides_the_annotation_of_a_plugin() {
     let mut plugins = plugins();
-    plugins.set_state("n", Some(word(true, 2, Some("a"))));
+    plugins.set_state("n", Some(report(true, 2, Some("a"))));
     plugins.put_pod(&pod(plugin("a", Some((1, false)))), 1);
     plugins.put_pod(&pod(plugin("a", Some((1, true)))), 1);
     assert_eq!(plugins.standing("n"), Standing::Offered);
@@ -149,7 +151,7 @@ fn a_failed_probe_overrides_the_annotation_of_a_plugin() {
         plugins.put_pod(&pod(plugin("a", Some((1, false)))), 1);
         assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
     }
-    plugins.set_state("n", Some(word(true, 9, Some("a"))));
+    plugins.set_state("n", Some(report(true, 9, Some("a"))));
     assert_eq!(
         plugins.standing("n"),
         Standing::Offered,
@@ -184,7 +186,7 @@ fn failures_that_show_that_the_plugin_is_away(#[case] message: &str, #[case] exp
     assert!(!failed_without_plugin(&failed("Evicted")));
 }
 
-/// A version that writes no annotation.
+/// A plugin of a version that writes no annotation.
 #[test]
 fn a_deleted_plugin_pod_counts_for_a_while_or_until_another_is_ready() {
     let (mut plugins, now) = (plugins(), Instant::now());
@@ -203,16 +205,16 @@ fn a_deleted_plugin_pod_counts_for_a_while_or_until_another_is_ready() {
 #[test]
 fn an_expired_annotation_does_not_count_again() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.set_state("n", Some(word(false, 1, None)));
+    plugins.set_state("n", Some(report(false, 1, None)));
     plugins.advance(now);
     assert!(plugins.advance(now + GONE_COUNTS_FOR));
-    plugins.set_state("n", Some(word(false, 1, None)));
+    plugins.set_state("n", Some(report(false, 1, None)));
     assert_eq!(
         plugins.standing("n"),
         Standing::Offered,
         "the Node is shown again and again"
     );
-    plugins.set_state("n", Some(word(false, 2, None)));
+    plugins.set_state("n", Some(report(false, 2, None)));
     assert_eq!(plugins.standing("n"), Standing::Out(Away::Gone));
     plugins.forget_node("n");
     assert!(plugins.all_serve() && plugins.nodes.is_empty());
@@ -226,7 +228,7 @@ fn a_restarted_plugin_is_tried_before_it_is_ready() {
     assert_eq!(plugins.standing("n"), Standing::Out(Away::NotServing));
     plugins.put_pod(&pod(plugin("a", Some((10, false)))), 1);
     plugins.advance(now);
-    assert!(plugins.set_state("n", Some(word(true, 11, Some("a")))));
+    assert!(plugins.set_state("n", Some(report(true, 11, Some("a")))));
     assert_eq!(plugins.standing("n"), Standing::Tried);
     assert!(!plugins.all_serve() && plugins.is_due(now));
     plugins.advance(now);
@@ -237,7 +239,7 @@ fn a_restarted_plugin_is_tried_before_it_is_ready() {
 #[test]
 fn a_node_on_which_a_pod_has_failed_is_not_offered() {
     let (mut plugins, now) = (plugins(), Instant::now());
-    plugins.set_state("n", Some(word(true, 1, None)));
+    plugins.set_state("n", Some(report(true, 1, None)));
     plugins.fail("n", Some(at(0).parse().unwrap()));
     assert_eq!(
         plugins.standing("n"),
@@ -255,8 +257,8 @@ fn a_node_on_which_a_pod_has_failed_is_not_offered() {
     plugins.advance(now + FIRST_PAUSE);
     assert!(!plugins.advance(now + FIRST_PAUSE * 2), "twice as long");
     assert!(
-        plugins.set_state("n", Some(word(true, 20, None))),
-        "a sign of life"
+        plugins.set_state("n", Some(report(true, 20, None))),
+        "the plugin has reported again"
     );
     assert_eq!(plugins.standing("n"), Standing::Tried);
 }
@@ -295,7 +297,7 @@ proptest! {
                     let mut elsewhere = leaving(&which.to_string());
                     elsewhere["spec"]["nodeName"] = json!("m");
                     plugins.put_pod(&pod(elsewhere), nth);
-                    plugins.set_state("m", Some(word(which == 0, 7, None)));
+                    plugins.set_state("m", Some(report(which == 0, 7, None)));
                 }
                 Event::List => {
                     plugins.end_list(nth);

@@ -1,4 +1,4 @@
-//! Tables of Device objects, of models, and none; places, labels and functions of devices.
+//! Partition tables of Device objects and of GPU models; places, labels and virtual functions of devices.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{DeviceAttributes, DeviceLocation, Function, Inventory, LinkGroup};
@@ -170,7 +170,7 @@ fn a_known_gpu_model_has_its_table(
     );
 }
 
-/// If a GPU is missing, the minor numbers do not show the slots of the others.
+/// If a GPU is missing, the minor numbers do not show the places of the others on the board.
 #[test]
 fn the_table_of_a_model_is_for_whole_boards() {
     let mut seven = eight();

@@ -68,7 +68,7 @@ fn every_refusal_has_its_amounts_and_a_step() {
         if !step.is_empty() {
             lines.push(format!("  {step}"));
         }
-        // What ends, or a smaller request, helps where room is lacking. Everything else takes a step.
+        // The end of a pod, or a smaller request, helps against a lack of room. Any other refusal takes a step.
         let speaks_of_amounts = reason.is_lack_of_room() || reason == Reason::TooLarge;
         assert_eq!(text.contains("(asked: "), !EXEMPT.contains(&reason), "{text}");
         assert!(
