@@ -1,10 +1,10 @@
 //! The devices that a pod requests and holds, in the engine's terms: by its spec, its allocation record, and the reports of its
 //! node.
 //!
-//! Pure. A bound pod that requests devices holds what it requests, and never more on account of its record. Where the record names
+//! Pure. A bound pod that requests devices holds what it requests, and never more on account of its record. If the record names
 //! too little, every device that the pod may use is charged. On a node whose plugin lets no container start on a device without
-//! room, only as many GPUs as the pod requests are charged: those with the most room. A pod holds nothing if such a plugin reports
-//! that it was allocated nothing.
+//! room, only as many GPUs as the pod requests are charged: those with the most room. A pod holds nothing if such a plugin
+//! reports that it was allocated nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,20 +72,16 @@ pub enum ParsedRequest {
     Invalid(Box<RequestError>, UpperBounds),
 }
 
-/// The GPU amounts of an invalid request, summed up over its containers: kubelet cannot allocate more than these.
+/// The GPU amounts of an invalid request, summed up over its containers: memory in memory units, in bytes and in percent of a
+/// GPU, compute in percent, and the number of shared GPUs. kubelet cannot allocate more than these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpperBounds {
     /// True if every amount could be read, and none is of whole GPUs.
     is_known: bool,
-    /// GPU memory in memory units.
     units: u64,
-    /// GPU memory in bytes.
     bytes: u64,
-    /// GPU memory in percent of a GPU.
     ratio: u64,
-    /// Compute in percent of a GPU.
     core: u64,
-    /// The number of GPUs that the pod shares.
     shared: u64,
 }
 

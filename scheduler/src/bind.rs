@@ -209,7 +209,7 @@ impl Binder {
             Ok(PodLookup::Bound { node, annotations }) if node == binding.node => {
                 BindOutcome::OnNode(annotations)
             }
-            // A pod that is not on the node yet says nothing of a write that may still be under way.
+            // The pod is not on the node, and a write that is still under way may yet bind it there.
             _ if !is_final => BindOutcome::Unknown(message),
             Ok(PodLookup::Bound { node, .. }) => {
                 BindOutcome::Refused(format!("the pod is already bound to node {node:?}"))

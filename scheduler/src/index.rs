@@ -88,13 +88,13 @@ pub struct Index {
 #[derive(Clone, Copy, Debug, Default)]
 struct List {
     number: u32,
+    /// True once a list was complete.
     synced: bool,
     /// [`Fleet::n_openings`] when the list began. If it has grown at the end, room has opened by the list.
     n_openings: u64,
 }
 
 impl List {
-    /// Begins a list with the next number.
     fn begin(&mut self, n_openings: u64) {
         self.n_openings = n_openings;
         // Zero stands for objects that no list and no event has shown.
@@ -449,7 +449,7 @@ impl Index {
         }
     }
 
-    /// Returns true if a pod may still want a place: it is not bound, or not shown yet.
+    /// Returns true if a pod may still need a node: no watch has shown it bound, or at all, and no bind has assumed it.
     pub fn is_pending(&self, uid: &str) -> bool {
         let entry = self.cluster.pods.get(uid);
         entry.is_none_or(|entry| entry.bound().is_none())

@@ -16,6 +16,7 @@ type Locks<T> = FxHashMap<Box<str>, Arc<tokio::sync::Mutex<T>>>;
 pub(crate) struct KeyGuard<'a, T = ()> {
     locks: &'a KeyedLock<T>,
     key: Box<str>,
+    /// `None` while the lock is waited for.
     guard: Option<OwnedMutexGuard<T>>,
 }
 

@@ -13,7 +13,7 @@ use proto::request::hints::{
     TopologyScope,
 };
 
-/// The constraints in a pod's annotations; `None` if none of them restricts or ranks devices.
+/// The constraints in a pod's annotations, which Koordinator calls hints; `None` if none of them restricts or ranks devices.
 ///
 /// # Errors
 /// The first annotation that cannot be read.
@@ -74,7 +74,9 @@ fn constraint(hint: DeviceHint) -> DeviceConstraint {
         selector: devices.map(selector),
         functions: vf_selector.map(selector),
         strategy: strategy.map(|strategy| match strategy {
+            // The requested amount is taken of each selected device.
             AllocateStrategy::ApplyForAll => Strategy::All,
+            // The requested amount is a number of devices.
             AllocateStrategy::RequestsAsCount => Strategy::Count,
         }),
         exclusion: exclusive.map(|policy| match policy {

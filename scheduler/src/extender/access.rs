@@ -251,7 +251,7 @@ impl Access {
     /// Has the API server authenticate the token (`TokenReview`), unless its user is cached, and authorize its user
     /// (`SubjectAccessReview`); caches both answers.
     async fn review(&self, client: &Client, right: &Right, token: &str) -> Result<TokenVerdict, kube::Error> {
-        // The user is known if the token was reviewed for another right lately.
+        // The cache has the user if the token was reviewed for another right.
         let user = match self.fresh(token) {
             Some(reviewed) => reviewed.user,
             None => self.authenticate(client, token).await?,
@@ -320,7 +320,7 @@ impl Access {
         spec
     }
 
-    /// The verdict on a token as it was reviewed lately; `None` if the token or the right was not.
+    /// The verdict on a token by the cached reviews; `None` if the cache lacks the token or the right.
     fn cached(&self, right: &Right, token: &str) -> Option<TokenVerdict> {
         let reviewed = self.fresh(token)?;
         match &reviewed.user {

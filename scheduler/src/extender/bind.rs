@@ -74,7 +74,7 @@ pub enum BindError {
     Interrupted(String),
 }
 
-/// The cause of a failed bind, which says if another node would help.
+/// The cause of a failed bind, by which the pod avoids the node or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     /// The node has no room for the pod.

@@ -339,7 +339,7 @@ pub(super) fn evaluate_all<'n>(
         let reported = ReportedNode { idx, name, node };
         match &mut best {
             None => evaluation.reported.push(reported),
-            // A rank needs two more look-ups by name, which most nodes of a large request can be spared.
+            // A rank takes two more look-ups by name, and most nodes of a large request are excluded by their score.
             Some((_, top)) if top.excludes(score, name) => {}
             Some((ranker, top)) => top.insert(ranker.rank(name, score), reported),
         }

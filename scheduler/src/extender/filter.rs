@@ -211,7 +211,7 @@ impl<'r> Filter<'_, 'r> {
             return Demand::AssumedOn(node.into());
         }
         let demand = Demand::of(self.index, pod, facts);
-        // The text of an invalid request says more than that of a rule of the webhooks.
+        // The text of an invalid request is more precise than that of a rule of the webhooks.
         if demand.rejection().is_some() {
             return demand;
         }
@@ -241,7 +241,7 @@ impl<'r> Filter<'_, 'r> {
         let pod = &self.request.pod;
         let is_gang_member = self.needs_hint(demand);
         let n_reported = match self.extender.answer_nodes.most() {
-            // Room has to be kept for each member of a gang before the next is asked about, so each gets one node.
+            // Room has to be kept for each member of a gang before the next is filtered, so the answer names one node.
             _ if is_gang_member => Some(1),
             // kube-scheduler weighs the pod's preferences, and has to do so among all nodes.
             _ if pod.spec.has_preferences() => None,
@@ -403,8 +403,8 @@ fn keep_room(
         let index = extender.index.read();
         index.hints().is_hinted(uid) && !index.hints().is_nominated(uid)
     };
-    // The result names several nodes or none, so that the hint of an earlier result says nothing any more. A nomination is
-    // kube-scheduler's own decision, and stays.
+    // The result names several nodes or none, so that the room kept by an earlier result serves no pod. The room of a nomination,
+    // which is kube-scheduler's own decision, stays.
     if is_outdated {
         extender.index.write().unhint(uid);
     }

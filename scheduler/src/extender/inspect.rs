@@ -1,8 +1,8 @@
 //! `inspect`: the nodes of the read API over HTTP, translated into the JSON of the old extender, for its tools.
 //!
-//! Numbers named `…GPU` are whole memory units of the node; the exact bytes stand beside them. All nodes are a stream: a node is
-//! copied under a lock that is held for that node alone, and the next piece is made once the client has taken the last one. So a
-//! view of any size takes a few dozen KiB of memory and holds up no filter, and each node is shown as it was in its turn.
+//! Numbers named `…GPU` are whole memory units of the node; the exact bytes are in other fields. All nodes are a stream: a node
+//! is copied under a lock that is held for that node alone, and the next piece is made once the client has taken the last one. So
+//! a view of any size takes a few dozen KiB of memory and holds up no filter, and each node is shown as it was in its turn.
 
 use std::cmp::Reverse;
 use std::convert::Infallible;

@@ -147,7 +147,7 @@ impl NameList {
 impl NameLists {
     /// The remembered list that a body ends with, and the body with an empty list in its place.
     ///
-    /// The two bodies are valid, or invalid, alike: an array stands where an array stood, and both end the object that it is in.
+    /// Both bodies are valid JSON, or neither: one array replaces another, and the same end of the object follows.
     pub(super) fn find(&self, body: &[u8]) -> Option<(Arc<NameList>, Vec<u8>)> {
         let list = {
             let mut lists = self.lock();

@@ -264,8 +264,8 @@ impl Assumptions<'_> {
         self.set_phase(uid, assumed_at, Phase::Written, now);
     }
 
-    /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds what the
-    /// annotations that were read say, as another scheduler may have written them.
+    /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds the devices
+    /// in its annotations as read, since another scheduler may have written them.
     pub fn confirm_found(
         &mut self,
         uid: &str,

@@ -60,7 +60,7 @@ pub(super) struct Cluster {
     pub(super) plain: PlainPods,
     pub(super) budgets: Budgets,
     pub(super) plugins: Plugins,
-    /// What all pods request of their nodes.
+    /// The requests of all pods, summed up by node.
     pub(super) requests: NodeRequests,
     /// The number of times room has opened without an event that kube-scheduler sees.
     pub(super) n_silent_openings: u64,
@@ -478,7 +478,7 @@ impl Cluster {
         }
     }
 
-    /// Works out again what the pods on a node hold, after its devices or its memory unit have changed.
+    /// Accounts the pods on a node again, after its devices or its memory unit have changed.
     pub(super) fn account_pods_on(&mut self, node: &str) {
         let mut owners: Vec<OwnerId> = Vec::new();
         if let Some(view) = self.view(node) {

@@ -39,7 +39,7 @@ struct Gang {
     kept: FxHashSet<OwnerId>,
 }
 
-/// The groups whose members were filtered of late, by namespace and name.
+/// The groups whose time is not up since the last filter request for a member, by namespace and name.
 #[derive(Debug, Default)]
 pub(super) struct Gangs(FxHashMap<Box<str>, Gang>);
 
@@ -49,7 +49,7 @@ impl Gang {
         !self.is_bound && self.kept.len() <= self.n_in_vain && !self.kept.is_empty()
     }
 
-    /// Notes a filter request for a member; returns true if it shows that room was kept in vain.
+    /// Notes a filter request for a member; returns true if it shows that the cycle came to nothing for which room was kept.
     fn note_filter(&mut self, owner: OwnerId, member: FilteredMember) -> bool {
         let was_in_vain = self.is_in_vain();
         let mut is_newly_in_vain = false;
@@ -96,7 +96,7 @@ impl Gangs {
         is_newly_in_vain
     }
 
-    /// Removes a member that is bound or gone. The past cycles of its group then no longer say what the next ones come to.
+    /// Removes a member that is bound or gone. The past cycles of its group then no longer predict the next ones.
     pub(super) fn remove_member(&mut self, uid: &str) {
         for gang in self.0.values_mut() {
             // No short-circuit: the member leaves `kept` in any case.

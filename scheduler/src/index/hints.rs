@@ -7,7 +7,7 @@
 //! - while `status.nominatedNodeName` names its node: kube-scheduler 1.35 and later writes that before it waits, and every
 //!   version writes it after it has preempted;
 //! - else until the pod's condition shows an attempt that failed after the decision;
-//! - at the longest as long as [`HintTimes`] says. The hints of a `PodGroup`'s members end together ([`super::gangs`]).
+//! - at the longest for the time in [`HintTimes`]. The hints of a `PodGroup`'s members end together ([`super::gangs`]).
 //!
 //! Watches bring no time: the time of a hint that they begin or restart runs from the next [`HintQueue::advance`] on.
 
@@ -103,7 +103,7 @@ pub struct HintQueue {
     /// The pods of hints whose time runs from the next [`Self::advance`] on.
     not_begun: Vec<OwnerId>,
     gangs: Gangs,
-    /// Pods whose hint expired, with the time from which they may have another one.
+    /// Pods whose hint expired, with the time until which they rest: they get no other hint, so that other pods get the room.
     resting: FxHashMap<OwnerId, Instant>,
     /// The pods of `resting` in the order in which their rests began; an entry that differs from `resting` is outdated.
     rest_queue: VecDeque<(Instant, OwnerId)>,
@@ -232,7 +232,7 @@ impl HintQueue {
         before: Option<&Hint>,
         now: Instant,
     ) -> Option<Hint> {
-        // Without the rest, a pod that kube-scheduler cannot bind would keep the room from all other pods for good.
+        // Without the rest, a pod that kube-scheduler cannot bind would always keep the room from all other pods.
         if before.is_none() && self.is_resting(uid, now) {
             return None;
         }
@@ -268,7 +268,7 @@ impl HintQueue {
         self.resting.get(uid).is_some_and(|until| *until > now)
     }
 
-    /// Makes a pod whose hint expired rest: it gets no hint for a while, so that other pods get the room.
+    /// Makes a pod rest whose hint expired, see [`Self::resting`].
     fn begin_rest(&mut self, owner: OwnerId, now: Instant) {
         // Bounded like the hints: a pod whose rest ends early only gets a hint sooner.
         while self.rest_queue.len() >= MAX_HINTS {
@@ -329,7 +329,7 @@ impl HintQueue {
         }
         let (end, owner) = self.ends.pop_first()?;
         self.hints.remove(&owner);
-        // A hint that gave way to the limit was not in vain, so its pod need not rest.
+        // A hint that ends early because of the limit has not gone unused, so its pod need not rest.
         if end <= now {
             self.begin_rest(owner.clone(), now);
         }

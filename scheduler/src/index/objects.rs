@@ -334,7 +334,6 @@ fn refresh_workload_if_due(index: &mut Index) {
     }
 }
 
-/// Refreshes the workload model now.
 fn refresh_workload(index: &mut Index) {
     index.n_changes_at_refresh = index.cluster.fleet.workload().n_changes();
     index.cluster.fleet.refresh_workload_model();
@@ -362,7 +361,7 @@ fn remove_unlisted_pods(index: &mut Index) {
     for (uid, _) in unlisted {
         index.cluster.remove_host_use(uid.as_str());
     }
-    // Nothing shows the end of these pods any more, so kubelet's checkpoint decides again what they hold.
+    // No watch shows the end of these pods any more, so the devices in kubelet's checkpoint count as theirs again.
     let ended = &mut index.cluster.ended;
     let forgotten: Vec<_> = ended.extract_if(|_, list| *list != number).collect();
     for (uid, _) in forgotten {

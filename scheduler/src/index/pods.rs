@@ -1,4 +1,4 @@
-//! A pod that requests device resources: what a watch shows of it, what the cluster cache derives from that, and its assumption.
+//! A pod that requests device resources: the fields that watches show, those that the index derives from them, its assumption.
 
 use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};

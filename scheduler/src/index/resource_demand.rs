@@ -170,7 +170,7 @@ impl<'a> ResourceDemand<'a> {
 
     /// Returns true if only a node fits whose devices are known.
     pub(super) fn needs_known_devices(&self) -> bool {
-        // Whole GPUs without constraints may be the vendor plugin's, on nodes of which no Device object says anything.
+        // Whole GPUs without constraints may be the vendor plugin's, on nodes without a Device object.
         let constraints = self.constraints.as_deref();
         matches!(self.gpus, RequestedGpus::Share(_) | RequestedGpus::All { .. })
             || constraints.is_some_and(|constraints| self.demands(constraints))

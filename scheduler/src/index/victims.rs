@@ -45,7 +45,7 @@ struct VictimSearch<'a> {
 }
 
 impl<'a> Preemptor<'a> {
-    /// A pod and its request for devices. `depends_on_other_pods` says that other pods may keep it from a node by more than their
+    /// A pod and its request for devices. With `depends_on_other_pods`, other pods may keep it from a node by more than their
     /// amounts, so that all proposed victims must go; `promised` are the victims that make room for other preemptors.
     pub fn new(
         pod: &'a Pod,
@@ -233,7 +233,7 @@ impl VictimSearch<'_> {
             match shortage {
                 None => {}
                 Some(shortage) if self.proposed.pods.is_empty() => *sum = shortage,
-                // kube-scheduler knows best, and what it proposes suffices.
+                // The victims that kube-scheduler proposes suffice for it, whatever shortage is computed here.
                 Some(shortage) => *sum = shortage.min(*sum),
             }
         }

@@ -54,7 +54,7 @@ impl ReportedTable {
                 table.problem = Some(error.to_string());
                 (table.partitions, table.is_unreadable) = (Some(Vec::new()), true);
             }
-            // The plugin publishes no table that it cannot read itself, and says so in this condition.
+            // The plugin publishes no table that it cannot read itself, and reports that in this condition.
             None if is_about_table(condition) => {
                 table.problem = condition.map(|condition| condition.message.clone());
                 table.is_unreadable = condition.is_some_and(|found| found.reason == PARTITIONS_UNREADABLE);
@@ -118,7 +118,7 @@ fn is_whole_board(gpus: &[Device]) -> bool {
         && (0..BOARD_GPUS).all(|minor| gpus.iter().any(|gpu| gpu.minor == minor))
 }
 
-/// Returns true if the condition says why the plugin has published no partition table.
+/// Returns true if the condition has the reason for which the plugin has published no partition table.
 fn is_about_table(condition: Option<&DeviceCondition>) -> bool {
     condition.is_some_and(|found| {
         [PARTITIONS_UNREADABLE, PARTITIONS_OF_OTHER_NODE].contains(&found.reason.as_str())
@@ -197,7 +197,6 @@ pub(super) fn report_condition(info: &[DeviceCondition]) -> Option<&DeviceCondit
         .find(|condition| condition.condition_type == CONDITION_REPORT_VALID && condition.status != "True")
 }
 
-/// The value of the label or annotation with this key.
 fn value_of<'a>(map: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
     map?.get(key).map(String::as_str)
 }

@@ -235,7 +235,7 @@ pub(crate) fn gpu_lacks(reason: Reason, fit: &DeviceFit<'_>) -> String {
     let DeviceFit {
         need, free, total, ..
     } = fit;
-    // The free amounts of such a GPU are zero, which says nothing of what it has.
+    // The free amounts of such a GPU are zero, whatever it has.
     if [Reason::Unhealthy, Reason::Vendor].contains(&reason) {
         return gpu_reason(reason).to_owned();
     }

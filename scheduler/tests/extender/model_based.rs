@@ -264,21 +264,17 @@ impl Run {
             return;
         };
         decision.written = true;
-        let Decision {
-            order, assumed_at, ..
-        } = decision;
+        let uid = &decision.order.pod.uid;
         self.index
             .assumptions()
-            .confirm(&order.pod.uid, *assumed_at, std::time::Instant::now());
-        write_to(self.pods.get_mut(&at).unwrap(), order);
+            .confirm(uid, decision.assumed_at, std::time::Instant::now());
+        write_to(self.pods.get_mut(&at).unwrap(), &decision.order);
     }
 
     fn lose(&mut self, at: usize) {
-        if let Some(Decision {
-            order, assumed_at, ..
-        }) = self.open.get(&at).filter(|decision| !decision.written)
-        {
-            self.index.assumptions().forget(&order.pod.uid, *assumed_at);
+        if let Some(decision) = self.open.get(&at).filter(|decision| !decision.written) {
+            let uid = &decision.order.pod.uid;
+            self.index.assumptions().forget(uid, decision.assumed_at);
             self.open.remove(&at);
         }
     }
