@@ -560,7 +560,7 @@ fn device_name(kind: &DeviceType, device: &DeviceRef) -> String {
     }
 }
 
-/// The UUID or minor by which a record names a device.
+/// The UUID or minor by which a record names a device; empty for `Any`, which is in no record.
 fn device_text(device: &DeviceRef) -> String {
     match device {
         DeviceRef::Id(id) => id.to_string(),

@@ -69,7 +69,7 @@ impl PodFacts {
         }
     }
 
-    /// The exclusions of the pod, for the types that it holds devices of.
+    /// The pod's demands to be alone on devices (exclusive policies), for the types that it holds devices of.
     fn exclusions(
         &self,
         holdings: &Holdings,
@@ -81,7 +81,7 @@ impl PodFacts {
         let mut exclusions = Vec::new();
         let constraints = self.constraints.iter().flatten();
         for (kind, constraint) in constraints.flat_map(|constraints| &constraints.by_kind) {
-            // A pod that sees all GPUs holds none.
+            // A pod that only sees all GPUs keeps no other pod off them.
             let sees_only =
                 *kind == DeviceType::Gpu && sees_all && all_devices_doubt(record, context).is_none();
             if let Some(exclusion) = constraint.exclusion

@@ -13,6 +13,7 @@ pub(super) fn on_unknown_gpus(request: ShareRequest, context: NodeContext<'_>, p
     let holdings = match context.report {
         // The node's plugin may have allocated any device, and does not check that the device has room.
         PluginReport::Silent => Holdings::from(vec![HeldPart::from(&request)]),
+        // The plugin lets no container start on a GPU without room, so the GPUs with the most room are charged.
         PluginReport::Pending => Holdings::pending(request),
         PluginReport::NoDevices => Holdings::default(),
     };

@@ -353,6 +353,7 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, assumed_at: u64) {
         match state_of(&extender, &pod, assumed_at) {
             Some(state) if state.phase == Phase::Unknown => check_outcome(&extender, &pod, state).await,
             _ if is_resolved(&extender, &pod, assumed_at) => return,
+            // A repeated bind writes the binding at this moment.
             _ => {}
         }
     }

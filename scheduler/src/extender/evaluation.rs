@@ -304,7 +304,7 @@ fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) ->
         .map_err(NodeMisfit::of_known_node)
 }
 
-/// Evaluates the nodes of a request. Reports all that fit, or with `best` only the best: as many as its number, by its ranker.
+/// Evaluates the nodes of a request. Reports all that fit, or with `best`, a ranker and a number, only as many of the best.
 pub(super) fn evaluate_all<'n>(
     index: &Index,
     demand: &Demand<'_>,

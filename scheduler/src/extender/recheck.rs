@@ -43,7 +43,7 @@ pub(super) struct Recheck {
 impl Recheck {
     /// Notes a refusal, and returns true if it has to be rechecked.
     pub(super) fn should_recheck(&mut self, refusal: &PodRefusal, now: Instant) -> bool {
-        // The first refusal of a pod has a known cause: the pod is new.
+        // kube-scheduler has tried a refused pod again, and no room has opened here since. A first attempt needs no such cause.
         let is_repeated =
             self.n_openings.insert(&refusal.uid, refusal.n_openings) == Some(refusal.n_openings);
         (refusal.is_unseen || is_repeated) && self.paused_until.is_none_or(|until| until <= now)

@@ -244,6 +244,7 @@ impl Assumptions<'_> {
         self.filter().check_served(node, demand)?;
         let (fleet, policy) = (&self.cluster.fleet, demand.policies.device);
         let respecting = Hints::RespectOthers(demand.uid);
+        // Room that is kept for other pods comes last.
         fleet
             .choose_devices(id, demand.devices(), policy, respecting)
             .or_else(|_| fleet.choose_devices(id, demand.devices(), policy, Hints::Ignore))

@@ -29,6 +29,7 @@ pub(super) struct EvictionRank {
 }
 
 impl Default for EvictionRank {
+    /// The rank of a pod without a priority that has not started.
     fn default() -> Self {
         Self {
             priority: 0,

@@ -155,6 +155,7 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
         numa: location.and_then(|location| location.numa),
         pcie: location.and_then(|location| location.switch.as_ref().map(ToString::to_string)),
         enforcement: gpu.attributes.labels.get(ENFORCEMENT).map(ToString::to_string),
+        // `read_api::memory_use` adds it, as the node's plugin measures it.
         used: None,
         holders,
     }

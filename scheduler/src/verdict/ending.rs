@@ -17,6 +17,7 @@ pub(crate) fn fits_on_empty(
     rules: &PodRules,
     demand: &ResourceDemand<'_>,
 ) -> bool {
+    // kube-scheduler's own refusal may be for room that the pods on the node take.
     let may_go_there = match check_node(index, name, rules, &NominatedRequests::new()) {
         Ok(()) => true,
         Err(refusal) => refusal.is_lack_of_room(),
