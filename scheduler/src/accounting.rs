@@ -169,7 +169,7 @@ impl<'a> NodeContext<'a> {
 /// A report by the plugin of a node on a pod that may hold nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PluginReport {
-    /// The plugin of the node reports no pods without devices at all: it is another project's, or an old one.
+    /// The plugin of the node reports no pods without devices at all: it is another project's, or an old version of ours.
     #[default]
     Silent,
     /// The plugin reports pods without devices, and not this one. It lets no container start on a device without room.

@@ -177,7 +177,7 @@ impl Binder {
         let message = answer.message();
         match answer.status {
             status if status.is_success() => BindOutcome::Bound,
-            // Flow control, the limit of requests in flight and admission webhooks answer this, all of them before a write.
+            // Flow control, the limit of requests in flight and admission webhooks answer 429, all of them before a write.
             StatusCode::TOO_MANY_REQUESTS => BindOutcome::Busy(message),
             // The pod has a node, is another one, is being deleted or has gates: this write was not carried out, but an earlier
             // one may have been.
@@ -242,7 +242,7 @@ impl Binder {
     /// Reads the state of a pod.
     ///
     /// # Errors
-    /// The reason that it cannot be read, for people.
+    /// The reason for which the pod cannot be read, for people.
     pub async fn find(&self, pod: &PodId) -> Result<PodLookup, String> {
         let found = self.get(pod).await?;
         // A pod of the same name with another UID is a successor.
@@ -261,7 +261,7 @@ impl Binder {
     /// Reads a pod by its name, whatever its UID; `None` if there is no pod of that name.
     ///
     /// # Errors
-    /// The reason that it cannot be read, for people.
+    /// The reason for which the pod cannot be read, for people.
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
         let path = pod_path(pod);
         let answer = send(&self.client, Method::GET, &path, None).await?;

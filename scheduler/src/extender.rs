@@ -128,7 +128,7 @@ impl RequestError {
         }
     }
 
-    /// The HTTP status, and the outcome in metrics.
+    /// The HTTP status of the answer, and the outcome that metrics count.
     fn outcome(&self) -> (StatusCode, Ending) {
         match self {
             Self::Malformed { .. } => (StatusCode::BAD_REQUEST, Ending::Malformed),

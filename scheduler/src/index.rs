@@ -79,7 +79,7 @@ pub struct Index {
     budget_list: List,
     /// True if pods that request device resources were unbound at the end of the first list of pods.
     began_with_pending: bool,
-    /// See [`Self::unlisted`].
+    /// Is notified when a complete list of pods lacks a pod with a written binding.
     unlisted: Arc<Notify>,
 }
 
@@ -149,7 +149,7 @@ impl Index {
         self
     }
 
-    /// Sets the weights for the policies that weigh resources.
+    /// Sets the weights of the resources for the policies `least-allocated` and `most-allocated`.
     #[must_use]
     pub fn with_weights(mut self, weights: ResourceWeights) -> Self {
         self.cluster.fleet = self.cluster.fleet.with_weights(weights);
@@ -283,7 +283,7 @@ impl Index {
         ResourceDemand::of_cpu_only_pod(pod, self.cluster.policies)
     }
 
-    /// Returns true if a pod requests devices, validly or not.
+    /// Returns true if a pod requests devices, in a valid request or not.
     pub fn requests_devices(&self, facts: &PodFacts) -> bool {
         requests_devices(&self.cluster, facts)
     }

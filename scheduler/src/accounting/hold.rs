@@ -30,7 +30,7 @@ impl PodFacts {
         holdings.parts.extend(others);
         // After the devices: exclusive use counts only for types of which the pod holds some.
         holdings.exclusions = self.exclusions(&holdings, record, context);
-        let absent = kubelet_allocations::join(&mut holdings, context.allocated, context.inventory);
+        let absent = kubelet_allocations::add_allocated(&mut holdings, context.allocated, context.inventory);
         let problems: Vec<String> = [gpus.problem, problem, absent].into_iter().flatten().collect();
         Account {
             holdings,
@@ -215,8 +215,8 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
 }
 
 /// The account of the GPUs that a pod of a vendor's resource still lacks, besides the `held` ones and those that kubelet reports
-/// ([`kubelet_allocations::join`] adds those later): their number, as it is not known which they are. On a node where our plugin
-/// serves whole GPUs they are pending, elsewhere `unknown_whole`.
+/// ([`kubelet_allocations::add_allocated`] adds those later): their number, as it is not known which they are. On a node where
+/// our plugin serves whole GPUs they are pending, elsewhere `unknown_whole`.
 fn whole_not_reported(
     n_requested: u32,
     held: &[HeldPart],

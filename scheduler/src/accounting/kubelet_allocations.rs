@@ -60,7 +60,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
 }
 
 /// Adds allocated devices to holdings. Returns the problem if the node does not have some of them, which then are not counted.
-pub fn join(
+pub fn add_allocated(
     holdings: &mut Holdings,
     allocated: &[AllocatedDevice],
     inventory: Option<&Inventory>,
@@ -79,14 +79,14 @@ pub fn join(
     ))
 }
 
-/// The holdings of a pod of which only the devices are known that kubelet allocated to it, and the problem if the node does not
-/// have some of them.
-pub fn alone(allocated: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
+/// The holdings of a pod of which nothing is known but the devices that kubelet allocated to it, and the problem if the node does
+/// not have some of them.
+pub fn of_unknown_pod(allocated: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
     let mut holdings = Holdings {
         is_vendor: true,
         ..Holdings::default()
     };
-    let problem = join(&mut holdings, allocated, inventory);
+    let problem = add_allocated(&mut holdings, allocated, inventory);
     for device in allocated {
         // kubelet may name a GPU by other means than its UUID, such as an index: it may be any of those that the node reports.
         let is_certain = inventory.is_none_or(|inventory| {

@@ -193,7 +193,7 @@ fn bounded(
         let is_all = request.memory == RequestedMemory::Units(units.pod_units);
         is_all && units_of_device(&share.device, units, context).is_some()
     });
-    // Other writers round a share down, which loses less than a byte per device.
+    // Other writers of records round a share down, which loses less than a byte per device.
     let differs = record.abs_diff(spec) > u64::from(request.devices);
     let doubt = differs.then(|| format!("its record says {record} bytes on {gpu}, its spec {spec}"));
     let bytes = if is_of_other_unit || !differs {

@@ -232,7 +232,7 @@ impl Access {
             return Ok(verdict);
         }
         let review = async {
-            // Clients with many tokens must not take the API server from binds.
+            // Reviews for clients with many tokens must not slow down the API server for binds.
             let _permit = self.reviews.acquire().await;
             // Another request with the same token may have been reviewed meanwhile.
             if let Some(verdict) = self.cached(right, token) {

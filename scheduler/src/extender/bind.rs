@@ -133,7 +133,7 @@ const fn undecided_label(error: &AssumeError) -> &'static str {
     }
 }
 
-/// Answers a request. A pod that cannot be bound is an answer too, or kube-scheduler would drop the reason.
+/// Answers a bind request. A pod that cannot be bound is an answer too, or kube-scheduler would drop the reason.
 ///
 /// # Errors
 /// The body is not a bind request.
@@ -361,8 +361,8 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, assumed_at: u64) {
 
 /// Returns true if the outcome of a binding is known, after which its task has to end.
 fn is_resolved(extender: &Extender, pod: &PodId, assumed_at: u64) -> bool {
-    // A bind first notes that the outcome is unknown, and then inserts its assumption into `resolving`. Under this lock either the
-    // task sees the mark, or the bind finds no entry and starts another task.
+    // A bind first notes that the outcome is unknown, and then inserts its assumption into `resolving`. Under this lock either
+    // the task sees that phase, or the bind finds no entry and starts another task.
     let mut resolving = resolving(extender);
     let is_resolved = state_of(extender, pod, assumed_at).is_none_or(|state| state.phase == Phase::Written);
     if is_resolved {

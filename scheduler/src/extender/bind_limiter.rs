@@ -1,6 +1,6 @@
 //! Limits of bindings on their way to the API server: a number in all, and one at a time for each node.
 //!
-//! A bind that waits here has chosen no devices yet, so that it can be given up.
+//! A bind that waits here has chosen no devices yet, so nothing has to be taken back if it gives up.
 
 use std::pin::pin;
 use std::sync::Arc;

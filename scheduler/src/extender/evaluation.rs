@@ -185,7 +185,7 @@ impl<'a> Demand<'a> {
         }
     }
 
-    /// The resources that nodes are evaluated for.
+    /// The resources for which nodes are evaluated; `None` if each node gets the same answer, or only one node fits.
     pub(super) const fn resources(&self) -> Option<&ResourceDemand<'a>> {
         match self {
             Self::Resources(resources) => Some(resources),

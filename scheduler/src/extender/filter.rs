@@ -82,7 +82,7 @@ struct RefusalTexts<'a> {
     suffix: Option<&'static str>,
 }
 
-/// Answers a request. Rechecks a refusal once if the state may be stale.
+/// Answers a filter request. Rechecks a refusal once if the state may be stale.
 ///
 /// # Errors
 /// The body is not a filter request, the watches have not synced, or another replica leads.
@@ -106,7 +106,7 @@ pub(super) async fn answer_rechecked(extender: &Extender, body: &[u8]) -> Result
     Ok(result.json)
 }
 
-/// Answers a request from the state as it is.
+/// Answers a filter request from the state as it is, without a recheck.
 ///
 /// # Errors
 /// The body is not a filter request, or the watches have not synced.
@@ -219,8 +219,9 @@ impl<'r> Filter<'_, 'r> {
         if let Some(rule) = self.extender.rules.refusal_of_filter(pod) {
             return Demand::Rejected(shorten(&rule).into());
         }
-        // A pod whose hint expired gets no other for a while. A member of a gang needs one, or it could be sent to the devices
-        // of another member, so that no node is offered to it. The hints of a PodGroup expire together, by rules of their own.
+        // A pod whose hint expired gets no other hint for a while. A member of a gang needs one, or it could be sent to the
+        // devices of another member, so that no node is offered to it. The hints of a PodGroup expire together, by rules of their
+        // own.
         let is_paused = self.group.is_none()
             && self.needs_hint(&demand)
             && self.index.hints().is_resting(pod.uid(), self.now);

@@ -13,7 +13,7 @@ use super::recheck::Recheck;
 use super::requeue::{SampleRetries, WaitingPods};
 use crate::accounting::PodFacts;
 
-/// Time between two sweeps. A pod that no watch shows, or that requests no devices, is forgotten after one to two of them without
+/// Time between two sweeps. A pod that no watch shows, or that requests no devices, is forgotten after one or two sweeps without
 /// a request about it.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 

@@ -69,7 +69,7 @@ impl NamedVictims {
     }
 }
 
-/// Answers a request.
+/// Answers a preempt request.
 ///
 /// # Errors
 /// The body is not a preempt request, or the watches have not synced.

@@ -11,7 +11,7 @@ use crate::index::Index;
 /// The number of different scores that an extender can give, from 0.
 const N_SCORES: usize = 11;
 
-/// Answers a request.
+/// Answers a prioritize request.
 ///
 /// # Errors
 /// The body is not a prioritize request, or the watches have not synced.

@@ -96,7 +96,7 @@ impl SampleRetries {
         let is_recent = |retry: &Retry| now.saturating_duration_since(retry.at) < RETRIED_WITHIN;
         let last = self.pods.get(uid).copied();
         if last.is_none() && self.pods.len() >= MAX_RETRIED {
-            // Pods that are deleted are not reported here, and give way by age.
+            // Deletions of pods are not reported here, so old entries give way.
             self.pods.retain(|_, retry| is_recent(retry));
             if self.pods.len() >= MAX_RETRIED {
                 return None;

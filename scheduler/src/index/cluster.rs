@@ -54,7 +54,7 @@ pub(super) struct Cluster {
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
     /// Those of `pods` that no watch has shown bound.
     pub(super) unbound: BTreeSet<OwnerId>,
-    /// Those of `pods` that kube-scheduler keeps a node for.
+    /// Those of `pods` with `status.nominatedNodeName`: kube-scheduler keeps that node for them.
     pub(super) nominated: FxHashSet<OwnerId>,
     /// Pods that use only CPU and memory of their nodes.
     pub(super) plain: PlainPods,
@@ -579,7 +579,7 @@ impl Cluster {
             return;
         }
         let inventory = self.view(node).and_then(NodeView::inventory);
-        let (holdings, problem) = kubelet_allocations::alone(allocated, inventory);
+        let (holdings, problem) = kubelet_allocations::of_unknown_pod(allocated, inventory);
         if let Some(problem) = problem {
             warn!(
                 node,
@@ -608,7 +608,7 @@ impl Cluster {
 }
 
 /// The record of a bound pod that counts: its own, unless the node's plugin has swapped it with that of another pod. The
-/// annotations of the two change later.
+/// annotations of both pods change later.
 fn effective_record<'a>(state: Option<&NodeState>, uid: &str, bound: &'a Bound) -> Cow<'a, Recorded> {
     match state.and_then(|state| state.swapped.get(uid)) {
         Some(swapped) => Cow::Owned(swapped.clone().or_units_of(&bound.record)),

@@ -7,7 +7,7 @@
 /// Number of times that room has opened: changes so far by which a refused pod may fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Openings {
-    /// By whatever cause.
+    /// With or without an event that kube-scheduler sees.
     pub all: u64,
     /// Without an event that kube-scheduler sees.
     pub silent: u64,

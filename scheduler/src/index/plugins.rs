@@ -142,7 +142,7 @@ impl Deadline {
 }
 
 impl Plugins {
-    /// The state before any watch, for plugins whose pods are in this namespace.
+    /// The state before any list of objects, for plugins whose pods are in this namespace.
     pub(super) fn of_namespace(namespace: &str) -> Self {
         Self {
             namespace: Some(namespace.into()),

@@ -190,7 +190,7 @@ impl<'a> ResourceDemand<'a> {
         for joint in constraints.joint.iter().filter(|joint| joint.same_switch) {
             n_joined += joint.kinds.iter().filter(|kind| self.requests(kind)).count();
         }
-        // One device alone is on the same switch as itself.
+        // One device alone needs no switch in common with others.
         n_joined > 1
     }
 
@@ -272,7 +272,7 @@ fn amounts_of_one(share: ShareRequest, unit: Option<u64>) -> String {
     }
 }
 
-/// Returns true if a pod requests devices, validly or not.
+/// Returns true if a pod requests devices, in a valid request or not.
 pub(super) fn requests_devices(cluster: &Cluster, facts: &PodFacts) -> bool {
     // The UID matters only for the pod's own hint, which this check does not read.
     !matches!(ResourceDemand::of_pod(cluster, "", facts), Ok(None))

@@ -133,7 +133,7 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
     for holder in &view.holders {
         holders.push(show_holder(cluster, holder, unit));
     }
-    // The engine lists holders in an order that depends on the past; equal states must look equal to clients that compare them.
+    // The engine's order of holders depends on earlier changes; equal states must look equal to clients that compare them.
     holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     Gpu {
         minor: gpu.minor,
