@@ -99,11 +99,11 @@ pub struct Bound {
 /// The allocation record in a pod's annotations.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Recorded {
-    /// There is none.
+    /// The pod has no record.
     Missing,
     /// A record that cannot be parsed, with the reason.
     Unreadable(Box<str>),
-    /// Parts of devices.
+    /// A record that names parts of devices.
     Devices {
         /// The parts, those of GPUs first.
         parts: Box<[RecordedPart]>,

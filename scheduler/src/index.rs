@@ -83,8 +83,8 @@ pub struct Index {
     unlisted: Arc<Notify>,
 }
 
-/// The progress of the list of one kind. Lists have serial numbers; an object carries the number of the newest list at the time when a
-/// list or a watch event last showed it, so that a complete list shows which objects are gone.
+/// The progress of a watch's lists of one kind of object. Lists have serial numbers; an object carries the number of the newest
+/// list at the time when a list or a watch event last showed it, so that a complete list shows which objects are gone.
 #[derive(Clone, Copy, Debug, Default)]
 struct List {
     number: u32,
@@ -288,7 +288,7 @@ impl Index {
         requests_devices(&self.cluster, facts)
     }
 
-    /// The state in numbers.
+    /// The state in numbers, for metrics.
     pub fn snapshot(&self) -> Snapshot {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Snapshot {

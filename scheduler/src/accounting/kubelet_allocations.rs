@@ -81,7 +81,10 @@ pub fn add_allocated(
 
 /// The holdings of a pod of which nothing is known but the devices that kubelet allocated to it, and the problem if the node does
 /// not have some of them.
-pub fn of_unknown_pod(allocated: &[AllocatedDevice], inventory: Option<&Inventory>) -> (Holdings, Option<String>) {
+pub fn of_unknown_pod(
+    allocated: &[AllocatedDevice],
+    inventory: Option<&Inventory>,
+) -> (Holdings, Option<String>) {
     let mut holdings = Holdings {
         is_vendor: true,
         ..Holdings::default()

@@ -84,7 +84,7 @@ fn functions_held(
         let mut of_minor = of_device
             .iter()
             .filter(|function| *minor >= 0 && function.minor == *minor);
-        // A minor identifies a function only if no other function has it.
+        // A minor identifies a virtual function only if no other function of the device has it.
         if let (Some(function), None) = (of_minor.next(), of_minor.next()) {
             held.push(function.id.clone());
         } else {

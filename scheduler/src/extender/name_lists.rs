@@ -22,7 +22,7 @@ const MIN_NAMES: usize = 256;
 /// The most bytes of all lists together, and of a body whose list is remembered: more than 100,000 names.
 const MAX_BYTES: usize = 4 << 20;
 
-/// The start of a list in kube-scheduler's bodies, and the end of its body.
+/// The bytes before the first name in a body of kube-scheduler, and those after the last name.
 const START: &[u8] = b"\"NodeNames\":[\"";
 const END: &[u8] = b"\"]}";
 
@@ -178,7 +178,7 @@ impl NameLists {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<NameList>>> {
-        // Every change leaves the lists consistent.
+        // A panic leaves the lists consistent, so that a poisoned lock does no harm.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -30,7 +30,7 @@ use super::{Extender, now};
 use crate::index::Openings;
 use crate::room::{AnnounceError, Room};
 
-/// The most pods with alternating texts. When one of them is bound, kube-scheduler sees that event and tries all others.
+/// The most refused pods whose texts alternate. When one of them is bound, kube-scheduler sees that event and tries all others.
 const MAX_RETRIED: usize = 64;
 
 /// A pod that was not tried again for as long gives way to others: back-offs are 10 s at most unless configured otherwise.
