@@ -122,7 +122,7 @@ struct TopN<'a, T> {
 impl<'a> FilterRequest<'a> {
     /// Parses a body. `NodeNames` counts if both forms of nodes are given.
     pub(super) fn parse(verb: &'static str, body: &'a [u8], lists: &NameLists) -> Result<Self, RequestError> {
-        // A body that ends with a remembered list of names is parsed without that list.
+        // A body that ends with a remembered list of names is parsed with an empty list in its place.
         if let Some((list, rest)) = lists.find(body)
             && let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(&rest)
         {

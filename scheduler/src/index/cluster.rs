@@ -162,7 +162,6 @@ impl Cluster {
         largest
     }
 
-    /// Returns true if there is a Node object of this name.
     pub(super) fn knows_node(&self, name: &str) -> bool {
         self.nodes.get(name).is_some_and(NodeState::exists)
     }

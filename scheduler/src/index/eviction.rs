@@ -39,7 +39,6 @@ impl Default for EvictionRank {
 }
 
 impl EvictionRank {
-    /// Reads the priority and the start of a pod.
     pub(super) fn of(pod: &Pod) -> Self {
         let started = pod.status.start_time.as_deref();
         let started = started.and_then(|text| text.parse::<Timestamp>().ok());
@@ -52,7 +51,6 @@ impl EvictionRank {
 }
 
 impl Eviction {
-    /// Reads the fields of a pod by which kube-scheduler chooses victims.
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
             rank: EvictionRank::of(pod),

@@ -138,7 +138,6 @@ impl FailingNodes {
         }
     }
 
-    /// Number of nodes that rank last.
     pub(super) fn n_ranking_last(&self) -> usize {
         self.n_ranking_last
     }

@@ -66,7 +66,6 @@ impl NodeState {
         has_changed
     }
 
-    /// Returns true if the node has GPUs to share.
     pub(super) fn shares_gpus(&self) -> bool {
         let report = self.report.as_ref();
         report.is_some_and(|report| !report.inventory.gpus.is_empty())

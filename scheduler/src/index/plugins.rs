@@ -382,7 +382,7 @@ impl NodePlugin {
         }
     }
 
-    /// Ends the deadlines that are over, and returns true if there are any.
+    /// Ends the deadlines that are over, and returns true if any was.
     fn end_deadlines(&mut self, now: Instant) -> bool {
         let is_gone_for_good = Deadline::take_if_over(&mut self.gone, now);
         if is_gone_for_good {

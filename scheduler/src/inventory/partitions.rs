@@ -77,7 +77,6 @@ impl ReportedTable {
         self.problem().filter(|_| is_of_this_node)
     }
 
-    /// Returns true if there is a table and it cannot be read.
     pub(super) fn is_unreadable(&self) -> bool {
         self.is_unreadable
     }
