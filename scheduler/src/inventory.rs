@@ -137,6 +137,7 @@ impl DeviceReport {
     pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
         let mut report = Self::default();
         let inventory = &mut report.inventory;
+        // The object lists devices of all types, so that an empty list means that there are none.
         inventory.other_devices = Some(Vec::new());
         for map in [&metadata.labels, &metadata.annotations].into_iter().flatten() {
             inventory.serves_vendor |= map.get(SERVES_VENDOR_LABEL).is_some_and(|value| value == "true");

@@ -63,7 +63,7 @@ impl AvoidedNodes {
             .unwrap_or_default()
     }
 
-    /// Notes that `filter` names this node alone, or as the best one.
+    /// Notes that the answer of `filter` for a pod names this node alone, or as the best one.
     pub(super) fn note_sent(&mut self, uid: &str, node: &str) {
         let tried = self.0.get_or_default(uid);
         // For the same node the count goes on, so that returns add up.

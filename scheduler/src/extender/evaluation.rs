@@ -270,6 +270,7 @@ impl<'q> Evaluator<'q> {
         match self.demand {
             Demand::Resources(resources) if !self.index.knows_node(name) => {
                 evaluate_template(self.index, node, resources)?;
+                // The fleet has no such node, and its score counts as 0.
                 Ok(NodeFit::default())
             }
             // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.

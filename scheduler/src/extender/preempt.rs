@@ -101,6 +101,7 @@ pub(super) fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, Reques
             proposals.retain(|_, victims| !victims.pods.is_empty());
             proposals
         }
+        // `Demand::of` makes neither `GangPaused` nor `AssumedOn`; a rejected pod fits nowhere.
         Demand::Rejected(_) | Demand::GangPaused | Demand::AssumedOn(_) => BTreeMap::new(),
     };
     let n_candidates = node_name_to_meta_victims.len();

@@ -78,6 +78,7 @@ fn scale(ranks: &[RankKey<'_>]) -> Vec<i64> {
         let deduction = match nth {
             0 => 0,
             _ if order.len() <= N_SCORES => nth,
+            // More nodes are spread over the ten scores below the best.
             _ => 1 + (n_better - 1) * (N_SCORES - 1) / n_others,
         };
         if let Some(score) = scores.get_mut(*idx) {

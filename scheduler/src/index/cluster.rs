@@ -292,7 +292,7 @@ impl Cluster {
             self.unbound.insert(owner);
         }
         self.put_eviction(pod);
-        // Pending pods may ask for anything, in any number; bound pods have passed admission.
+        // Only bound pods count in the workload model, since pending ones may ask for anything, in any number.
         if is_bound && !pod.is_tied_to_node() {
             self.count_request(uid);
         }

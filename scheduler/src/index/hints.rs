@@ -309,7 +309,7 @@ impl HintQueue {
     /// Sets the ends of the hints that watches have begun or restarted: they last from `now` on.
     fn set_ends(&mut self, now: Instant) {
         for owner in std::mem::take(&mut self.not_begun) {
-            // The hint may have ended since, or have been replaced by one with an end.
+            // The hint may have ended meanwhile, or have been replaced by one with an end.
             if let Some(hint) = self.hints.get_mut(&owner)
                 && hint.end.is_none()
                 && let Some(end) = now.checked_add(hint.lasts)
