@@ -168,7 +168,8 @@ fn unrequested_gpus(record: &Recorded, context: NodeContext<'_>) -> Account {
     }
 }
 
-/// The whole GPUs of a pod with a vendor's resource: those of its record. Without a usable record they are [`whole_not_reported`].
+/// The whole GPUs of a pod with a vendor's resource: those of its record; without a usable record they are
+/// [`whole_not_reported`].
 fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),

@@ -45,7 +45,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
             let physical = physical_id(id);
             devices.push(AllocatedDevice {
                 id: physical.into(),
-                // The ID of a replica (time-slicing) or of an instance is longer than that of its device, which several pods may hold.
+                // The ID of a replica or of an instance is longer than that of its device, which several pods may hold.
                 is_replica: physical.len() != id.len(),
                 is_gpu: VENDOR_GPUS.contains(&resource_name.as_str()),
             });

@@ -501,7 +501,7 @@ impl Cluster {
             return;
         }
         let before = std::mem::replace(&mut state.without_devices, now.clone());
-        // Every pod of the node counts otherwise once its plugin reports such pods, or does not any more (`PluginReport::Silent`).
+        // All pods of the node count otherwise once its plugin reports such pods, or ceases to (`PluginReport::Silent`).
         if before.is_some() != now.is_some() {
             self.account_pods_on(node);
         }
