@@ -157,13 +157,13 @@ impl Rules {
         request: &AdmissionRequest,
         cluster: &Shared<Index>,
     ) -> Result<Verdict, Unreadable> {
-        let about = (
+        let resource = (
             request.resource.group.as_str(),
             request.resource.resource.as_str(),
             request.sub_resource.as_str(),
         );
         // `bindings` without a pod's name in the path is an older way to bind, which the API server still serves.
-        if matches!(about, ("", "pods", "binding") | ("", "bindings", "")) {
+        if matches!(resource, ("", "pods", "binding") | ("", "bindings", "")) {
             return binding::review(self, request, cluster);
         }
         validate::review(self, request, cluster)
@@ -182,12 +182,12 @@ impl Rules {
     }
 }
 
-/// Reads the object after the operation.
+/// Reads the object as it is after the operation under review.
 fn read<'a, T: Deserialize<'a>>(request: &'a AdmissionRequest) -> Result<T, Unreadable> {
     read_field(request, "object", request.object.as_ref())
 }
 
-/// Reads the object before the operation.
+/// Reads the object as it is before the operation under review.
 fn read_old<'a, T: Deserialize<'a>>(request: &'a AdmissionRequest) -> Result<T, Unreadable> {
     read_field(request, "oldObject", request.old_object.as_ref())
 }

@@ -57,7 +57,7 @@ impl From<&PodName> for Subject {
             kind: "Pod",
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
-            // Events need no UID, and the own pod is known by name alone.
+            // Events need no UID, and a replica knows its own pod by name alone.
             uid: String::new(),
         }
     }
@@ -85,7 +85,7 @@ pub struct Leadership(Arc<Inner>);
 struct Inner {
     state: Mutex<LeadershipState>,
     /// The number of binds that have begun and not ended.
-    binding: watch::Sender<usize>,
+    n_binds: watch::Sender<usize>,
     /// A number that changes whenever clients have to connect again.
     connection_resets: watch::Sender<u64>,
     /// Metric: the beginnings and ends of terms.
@@ -103,11 +103,11 @@ struct LeadershipState {
     is_taken_over: bool,
     /// True if this replica's pod may have the leader label although it does not lead.
     has_stale_label: bool,
-    /// The reason for which the API server refuses the bindings of this replica although it leads.
+    /// The reason for which the API server refuses the bindings of this replica although it leads; `None` while it accepts them.
     refused: Option<String>,
 }
 
-/// The part of this replica among all replicas.
+/// The role of this replica among all replicas.
 #[derive(Clone, Copy, Debug)]
 enum Role {
     /// There is no other replica.
@@ -137,7 +137,7 @@ impl Leadership {
         };
         Self(Arc::new(Inner {
             state: Mutex::new(state),
-            binding: watch::Sender::new(0),
+            n_binds: watch::Sender::new(0),
             connection_resets: watch::Sender::new(0),
             transitions: Counter::default(),
             overdue: Counter::default(),
@@ -167,7 +167,7 @@ impl Leadership {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that this replica may filter.
+    /// Checks that this replica decides now, so that it may answer filter requests.
     ///
     /// # Errors
     /// The reason for which it may not.
@@ -187,7 +187,7 @@ impl Leadership {
             return Err(NotLeading::Starting);
         }
         // Counted under the lock: `end_binds` changes the role under it, and then waits for every bind that began before.
-        self.0.binding.send_modify(|n| *n += 1);
+        self.0.n_binds.send_modify(|n| *n += 1);
         drop(state);
         Ok(BindInWork(self.clone()))
     }
@@ -233,7 +233,7 @@ impl Leadership {
 
     /// Ends the connections of clients, so that they connect again, to the leader.
     pub fn reset_connections(&self) {
-        // Receivers only look for a change, so the number may start at 0 again.
+        // Receivers only look for a change, so the number may wrap around to 0.
         self.0.connection_resets.send_modify(|n| *n = n.wrapping_add(1));
     }
 
@@ -242,7 +242,7 @@ impl Leadership {
         self.0.connection_resets.subscribe()
     }
 
-    /// Begins a term if `is_new`, or else prolongs the present one. The Lease was renewed by a request sent at `renewed`.
+    /// Begins a term if `is_new`, or else prolongs the present one. The Lease was last renewed by a request sent at `renewed`.
     pub(crate) fn lead(&self, times: LeaseTimes, renewed: Instant, is_new: bool) {
         let mut state = self.state();
         // A renewal leaves a finished takeover as it is; a new term begins with one of its own.
@@ -278,11 +278,11 @@ impl Leadership {
         self.state().is_taken_over = true;
     }
 
-    /// Ends the term: this replica has lost the Lease.
+    /// Ends the term, and the connections of clients: this replica has lost the Lease.
     fn stand_by(&self) {
         let mut state = self.state();
         state.is_taken_over = false;
-        // Only a leader's bindings are expected to pass.
+        // A replica that does not lead sends no bindings, so a refusal of them is no problem any more.
         state.refused = None;
         state.role = Role::Standby;
         drop(state);
@@ -304,9 +304,9 @@ impl Leadership {
             };
         }
         self.reset_connections();
-        let mut binding = self.0.binding.subscribe();
+        let mut n_binds = self.0.n_binds.subscribe();
         // The sender lives as long as `self`, so this cannot fail.
-        let _ = binding.wait_for(|n| *n == 0).await;
+        let _ = n_binds.wait_for(|n| *n == 0).await;
     }
 
     /// Lets no further binding be sent, also of binds that have begun.
@@ -339,7 +339,7 @@ impl LeadershipState {
         match self.role {
             Role::Alone => Ok(()),
             Role::Leading { times, renewed } if now < renewed + times.renew => Ok(()),
-            // A term that was not renewed in time has ended, even if no task has noticed.
+            // A term that was not renewed in time has ended, even if the elector has not noticed.
             Role::Leading { .. } | Role::Standby => Err(NotLeading::Standby),
             Role::Ending { .. } | Role::Ended => Err(NotLeading::Ending),
         }
@@ -348,7 +348,7 @@ impl LeadershipState {
 
 impl Drop for BindInWork {
     fn drop(&mut self) {
-        self.0.0.binding.send_modify(|n| *n -= 1);
+        self.0.0.n_binds.send_modify(|n| *n -= 1);
     }
 }
 

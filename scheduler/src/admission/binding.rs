@@ -18,15 +18,15 @@ use crate::index::{Index, Shared};
 /// pod.
 pub(super) fn requests_devices(cluster: &Shared<Index>, namespace: &str, name: &str, node: &str) -> bool {
     let index = cluster.read();
-    let is_counted = index.fleet().node_id(node).is_some();
+    let counts_node = index.fleet().node_id(node).is_some();
+    // More than one for a moment, if a deleted pod was replaced by one of the same name.
     let mut pods = index.pods_named(namespace, name);
-    // A pod and its successor may have one name for a moment.
-    pods.any(|(_, facts)| index.requests_devices(facts) && (is_counted || !asks_vendor(facts)))
+    // On a node that this scheduler does not count, whole GPUs by a vendor's resource are for other schedulers to bind.
+    pods.any(|(_, facts)| index.requests_devices(facts) && (counts_node || !requests_vendor_gpus(facts)))
 }
 
-/// Returns true if the pod requests whole GPUs by a vendor's resource: other schedulers may bind it to nodes that only the vendor's
-/// plugin serves.
-fn asks_vendor(facts: &PodFacts) -> bool {
+/// Returns true if the pod requests whole GPUs by a vendor's resource, such as `nvidia.com/gpu`.
+fn requests_vendor_gpus(facts: &PodFacts) -> bool {
     match &facts.request {
         ParsedRequest::Valid(request) => request.gpus.is_some_and(|gpus| gpus.dialect == Dialect::Vendor),
         ParsedRequest::Invalid(..) => false,
@@ -61,6 +61,7 @@ pub(super) fn review(
     request: &AdmissionRequest,
     cluster: &Shared<Index>,
 ) -> Result<Verdict, Unreadable> {
+    // Without configured binders, RBAC alone decides who may bind.
     let (Some(binders), Operation::Create) = (&rules.binders, request.operation) else {
         return Ok(Verdict::ALLOWED);
     };

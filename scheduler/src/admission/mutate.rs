@@ -1,7 +1,7 @@
 //! The mutating webhook: completes the device requests of a pod at its creation.
 //!
-//! A second run of the webhook changes nothing more. It leaves requests that it does not understand as they are: the validating
-//! webhook and the filter refuse them with a reason.
+//! A second run of the webhook on its own result changes nothing. It leaves requests that it does not understand as they are: the
+//! validating webhook and the filter refuse them with a reason.
 
 use proto::admission::{AdmissionRequest, Operation, PatchOperation};
 use proto::pod::{ALL_DEVICES, Pod};
@@ -10,7 +10,7 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, O
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::requested_kinds::{RECORD, RequestedKinds, is_mirror};
+use super::requested_kinds::{RECORD_ANNOTATIONS, RequestedKinds, is_mirror};
 use super::{Refusal, Rules, Unreadable, Verdict, read, validate};
 
 /// The scheduler name that the API server has written into pods without one, before it calls webhooks.
@@ -50,14 +50,15 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
     for list in ["/spec/initContainers", "/spec/containers"] {
         for idx in 0..draft.len(list) {
             let container = format!("{list}/{idx}");
-            rename(&mut draft, &container);
+            rename_old_resources(&mut draft, &container);
             // A pod that mixes ways to request GPUs is refused whatever is added to it; its author recognises the unchanged pod in
             // the refusal.
-            if !kinds.mixes() {
+            if !kinds.mixes_gpu_requests() {
                 split_gpu(&mut draft, &container);
                 add_shared(&mut draft, &container);
             }
-            // kubelet calls the device plugin only for a resource that the container requests.
+            // A pod that sees all devices requests none, but kubelet calls the device plugin only for a resource that the container
+            // requests.
             if kinds.is_empty() && list == "/spec/containers" {
                 put(&mut draft, &container, GPU_SHARED, &Value::from("1"));
             }
@@ -68,14 +69,14 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
     Ok((draft, warnings))
 }
 
-/// JSON pointers to a container's limits and requests.
-fn amounts(container: &str) -> [String; 2] {
-    ["limits", "requests"].map(|amounts| format!("{container}/resources/{amounts}"))
+/// The JSON pointers to the limits and to the requests of the container at this JSON pointer.
+fn resource_lists(container: &str) -> [String; 2] {
+    ["limits", "requests"].map(|list| format!("{container}/resources/{list}"))
 }
 
 /// The limit of a resource, or the request if there is no limit.
 fn get<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Value> {
-    let [limits, requests] = amounts(container);
+    let [limits, requests] = resource_lists(container);
     draft
         .get(&limits, resource)
         .or_else(|| draft.get(&requests, resource))
@@ -83,13 +84,13 @@ fn get<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Valu
 
 /// Sets limit and request of a resource: Kubernetes demands extended resources in both.
 fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
-    for amounts in amounts(container) {
-        draft.put(&amounts, resource, value.clone());
+    for list in resource_lists(container) {
+        draft.put(&list, resource, value.clone());
     }
 }
 
-/// Renames resources of the proposals' first version.
-fn rename(draft: &mut Draft, container: &str) {
+/// Gives resources with names of the proposal "Fine-grained device scheduling" their current names.
+fn rename_old_resources(draft: &mut Draft, container: &str) {
     for (old, new) in OLD_NAMES {
         // With both names the author's intent is not known; the validating webhook refuses the pod.
         if get(draft, container, new).is_none() {
@@ -98,10 +99,11 @@ fn rename(draft: &mut Draft, container: &str) {
     }
 }
 
-/// Replaces `koordinator.sh/gpu` by the two amounts that it stands for, unless the container requests other amounts too.
+/// Replaces `koordinator.sh/gpu` by `gpu-core` and `gpu-memory-ratio`, for which it stands, unless the container requests one of them
+/// or `gpu-memory` too.
 fn split_gpu(draft: &mut Draft, container: &str) {
-    let old = OLD_NAMES.iter().map(|(old, _)| old);
-    for amount in [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].iter().chain(old) {
+    let old_names = OLD_NAMES.iter().map(|(old, _)| old);
+    for amount in [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].iter().chain(old_names) {
         if get(draft, container, amount).is_some() {
             return;
         }
@@ -109,23 +111,23 @@ fn split_gpu(draft: &mut Draft, container: &str) {
     replace(draft, container, GPU, &[GPU_CORE, GPU_MEMORY_RATIO]);
 }
 
-/// Replaces a resource by others of the same amount, in limits and requests.
+/// Replaces the resource `old` by the resources `new`, each with the same amount, in limits and requests.
 fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
-    let Some(any) = get(draft, container, old).cloned() else {
+    let Some(present) = get(draft, container, old).cloned() else {
         return;
     };
-    for amounts in amounts(container) {
-        let value = draft.remove(&amounts, old).unwrap_or_default();
-        // A pod with the limit alone gets the request from the API server; a copy of the limit is the same.
-        let value = if value.is_null() { any.clone() } else { value };
+    for list in resource_lists(container) {
+        let value = draft.remove(&list, old).unwrap_or_default();
+        // For a limit without a request, the API server sets the request to the limit; a copy does the same.
+        let value = if value.is_null() { present.clone() } else { value };
         for name in new {
-            draft.put(&amounts, name, value.clone());
+            draft.put(&list, name, value.clone());
         }
     }
 }
 
-/// Adds the number of devices that a container's amounts are for, if it is missing: the rule of the proposal "Enhance the GPU Share
-/// API", applied to `gpu-core` too where there is no ratio, as Koordinator does.
+/// Adds `gpu.shared`, the number of GPUs over which a container's amounts are divided, if it is missing: the rule of the proposal
+/// "Enhance the GPU Share API", applied to `gpu-core` too where there is no ratio, as Koordinator does.
 fn add_shared(draft: &mut Draft, container: &str) {
     if get(draft, container, GPU_SHARED).is_some() {
         return;
@@ -172,11 +174,11 @@ fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
     field.is_none_or(|value| value.as_str().is_some_and(|text| texts.contains(&text)))
 }
 
-/// Removes annotations that only a scheduler writes, and returns a warning for each.
+/// Removes the annotations of the allocation record, which only a scheduler writes, and returns a warning for each.
 fn remove_record(draft: &mut Draft) -> Vec<String> {
     let mut warnings = Vec::new();
-    for key in RECORD {
-        // These annotations come with manifests that were copied from running pods, so that a refusal would annoy.
+    for key in RECORD_ANNOTATIONS {
+        // Manifests that were copied from running pods have these annotations, so the pod is mended and not refused.
         if draft.get("/metadata/annotations", key).is_some() {
             draft.remove("/metadata/annotations", key);
             warnings.push(format!(
@@ -226,6 +228,7 @@ impl Draft {
         }
     }
 
+    /// Removes a field, and returns the value that it had; `None` if there was none.
     fn remove(&mut self, parent: &str, key: &str) -> Option<Value> {
         let removed = self.object.pointer_mut(parent)?.as_object_mut()?.remove(key)?;
         self.patch.push(PatchOperation::Remove {
@@ -246,7 +249,7 @@ impl Draft {
     }
 }
 
-/// A key as part of a JSON pointer.
+/// A key as part of a JSON pointer, with its special characters escaped.
 fn escape(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }

@@ -6,9 +6,9 @@ use proto::record::{
 };
 use proto::resource::{FPGA, GPU_SHARES, OLD_NAMES, RDMA, ResourceNames, VENDOR_GPUS};
 
-/// Annotations that only a scheduler, and the plugin of the pod's node, write.
+/// The annotations of the allocation record, which only a scheduler and the plugin of the pod's node write.
 // A new pod with one of them would be counted for devices that the scheduler has not given it.
-pub(super) const RECORD: [&str; 8] = [
+pub(super) const RECORD_ANNOTATIONS: [&str; 8] = [
     DEVICE_ALLOCATED,
     BIND_TIMESTAMP,
     GPU_MINORS,
@@ -27,13 +27,13 @@ pub(super) const RECORD: [&str; 8] = [
 )]
 pub(super) struct RequestedKinds {
     /// True for GPU memory units.
-    pub(super) units: bool,
+    pub(super) memory_units: bool,
     /// True for Koordinator's shares of GPUs, also by their old names.
-    pub(super) shares: bool,
-    /// True for RDMA or FPGA, also by their old names.
-    pub(super) others: bool,
+    pub(super) gpu_shares: bool,
+    /// True for RDMA or FPGA, also by their old names. Pods request them beside GPUs, or alone.
+    pub(super) rdma_or_fpga: bool,
     /// True for whole GPUs, by resources of vendors.
-    pub(super) vendor: bool,
+    pub(super) vendor_gpus: bool,
 }
 
 impl RequestedKinds {
@@ -44,10 +44,10 @@ impl RequestedKinds {
     ) -> Self {
         let mut kinds = Self::default();
         for container in containers {
-            kinds.units |= container.asks_for(&names.memory);
-            kinds.shares |= requests_any(container, &GPU_SHARES);
-            kinds.others |= requests_any(container, &[RDMA, FPGA]);
-            kinds.vendor |= requests_any(container, &VENDOR_GPUS);
+            kinds.memory_units |= container.asks_for(&names.memory);
+            kinds.gpu_shares |= requests_any(container, &GPU_SHARES);
+            kinds.rdma_or_fpga |= requests_any(container, &[RDMA, FPGA]);
+            kinds.vendor_gpus |= requests_any(container, &VENDOR_GPUS);
         }
         kinds
     }
@@ -63,14 +63,14 @@ impl RequestedKinds {
     }
 
     /// Returns true if GPUs are requested in more than one way, which the filter refuses.
-    pub(super) fn mixes(self) -> bool {
-        // RDMA and FPGA go with any of them.
-        u8::from(self.units) + u8::from(self.shares) + u8::from(self.vendor) > 1
+    pub(super) fn mixes_gpu_requests(self) -> bool {
+        // RDMA and FPGA go with any way to request GPUs.
+        u8::from(self.memory_units) + u8::from(self.gpu_shares) + u8::from(self.vendor_gpus) > 1
     }
 
     /// Returns true if a part of a GPU is requested.
     pub(super) fn shares_devices(self) -> bool {
-        self.units || self.shares
+        self.memory_units || self.gpu_shares
     }
 }
 

@@ -1,7 +1,7 @@
 //! The webhooks' HTTP routes: reads `AdmissionReview`s, has [`Rules`] decide, answers.
 //!
-//! The webhooks have an address of their own, which serves no verb of the extender: the API server shows webhooks no certificate
-//! unless it is configured to, while filter, prioritize and bind demand one of kube-scheduler's authority.
+//! The webhooks have an address of their own, which serves no verb of the extender: the API server shows webhooks no client
+//! certificate unless it is configured to, while filter, prioritize and bind demand one of kube-scheduler's authority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,18 +28,19 @@ use daemon::log_limit::LogLimit;
 
 use super::{Rules, Unreadable, Verdict};
 
-/// Largest review: the API server accepts objects of 3 MiB, and the review of an update has two.
-const MAX_BODY: usize = 7 << 20;
-/// Most reviews that are decided at one time. A review counts from the end of its body: clients that send slowly, or nothing, hold
-/// up no other review.
-const CONCURRENCY: usize = 32;
+/// Largest review, in bytes: the API server accepts objects of 3 MiB, and the review of an update has two.
+const MAX_REVIEW: usize = 7 << 20;
+/// Most reviews that are decided at one time. A review counts from the end of its body, so that clients that send slowly hold up no
+/// other review.
+const MAX_DECIDING: usize = 32;
 /// Bytes of a body that every request may have in memory at any time: ten times a usual pod.
 const SMALL_BODY: usize = 64 << 10;
 /// Most bodies longer than [`SMALL_BODY`] in memory at one time: together they stay below 56 MiB.
-const LARGE_BODIES: usize = 8;
+const MAX_LARGE_BODIES: usize = 8;
 /// Longest time for a review to arrive: the API server does not wait longer for the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Limits the log lines about reviews that are not answered.
 static NOT_ANSWERED: LogLimit = LogLimit::new();
 
 /// The two webhooks, and the limits of their requests.
@@ -49,7 +50,9 @@ pub struct Webhooks {
     index: Shared<Index>,
     /// Metric: the number of reviews.
     reviews: Family<ReviewLabels, Counter>,
+    /// A permit for each review that may be decided now.
     deciding: Semaphore,
+    /// A permit for each body longer than [`SMALL_BODY`] that may be in memory now.
     large_bodies: Semaphore,
     /// True if only clients with a certificate of the configured authorities are answered.
     demands_certificate: bool,
@@ -67,14 +70,14 @@ struct ReviewLabels {
     verdict: &'static str,
 }
 
-/// A review that is not answered. The `failurePolicy` of the webhook's configuration then decides.
+/// The reason for which a review is not answered. The `failurePolicy` of the webhook's configuration then decides.
 #[derive(Debug, thiserror::Error)]
 enum ReviewFailure {
     #[error("not an {KIND} of {API_VERSION}: {0}")]
     Malformed(String),
     #[error("{0:#}")]
     Unreadable(anyhow::Error),
-    #[error("the review is larger than {MAX_BODY} bytes")]
+    #[error("the review is larger than {MAX_REVIEW} bytes")]
     TooLarge,
     #[error("the review did not arrive: {0}")]
     Broken(String),
@@ -129,7 +132,7 @@ impl Webhooks {
             reviews.clone(),
         );
         // Two limits: many small reviews must not wait for few large ones.
-        let (deciding, large_bodies) = (Semaphore::new(CONCURRENCY), Semaphore::new(LARGE_BODIES));
+        let (deciding, large_bodies) = (Semaphore::new(MAX_DECIDING), Semaphore::new(MAX_LARGE_BODIES));
         Self {
             rules,
             index,
@@ -151,15 +154,15 @@ impl Webhooks {
 
     /// Answers one request.
     async fn review(&self, webhook: Webhook, request: Request<Body>) -> Response {
-        let decided = match self.receive(request).await {
+        let decision = match self.receive(request).await {
             // The permit of a large body lives until the review is decided.
-            Ok((body, _large)) => {
-                let _permit = self.deciding.acquire().await;
+            Ok((body, _body_permit)) => {
+                let _deciding = self.deciding.acquire().await;
                 self.decide(webhook, &body)
             }
             Err(failure) => Err(failure),
         };
-        let (verdict, response) = match decided {
+        let (verdict, response) = match decision {
             Ok((verdict, answer)) => (verdict, json_response(&answer)),
             // The metric has one verdict for every review that is not answered.
             Err(failure) => ("malformed", failure.into_response()),
@@ -178,7 +181,7 @@ impl Webhooks {
         &self,
         request: Request<Body>,
     ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
-        // Checked before the body is read: a stranger's body costs nothing.
+        // Checked before the body is read: the body of a client without a certificate costs nothing.
         if self.demands_certificate && request.extensions().get::<ClientCertificate>().is_none() {
             return Err(ReviewFailure::NoCertificate);
         }
@@ -193,11 +196,11 @@ impl Webhooks {
     /// Receives the body of a review. A body above `SMALL_BODY` waits for a permit, which limits the memory of large bodies in all;
     /// the permit is held until the caller drops it.
     async fn collect(&self, body: Body) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
-        let mut body = Limited::new(body, MAX_BODY);
+        let mut body = Limited::new(body, MAX_REVIEW);
         let (mut bytes, mut permit) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| ReviewFailure::of_body(&*error))?;
-            // Anything else is a trailer.
+            // A frame without data has trailers.
             let Ok(data) = frame.into_data() else { continue };
             if permit.is_none() && bytes.len() + data.len() > SMALL_BODY {
                 permit = self.large_bodies.acquire().await.ok();

@@ -8,7 +8,7 @@ use proto::record::{Record, RecordError};
 use proto::request::hints::HINTS;
 use proto::request::{self, PodRequest, RequestError};
 
-use super::requested_kinds::{RECORD, RequestedKinds, is_mirror};
+use super::requested_kinds::{RECORD_ANNOTATIONS, RequestedKinds, is_mirror};
 use super::visible_devices;
 use super::{Refusal, Rules, Unreadable, Verdict, read, read_old};
 use crate::accounting::PodFacts;
@@ -46,7 +46,7 @@ fn check_new(
     let mut warning = None;
     if !(kinds.is_empty() && pod.annotation(ALL_DEVICES).is_none()) {
         match check_request(rules, &pod, cluster) {
-            Ok(doubt) => warning = doubt,
+            Ok(found) => warning = found,
             Err(refusal) => return Ok(Verdict::Refused(refusal)),
         }
     }
@@ -61,8 +61,8 @@ fn check_new(
     })
 }
 
-/// The rule of the filter that a new pod breaks on every node, by the devices of the cluster; `None` if it breaks none, or
-/// while not all nodes are known.
+/// The reason for which no node of this cluster can ever take a new pod: its memory seems to be in another unit, or it names a type
+/// of devices that no node has. `None` if there is no such reason, or while not all nodes are known.
 fn cluster_refusal(cluster: &Shared<Index>, pod: &Pod) -> Option<String> {
     let index = cluster.read();
     index.ready().ok()?;
@@ -71,11 +71,11 @@ fn cluster_refusal(cluster: &Shared<Index>, pod: &Pod) -> Option<String> {
     Some(refusal.to_string())
 }
 
-/// Checks the device requests and annotations of a new pod; returns the doubt about a valid request, if there is one.
+/// Checks the device requests and annotations of a new pod; returns a warning about a valid request that looks like a mistake.
 fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Option<String>, Refusal> {
-    let asked = PodRequest::read_new(pod, &rules.names)?;
+    let requested = PodRequest::read_new(pod, &rules.names)?;
     refuse_all_devices(rules, pod)?;
-    for key in RECORD {
+    for key in RECORD_ANNOTATIONS {
         if pod.annotation(key).is_some() {
             return Err(Refusal::Invalid(format!(
                 "annotation {key} is for the scheduler to write; make the pod without it"
@@ -85,7 +85,7 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Op
     if let Some(refusal) = cluster_refusal(cluster, pod) {
         return Err(Refusal::Invalid(refusal));
     }
-    Ok(asked.and_then(|asked| asked.gpus?.warning()))
+    Ok(requested.and_then(|requested| requested.gpus?.warning()))
 }
 
 /// Checks the fields of a pod that select devices.
@@ -96,7 +96,7 @@ fn check_device_fields(rules: &Rules, pod: &Pod, namespace: &str) -> Result<(), 
     visible_devices::check(pod, &rules.names, namespace)
 }
 
-/// The refusal of a pod in a filter request by [`check_device_fields`].
+/// The reason for which [`check_device_fields`] refuses a pod in a filter request; `None` if it does not.
 pub(super) fn refusal_of_filter(rules: &Rules, pod: &Pod) -> Option<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     if rules.is_unrestricted(namespace) {
@@ -143,7 +143,7 @@ fn check_ephemeral(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict,
     Ok(visible_devices::check_added_containers(&old, &new, &rules.names, &request.namespace).into())
 }
 
-/// Refuses a request to see all devices that cannot be read or is not allowed in this cluster.
+/// Refuses the annotation to see all devices if its value cannot be read, or is true and not allowed in this cluster.
 pub(super) fn refuse_all_devices(rules: &Rules, pod: &Pod) -> Result<(), Refusal> {
     if request::sees_all_devices(pod)? && !rules.allow_all_devices {
         return Err(Refusal::Forbidden(RequestError::AllDevicesForbidden.to_string()));
@@ -160,8 +160,8 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
             "annotation {ALL_DEVICES} counts when a pod is made; it cannot be changed afterwards"
         )));
     }
-    // A record that was unreadable before may be on its way to be mended.
-    if RECORD.into_iter().any(is_changed)
+    // A record that was unreadable before may take several updates to mend, so an update that leaves it unreadable is allowed.
+    if RECORD_ANNOTATIONS.into_iter().any(is_changed)
         && let Err(error) = read_record(new)
         && read_record(old).is_ok()
     {
@@ -169,7 +169,7 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
     }
     let is_placed = old.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
     for hint in HINTS.into_iter().filter(|hint| is_changed(hint.key)) {
-        // The scheduler chose the devices by the old rule, and counts by the rules of placed pods too, such as exclusiveness.
+        // The scheduler chose the devices by the old value, and counts the demands of placed pods too, such as exclusiveness.
         if is_placed {
             return Err(Refusal::Invalid(format!(
                 "annotation {} counts when a pod is placed; it cannot be changed afterwards",

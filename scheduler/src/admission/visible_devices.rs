@@ -1,7 +1,7 @@
-//! Refuses containers that select the devices they see, by the fields of a pod that container runtimes read.
+//! Refuses containers that select the devices that they see, by the fields of a pod that container runtimes read.
 //!
-//! Two rules. [`check`] holds for every pod outside the namespaces that the operator names, most of all for pods that ask for
-//! nothing: on a node whose runtime acts on `NVIDIA_VISIBLE_DEVICES` they would see every GPU, those that others share included.
+//! Two rules. [`check`] holds for every pod outside the namespaces that the operator names, most of all for pods that request no
+//! device: on a node whose runtime acts on `NVIDIA_VISIBLE_DEVICES` they would see every GPU, also those that other pods share.
 //! [`check_overrides`] is stricter, for pods that share devices in clusters that deny overrides.
 //!
 //! Only the pod's own fields are known here. A CUDA image's own `NVIDIA_VISIBLE_DEVICES=all` and a value that `envFrom` brings
@@ -19,7 +19,7 @@ const NRI_DOMAIN: &str = "nvidia.cdi.k8s.io";
 /// Annotations that NVIDIA's runtime reads in its mode `cdi`, where CRI-O, or containerd's `pod_annotations`, hands them on.
 const CDI_PREFIX: &str = "cdi.k8s.io/";
 /// Most characters of a value that a message repeats.
-const MOST_SHOWN: usize = 64;
+const MAX_SHOWN: usize = 64;
 /// Variables that CUDA's multi-process service reads its limits from.
 const MPS_PREFIX: &str = "CUDA_MPS_";
 
@@ -27,7 +27,7 @@ const MPS_PREFIX: &str = "CUDA_MPS_";
 const LIMIT_VARIABLES: [&str; 2] = [DRIVER_MEMORY_REQUEST, DRIVER_MEMORY_LIMIT];
 
 /// Values that select no device. NVIDIA's runtime acts on an empty one as on `void`.
-const NONE: [&str; 3] = ["", "none", "void"];
+const NO_DEVICE: [&str; 3] = ["", "none", "void"];
 
 /// All containers, ephemeral ones last.
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
@@ -35,18 +35,20 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 /// The ephemeral containers of a pod that were not there before. An existing container cannot be changed.
-fn added<'a>(old: &'a Pod, new: &'a Pod) -> impl Iterator<Item = &'a Container> {
+fn added_containers<'a>(old: &'a Pod, new: &'a Pod) -> impl Iterator<Item = &'a Container> {
     let before = &old.spec.ephemeral_containers;
     let now = new.spec.ephemeral_containers.iter();
     now.filter(|container| before.iter().all(|other| other.name != container.name))
 }
 
-/// Returns true if the value selects no device. A value from elsewhere may be anything.
+/// Returns true if the variable's value selects no device. A value by `valueFrom` is not known, so it may select some.
 fn selects_none(variable: &Variable) -> bool {
-    variable.own_value().is_some_and(|value| NONE.contains(&value))
+    variable
+        .own_value()
+        .is_some_and(|value| NO_DEVICE.contains(&value))
 }
 
-/// Refuses a pod in this namespace that selects devices itself.
+/// Refuses a pod in this namespace that selects devices itself, by a variable of a container or an annotation.
 pub(super) fn check(pod: &Pod, names: &ResourceNames, namespace: &str) -> Result<(), Refusal> {
     for container in containers(pod) {
         check_container(container, names, namespace)?;
@@ -64,7 +66,7 @@ pub(super) fn check_added_containers(
     names: &ResourceNames,
     namespace: &str,
 ) -> Result<(), Refusal> {
-    for container in added(old, new) {
+    for container in added_containers(old, new) {
         check_container(container, names, namespace)?;
     }
     Ok(())
@@ -97,18 +99,18 @@ fn check_container(container: &Container, names: &ResourceNames, namespace: &str
         return Ok(());
     };
     let (name, value) = (&container.name, describe_value(variable));
-    let sets = format!("container {name:?} sets {VISIBLE_DEVICES} {value}");
+    let fault = format!("container {name:?} sets {VISIBLE_DEVICES} {value}");
     // kubelet puts the pod's own variables after those of a plugin's answer, and the last of two values counts. The vendor's plugin
     // names the container's GPUs in this variable, or by CDI, so the pod's own value replaces them or adds to them. The container
     // needs no value of its own.
-    let mut vendors = VENDOR_GPUS.into_iter();
-    let refusal = match vendors.find(|resource| container.asks_for(resource)) {
+    let mut vendor_gpus = VENDOR_GPUS.into_iter();
+    let refusal = match vendor_gpus.find(|resource| container.asks_for(resource)) {
         Some(resource) => format!(
-            "{sets}, which wins over the GPUs that it is given for {resource} and could show it GPUs that are counted for other pods; take the \
+            "{fault}, which wins over the GPUs that it is given for {resource} and could show it GPUs that are counted for other pods; take the \
              variable out"
         ),
         None => format!(
-            "{sets} but asks for no share of a GPU, so it could see GPUs that are counted for other pods; take the variable out, set it to \
+            "{fault} but asks for no share of a GPU, so it could see GPUs that are counted for other pods; take the variable out, set it to \
              \"void\", or ask for {GPU_SHARED} and {GPU_MEMORY}, or for {}",
             names.memory
         ),
@@ -127,7 +129,7 @@ fn describe_value(variable: &Variable) -> String {
 
 /// Refuses an annotation by which the container runtime (CDI) would give the pod devices that are not counted for it.
 fn check_annotation(key: &str, value: &str, namespace: &str) -> Result<(), Refusal> {
-    // An empty value names no device, and a template may leave one.
+    // An empty value names no device, and a chart's template may leave one behind.
     if !names_devices(key) || value.trim().is_empty() {
         return Ok(());
     }
@@ -141,11 +143,11 @@ fn check_annotation(key: &str, value: &str, namespace: &str) -> Result<(), Refus
 
 /// Returns true if this is the key of an annotation by which a container runtime gives a pod CDI devices.
 fn names_devices(key: &str) -> bool {
-    let is_below = |rest: &str| rest.is_empty() || rest.starts_with('/');
-    key.starts_with(CDI_PREFIX) || key.strip_prefix(NRI_DOMAIN).is_some_and(is_below)
+    let is_nri_path = |rest: &str| rest.is_empty() || rest.starts_with('/');
+    key.starts_with(CDI_PREFIX) || key.strip_prefix(NRI_DOMAIN).is_some_and(is_nri_path)
 }
 
-/// Names the flag by which an operator exempts a `DaemonSet` that has to see every GPU, such as an exporter of metrics.
+/// The end of a refusal, which names the flag by which an operator exempts a `DaemonSet` that has to see every GPU, such as an exporter of metrics.
 fn exemption(namespace: &str) -> String {
     format!(
         "an operator lets daemons in namespace {namespace:?} see every GPU by --unrestricted-namespaces of scheduler and device plugins"
@@ -154,7 +156,7 @@ fn exemption(namespace: &str) -> String {
 
 /// The first characters of a value, for a message.
 fn truncate(value: &str) -> String {
-    value.chars().take(MOST_SHOWN).collect()
+    value.chars().take(MAX_SHOWN).collect()
 }
 
 /// Refuses a pod that shares devices and has a privileged container, or one that sets variables of NVIDIA's runtime, of its hook
@@ -171,7 +173,7 @@ pub(super) fn check_overrides(pod: &Pod, names: &ResourceNames) -> Result<(), Re
 
 /// [`check_overrides`] for the ephemeral containers that an update adds.
 pub(super) fn check_added_container_overrides(old: &Pod, new: &Pod) -> Result<(), Refusal> {
-    for container in added(old, new) {
+    for container in added_containers(old, new) {
         // Kubernetes allows an ephemeral container no resources.
         check_container_overrides(container, false)?;
     }
@@ -190,8 +192,8 @@ fn check_container_overrides(container: &Container, requests_devices: bool) -> R
     for variable in &container.env {
         let name = variable.name.as_str();
         let is_limit = name.starts_with(MPS_PREFIX) || LIMIT_VARIABLES.contains(&name);
-        // `NVIDIA_VISIBLE_DEVICES=void` does no harm in a container that requests no device; elsewhere it would hide the
-        // container's own.
+        // `NVIDIA_VISIBLE_DEVICES=void` does no harm in a container that requests no device; in another it would hide the
+        // container's own devices.
         let is_selection = name == VISIBLE_DEVICES && (requests_devices || !selects_none(variable));
         if is_limit || is_selection {
             return Err(override_refusal(container, &format!("sets {name}")));

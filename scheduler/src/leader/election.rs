@@ -99,15 +99,15 @@ pub struct Term {
     pub is_handed_over: bool,
 }
 
-/// The knowledge that a replica has of the Lease.
+/// The state of the Lease as far as a replica knows it.
 #[derive(Clone, Debug)]
 enum Known {
     /// The Lease has to be read.
     Nothing,
     /// The Lease does not exist.
     Absent,
-    /// The Lease is as `version` and `record` of the replica say.
-    There,
+    /// The Lease exists, with the `version` and the `record` of [`Election`].
+    Exists,
 }
 
 /// The election by a Lease of the replicas' own, from the side of one replica.
@@ -116,21 +116,24 @@ pub struct Election {
     identity: String,
     times: LeaseTimes,
     known: Known,
+    /// The version of the Lease that was last read or written.
     version: String,
     record: LeaseRecord,
     /// The time at which this replica first saw the version.
-    since: Instant,
+    version_seen: Instant,
     /// The time of the next step.
-    due: Instant,
+    next_step: Instant,
     term: Option<Term>,
+    /// The number of terms so far.
     n_terms: u64,
+    /// True once the replica takes no further part, except that it releases the Lease.
     is_resigning: bool,
 }
 
 /// The Lease by which a replica leads: one that the replicas contend for, or that of the kube-scheduler in the same pod.
 pub trait TermSource: fmt::Debug + Send {
     /// Returns true if the replica writes the Lease itself, and can release it.
-    fn is_own(&self) -> bool;
+    fn writes_lease(&self) -> bool;
 
     /// The term of this replica, if it leads now.
     fn term(&self, now: Instant) -> Option<Term>;
@@ -141,14 +144,14 @@ pub trait TermSource: fmt::Debug + Send {
     /// The reason for which this replica cannot lead although the holder of the Lease says that it should.
     fn problem(&self) -> Option<String>;
 
-    /// The next step. The caller reports the outcome of each request, by `read`, `unread` or `written`, before it asks for another.
+    /// The next step. The caller reports the outcome of each request, by `read`, `written` or `no_answer`, before it asks for another.
     fn next(&mut self, now: Instant) -> LeaseAction;
 
     /// Takes the answer to a read that was sent at `sent` and answered at `received`: the Lease's version and record, if it exists.
     fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>);
 
-    /// Takes note of a read that failed at `received`.
-    fn unread(&mut self, received: Instant);
+    /// Takes note of a request to which no answer, or an error, came at `received`.
+    fn no_answer(&mut self, received: Instant);
 
     /// Takes the outcome of a write of `record` that was sent at `sent`; the outcome was known at `received`.
     fn written(&mut self, record: LeaseRecord, sent: Instant, received: Instant, outcome: WriteOutcome);
@@ -166,8 +169,8 @@ impl Election {
             known: Known::Nothing,
             version: String::new(),
             record: LeaseRecord::default(),
-            since: now,
-            due: now,
+            version_seen: now,
+            next_step: now,
             term: None,
             n_terms: 0,
             is_resigning: false,
@@ -179,7 +182,7 @@ impl Election {
         if let Some(term) = self.term.as_mut() {
             term.renewed = sent;
         } else if !self.is_resigning {
-            // The term may have run out before this renewal. Then another begins, since another replica may have led in between.
+            // A term that ran out before this renewal is not prolonged: another replica may have led in between, so a new term begins.
             self.n_terms += 1;
             self.term = Some(Term {
                 number: self.n_terms,
@@ -192,10 +195,10 @@ impl Election {
     /// The time from which on this replica may take the Lease from its holder.
     fn free_at(&self) -> Instant {
         if self.record.is_released() {
-            return self.since;
+            return self.version_seen;
         }
-        // The holder may be configured with another duration than this replica.
-        self.since
+        // The holder may be configured with another duration than this replica; an absurd one counts as an hour.
+        self.version_seen
             + self
                 .times
                 .lease
@@ -227,7 +230,7 @@ impl Election {
 }
 
 impl TermSource for Election {
-    fn is_own(&self) -> bool {
+    fn writes_lease(&self) -> bool {
         true
     }
 
@@ -243,11 +246,12 @@ impl TermSource for Election {
         &self.record.holder
     }
 
-    /// The next step: to wait until it is due, or to read, create, take, renew or release the Lease, by what is known of the Lease.
+    /// The next step: to wait, or to read, create, take, renew or release the Lease, by what is known of the Lease.
     fn next(&mut self, now: Instant) -> LeaseAction {
+        // Ends the term if it has run out.
         self.term = self.term(now);
-        if now < self.due {
-            return LeaseAction::Wait(self.due);
+        if now < self.next_step {
+            return LeaseAction::Wait(self.next_step);
         }
         match self.known {
             Known::Absent if self.is_resigning => LeaseAction::End,
@@ -257,21 +261,21 @@ impl TermSource for Election {
                 seconds: self.times.lease.as_secs(),
                 ..LeaseRecord::default()
             }),
-            Known::There if self.is_resigning && self.is_holder() => self.write(LeaseRecord {
+            Known::Exists if self.is_resigning && self.is_holder() => self.write(LeaseRecord {
                 holder: String::new(),
                 seconds: 1,
                 transitions: self.record.transitions,
             }),
-            Known::There if self.is_resigning => LeaseAction::End,
-            Known::There if self.is_holder() || now >= self.free_at() => self.write(self.own_record()),
-            Known::Nothing | Known::There => LeaseAction::Read,
+            Known::Exists if self.is_resigning => LeaseAction::End,
+            Known::Exists if self.is_holder() || now >= self.free_at() => self.write(self.own_record()),
+            Known::Nothing | Known::Exists => LeaseAction::Read,
         }
     }
 
     fn resign(&mut self, now: Instant) {
         self.is_resigning = true;
         self.term = None;
-        self.due = now;
+        self.next_step = now;
     }
 
     /// Takes the Lease as a read has shown it. A change of its version restarts the time after which this replica may take it.
@@ -280,29 +284,29 @@ impl TermSource for Election {
         let Some((version, record)) = found else {
             self.term = None;
             self.known = Known::Absent;
-            self.due = received;
+            self.next_step = received;
             return;
         };
         // The Lease counts as held from the moment at which this replica saw it change, whatever the holder's clock says.
         if version != self.version {
-            self.since = received;
+            self.version_seen = received;
         }
-        (self.version, self.record, self.known) = (version, record, Known::There);
+        (self.version, self.record, self.known) = (version, record, Known::Exists);
         if self.is_holder() || self.is_resigning {
-            // The replica reads its own Lease only after a write without an answer, and must renew it at once.
-            self.due = received;
+            // The replica reads its own Lease only after a request without an answer, so it must renew or release it at once.
+            self.next_step = received;
         } else {
             self.term = None;
             // The read at that time shows if the holder has renewed the Lease meanwhile.
-            self.due = self.free_at().min(received + self.times.retry).max(received);
+            self.next_step = self.free_at().min(received + self.times.retry).max(received);
         }
     }
 
-    fn unread(&mut self, received: Instant) {
-        // The write may have got through, so the next one needs the version that is there.
+    fn no_answer(&mut self, received: Instant) {
         self.term = self.term(received);
+        // If it was a write, it may have got through, so the next step reads the version that is there.
         self.known = Known::Nothing;
-        self.due = received + self.times.retry / 2;
+        self.next_step = received + self.times.retry / 2;
     }
 
     /// Takes the outcome of a write. A successful write as the holder begins or prolongs this replica's term.
@@ -312,25 +316,26 @@ impl TermSource for Election {
             WriteOutcome::Done(version) => {
                 // `self.record` is still the one before this write: the former holder may have released the Lease.
                 let is_handed_over = self.record.is_released();
-                (self.version, self.record, self.since, self.known) =
-                    (version, record, received, Known::There);
+                (self.version, self.record, self.version_seen, self.known) =
+                    (version, record, received, Known::Exists);
                 if self.is_holder() {
                     self.renew(sent, is_handed_over);
-                    self.due = sent + self.times.retry;
+                    self.next_step = sent + self.times.retry;
                 } else {
-                    self.due = received + self.times.retry;
+                    // The Lease was created without a holder, or released.
+                    self.next_step = received + self.times.retry;
                 }
             }
             WriteOutcome::Overtaken => {
                 // Another replica has written the Lease, so the next step is to read it.
                 self.known = Known::Nothing;
-                self.due = received;
+                self.next_step = received;
             }
-            WriteOutcome::Unknown => self.unread(received),
+            WriteOutcome::Unknown => self.no_answer(received),
         }
         if self.is_resigning {
             // The end of the process waits for the release of the Lease, so a further attempt must not wait as long as a renewal.
-            self.due = self.due.min(received + self.times.retry / 2);
+            self.next_step = self.next_step.min(received + self.times.retry / 2);
         }
     }
 }

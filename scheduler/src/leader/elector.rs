@@ -44,10 +44,11 @@ pub struct Elector {
     lease: LeaseObject,
     label: LabelKeeper,
     fence: Option<Fence>,
+    /// The Lease by which this replica leads, as the source of its terms.
     source: Box<dyn TermSource>,
-    /// The reason that was logged last why this replica cannot lead by the Lease; `None` while it can.
+    /// The reason for which this replica cannot lead, as it was last logged; `None` while it can.
     problem: Option<String>,
-    /// The term that `leadership` was given last.
+    /// The term that `leadership` has; `None` while this replica does not lead.
     term: Option<Term>,
     /// The task that makes this replica ready to bind in its term, and keeps it so.
     takeover: Option<JoinHandle<()>>,
@@ -58,7 +59,7 @@ pub struct Elector {
 /// An earlier process may have sent bindings that reach the API server later. They can only be of pods that were pending at the
 /// start, so without such a pod nothing is waited for.
 pub async fn take_over_alone(leadership: Leadership, index: Shared<Index>, barrier: WatchBarrier) {
-    until_ready(&index).await;
+    wait_until_ready(&index).await;
     if index.read().began_with_pending() {
         tokio::time::sleep(TAKEOVER_GRACE).await;
         barrier.wait_for_new_list().await;
@@ -67,8 +68,8 @@ pub async fn take_over_alone(leadership: Leadership, index: Shared<Index>, barri
 }
 
 /// Waits until the first lists of all watches are complete.
-async fn until_ready(index: &Shared<Index>) {
-    // That happens once in the life of the process, which is not worth a channel.
+async fn wait_until_ready(index: &Shared<Index>) {
+    // Polled, since that happens once in the life of the process.
     while index.read().ready().is_err() {
         tokio::time::sleep(READY_POLL).await;
     }
@@ -132,7 +133,7 @@ impl Elector {
         tokio::pin!(stop);
         tokio::select! {
             // A leader that does not know all pods could bind none, so it leaves the Lease to a replica that does.
-            () = until_ready(&self.index) => {}
+            () = wait_until_ready(&self.index) => {}
             () = &mut stop => return self.leadership.end(),
         }
         loop {
@@ -162,11 +163,11 @@ impl Elector {
 
     /// Longest time of a request: half the renew deadline, so that a second attempt fits into it, and at most the rest of the term.
     fn request_timeout(&self) -> Duration {
-        let most = self.settings.election.times.renew / 2;
+        let longest = self.settings.election.times.renew / 2;
         let left = self
             .term
             .map(|term| (term.renewed + self.settings.election.times.renew).saturating_duration_since(now()));
-        left.map_or(most, |left| left.min(most))
+        left.map_or(longest, |left| left.min(longest))
     }
 
     /// Sends the request of an action, and reports the outcome to the source of terms.
@@ -183,7 +184,7 @@ impl Elector {
                             error = format!("{error:#}"),
                             "the Lease cannot be read, trying again"
                         );
-                        self.source.unread(now());
+                        self.source.no_answer(now());
                     }
                 }
                 return;
@@ -225,7 +226,7 @@ impl Elector {
         if let Some(term) = term {
             self.leadership
                 .lead(self.settings.election.times, term.renewed, is_new);
-            // A renewal prolongs the term, and its takeover goes on or has ended.
+            // A renewal prolongs the term, whose takeover goes on or has ended.
             if is_new {
                 info!(
                     lease = self.lease.name(),
@@ -238,13 +239,13 @@ impl Elector {
         self.term = term;
     }
 
-    /// Undoes what the beginning of the term has done.
+    /// Ends the takeover of a lost term, removes the leader label, and keeps the bindings of the term from being written again.
     fn end_term(&mut self) {
         // A takeover that goes on would allow binds in a term that is over.
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }
-        self.label.want(PodLabel::Absent);
+        self.label.set_wanted(PodLabel::Absent);
         self.index.write().assumptions().end_term();
     }
 
@@ -254,7 +255,7 @@ impl Elector {
     /// replica annotates its own pod; once the watch of pods shows that annotation, it has shown every earlier write.
     fn take_over(&self, term: Term) -> JoinHandle<()> {
         let since = jiff::Timestamp::now().to_string();
-        let (leadership, barrier, wanted) =
+        let (leadership, barrier, label) =
             (self.leadership.clone(), self.barrier.clone(), self.label.sender());
         let fence = self.fence.clone();
         tokio::spawn(named("takeover", async move {
@@ -269,7 +270,7 @@ impl Elector {
                 );
                 tokio::time::sleep(TAKEOVER_GRACE).await;
             }
-            wanted.send_replace(PodLabel::Leader(since.clone()));
+            label.send_replace(PodLabel::Leader(since.clone()));
             barrier.wait_for_annotation(&since).await;
             if let Some(fence) = &fence {
                 fence.wait_until_accepted().await;
@@ -284,26 +285,26 @@ impl Elector {
 
     /// Ends binds, releases the Lease and removes the label.
     async fn resign(mut self) {
-        // The Lease is released only by a replica that held it until now: after a lost term another one holds it.
-        let led = self.term.take().is_some();
+        // Only a replica that leads until now releases the Lease: after a lost term another one may hold it.
+        let has_led = self.term.take().is_some();
         self.leadership.end_binds().await;
-        // Otherwise the end of the takeover would allow binds, after the last one has been waited for.
+        // Otherwise the end of the takeover would allow binds again.
         if let Some(takeover) = self.takeover.take() {
             takeover.abort();
         }
-        if !self.source.is_own() {
+        if !self.source.writes_lease() {
             // kube-scheduler holds the Lease, so there is nothing to release.
             self.source.resign(now());
-        } else if led && self.index.read().has_unknown_outcomes() {
+        } else if has_led && self.index.read().has_unknown_outcomes() {
             // The next leader waits for in-flight binds only if the Lease was not released.
             warn!("the outcome of a binding is unknown: the Lease is left to expire");
-        } else if led {
+        } else if has_led {
             let released = tokio::time::timeout(RESIGN_TIMEOUT, self.release()).await;
             info!(in_time = released.is_ok(), "the Lease is released");
         }
         self.leadership.end();
         // The Service must not send clients to a pod that ends.
-        self.label.want(PodLabel::Absent);
+        self.label.set_wanted(PodLabel::Absent);
         if tokio::time::timeout(RESIGN_TIMEOUT, self.label.wait_for(&PodLabel::Absent))
             .await
             .is_err()

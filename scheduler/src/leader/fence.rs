@@ -20,18 +20,20 @@ use crate::api_server::{self, Answer};
 
 /// Group and version of the object.
 const API_VERSION: &str = "gpushare.io/v1alpha1";
-/// The kind of the object, and the name of that kind in paths.
-const KIND: (&str, &str) = ("SchedulerLeader", "schedulerleaders");
+/// The kind of the object.
+const KIND: &str = "SchedulerLeader";
+/// The name of the kind in paths of the API server.
+const PLURAL: &str = "schedulerleaders";
 /// Pause between two dry-run bindings while the API server accepts them.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after a request that failed or a binding that was refused: no pod is bound meanwhile.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// The time for which refusals may last before they are reported: the API server takes a moment to see a new holder.
-const TOLERATED: Duration = Duration::from_secs(3);
+const REPORT_AFTER: Duration = Duration::from_secs(3);
 /// The node of the dry-run binding. No such node needs to exist.
 const NO_NODE: &str = "gpushare-dry-run";
 
-/// The names of the object and the Lease, and the holders that they are to name.
+/// The Lease by which a replica leads, and the holders that the Lease and the object name while it leads.
 #[derive(Clone, Debug)]
 pub(super) struct FenceSettings {
     /// This replica's pod, in the namespace of the object and of the Lease.
@@ -83,25 +85,25 @@ impl Fence {
     ///
     /// From then on the API server refuses the bindings of an earlier leader, as soon as it has seen the object change.
     pub(super) async fn name_this_replica(&self) {
-        let mut report = Report::new(self);
-        while let Err(error) = self.write().await {
-            report.refused(&format!("{error:#}"));
+        let mut report = RefusalReport::new(self);
+        while let Err(error) = self.write_holder().await {
+            report.note_refused(&format!("{error:#}"));
             sleep(RETRY_PAUSE).await;
         }
     }
 
     /// Waits until the API server accepts this replica's bindings.
     pub(super) async fn wait_until_accepted(&self) {
-        let mut report = Report::new(self);
+        let mut report = RefusalReport::new(self);
         loop {
             let problem = match self.probe().await {
-                BindingProbe::Accepted => return report.accepted(),
+                BindingProbe::Accepted => return report.note_accepted(),
                 BindingProbe::Refused(message) | BindingProbe::Unknown(message) => message,
             };
             // A person, or a replica that was deposed, may have changed the object meanwhile.
-            let written = self.write().await;
+            let written = self.write_holder().await;
             // A failed write explains the refusal better than the API server's message.
-            report.refused(&written.map_or_else(|error| format!("{error:#}"), |()| problem));
+            report.note_refused(&written.map_or_else(|error| format!("{error:#}"), |()| problem));
             sleep(RETRY_PAUSE).await;
         }
     }
@@ -115,19 +117,20 @@ impl Fence {
         }
     }
 
-    /// Writes this replica's name into the object, over the version that was read, if the object names another replica.
+    /// Reads the object and, if it does not name this replica, writes this replica's name over the version that was read.
     ///
     /// The check of leadership follows the read: a replica that was deposed since then either fails the check, or fails to write,
     /// because the next leader has replaced that version.
-    async fn write(&self) -> anyhow::Result<()> {
+    async fn write_holder(&self) -> anyhow::Result<()> {
         let FenceSettings { pod, holder, .. } = &self.settings;
         let namespace = &pod.namespace;
-        let collection = format!("/apis/{API_VERSION}/namespaces/{namespace}/{}", KIND.1);
+        let collection = format!("/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}");
         let path = format!("{collection}/{LEASE}");
         let answer = self.send(Method::GET, &path, None).await?;
         let found = json_of(&answer);
+        // The version to replace; `None` to create the object.
         let version = match answer.status {
-            // Named already, as after a restart of kube-apiserver or a refusal for another reason.
+            // The object names this replica already, as when the API server refuses a binding for another reason.
             StatusCode::OK
                 if found.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(holder) =>
             {
@@ -151,7 +154,7 @@ impl Fence {
             metadata.insert("resourceVersion".to_owned(), version);
         }
         let spec = json!({"holderIdentity": holder, "acquireTime": jiff::Timestamp::now().to_string()});
-        let object = json!({"apiVersion": API_VERSION, "kind": KIND.0, "metadata": metadata, "spec": spec});
+        let object = json!({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec});
         let (method, path) = if version.is_some() {
             (Method::PUT, path)
         } else {
@@ -169,7 +172,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Checks that the Lease names this replica: a person may have written another replica into it, which then leads.
+    /// Checks that the Lease names this replica as its holder: a person may have written another replica into it, which then leads.
     async fn check_lease(&self) -> anyhow::Result<()> {
         let FenceSettings { pod, lease, .. } = &self.settings;
         let path = format!(
@@ -178,11 +181,11 @@ impl Fence {
         );
         let answer = self.send(Method::GET, &path, None).await?;
         let object = json_of(&answer);
-        let held_by = object
+        let holder = object
             .pointer("/spec/holderIdentity")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        let is_held = answer.status == StatusCode::OK && held_by.starts_with(&self.settings.lease_holder);
+        let is_held = answer.status == StatusCode::OK && holder.starts_with(&self.settings.lease_holder);
         anyhow::ensure!(is_held, "the Lease {lease} does not name this replica any more");
         Ok(())
     }
@@ -215,33 +218,33 @@ impl Fence {
     }
 }
 
-/// Reports refusals in a row: once, and only if they last.
-struct Report<'a> {
+/// Reports refusals of this replica's bindings, one after another: once, and only if they last.
+struct RefusalReport<'a> {
     fence: &'a Fence,
-    /// The time of the first refusal.
-    since: Option<Instant>,
+    /// The time of the first refusal; `None` before it.
+    first: Option<Instant>,
     is_reported: bool,
 }
 
-impl<'a> Report<'a> {
+impl<'a> RefusalReport<'a> {
     /// A report before the first refusal.
     fn new(fence: &'a Fence) -> Self {
         Self {
             fence,
-            since: None,
+            first: None,
             is_reported: false,
         }
     }
 
-    /// Notes a refusal. Once refusals have gone on for `TOLERATED`, the replica is not ready, and an event of its pod says so.
-    fn refused(&mut self, problem: &str) {
-        let since = *self.since.get_or_insert_with(now);
-        if now().duration_since(since) < TOLERATED {
+    /// Notes a refusal. Once refusals have gone on for `REPORT_AFTER`, the replica is not ready, and an event of its pod says so.
+    fn note_refused(&mut self, problem: &str) {
+        let first = *self.first.get_or_insert_with(now);
+        if now().duration_since(first) < REPORT_AFTER {
             return;
         }
         // The replica is not ready from now on.
         self.fence.leadership.set_refused(Some(problem.to_owned()));
-        // One event for each row of refusals, not five a second.
+        // One event until the API server accepts a binding again, not five a second.
         if !self.is_reported {
             self.is_reported = true;
             warn!(
@@ -258,7 +261,7 @@ impl<'a> Report<'a> {
     }
 
     /// Notes that the API server takes the bindings of this replica: it is ready, as far as the fence is concerned.
-    fn accepted(self) {
+    fn note_accepted(self) {
         self.fence.leadership.set_refused(None);
         if self.is_reported {
             info!("the API server accepts this replica's bindings again");
@@ -275,7 +278,7 @@ pub(crate) fn is_refusal(status: StatusCode) -> bool {
 fn request_error(verb: &str, answer: &Answer) -> anyhow::Error {
     anyhow!(
         "cannot {verb} {} {LEASE} ({}): {}",
-        KIND.0,
+        KIND,
         answer.status,
         answer.text()
     )

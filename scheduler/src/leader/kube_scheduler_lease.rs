@@ -18,19 +18,21 @@ const MAX_HOST_NAME: usize = 63;
 #[derive(Clone, Debug)]
 pub struct KubeSchedulerLease {
     /// The beginning of the holder identity of a kube-scheduler in this pod.
-    prefix: String,
+    holder_prefix: String,
     times: LeaseTimes,
-    seen: Option<Seen>,
+    /// The Lease at the last read; `None` before the first read, and if there was none.
+    seen: Option<SeenLease>,
     /// The time of the next read.
-    due: Instant,
+    next_read: Instant,
     term: Option<Term>,
+    /// The number of terms so far.
     n_terms: u64,
-    has_ended: bool,
+    has_resigned: bool,
 }
 
 /// The Lease as the last read showed it.
 #[derive(Clone, Debug)]
-struct Seen {
+struct SeenLease {
     version: String,
     record: LeaseRecord,
     /// The time at which the last read that showed this version was sent.
@@ -41,13 +43,13 @@ impl KubeSchedulerLease {
     /// The terms of the extender in the pod of this name, which has not read the Lease yet.
     pub fn new(pod: &str, times: LeaseTimes, now: Instant) -> Self {
         Self {
-            prefix: holder_prefix(pod),
+            holder_prefix: holder_prefix(pod),
             times,
             seen: None,
-            due: now,
+            next_read: now,
             term: None,
             n_terms: 0,
-            has_ended: false,
+            has_resigned: false,
         }
     }
 
@@ -58,18 +60,18 @@ impl KubeSchedulerLease {
     }
 
     /// Returns true if the kube-scheduler in this pod holds the Lease.
-    fn is_own(&self, record: &LeaseRecord) -> bool {
-        record.holder.starts_with(&self.prefix)
+    fn is_held_in_this_pod(&self, record: &LeaseRecord) -> bool {
+        record.holder.starts_with(&self.holder_prefix)
     }
 
-    /// Returns true if another kube-scheduler may take the Lease before a term of this replica would end.
-    fn is_short(&self, record: &LeaseRecord) -> bool {
+    /// Returns true if the Lease's duration is so short that another kube-scheduler may take it before a term of this replica ends.
+    fn is_too_short(&self, record: &LeaseRecord) -> bool {
         Duration::from_secs(record.seconds) < self.times.lease
     }
 }
 
 impl TermSource for KubeSchedulerLease {
-    fn is_own(&self) -> bool {
+    fn writes_lease(&self) -> bool {
         false
     }
 
@@ -84,7 +86,7 @@ impl TermSource for KubeSchedulerLease {
     /// A Lease that kube-scheduler holds for too short a time gives this replica no term.
     fn problem(&self) -> Option<String> {
         let record = &self.seen.as_ref()?.record;
-        (self.is_own(record) && self.is_short(record)).then(|| {
+        (self.is_held_in_this_pod(record) && self.is_too_short(record)).then(|| {
             format!(
                 "kube-scheduler holds its Lease for {} s only: set leaderElection.leaseDuration of its configuration to {} s or more, or \
                  --lease-duration here to less",
@@ -96,61 +98,61 @@ impl TermSource for KubeSchedulerLease {
 
     fn next(&mut self, now: Instant) -> LeaseAction {
         self.term = self.term(now);
-        match self.has_ended {
+        match self.has_resigned {
             true => LeaseAction::End,
-            false if now < self.due => LeaseAction::Wait(self.due),
+            false if now < self.next_read => LeaseAction::Wait(self.next_read),
             false => LeaseAction::Read,
         }
     }
 
     fn resign(&mut self, _now: Instant) {
         self.term = None;
-        self.has_ended = true;
+        self.has_resigned = true;
     }
 
     /// Takes the Lease as a read has shown it. A renewal by the kube-scheduler in this pod begins or prolongs this replica's term,
     /// which counts from the read before.
     fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
+        // Ends the term if it has run out.
         self.term = self.term(received);
-        self.due = received + self.pause();
+        self.next_read = received + self.pause();
         let Some((version, record)) = found else {
             // A Lease that is created later may have been held and renewed before this replica reads it.
             (self.seen, self.term) = (None, None);
             return;
         };
-        let before = self.seen.replace(Seen {
+        let previous = self.seen.replace(SeenLease {
             version: version.clone(),
             record: record.clone(),
             sent,
         });
-        // Another kube-scheduler could take a shorter Lease before this term ends.
-        if !self.is_own(&record) || self.is_short(&record) {
+        if !self.is_held_in_this_pod(&record) || self.is_too_short(&record) {
             self.term = None;
             return;
         }
-        // The version that the first read shows may have been written long ago.
-        let Some(before) = before.filter(|before| before.version != version) else {
+        // The same version is no renewal, and the version that the first read shows may have been written long ago.
+        let Some(previous) = previous.filter(|previous| previous.version != version) else {
             return;
         };
-        // The number of transitions shows another holder in between, which no read has shown.
+        // A higher number of transitions means that another kube-scheduler held the Lease between the two reads.
         let is_same_holder =
-            before.record.holder == record.holder && before.record.transitions == record.transitions;
+            previous.record.holder == record.holder && previous.record.transitions == record.transitions;
         if let Some(term) = self.term.as_mut().filter(|_| is_same_holder) {
-            term.renewed = before.sent;
+            term.renewed = previous.sent;
         } else {
             self.n_terms += 1;
             // kube-scheduler releases its Lease without waiting for the binds of its extender, so a release hands nothing over.
             self.term = Some(Term {
                 number: self.n_terms,
-                renewed: before.sent,
+                renewed: previous.sent,
                 is_handed_over: false,
             });
         }
     }
 
-    fn unread(&mut self, received: Instant) {
+    fn no_answer(&mut self, received: Instant) {
         self.term = self.term(received);
-        self.due = received + self.pause();
+        self.next_read = received + self.pause();
     }
 
     fn written(&mut self, _: LeaseRecord, _: Instant, _: Instant, _: WriteOutcome) {
@@ -308,7 +310,7 @@ mod tests {
         let mut lease = KubeSchedulerLease::new("a", TIMES, start);
         read(&mut lease, start, 0, "1", record("a_1"));
         read(&mut lease, start, 11, "2", record("a_1"));
-        lease.unread(after(start, 20));
+        lease.no_answer(after(start, 20));
         assert!(
             lease.term(after(start, 21)).is_some(),
             "one failed read changes nothing"

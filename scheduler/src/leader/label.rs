@@ -16,10 +16,10 @@ use crate::api_server;
 pub const LABEL: &str = "gpushare/leader";
 /// Annotation of the leader's pod: the time at which its takeover began. The watch of pods shows this write after every earlier
 /// one.
-pub(super) const SINCE: &str = "gpushare/leader-since";
+pub(super) const LEADER_SINCE: &str = "gpushare/leader-since";
 
 /// Pause after a patch that failed.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// The leader label and its annotation on this replica's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +33,7 @@ pub(super) enum PodLabel {
 /// Keeps the label of this replica's pod as it is wanted.
 #[derive(Debug)]
 pub(super) struct LabelKeeper {
+    /// The label that the pod should have.
     wanted: watch::Sender<PodLabel>,
     /// The label on the pod; `None` while it is not known, as during a write.
     written: watch::Receiver<Option<PodLabel>>,
@@ -42,10 +43,10 @@ impl LabelKeeper {
     /// Starts the task that writes the label. It removes the label first: an earlier process in this pod may have left it.
     pub(super) fn start(client: Client, pod: PodName, leadership: Leadership) -> Self {
         let (sender, wanted) = watch::channel(PodLabel::Absent);
-        let (report, written) = watch::channel(None);
+        let (written_sender, written) = watch::channel(None);
         tokio::spawn(named(
             "leader's label",
-            keep(client, pod, leadership, wanted, report),
+            keep(client, pod, leadership, wanted, written_sender),
         ));
         Self {
             wanted: sender,
@@ -53,11 +54,12 @@ impl LabelKeeper {
         }
     }
 
-    pub(super) fn want(&self, wanted: PodLabel) {
+    /// Has the task give this replica's pod this label.
+    pub(super) fn set_wanted(&self, wanted: PodLabel) {
         self.wanted.send_replace(wanted);
     }
 
-    /// A sender of wanted labels, for a task of its own.
+    /// A sender for the label that the pod should have, for another task.
     pub(super) fn sender(&self) -> watch::Sender<PodLabel> {
         self.wanted.clone()
     }
@@ -82,23 +84,23 @@ async fn keep(
     pod: PodName,
     leadership: Leadership,
     mut wanted: watch::Receiver<PodLabel>,
-    report: watch::Sender<Option<PodLabel>>,
+    written: watch::Sender<Option<PodLabel>>,
 ) {
     loop {
         let label = wanted.borrow_and_update().clone();
-        // The wanted label may have changed during the last write.
-        if report.borrow().as_ref() == Some(&label) {
+        // Compared before the wait, since the wanted label may have changed during the last write.
+        if written.borrow().as_ref() == Some(&label) {
             if wanted.changed().await.is_err() {
                 return;
             }
             continue;
         }
         if label != PodLabel::Absent {
-            // Noted before the write, since a write without an answer may have been carried out.
+            // Before the write, since a write without an answer may have been carried out.
             leadership.set_stale_label(true);
         }
         // Until the patch is answered, the label on the pod is unknown.
-        report.send_replace(None);
+        written.send_replace(None);
         match patch(&client, &pod, &label).await {
             Ok(()) => {
                 info!(
@@ -107,7 +109,7 @@ async fn keep(
                     "this pod's label is written"
                 );
                 leadership.set_stale_label(label != PodLabel::Absent);
-                report.send_replace(Some(label));
+                written.send_replace(Some(label));
             }
             Err(error) => {
                 warn!(
@@ -115,7 +117,7 @@ async fn keep(
                     error = format!("{error:#}"),
                     "cannot write this pod's label, trying again"
                 );
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
     }
@@ -124,8 +126,8 @@ async fn keep(
 /// Writes the label and the annotation in one patch.
 async fn patch(client: &Client, pod: &PodName, label: &PodLabel) -> anyhow::Result<()> {
     let metadata = match label {
-        PodLabel::Absent => json!({"labels": {LABEL: null}, "annotations": {SINCE: null}}),
-        PodLabel::Leader(since) => json!({"labels": {LABEL: "true"}, "annotations": {SINCE: since}}),
+        PodLabel::Absent => json!({"labels": {LABEL: null}, "annotations": {LEADER_SINCE: null}}),
+        PodLabel::Leader(since) => json!({"labels": {LABEL: "true"}, "annotations": {LEADER_SINCE: since}}),
     };
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
     let answer = api_server::merge(client, &path, &json!({"metadata": metadata})).await;

@@ -68,8 +68,8 @@ impl LeaseObject {
         self.outcome(answer.ok())
     }
 
-    /// Replaces this version of the Lease, and no other version. The UID in the object makes the API server keep a Lease that was
-    /// deleted and created again under the same name.
+    /// Replaces this version of the Lease, and no other version. The object has the UID that was read, so the API server does not
+    /// replace a Lease that was deleted and created again under the same name.
     pub(super) async fn write(
         &mut self,
         version: String,
@@ -80,7 +80,7 @@ impl LeaseObject {
         let mut lease = self.last.clone();
         lease.metadata.name = Some(self.name.clone());
         lease.metadata.resource_version = Some(version);
-        // The API server takes an absent list for no change, and refuses one of another time.
+        // With an absent list, the API server keeps its own.
         lease.metadata.managed_fields = None;
         lease.spec = Some(spec(record, self.last.spec.as_ref()));
         let params = PostParams::default();
@@ -136,18 +136,19 @@ fn record(lease: &Lease) -> LeaseRecord {
     }
 }
 
-/// The Lease's content for a record. Its times are for people: no replica compares them.
-fn spec(record: &LeaseRecord, before: Option<&LeaseSpec>) -> LeaseSpec {
+/// The Lease's content for a record, after the content `previous`. Its times are for people: no replica compares them.
+fn spec(record: &LeaseRecord, previous: Option<&LeaseSpec>) -> LeaseSpec {
     let now = MicroTime(jiff::Timestamp::now());
     let number = |number: u64| Some(i32::try_from(number).unwrap_or(i32::MAX));
     // kube-scheduler and client-go keep the acquire time while the holder stays the same.
-    let same = before.filter(|before| before.holder_identity.as_deref() == Some(record.holder.as_str()));
+    let same_holder =
+        previous.filter(|previous| previous.holder_identity.as_deref() == Some(record.holder.as_str()));
     LeaseSpec {
         holder_identity: Some(record.holder.clone()),
         lease_duration_seconds: number(record.seconds),
         lease_transitions: number(record.transitions),
-        acquire_time: same
-            .and_then(|same| same.acquire_time.clone())
+        acquire_time: same_holder
+            .and_then(|previous| previous.acquire_time.clone())
             .or_else(|| Some(now.clone())),
         renew_time: Some(now),
         ..LeaseSpec::default()

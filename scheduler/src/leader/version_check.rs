@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 use super::PodName;
 use crate::api_server;
 
-/// The name of the second kube-scheduler's container in the shipped manifests.
+/// The name of kube-scheduler's container in the shipped manifests of a second kube-scheduler.
 const CONTAINER: &str = "kube-scheduler";
 /// Pause between two comparisons: the API server may be upgraded while the pod runs.
 const INTERVAL: Duration = Duration::from_secs(3600);
@@ -50,15 +50,16 @@ impl Version {
 
     /// The version in an image's tag; `None` if the tag names none, or there is no tag.
     fn of_image(image: &str) -> Option<Self> {
-        // A digest may follow the tag, and the registry's name may have a port with a colon too.
+        // A digest may follow the tag after an `@`, and the registry's name may have a port after a colon too.
         let (name, _) = image.split_once('@').unwrap_or((image, ""));
         let (_, tag) = name.rsplit_once('/').unwrap_or(("", name)).1.split_once(':')?;
         Self::parse(tag)
     }
 
     /// Returns true if Kubernetes supports a kube-scheduler of this version beside this API server.
-    fn is_supported_by(self, server: Self) -> bool {
-        self.major == server.major && (self.minor == server.minor || self.minor + 1 == server.minor)
+    fn is_supported_by(self, api_server: Self) -> bool {
+        self.major == api_server.major
+            && (self.minor == api_server.minor || self.minor + 1 == api_server.minor)
     }
 }
 
@@ -68,7 +69,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The image of the second kube-scheduler in a pod.
+/// The image of kube-scheduler's container in a pod.
 fn image(pod: &Value) -> Option<&str> {
     let containers = pod.pointer("/spec/containers")?.as_array()?;
     let container = containers
@@ -77,8 +78,8 @@ fn image(pod: &Value) -> Option<&str> {
     container.get("image")?.as_str()
 }
 
-/// The advice to the operator if Kubernetes does not support the two versions together. An image without a version in its tag is
-/// not judged.
+/// The advice to the operator if Kubernetes does not support the two versions together; `None` also for an image without a version in
+/// its tag.
 fn advice(image: &str, server: &str) -> Option<String> {
     let (scheduler, server) = (Version::of_image(image)?, Version::parse(server)?);
     (!scheduler.is_supported_by(server)).then(|| {
@@ -89,7 +90,7 @@ fn advice(image: &str, server: &str) -> Option<String> {
     })
 }
 
-/// Compares the versions now and every hour, until it is dropped.
+/// Compares the versions now and every hour, until the future is dropped.
 pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
     let mut last_advice = None;
     loop {
@@ -116,7 +117,7 @@ pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
     }
 }
 
-/// The image of kube-scheduler and the version of the API server.
+/// The image of kube-scheduler in this replica's pod, and the version of the API server; each empty if it is missing.
 async fn versions(
     client: &Client,
     PodName { namespace, name }: &PodName,

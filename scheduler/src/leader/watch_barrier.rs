@@ -18,8 +18,8 @@ use crate::watch::{ObjectStore, apply};
 #[derive(Clone, Debug)]
 pub struct WatchBarrier {
     /// This replica's pod, if it is known.
-    own: Option<PodName>,
-    /// The annotation of that pod as the watch showed it last; empty if the pod has none.
+    own_pod: Option<PodName>,
+    /// The annotation [`label::LEADER_SINCE`] of that pod as the watch showed it last; empty if the pod has none.
     shown: Arc<watch::Sender<String>>,
     /// The number of lists that [`Self::wait_for_new_list`] has requested.
     requested: Arc<watch::Sender<u64>>,
@@ -30,16 +30,17 @@ pub struct WatchBarrier {
 /// A list that is being received. Its objects come in no order, so they show nothing of earlier writes before its end.
 #[derive(Debug, Default)]
 struct Listing {
+    /// True until the list has ended.
     is_open: bool,
-    /// The annotation of this replica's pod, if the list has shown the pod.
-    own: Option<String>,
+    /// The annotation of this replica's pod, if it was seen and is not in `shown` yet.
+    annotation: Option<String>,
 }
 
 impl WatchBarrier {
-    /// The barrier of a watch that has shown nothing yet; `own` is this replica's pod.
-    pub fn new(own: Option<PodName>) -> Self {
+    /// The barrier of a watch that has shown nothing yet; `own_pod` is this replica's pod.
+    pub fn new(own_pod: Option<PodName>) -> Self {
         Self {
-            own,
+            own_pod,
             shown: Arc::default(),
             requested: Arc::default(),
             listed: Arc::default(),
@@ -55,7 +56,7 @@ impl WatchBarrier {
 
     /// Lists all pods again, and waits for the end of the list.
     pub async fn wait_for_new_list(&self) {
-        // A list that is under way may have begun before the writes that the caller waits for, so it does not count.
+        // A list that is under way may have begun before the writes that the caller waits for, so the wait is for another list.
         self.requested.send_modify(|n| *n += 1);
         let requested = *self.requested.borrow();
         let mut listed = self.listed.subscribe();
@@ -65,14 +66,14 @@ impl WatchBarrier {
     /// Carries the updates of a watch into a store until the task is dropped.
     pub async fn follow<S: ObjectStore<Pod>>(&self, mut watch: ObjectWatch<Pod>, store: Shared<S>) {
         let mut requested = self.requested.subscribe();
-        let mut number = *requested.borrow_and_update();
+        let mut n_requested = *requested.borrow_and_update();
         let mut listing = Listing::default();
         loop {
             tokio::select! {
-                update = watch.next() => self.apply(update, (&mut listing, number), &store),
+                update = watch.next() => self.apply(update, (&mut listing, n_requested), &store),
                 // `self` holds the sender, so this is never an error.
                 _ = requested.changed() => {
-                    number = *requested.borrow_and_update();
+                    n_requested = *requested.borrow_and_update();
                     // A list that begins now shows every write so far.
                     watch.restart();
                 }
@@ -80,17 +81,18 @@ impl WatchBarrier {
         }
     }
 
-    /// Carries an update into the store, then ends the waits for it.
+    /// Carries an update into the store, then ends the waits for it. `n_requested` is the value of `requested` when the present list
+    /// began.
     fn apply<S: ObjectStore<Pod>>(
         &self,
         update: Update<Pod>,
-        (listing, number): (&mut Listing, u64),
+        (listing, n_requested): (&mut Listing, u64),
         store: &Shared<S>,
     ) {
         let is_begin = matches!(update, Update::Event(Event::Init));
         let is_end = matches!(update, Update::Event(Event::InitDone));
-        // Looked at before `apply`, which consumes the update, and reported after it: a waiter reads the store next.
-        let own = match &update {
+        // Read before `apply`, which consumes the update, and sent after it, since a waiter reads the store next.
+        let annotation = match &update {
             Update::Event(Event::Apply(pod) | Event::InitApply(pod)) => self.annotation_of_own(pod),
             _ => None,
         };
@@ -98,24 +100,25 @@ impl WatchBarrier {
         if is_begin {
             *listing = Listing {
                 is_open: true,
-                own: None,
+                annotation: None,
             };
         }
-        if own.is_some() {
-            listing.own = own;
+        if annotation.is_some() {
+            listing.annotation = annotation;
         }
         if is_end {
             listing.is_open = false;
-            self.listed.send_replace(number);
+            self.listed.send_replace(n_requested);
         }
-        if let Some(annotation) = listing.own.take_if(|_| !listing.is_open) {
+        // During a list, the annotation waits for the end of the list.
+        if let Some(annotation) = listing.annotation.take_if(|_| !listing.is_open) {
             self.shown.send_replace(annotation);
         }
     }
 
     /// The annotation of this replica's pod, empty if the pod has none; `None` for any other pod.
     fn annotation_of_own(&self, pod: &Pod) -> Option<String> {
-        let own = self.own.as_ref()?;
+        let own = self.own_pod.as_ref()?;
         let meta = &pod.metadata;
         let is_own = meta.name.as_deref() == Some(own.name.as_str())
             && meta.namespace.as_deref() == Some(own.namespace.as_str());
@@ -123,7 +126,7 @@ impl WatchBarrier {
             return None;
         }
         let annotations = meta.annotations.as_ref();
-        let since = annotations.and_then(|annotations| annotations.get(label::SINCE));
+        let since = annotations.and_then(|annotations| annotations.get(label::LEADER_SINCE));
         Some(since.cloned().unwrap_or_default())
     }
 }

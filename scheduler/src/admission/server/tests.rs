@@ -116,7 +116,7 @@ async fn a_body_that_is_no_review_is_refused_with_400() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{text}");
         assert!(text.starts_with(expected), "{text}");
     }
-    let (status, _) = send(&routes, "/base/webhook/mutate", vec![b' '; MAX_BODY + 1]).await;
+    let (status, _) = send(&routes, "/base/webhook/mutate", vec![b' '; MAX_REVIEW + 1]).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     let (status, _) = send(&routes, "/base/bind", "{}").await;
     assert_eq!(status, StatusCode::NOT_FOUND, "no verb is served here");
@@ -137,7 +137,7 @@ fn stalled(beginning: &[u8]) -> Body {
 #[tokio::test(start_paused = true)]
 async fn slow_clients_do_not_delay_reviews(#[case] beginning: Vec<u8>) {
     let (routes, _) = webhooks();
-    let slow: Vec<_> = (0..4 * CONCURRENCY)
+    let slow: Vec<_> = (0..4 * MAX_DECIDING)
         .map(|_| {
             tokio::spawn({
                 let (routes, body) = (routes.clone(), stalled(&beginning));
@@ -266,7 +266,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (routes, _) = webhooks();
         // Repeated parts may make a body of many MiB.
-        let is_too_large = body.to_string().len() > MAX_BODY;
+        let is_too_large = body.to_string().len() > MAX_REVIEW;
         let refusal = if is_too_large { StatusCode::PAYLOAD_TOO_LARGE } else { StatusCode::BAD_REQUEST };
         for path in ["/base/webhook/mutate", "/base/webhook/validate"] {
             let (status, text) = runtime.block_on(send(&routes, path, body.to_string()));

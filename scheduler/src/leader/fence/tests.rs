@@ -225,11 +225,11 @@ async fn a_refusal_that_lasts_is_reported_once_and_ends() {
     });
     let leadership = fence.leadership.clone();
     let waiting = tokio::spawn(async move { fence.wait_until_accepted().await });
-    sleep(TOLERATED / 2).await;
+    sleep(REPORT_AFTER / 2).await;
     assert_eq!(leadership.refused(), None, "a new holder is seen a moment later");
-    sleep(TOLERATED).await;
+    sleep(REPORT_AFTER).await;
     assert_eq!(leadership.refused().as_deref(), Some("so it is"));
-    sleep(TOLERATED).await;
+    sleep(REPORT_AFTER).await;
     assert_eq!(
         server
             .lock()

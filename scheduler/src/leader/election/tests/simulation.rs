@@ -321,7 +321,7 @@ impl World {
                     .election
                     .written(record, request.sent, received, WriteOutcome::Unknown);
             }
-            _ => replica.election.unread(received),
+            _ => replica.election.no_answer(received),
         }
         self.at(self.now, Event::Wake(request.replica, request.process));
     }
