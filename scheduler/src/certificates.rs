@@ -23,16 +23,16 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
-use material::{Change, Material, PARTS};
+use material::{Change, Material, SECRET_KEYS};
 use metrics::CertificateMetrics;
 use server_tls::{Clients, ServerTls};
 
 /// Pause between two reads of the Secret and the webhook configurations.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Pause after a failed request.
-const PAUSE: Duration = Duration::from_secs(3);
+const RETRY_PAUSE: Duration = Duration::from_secs(3);
 /// Most attempts to write the Secret while other writers change it.
-const ATTEMPTS: usize = 5;
+const MAX_ATTEMPTS: usize = 5;
 
 /// The Secret, and the properties of the certificates.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ pub struct Keeper {
     settings: CertificateSettings,
     metrics: CertificateMetrics,
     /// The content of the Secret that the servers use; `None` before the first read.
-    held: Option<Material>,
+    in_use: Option<Material>,
     servers: Vec<ServerTls>,
 }
 
@@ -67,16 +67,17 @@ impl Keeper {
             client,
             settings,
             metrics,
-            held: None,
+            in_use: None,
             servers: Vec::new(),
         }
     }
 
-    /// The TLS settings of a server. No handshake succeeds before there is a certificate.
+    /// Adds a server that this keeper gives certificates to, and returns its TLS settings. No handshake succeeds before there is a
+    /// certificate.
     ///
     /// # Errors
     /// TLS cannot be set up.
-    pub fn serve(&mut self, clients: Clients) -> anyhow::Result<CurrentTls> {
+    pub fn add_server(&mut self, clients: Clients) -> anyhow::Result<CurrentTls> {
         let server = ServerTls::new(clients)?;
         let current = server.current();
         self.servers.push(server);
@@ -95,7 +96,7 @@ impl Keeper {
                         error = format!("{error:#}"),
                         "cannot renew certificates, trying again"
                     );
-                    PAUSE
+                    RETRY_PAUSE
                 }
             };
             tokio::time::sleep(pause).await;
@@ -110,41 +111,41 @@ impl Keeper {
         let material = self.read_or_renew(now).await?;
         // Another replica may have renewed the certificates since the last reconciliation.
         let is_new = self
-            .held
+            .in_use
             .as_ref()
-            .is_none_or(|held| held.data() != material.data());
+            .is_none_or(|in_use| in_use.data() != material.data());
         if is_new {
             for server in &mut self.servers {
                 server.use_material(&material)?;
-                server.publish_ends(&self.metrics);
+                server.show_ends(&self.metrics);
             }
-            self.metrics.show(&material);
+            self.metrics.show_secret(&material);
             // The first content after the start is no rotation.
-            if self.held.replace(material).is_some() {
+            if self.in_use.replace(material).is_some() {
                 self.metrics.count_rotation();
             }
         }
         self.reload_authorities();
-        // Also if nothing has changed: an operator who applies the manifests again empties the trust bundle.
-        let (Some(name), Some(held)) = (&self.settings.configuration, &self.held) else {
+        // Written also if nothing has changed here: an operator who applies the manifests again empties the trust bundle.
+        let (Some(name), Some(in_use)) = (&self.settings.configuration, &self.in_use) else {
             return Ok(());
         };
-        let published = publish(&self.client, name, &held.authorities()).await;
+        let published = publish(&self.client, name, &in_use.authorities()).await;
         published.context("cannot publish the webhooks' authorities to the API server")
     }
 
     /// Has servers that check clients against a file use its new content if it has changed. A file that cannot be used is read
     /// again later.
     fn reload_authorities(&mut self) {
-        let Some(held) = &self.held else { return };
+        let Some(material) = &self.in_use else { return };
         for server in self
             .servers
             .iter_mut()
             .filter(|server| server.has_new_authorities())
         {
-            match server.use_material(held) {
+            match server.use_material(material) {
                 Ok(()) => {
-                    server.publish_ends(&self.metrics);
+                    server.show_ends(&self.metrics);
                     info!(
                         "client authorities have changed; new connections are checked against the new ones"
                     );
@@ -162,12 +163,12 @@ impl Keeper {
     /// Reads the Secret, renews the certificates that are due and writes them; all again if another replica has written meanwhile.
     async fn read_or_renew(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
-        for _ in 0..ATTEMPTS {
-            let there = api
+        for _ in 0..MAX_ATTEMPTS {
+            let found = api
                 .get_opt(&self.settings.secret)
                 .await
                 .context("cannot read the Secret")?;
-            let data = there
+            let data = found
                 .as_ref()
                 .and_then(|secret| secret.data.clone())
                 .unwrap_or_default();
@@ -175,33 +176,33 @@ impl Keeper {
             let read = Material::read(&data)
                 .with_context(|| format!("Secret {}/{}", self.settings.namespace, self.settings.secret))?;
             // A Secret that was deleted is written again with the content that it had, since clients trust its authority.
-            let held = read.or_else(|| self.held.clone());
+            let held = read.or_else(|| self.in_use.clone());
             let (material, changes) =
                 Material::renewed(held, &self.settings.hosts, self.settings.lifetime, now)?;
-            let mut due = data.clone();
+            let mut wanted = data.clone();
             // Keys of other owners, which a person may have added, stay.
-            due.retain(|part, _| !PARTS.contains(&part.as_str()));
-            due.extend(material.data());
-            // Nothing is due, as in almost every reconciliation.
-            if due == data {
+            wanted.retain(|key, _| !SECRET_KEYS.contains(&key.as_str()));
+            wanted.extend(material.data());
+            // No certificate is due, as in almost every reconciliation.
+            if wanted == data {
                 return Ok(material);
             }
-            if self.write(&api, there, due).await? {
-                self.log(&material, &changes);
+            if self.write(&api, found, wanted).await? {
+                self.log_write(&material, &changes);
                 return Ok(material);
             }
         }
         anyhow::bail!("other writers changed the Secret before each write")
     }
 
-    /// Writes the Secret over the one that was read, `there`. Returns false if another writer has changed it meanwhile.
+    /// Writes `data` over the Secret that was read, `found`, or into a new Secret. Returns false if another writer has changed it meanwhile.
     async fn write(
         &self,
         api: &Api<Secret>,
-        there: Option<Secret>,
+        found: Option<Secret>,
         data: BTreeMap<String, ByteString>,
     ) -> anyhow::Result<bool> {
-        let written = if let Some(mut secret) = there {
+        let written = if let Some(mut secret) = found {
             secret.data = Some(data);
             // With the resource version that was read, so the API server refuses a write over a newer one.
             api.replace(&self.settings.secret, &PostParams::default(), &secret)
@@ -231,7 +232,8 @@ impl Keeper {
         }
     }
 
-    fn log(&self, material: &Material, changes: &[Change]) {
+    /// Logs a write of the Secret.
+    fn log_write(&self, material: &Material, changes: &[Change]) {
         let (authority, certificate) = material.ends();
         let date = |time: SystemTime| chrono::DateTime::<chrono::Utc>::from(time).to_rfc3339();
         let certificate = certificate.map(date).unwrap_or_default();
@@ -245,7 +247,7 @@ impl Keeper {
     }
 }
 
-/// Path of the kinds of webhook configurations.
+/// Path of the API group of webhook configurations.
 const PATH: &str = "/apis/admissionregistration.k8s.io/v1";
 /// Names in paths of the two kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
@@ -256,7 +258,7 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
     // The API server trusts old and new authorities together, so the order of the two writes does not matter.
     for kind in KINDS {
         let path = format!("{PATH}/{kind}/{name}");
-        let failed = || format!("{kind} {name}");
+        let object = || format!("{kind} {name}");
         let configuration: Value = match client.request(Request::get(&path).body(Vec::new())?).await {
             Ok(configuration) => configuration,
             // The operator may have installed one of the two only.
@@ -264,7 +266,7 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
                 debug!(kind, name, "there is no such configuration");
                 continue;
             }
-            Err(error) => return Err(error).with_context(failed),
+            Err(error) => return Err(error).with_context(object),
         };
         let changes = changes(&configuration, &bundle);
         if !changes.is_empty() {
@@ -275,7 +277,7 @@ async fn publish(client: &Client, name: &str, authorities: &str) -> anyhow::Resu
             let _: Value = client
                 .request(request.body(serde_json::to_vec(&changes)?)?)
                 .await
-                .with_context(failed)?;
+                .with_context(object)?;
             info!(kind, name, "the webhooks' authorities are written");
         }
     }

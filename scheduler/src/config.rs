@@ -120,7 +120,7 @@ pub struct Scheduling {
     pub names: ResourceNames,
     /// The policies that order nodes, and the devices of a node.
     pub policies: Policies,
-    /// The enforcement of memory limits for pods that do not say which they demand.
+    /// The enforcement of memory limits that pods demand which have no annotation about it.
     pub enforcement: DemandedEnforcement,
     /// The weights of resources, for the policies that use them.
     pub weights: ResourceWeights,
@@ -214,9 +214,9 @@ impl TryFrom<Args> for Config {
         let names = ResourceNames {
             memory: args.memory_resource,
         };
-        // The scheduler's own rules come after clap's, and before anything is started.
+        // Rules between several flags, which clap does not check.
         let leader = args.leader.leader()?;
-        // Other machines need a certificate; kube-scheduler in the same pod needs none.
+        // Clients on other machines need a certificate; kube-scheduler in the same pod needs none.
         let needs_tls = !args.listen.ip().to_canonical().is_loopback();
         let admission = args.webhooks.admission(names.clone(), tls.as_ref(), needs_tls)?;
         let serving = Serving {
@@ -247,9 +247,9 @@ impl TryFrom<Args> for Config {
                 misfit_nodes: args.misfit_nodes,
                 hints: HintTimes {
                     plain: args.hint_ttl,
-                    // A pod that waits for something keeps its room at least as long as one that does not.
+                    // A pod that waits for volumes or claims keeps its room at least as long as any other pod.
                     claims: VOLUME_BIND_TIMEOUT.max(args.hint_ttl),
-                    // The nomination ends by itself; the limit is for one that is never removed.
+                    // kube-scheduler removes a nomination in time; the limit is for one that stays.
                     nominated: NOMINATED_HINT_TTL.max(args.hint_ttl),
                 },
             },
@@ -263,15 +263,15 @@ impl TryFrom<Args> for Config {
 
 /// Parses the name of an extended resource: a domain, a slash and a name.
 fn resource_name(text: &str) -> Result<String, String> {
-    let word = |word: &str| {
-        !word.is_empty()
-            && word.len() <= 253
-            && word
+    let is_valid = |part: &str| {
+        !part.is_empty()
+            && part.len() <= 253
+            && part
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
     };
     match text.split_once('/') {
-        Some((domain, name)) if word(domain) && word(name) && name.len() <= 63 => Ok(text.to_owned()),
+        Some((domain, name)) if is_valid(domain) && is_valid(name) && name.len() <= 63 => Ok(text.to_owned()),
         _ => Err("must be a resource name with a domain, such as aliyun.com/gpu-mem".to_owned()),
     }
 }

@@ -20,7 +20,7 @@ pub const PODS: &str = "pods";
 /// The taint that a cordoned node has by its `unschedulable` field, and that `NodeUnschedulable` compares with tolerations.
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
-/// Why kube-scheduler refuses a node without asking an extender.
+/// The reason for which kube-scheduler refuses a node without asking an extender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeRefusal {
     /// Every term of the pod's required node affinity names other nodes.
@@ -59,13 +59,13 @@ impl Shortage {
         u64::try_from(free).unwrap_or(u64::MAX)
     }
 
-    /// The amount that has to become free; more than is asked if the node's pods request more than it has.
+    /// The amount that has to become free; more than the pod asks for if the node is overcommitted.
     pub fn missing(&self) -> u64 {
         let wanted = self.requested + u128::from(self.asked);
         u64::try_from(wanted.saturating_sub(self.allocatable.into())).unwrap_or(u64::MAX)
     }
 
-    /// Returns true if the node has less than the pod asks for, whatever its pods request.
+    /// Returns true if the pod asks for more than the node has at all, so that the end of other pods does not help.
     pub fn is_lasting(&self) -> bool {
         self.asked > self.allocatable
     }
@@ -102,10 +102,10 @@ pub fn check(pod: &PodRules, node: &NodeFacts, requested: &RequestSums) -> Resul
     }
 }
 
-/// Everything that keeps a pod off a node whatever room is there, in the order of kube-scheduler's checks.
+/// All refusals of a pod by a node that free resources would not end, in the order of kube-scheduler's checks.
 pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
     let mut obstacles = Vec::new();
-    // kube-scheduler looks at no node that the affinity does not name, and so not at its taints either.
+    // First, since kube-scheduler does not even check the taints of a node that the affinity does not name.
     let affinity = pod.affinity.as_ref();
     let name_rule = affinity.map_or(NameRule::Searched, |affinity| affinity.name_rule(&node.name));
     match name_rule {
@@ -127,9 +127,9 @@ pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
         obstacles.push(NodeRefusal::OtherNode);
     }
     for taint in &node.hard_taints {
-        // The node controller adds this taint to a cordoned node, which is named already.
-        let is_named = taint.key == UNSCHEDULABLE_TAINT && obstacles.contains(&NodeRefusal::Unschedulable);
-        if !is_named && !taint.is_tolerated_by(&pod.tolerations) {
+        // The node controller adds this taint to a cordoned node, for which `Unschedulable` stands already.
+        let is_reported = taint.key == UNSCHEDULABLE_TAINT && obstacles.contains(&NodeRefusal::Unschedulable);
+        if !is_reported && !taint.is_tolerated_by(&pod.tolerations) {
             obstacles.push(NodeRefusal::Taint(taint.clone()));
         }
     }
@@ -142,6 +142,7 @@ pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
 /// The resources of which the node has too little free.
 fn shortages(requests: &PodRequests, node: &NodeFacts, requested: &RequestSums) -> Vec<Shortage> {
     let mut shortages = Vec::new();
+    // The pod itself takes one of the node's `pods`.
     let one_pod = (PODS, 1, u128::from(requested.n_pods));
     let amounts = requests
         .iter()
@@ -153,7 +154,7 @@ fn shortages(requests: &PodRequests, node: &NodeFacts, requested: &RequestSums) 
             allocatable: node.allocatable(resource),
             requested,
         };
-        // Of nothing there is enough, on an overcommitted node too.
+        // A request of zero is no shortage, not even on an overcommitted node.
         if asked > 0 && shortage.missing() > 0 {
             shortages.push(shortage);
         }

@@ -59,7 +59,7 @@ pub enum Ending {
     Ok,
     /// Answered with a refusal or an error text.
     Refused,
-    /// Not a request that can be read.
+    /// The request cannot be read.
     Malformed,
     /// The watches have not synced.
     NotReady,
@@ -67,11 +67,12 @@ pub enum Ending {
     NotLeading,
     /// A bind whose outcome is unknown: it may have been written.
     Unknown,
-    /// The client went before it had all of the answer.
+    /// The client disconnected before it had the whole answer.
     Broken,
 }
 
 impl Verb {
+    /// The label value of the verb in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -84,6 +85,7 @@ impl Verb {
 }
 
 impl Ending {
+    /// The label value of the outcome in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -107,15 +109,15 @@ type Counters = Family<Labels<1>, Counter>;
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Family<Labels<2>, Counter>,
-    seconds: Family<Labels<1>, Histogram, fn() -> Histogram>,
-    refusals: Counters,
-    bind_refusals: Counters,
+    request_seconds: Family<Labels<1>, Histogram, fn() -> Histogram>,
+    refused_nodes: Counters,
+    refused_binds: Counters,
     rechecked: Counters,
     preemption_candidates: Counters,
     retried: Counters,
     room_announced: Counter,
     unplaced: UnplacedPods,
-    placement: Histogram,
+    placement_seconds: Histogram,
 }
 
 /// Measures one request; counts it when dropped.
@@ -137,28 +139,33 @@ impl Metrics {
     ) -> Self {
         let metrics = Self {
             requests: Family::default(),
-            seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-            refusals: Family::default(),
-            bind_refusals: Family::default(),
+            request_seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            refused_nodes: Family::default(),
+            refused_binds: Family::default(),
             rechecked: Family::default(),
             preemption_candidates: Family::default(),
             retried: Family::default(),
             room_announced: Counter::default(),
             unplaced: UnplacedPods::default(),
-            placement: Histogram::new(PLACEMENT_BUCKETS),
+            placement_seconds: Histogram::new(PLACEMENT_BUCKETS),
         };
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "Version of the scheduler", Info::new(version));
         let help = "Time from the first filter of a pod to its binding";
-        registry.register_with_unit("placement", help, Unit::Seconds, metrics.placement.clone());
+        registry.register_with_unit(
+            "placement",
+            help,
+            Unit::Seconds,
+            metrics.placement_seconds.clone(),
+        );
         let help = "Requests by verb and outcome";
         registry.register("requests", help, metrics.requests.clone());
         let help = "Time from the whole request to its answer";
-        registry.register_with_unit("request", help, Unit::Seconds, metrics.seconds.clone());
+        registry.register_with_unit("request", help, Unit::Seconds, metrics.request_seconds.clone());
         let help = "Nodes refused by filters, by reason";
-        registry.register("refused_nodes", help, metrics.refusals.clone());
+        registry.register("refused_nodes", help, metrics.refused_nodes.clone());
         let help = "Binds that came to nothing, by reason";
-        registry.register("refused_binds", help, metrics.bind_refusals.clone());
+        registry.register("refused_binds", help, metrics.refused_binds.clone());
         // The metric has an old name, which dashboards and alerts of users go by.
         let help = "Refusals of pods held back until a watch had caught up, by what became of them";
         registry.register("refusals_thought_over", help, metrics.rechecked.clone());
@@ -196,22 +203,24 @@ impl Metrics {
         self.requests
             .get_or_create(&[verb, ("outcome", ending.label())])
             .inc();
-        self.seconds.get_or_create(&[verb]).observe(elapsed.as_secs_f64());
+        self.request_seconds
+            .get_or_create(&[verb])
+            .observe(elapsed.as_secs_f64());
     }
 
     /// Counts nodes that a filter refused.
     pub fn count_refused_nodes(&self, reason: Reason, n_nodes: u64) {
-        self.refusals
+        self.refused_nodes
             .get_or_create(&[("reason", reason.label())])
             .inc_by(n_nodes);
     }
 
-    /// Counts a bind that came to nothing.
+    /// Counts a bind that failed, by the reason.
     pub fn count_refused_bind(&self, reason: &'static str) {
-        self.bind_refusals.get_or_create(&[("reason", reason)]).inc();
+        self.refused_binds.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Counts a refusal that kube-scheduler retries soon, as its request named a sample of the nodes.
+    /// Counts a refusal by a sample of the nodes, whose text makes kube-scheduler try the pod again soon.
     pub fn count_sample_retry(&self) {
         self.retried.get_or_create(&[("cause", "sample")]).inc();
     }
@@ -224,11 +233,11 @@ impl Metrics {
     /// Counts a pod that was bound.
     pub fn note_bound(&self, uid: &str, now: Instant) {
         if let Some(took) = self.unplaced.note_bound(uid, now) {
-            self.placement.observe(took.as_secs_f64());
+            self.placement_seconds.observe(took.as_secs_f64());
         }
     }
 
-    /// Counts an announcement of room.
+    /// Counts a write by which kube-scheduler is made to try refused pods again.
     pub fn count_announcement(&self) {
         self.room_announced.inc();
     }
@@ -239,7 +248,7 @@ impl Metrics {
         self.rechecked.get_or_create(&[("outcome", outcome)]).inc();
     }
 
-    /// Counts nodes on which kube-scheduler would evict pods, by what became of them.
+    /// Counts nodes on which kube-scheduler would evict pods, by the outcome of the preempt request for them.
     pub fn count_candidates(&self, outcome: &'static str, n_nodes: usize) {
         let n_nodes = u64::try_from(n_nodes).unwrap_or(u64::MAX);
         let labels = [("outcome", outcome)];
@@ -292,6 +301,7 @@ impl Collector for StateGauges {
             let index = self.index.read();
             let is_waiting = |uid: &str, age| match index.pod(uid) {
                 Some(_) => index.is_pending(uid),
+                // The watch may not have shown the pod yet.
                 None => UnplacedPods::is_new(age),
             };
             let snapshot: Snapshot = index.snapshot();
@@ -302,7 +312,7 @@ impl Collector for StateGauges {
         for (kind, synced) in snapshot.synced {
             gauge(synced.into()).encode(family.encode_family(&[("kind", kind)])?)?;
         }
-        // Until then the sums would be those of a part of the cluster.
+        // Until every kind is synced, the sums would be those of a part of the cluster.
         if !snapshot.synced.iter().all(|(_, synced)| *synced) {
             return Ok(());
         }
@@ -328,7 +338,7 @@ impl Collector for StateGauges {
         encode("failing_nodes", help, snapshot.n_failing)?;
         let help = "Nodes that no pod is sent to because their device plugin does not serve kubelet";
         encode("plugin_away_nodes", help, snapshot.n_plugin_away)?;
-        // kube-scheduler asks no other replica.
+        // kube-scheduler asks only the leader, so only the leader knows the pods that wait.
         if self.leadership.is_leading() {
             encode_unplaced(&mut encoder, &unplaced)?;
         }
@@ -369,7 +379,7 @@ fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     }
 }
 
-/// Writes the metrics of what the pods of each namespace hold.
+/// Writes the metrics of the parts of GPUs that the pods of each namespace hold.
 fn encode_namespaces(
     encoder: &mut DescriptorEncoder<'_>,
     namespaces: &BTreeMap<String, NamespaceSnapshot>,
@@ -393,6 +403,7 @@ fn encode_namespaces(
     encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
 }
 
+/// Writes the metrics of each GPU.
 fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
     let mut encode = |name, help, value: fn(&GpuSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -412,15 +423,17 @@ fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt
     let help = "Free memory of a GPU on which no typical pod fits";
     encode("gpu_memory_stranded_bytes", help, |gpu| as_f64(gpu.stranded))?;
     let help = "Computing power of a GPU; 1 is a whole GPU";
-    encode("gpu_core_total_ratio", help, |gpu| f64::from(gpu.core.1) / 100.0)?;
+    encode("gpu_core_total_ratio", help, |gpu| {
+        f64::from(gpu.core_total) / 100.0
+    })?;
     let help = "Computing power of a GPU that pods hold; 1 is a whole GPU";
     encode("gpu_core_allocated_ratio", help, |gpu| {
-        f64::from(gpu.core.0) / 100.0
+        f64::from(gpu.core_held) / 100.0
     })?;
     let help = "Containers that may request a share of a GPU as koordinator.sh/gpu.shared";
-    encode("gpu_sharers_capacity", help, |gpu| gpu.slots.1.into())?;
+    encode("gpu_sharers_capacity", help, |gpu| gpu.slots_total.into())?;
     let help = "Containers that have requested a share of a GPU as koordinator.sh/gpu.shared";
-    encode("gpu_sharers_allocated", help, |gpu| gpu.slots.0.into())?;
+    encode("gpu_sharers_allocated", help, |gpu| gpu.slots_held.into())?;
     encode("gpu_pods", "Pods that hold a part of a GPU", |gpu| {
         gpu.n_pods.into()
     })?;
@@ -434,6 +447,7 @@ fn as_f64(number: u64) -> f64 {
     number as f64
 }
 
+/// A gauge with this value.
 fn gauge(value: u64) -> ConstGauge<i64> {
     // The library has no gauges of unsigned numbers.
     ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX))

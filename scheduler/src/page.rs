@@ -67,9 +67,10 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
 pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
     let mut files = Router::new();
     for file in FILES {
-        files = files.route(file.0, get(move || async move { file_response(file) }));
+        let (path, ..) = file;
+        files = files.route(path, get(move || async move { file_response(file) }));
     }
-    // With credentials, another site's page would have to know a token.
+    // Where credentials are demanded, a page of another site would have to know a token.
     if !demands_credentials {
         files = files.layer(from_fn(demand_local_host));
     }
@@ -78,6 +79,7 @@ pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
         .layer(from_fn(add_headers))
 }
 
+/// The response with a file.
 fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static str); 2], &'static [u8]) {
     let headers = [
         (header::CONTENT_TYPE, content_type),
@@ -87,7 +89,7 @@ fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static st
     (headers, content)
 }
 
-/// Middleware that refuses requests to the names of other hosts.
+/// Middleware that refuses requests that pages of other sites have caused.
 async fn demand_local_host(request: Request, next: Next) -> Response {
     match refuse_foreign_site(&request) {
         Some(refusal) => refusal,
@@ -98,7 +100,7 @@ async fn demand_local_host(request: Request, next: Next) -> Response {
 /// Middleware that adds the security headers to every response.
 async fn add_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
-    // Errors too: a browser shows the text of a refusal.
+    // To errors too, since a browser shows the text of a refusal.
     response.headers_mut().extend(HEADERS);
     response
 }

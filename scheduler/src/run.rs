@@ -29,7 +29,7 @@ use leader::OwnReplica;
 use crate::admission;
 use crate::admission::server::Webhooks;
 use crate::bind::Binder;
-use crate::certificates::issue::{Order, issue};
+use crate::certificates::issue::{CertificateOrder, issue};
 use crate::config::{Args, Command, Config, PREFIX, Serving};
 use crate::extender::pod_memory::sweep_memory;
 use crate::extender::{Extender, bind, health_router, requeue, router};
@@ -76,7 +76,7 @@ async fn execute(command: Command, client: Client, secret: String) -> anyhow::Re
         lifetime,
     } = command;
     let namespace = namespace.unwrap_or_else(|| client.default_namespace().to_owned());
-    let order = Order {
+    let order = CertificateOrder {
         secret,
         namespace,
         name,

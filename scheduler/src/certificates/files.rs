@@ -30,6 +30,7 @@ pub struct CertificateFiles {
     files: TlsFiles,
     /// The content that was read last, good or not.
     seen: Contents,
+    /// The TLS settings for new connections.
     current: watch::Sender<Arc<ServerConfig>>,
     metrics: CertificateMetrics,
     /// The label values in metrics.
@@ -84,7 +85,7 @@ impl CertificateFiles {
         if seen == self.seen {
             return;
         }
-        // Also if it cannot be used, so that the warning comes once.
+        // Kept also if it cannot be used, so that the warning comes once.
         self.seen = seen;
         match self.seen.settings(&self.files) {
             Ok(settings) => {
@@ -132,6 +133,7 @@ pub(crate) fn read(path: &Path) -> FileContent {
 }
 
 impl Contents {
+    /// Reads all files.
     fn read(files: &TlsFiles) -> Self {
         Self {
             cert: read(&files.cert),
@@ -140,10 +142,11 @@ impl Contents {
         }
     }
 
+    /// The TLS settings with these certificates and keys. Errors name `files`.
     fn settings(&self, files: &TlsFiles) -> anyhow::Result<Arc<ServerConfig>> {
         let chain = certificates(&self.cert, &files.cert)?;
         let key = private_key(&self.key, &files.key)?;
-        let at = || {
+        let context = || {
             format!(
                 "certificate {} with key {}",
                 files.cert.display(),
@@ -152,7 +155,7 @@ impl Contents {
         };
         let provider = rustls::crypto::ring::default_provider();
         // Fails if the key does not belong to the certificate, as between two writes of a tool that renews both.
-        let key = CertifiedKey::from_der(chain, key, &provider).with_context(at)?;
+        let key = CertifiedKey::from_der(chain, key, &provider).with_context(context)?;
         let clients = match self.client_ca.as_ref().zip(files.client_ca.as_deref()) {
             None => None,
             Some((authorities, path)) => Some(client_verifier(authorities, path)?),
@@ -186,16 +189,16 @@ pub(crate) fn client_verifier(
     authorities: &FileContent,
     path: &Path,
 ) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
-    let at = || format!("authorities in {}", path.display());
+    let context = || format!("authorities in {}", path.display());
     let mut roots = RootCertStore::empty();
     for certificate in certificates(authorities, path)? {
-        roots.add(certificate).with_context(at)?;
+        roots.add(certificate).with_context(context)?;
     }
-    verifier_of(roots).with_context(at)
+    verifier_of(roots).with_context(context)
 }
 
-/// Checks the certificates of clients against these authorities, and lets in clients without a certificate. The same server serves
-/// views to clients with bearer tokens, so the verbs refuse clients without a certificate, and not the handshake.
+/// Checks the certificates of clients against these authorities, and lets in clients without a certificate: the same server serves
+/// the read API to clients with bearer tokens, so the extender's verbs, and not the handshake, refuse clients without a certificate.
 ///
 /// # Errors
 /// There is no authority.
@@ -210,13 +213,13 @@ pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn Client
 
 /// The certificates in the content of a file (PEM). The error of a failed read, or of a file without certificates, names the file.
 fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let at = || format!("certificates {}", path.display());
+    let context = || format!("certificates {}", path.display());
     let pem = pem
         .as_ref()
         .map_err(|kind| io::Error::from(*kind))
-        .with_context(at)?;
+        .with_context(context)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let certificates = certificates.with_context(at)?;
+    let certificates = certificates.with_context(context)?;
     anyhow::ensure!(
         !certificates.is_empty(),
         "certificates {}: the file holds none",
@@ -227,12 +230,12 @@ fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<Certificat
 
 /// The private key in the content of a file (PEM). The error of a failed read, or of a file without a key, names the file.
 fn private_key(pem: &FileContent, path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
-    let at = || format!("private key {}", path.display());
+    let context = || format!("private key {}", path.display());
     let pem = pem
         .as_ref()
         .map_err(|kind| io::Error::from(*kind))
-        .with_context(at)?;
-    PrivateKeyDer::from_pem_slice(pem).with_context(at)
+        .with_context(context)?;
+    PrivateKeyDer::from_pem_slice(pem).with_context(context)
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ use kube::{Api, Client};
 
 use super::material::Material;
 
-/// A certificate to issue.
+/// A client certificate to issue.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct CertificateOrder {
     /// The Secret that holds the authority.
     pub secret: String,
     /// Namespace of the Secret.
@@ -30,13 +30,13 @@ pub struct Order {
 ///
 /// # Errors
 /// If there is no authority yet, or a file cannot be written.
-pub async fn issue(client: Client, order: &Order, folder: &Path) -> anyhow::Result<()> {
+pub async fn issue(client: Client, order: &CertificateOrder, folder: &Path) -> anyhow::Result<()> {
     let api: Api<Secret> = Api::namespaced(client, &order.namespace);
-    let place = || format!("Secret {}/{}", order.namespace, order.secret);
-    let secret = api.get(&order.secret).await.with_context(place)?;
-    let material = Material::read(&secret.data.unwrap_or_default()).with_context(place)?;
-    let material =
-        material.with_context(|| format!("{} is empty: the scheduler has not filled it yet", place()))?;
+    let secret_name = || format!("Secret {}/{}", order.namespace, order.secret);
+    let secret = api.get(&order.secret).await.with_context(secret_name)?;
+    let material = Material::read(&secret.data.unwrap_or_default()).with_context(secret_name)?;
+    let material = material
+        .with_context(|| format!("{} is empty: the scheduler has not filled it yet", secret_name()))?;
     let (certificate, key) = material.client_certificate(&order.name, order.lifetime, SystemTime::now())?;
     fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
     for (file, text) in [
@@ -52,9 +52,9 @@ pub async fn issue(client: Client, order: &Order, folder: &Path) -> anyhow::Resu
 
 /// Replaces a file by one that only its owner may read.
 fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    // A program that reads meanwhile finds the old file or the new one, never half a key.
+    // Written under another name first: a program that reads meanwhile finds the old file or the new one, never half a key.
     let new = path.with_extension("new");
-    // Left by an earlier attempt, or not there.
+    // An earlier attempt may have left it; usually there is none, which is no error.
     let _ = fs::remove_file(&new);
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

@@ -21,27 +21,33 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 
-/// Certificates of the authorities to trust (PEM). The first one signs; the second one signs next if [`NEXT_KEY`] exists.
+/// Certificates of the authorities to trust (PEM). The first one signs; the second one signs next if [`SUCCESSOR_KEY`] exists.
 pub const AUTHORITIES: &str = "ca.crt";
 /// Private key of the authority that signs.
-pub const KEY: &str = "ca.key";
+pub const AUTHORITY_KEY: &str = "ca.key";
 /// Private key of the authority that signs next.
-pub const NEXT_KEY: &str = "ca-next.key";
+pub const SUCCESSOR_KEY: &str = "ca-next.key";
 /// The certificate that the servers present.
 pub const CERTIFICATE: &str = "tls.crt";
 /// Private key of the certificate that the servers present.
 pub const CERTIFICATE_KEY: &str = "tls.key";
 
 /// All keys of the Secret that the scheduler writes.
-pub const PARTS: [&str; 5] = [AUTHORITIES, KEY, NEXT_KEY, CERTIFICATE, CERTIFICATE_KEY];
+pub const SECRET_KEYS: [&str; 5] = [
+    AUTHORITIES,
+    AUTHORITY_KEY,
+    SUCCESSOR_KEY,
+    CERTIFICATE,
+    CERTIFICATE_KEY,
+];
 
 /// Lifetime of an authority: clients such as kube-scheduler read it only at their start.
 const AUTHORITY_LIFETIME: Duration = DAY.saturating_mul(3650);
 /// Time between the publication of an authority's successor and the end of the authority.
 const OVERLAP: Duration = DAY.saturating_mul(365);
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Time by which the clock of a client may be behind: certificates are valid from that long ago.
-const SKEW: Duration = Duration::from_secs(3600);
+/// Time by which the clock of a client may be behind: certificates are valid from this long before their creation.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 /// The certificates and keys of the Secret.
 #[derive(Clone)]
@@ -56,19 +62,23 @@ pub struct Material {
     leaf: Option<Leaf>,
 }
 
+/// A certificate, in both forms.
 #[derive(Clone)]
 struct Certificate {
     pem: String,
     der: CertificateDer<'static>,
+    /// The time at which it expires (`notAfter`).
     ends: SystemTime,
 }
 
+/// An authority: its certificate, and the key with which it signs.
 #[derive(Clone)]
 struct Authority {
     certificate: Certificate,
     key: Arc<KeyPair>,
 }
 
+/// A certificate of a server or a client, which an authority signed, with its private key.
 #[derive(Clone)]
 struct Leaf {
     certificate: Certificate,
@@ -109,7 +119,7 @@ pub enum MaterialError {
         source: rcgen::Error,
     },
     /// The new certificate does not verify.
-    #[error("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {KEY} its key?")]
+    #[error("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {AUTHORITY_KEY} its key?")]
     Unverified {
         /// The names in the certificate.
         hosts: String,
@@ -119,7 +129,7 @@ pub enum MaterialError {
     },
 }
 
-/// For `map_err`: the error of a certificate of this kind.
+/// For `map_err`: the error that a certificate of this kind cannot be created.
 fn cannot_make(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
     move |source| MaterialError::Make { what, source }
 }
@@ -127,19 +137,19 @@ fn cannot_make(what: &'static str) -> impl Fn(rcgen::Error) -> MaterialError {
 impl fmt::Debug for Material {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Material")
-            // Never the keys, which would end up in a log.
+            // Never the private keys, which would end up in a log.
             .field("signer_ends", &self.signer.certificate.ends)
             .finish_non_exhaustive()
     }
 }
 
 impl Material {
-    /// Reads the data of a Secret; `None` if it has none of the keys in [`PARTS`].
+    /// Reads the data of a Secret; `None` if it has none of the keys in [`SECRET_KEYS`].
     ///
     /// # Errors
     /// The value of a key cannot be read. A server certificate that cannot be read is no error, since the next renewal replaces it.
     pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Option<Self>, MaterialError> {
-        if !PARTS.iter().any(|part| data.contains_key(*part)) {
+        if !SECRET_KEYS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
         }
         let fail = |part, rule: &str| MaterialError::Part {
@@ -162,9 +172,12 @@ impl Material {
             .ok_or_else(|| fail(AUTHORITIES, "is missing or empty"))?;
         let signer = Authority {
             certificate,
-            key: key(KEY, bytes(KEY).ok_or_else(|| fail(KEY, "is missing"))?)?,
+            key: key(
+                AUTHORITY_KEY,
+                bytes(AUTHORITY_KEY).ok_or_else(|| fail(AUTHORITY_KEY, "is missing"))?,
+            )?,
         };
-        let successor = match bytes(NEXT_KEY) {
+        let successor = match bytes(SUCCESSOR_KEY) {
             None => None,
             Some(pem) => {
                 let certificate = certificates
@@ -172,7 +185,7 @@ impl Material {
                     .ok_or_else(|| fail(AUTHORITIES, "lacks the certificate of ca-next.key"))?;
                 Some(Authority {
                     certificate,
-                    key: key(NEXT_KEY, pem)?,
+                    key: key(SUCCESSOR_KEY, pem)?,
                 })
             }
         };
@@ -195,9 +208,9 @@ impl Material {
             data.insert(part.to_owned(), ByteString(text.into_bytes()));
         };
         put(AUTHORITIES, self.authorities());
-        put(KEY, self.signer.key.serialize_pem());
+        put(AUTHORITY_KEY, self.signer.key.serialize_pem());
         if let Some(successor) = &self.successor {
-            put(NEXT_KEY, successor.key.serialize_pem());
+            put(SUCCESSOR_KEY, successor.key.serialize_pem());
         }
         if let Some(leaf) = &self.leaf {
             put(CERTIFICATE, leaf.certificate.pem.clone());
@@ -309,7 +322,7 @@ impl Material {
             .map_err(|error| fail(error.to_string()))
     }
 
-    /// The ends of the signing authority and of the server certificate.
+    /// The times at which the signing authority and the server certificate expire.
     pub fn ends(&self) -> (SystemTime, Option<SystemTime>) {
         (
             self.signer.certificate.ends,
@@ -358,16 +371,16 @@ impl Authority {
     /// certificate and the key, and rcgen needs the parameters again for each certificate that the authority signs.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
-        let id = params
+        let key_id = params
             .key_identifier(key)
             .iter()
             .take(6)
             .fold(0_u64, |id, byte| id << 8 | u64::from(*byte));
-        // The name differs from that of the successor: clients find the authority that signed a certificate by its name.
+        // Part of the name, so that it differs from the successor's: clients find the authority of a certificate by its name.
         params.distinguished_name = DistinguishedName::new();
         params
             .distinguished_name
-            .push(DnType::CommonName, format!("gpushare authority {id:012x}"));
+            .push(DnType::CommonName, format!("gpushare authority {key_id:012x}"));
         // The authority signs certificates of servers and clients, and no further authorities.
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -413,19 +426,19 @@ impl Leaf {
     fn read(certificate: &[u8], key: &[u8]) -> Option<Self> {
         let certificate = read_certificates(certificate)?.into_iter().next()?;
         let key_pem = String::from_utf8(key.to_vec()).ok()?;
-        // Only to see that it is a key.
+        // Parsed only to check that it is a key.
         KeyPair::from_pem(&key_pem).ok()?;
         Some(Self { certificate, key_pem })
     }
 
-    /// Returns true if the certificate lives long enough, has all these names, and is signed by this authority.
+    /// Returns true if the certificate has a third of its lifetime left, has all these names, and is signed by this authority.
     fn is_current(&self, signer: &Authority, hosts: &[String], lifetime: Duration, now: SystemTime) -> bool {
         self.certificate.time_left(now) >= lifetime / 3 && self.verify(signer, hosts, now).is_ok()
     }
 
     /// Checks the certificate as a client that trusts `signer` does when it connects to each of the hosts.
     fn verify(&self, signer: &Authority, hosts: &[String], now: SystemTime) -> Result<(), rustls::Error> {
-        // The same checks as in a client: without them a wrong key would be noticed by kube-scheduler only.
+        // The same checks as in a client: without them, only kube-scheduler would notice a wrong key.
         let certificate = ParsedCertificate::try_from(&self.certificate.der)?;
         let mut roots = RootCertStore::empty();
         roots.add(signer.certificate.der.clone())?;
@@ -449,6 +462,7 @@ impl Certificate {
         Some(Self { pem, der, ends })
     }
 
+    /// The certificate that rcgen has created.
     fn from_rcgen(certificate: &rcgen::Certificate) -> Result<Self, rcgen::Error> {
         Self::new(certificate.pem()).ok_or(rcgen::Error::CouldNotParseCertificate)
     }
@@ -477,7 +491,7 @@ fn set_period(params: &mut CertificateParams, now: SystemTime, end: SystemTime) 
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     let since_epoch = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     // A client whose clock is slow would refuse a certificate that begins now.
-    params.not_before = epoch + since_epoch(now).saturating_sub(SKEW);
+    params.not_before = epoch + since_epoch(now).saturating_sub(MAX_CLOCK_SKEW);
     params.not_after = epoch + since_epoch(end);
 }
 

@@ -16,7 +16,7 @@ use super::material::Material;
 pub const WEBHOOK_CLIENT_CA: &str = "webhook-client-ca";
 
 /// The label values for all certificates in metrics.
-const NAMES: [&str; 6] = [
+const LABEL_VALUES: [&str; 6] = [
     "authority",
     "server",
     "extender",
@@ -28,6 +28,7 @@ const NAMES: [&str; 6] = [
 /// The metrics of certificates.
 #[derive(Clone, Debug)]
 pub struct CertificateMetrics {
+    /// The expiry of each certificate in unix seconds.
     ends: Family<Labels, Gauge>,
     rotations: Counter,
 }
@@ -58,8 +59,8 @@ impl CertificateMetrics {
         metrics
     }
 
-    /// Shows the ends of the certificates in the Secret.
-    pub(super) fn show(&self, material: &Material) {
+    /// Shows the expiry of the certificates in the Secret.
+    pub(super) fn show_secret(&self, material: &Material) {
         let (authority, certificate) = material.ends();
         self.show_end("authority", Some(authority));
         self.show_end("server", certificate);
@@ -76,7 +77,7 @@ impl CertificateMetrics {
         );
     }
 
-    /// Shows an end under a label value; no end as 0, so that an alert on certificates that end fires.
+    /// Shows an expiry under a label value; 0 if there is none, so that an alert on certificates that end fires.
     fn show_end(&self, name: &'static str, ends: Option<SystemTime>) {
         let since_epoch = ends
             // A certificate that ended before 1970 is shown as 0 too.
@@ -88,11 +89,11 @@ impl CertificateMetrics {
             .set(seconds);
     }
 
-    /// The end of each certificate in unix seconds, with the certificate's label value.
+    /// The label value of each certificate, and its expiry in unix seconds.
     pub fn all_ends(&self) -> Vec<(&'static str, i64)> {
         let mut ends = Vec::new();
         // The family cannot list its own labels.
-        for certificate in NAMES {
+        for certificate in LABEL_VALUES {
             if let Some(end) = self.ends.get(&Labels { certificate }) {
                 ends.push((certificate, end.get()));
             }

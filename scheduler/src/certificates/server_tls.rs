@@ -16,15 +16,15 @@ use super::files::{FileContent, client_verifier, read, server_settings, verifier
 use super::material::Material;
 use super::metrics::{CertificateMetrics, WEBHOOK_CLIENT_CA};
 
-/// The clients that a server lets in.
+/// The certificates that a server asks of its clients. A client without one is let in all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// All clients; none is asked for a certificate.
+    /// None.
     Any,
-    /// All clients. A certificate that the authority in the Secret signed marks a client as authenticated.
+    /// A certificate that the authority in the Secret signed marks a client as authenticated.
     OwnAuthority,
-    /// All clients. A certificate that an authority in this file (PEM) signed marks a client as authenticated. The file is read
-    /// again when it changes.
+    /// A certificate that an authority in this file (PEM) signed marks a client as authenticated. The file is read again when it
+    /// changes.
     SignedBy(PathBuf),
 }
 
@@ -34,6 +34,7 @@ pub(super) struct ServerTls {
     clients: Clients,
     /// The file of client authorities as it was read last; `None` if clients are not checked against a file.
     authorities: Option<FileContent>,
+    /// The settings for new connections.
     settings: watch::Sender<Arc<ServerConfig>>,
 }
 
@@ -70,13 +71,13 @@ impl ServerTls {
             _ => None,
         };
         self.settings.send_replace(server_settings(key, verifier)?);
-        // Only now, so that a file that cannot be used is read again.
+        // Only now: after an error the file counts as changed, and is read again.
         self.authorities = authorities;
         Ok(())
     }
 
     /// Shows the earliest end of the client authorities in the file, if there is one.
-    pub(super) fn publish_ends(&self, metrics: &CertificateMetrics) {
+    pub(super) fn show_ends(&self, metrics: &CertificateMetrics) {
         let authorities = self
             .authorities
             .iter()
@@ -93,8 +94,8 @@ impl ServerTls {
         self.read_authorities() != self.authorities
     }
 
-    /// Reads the file of client authorities; `None` if clients are not checked against a file. A file that cannot be read is `Some`
-    /// of the kind of error, which is compared with the previous read like a content.
+    /// Reads the file of client authorities; `None` if clients are not checked against a file. For a file that
+    /// cannot be read, the kind of error stands for the content.
     fn read_authorities(&self) -> Option<FileContent> {
         let Clients::SignedBy(path) = &self.clients else {
             return None;

@@ -17,7 +17,7 @@ use super::resource_name;
 const MAX_ANSWER_NODES: u8 = 11;
 
 /// The default weights: those of Koordinator's scheduler.
-const WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memory=1,koordinator.sh/rdma=1,koordinator.sh/fpga=1";
+const DEFAULT_WEIGHTS: &str = "koordinator.sh/gpu-memory-ratio=1,koordinator.sh/gpu-memory=1,koordinator.sh/rdma=1,koordinator.sh/fpga=1";
 
 /// The flags of the policies.
 #[derive(Clone, Debug, clap::Args)]
@@ -36,7 +36,7 @@ pub(super) struct PolicyArgs {
     enforcement: EnforcementName,
     /// Weight of each resource in the policies least-allocated and most-allocated; others weigh nothing. For those who had weights of
     /// their own in the `scoringStrategy` of Koordinator.
-    #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
+    #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = DEFAULT_WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
     score_weights: Vec<(String, u32)>,
 }
 
@@ -99,7 +99,7 @@ impl PolicyArgs {
 
 /// The weights of resources by their names. If a resource is named twice, the last weight counts.
 pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeights {
-    // GPU resources are dimensions of one device in the engine, and all other resources are devices of their own.
+    // In the engine, the GPU resources are amounts of one device, and every other resource is of a device type of its own.
     let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
     let mut remove = |name: &str| weights.remove(name).unwrap_or(0);
     let (memory_ratio, memory, core) = (remove(GPU_MEMORY_RATIO), remove(GPU_MEMORY), remove(GPU_CORE));
@@ -131,7 +131,7 @@ fn weight(text: &str) -> Result<(String, u32), String> {
 /// The number of fitting nodes in an answer about a pod that has no preferences of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerNodes {
-    /// The best nodes, this many.
+    /// This many nodes, the best first.
     Best(NonZeroU8),
     /// All fitting nodes.
     All,

@@ -54,7 +54,7 @@ pub struct LeaderElection {
 impl LeaderArgs {
     /// The election that this replica takes part in; `None` if it is the only replica.
     pub(super) fn leader(self) -> anyhow::Result<Option<LeaderElection>> {
-        // The pod's name may be set by the manifest for a single replica as well.
+        // The manifest may set the pod's name for a single replica as well.
         let is_one_of_several = self.leader_elect || self.kube_scheduler_lease.is_some();
         let Some(pod) = self.pod_name.filter(|_| is_one_of_several) else {
             return Ok(None);
@@ -69,8 +69,7 @@ impl LeaderArgs {
             );
         }
         let lease = self.lease_duration;
-        // The Lease object has whole seconds.
-        // A leader's last bind must end before another replica leads.
+        // The Lease object has whole seconds, and a leader's last bind must end before another replica leads.
         if lease.subsec_nanos() != 0 || lease < BIND_TIMEOUT * 2 {
             bail!(
                 "--lease-duration must be whole seconds, at least {:?}",

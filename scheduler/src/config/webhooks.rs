@@ -14,7 +14,7 @@ use super::TlsFiles;
 use crate::admission::Rules;
 
 /// The Secret of the command `issue-client-certificate` if the command line names none: that of the shipped manifests.
-const SECRET: &str = "gpushare-scheduler-certificates";
+const DEFAULT_SECRET: &str = "gpushare-scheduler-certificates";
 /// Longest time that a certificate may be valid; its authority's successor is published a year ahead.
 const MAX_LIFETIME: Duration = Duration::from_secs(180 * 86_400);
 
@@ -126,7 +126,7 @@ pub struct Admission {
     pub webhooks: Option<Webhooks>,
     /// The certificates that the scheduler creates itself, if it does.
     pub certificates: Option<Certificates>,
-    /// Name of the Secret with the authority that issues client certificates.
+    /// Name of the Secret with the authority that the command `issue-client-certificate` signs with.
     pub authority: String,
 }
 
@@ -153,7 +153,7 @@ impl WebhookArgs {
         let authority = self
             .certificate_secret
             .clone()
-            .unwrap_or_else(|| SECRET.to_owned());
+            .unwrap_or_else(|| DEFAULT_SECRET.to_owned());
         let webhooks = self.webhook_listen.map(|listen| {
             // The Service of the webhooks is among the names in the Secret's certificate, and perhaps not in that of the files.
             let tls = files.filter(|_| self.certificate_secret.is_none());

@@ -20,7 +20,7 @@ pub struct PodRules {
     pub tolerations: Vec<Toleration>,
     /// All amounts that the pod requests.
     pub requests: PodRequests,
-    /// The pod's priority: nominated pods of at least this priority count on their nodes.
+    /// The pod's priority: pods that are nominated to a node count there if their priority is at least this.
     pub priority: i32,
     /// The names of the scheduling gates: kube-scheduler does not try the pod before its last one is removed.
     pub gates: Box<[Box<str>]>,

@@ -1,4 +1,4 @@
-//! What pods request of their nodes, in kube-scheduler's sums (`NodeResourcesFit`).
+//! The requests of pods on their nodes, in kube-scheduler's sums (`NodeResourcesFit`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use proto::pod::Pod;
 use proto::totals::{CPU, HostResources, MEMORY, named_requests};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// What one pod requests of its node: thousandths of a CPU under `cpu`, and whole units of every other resource. Has no zeros.
+/// The requests of one pod by resource: thousandths of a CPU under `cpu`, and whole units of every other resource. Has no zeros.
 pub type PodRequests = BTreeMap<Box<str>, u64>;
 
 /// The sums of the requests of all pods, by node. A pod counts that is bound and has not ended, or whose binding is under way.
@@ -16,8 +16,8 @@ pub type PodRequests = BTreeMap<Box<str>, u64>;
 pub struct NodeRequests {
     sums: FxHashMap<Arc<str>, RequestSums>,
     pods: FxHashMap<OwnerId, CountedPod>,
-    /// The different requests of all pods: those of one template are equal.
-    known: FxHashSet<Arc<PodRequests>>,
+    /// The requests of all pods, equal ones once: pods of one template share theirs.
+    distinct: FxHashSet<Arc<PodRequests>>,
 }
 
 /// The sums of requests on one node.
@@ -25,7 +25,7 @@ pub struct NodeRequests {
 pub struct RequestSums {
     /// The number of pods.
     pub n_pods: u64,
-    /// The sum for each resource, in the units of [`PodRequests`]. Pods may name any amount, so sums have twice the bits.
+    /// The sum for each resource, in the units of [`PodRequests`]. Pods may request any amount, so `u64` could overflow.
     amounts: BTreeMap<Box<str>, u128>,
 }
 
@@ -34,8 +34,8 @@ pub struct RequestSums {
 struct CountedPod {
     node: Arc<str>,
     requests: Arc<PodRequests>,
-    /// True if the pod runs on its node because of that node, as a pod of a `DaemonSet` does.
-    is_tied: bool,
+    /// True if the pod is made for this node, as a pod of a `DaemonSet` is.
+    is_tied_to_node: bool,
 }
 
 /// The requests of a pod, totalled as kube-scheduler does.
@@ -52,7 +52,7 @@ pub fn requests_of(pod: &Pod) -> PodRequests {
 
 impl NodeRequests {
     /// Counts a pod on a node, and no longer where it was counted before.
-    pub fn put(&mut self, owner: OwnerId, node: &str, requests: &PodRequests, is_tied: bool) {
+    pub fn put(&mut self, owner: OwnerId, node: &str, requests: &PodRequests, is_tied_to_node: bool) {
         if let Some(counted) = self.pods.get(&owner)
             && *counted.node == *node
             && *counted.requests == *requests
@@ -60,11 +60,11 @@ impl NodeRequests {
             return;
         }
         self.remove(owner.as_str());
-        let requests = if let Some(known) = self.known.get(requests) {
+        let requests = if let Some(known) = self.distinct.get(requests) {
             Arc::clone(known)
         } else {
             let requests = Arc::new(requests.clone());
-            self.known.insert(Arc::clone(&requests));
+            self.distinct.insert(Arc::clone(&requests));
             requests
         };
         let node = match self.sums.get_key_value(node) {
@@ -75,7 +75,7 @@ impl NodeRequests {
         let counted = CountedPod {
             node,
             requests,
-            is_tied,
+            is_tied_to_node,
         };
         self.pods.insert(owner, counted);
     }
@@ -91,9 +91,9 @@ impl NodeRequests {
                 self.sums.remove(&counted.node);
             }
         }
-        // Held by this pod and by the set of known requests: no other pod has these.
+        // Only this pod and `distinct` hold them, so no other pod has equal requests.
         if Arc::strong_count(&counted.requests) == 2 {
-            self.known.remove(&counted.requests);
+            self.distinct.remove(&counted.requests);
         }
     }
 
@@ -102,11 +102,11 @@ impl NodeRequests {
         self.sums.get(node)
     }
 
-    /// The sums of the pods on a node that run because of that node: a new node of the same kind gets as many.
+    /// The sums of the pods on a node that are made for it, as those of `DaemonSet`s are: a new node of the same kind gets as many.
     pub fn of_tied_pods_on(&self, node: &str) -> RequestSums {
         let mut sums = RequestSums::default();
         for counted in self.pods.values() {
-            if counted.is_tied && *counted.node == *node {
+            if counted.is_tied_to_node && *counted.node == *node {
                 sums.add(&counted.requests);
             }
         }

@@ -22,7 +22,7 @@ pub struct AllocationSnapshot {
 /// The pods of one namespace in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceSnapshot {
-    /// Pods that hold parts of GPUs, once for each GPU.
+    /// The number of pods that hold parts of GPUs; a pod counts once for each of its GPUs.
     pub n_parts: u64,
     /// Bytes that they hold, or may hold.
     pub bytes: u64,
@@ -43,12 +43,16 @@ pub struct GpuSnapshot {
     pub total: u64,
     /// Bytes that pods hold, or may hold.
     pub used: u64,
-    /// Free bytes, if no typical pod fits on it.
+    /// The free bytes if no typical pod fits on the GPU, or else 0.
     pub stranded: u64,
-    /// Core percent that is held, and in all.
-    pub core: (u32, u32),
-    /// Slots that are held, and in all.
-    pub slots: (u32, u32),
+    /// Core percent that pods hold.
+    pub core_held: u32,
+    /// Core percent in all.
+    pub core_total: u32,
+    /// Slots that pods hold.
+    pub slots_held: u32,
+    /// Slots in all.
+    pub slots_total: u32,
     /// Pods that hold a part of it.
     pub n_pods: u32,
     /// True if it takes new pods.
@@ -100,8 +104,10 @@ impl AllocationSnapshot {
                     total: view::shown_total(view.device, used.memory.bytes_ceil()),
                     used: used.memory.bytes_ceil(),
                     stranded: view::stranded_bytes(&view, typical, unit),
-                    core: (used.core, view.device.core),
-                    slots: (used.slots, view.device.slots),
+                    core_held: used.core,
+                    core_total: view.device.core,
+                    slots_held: used.slots,
+                    slots_total: view.device.slots,
                     n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),
                     healthy: view.device.healthy,
                 });

@@ -1,4 +1,4 @@
-//! Pods that kube-scheduler has asked about and that are not bound yet: since when, and why.
+//! Pods that kube-scheduler has asked about and that are not bound yet: the time since, and the reason of the last refusal.
 //!
 //! Only the leader answers kube-scheduler, so the other replicas know none.
 
@@ -8,17 +8,19 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-/// A pod that the index does not know is kept for this long, since its filter may come before its watch event.
+/// Time for which a pod that the index does not know is remembered: its first filter may come before its watch event.
 const GRACE: Duration = Duration::from_secs(60);
 /// The most pods that are remembered.
-const MOST: usize = 100_000;
-/// The reason of pods that fit and are being bound.
+const MAX_PODS: usize = 100_000;
+/// Stands for a reason for pods that fit and are being bound.
 const FITS: &str = "fits";
 
 /// A pod that is not bound yet.
 #[derive(Clone, Copy, Debug)]
 struct UnplacedPod {
+    /// The time of its first filter.
     first_asked: Instant,
+    /// The reason of its last refusal, or [`FITS`].
     reason: &'static str,
 }
 
@@ -42,7 +44,7 @@ impl UnplacedPods {
         let mut pods = self.lock();
         if let Some(pod) = pods.get_mut(uid) {
             pod.reason = reason;
-        } else if pods.len() < MOST {
+        } else if pods.len() < MAX_PODS {
             let first_asked = now;
             pods.insert(uid.into(), UnplacedPod { first_asked, reason });
         }
@@ -62,7 +64,7 @@ impl UnplacedPods {
         is_waiting: impl Fn(&str, Duration) -> bool,
     ) -> UnplacedSummary {
         let mut summary = UnplacedSummary::default();
-        // There is always a series, so that a graph shows 0 and not a gap.
+        // Always there, so that a graph shows 0 and not a gap.
         summary.by_reason.insert(FITS, 0);
         self.lock().retain(|uid, pod| {
             let age = now.duration_since(pod.first_asked);

@@ -67,11 +67,11 @@ pub(super) fn begin(
         let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {
             tls.webhooks =
-                Some(keeper.serve(webhooks.client_ca.clone().map_or(Clients::Any, Clients::SignedBy))?);
+                Some(keeper.add_server(webhooks.client_ca.clone().map_or(Clients::Any, Clients::SignedBy))?);
         }
         if wanted.for_extender {
             // The command `issue-client-certificate` issues the certificates of such clients.
-            tls.extender = Some(keeper.serve(Clients::OwnAuthority)?);
+            tls.extender = Some(keeper.add_server(Clients::OwnAuthority)?);
         }
         tasks.spawn("renewal of certificates in the Secret", keeper.keep());
     }

@@ -150,12 +150,12 @@ async fn a_refused_write_is_repeated() {
 async fn a_client_certificate_is_issued_by_the_same_authority() {
     use std::os::unix::fs::PermissionsExt;
 
-    use scheduler::certificates::issue::{Order, issue};
+    use scheduler::certificates::issue::{CertificateOrder, issue};
 
     let api = Api::default();
     let folder = tempfile::tempdir().unwrap();
     let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
-    let order = Order {
+    let order = CertificateOrder {
         secret,
         namespace,
         name: "kube-scheduler".to_owned(),

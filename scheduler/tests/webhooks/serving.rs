@@ -17,7 +17,7 @@ use rustls::{ClientConfig, RootCertStore};
 use scheduler::admission::Rules;
 use scheduler::admission::server::{Webhooks, router};
 use scheduler::certificates::Keeper;
-use scheduler::certificates::issue::{Order, issue};
+use scheduler::certificates::issue::{CertificateOrder, issue};
 use scheduler::certificates::server_tls::Clients;
 use scheduler::extender::{Extender, router as extender_router};
 use scheduler::offline;
@@ -124,7 +124,7 @@ async fn assert_reviewed(connector: &TlsConnector, address: SocketAddr, uid: usi
 async fn the_authority_in_the_secret_verifies_the_webhooks() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
-    let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
+    let address = start(keeper.add_server(Clients::Any).unwrap(), webhooks(&mut registry)).await;
     let other = Api::default();
     crate::keeping::keeper(&other, &mut Registry::default())
         .reconcile(SystemTime::now())
@@ -153,7 +153,7 @@ async fn the_authority_in_the_secret_verifies_the_webhooks() {
 async fn no_request_fails_during_a_rotation() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
-    let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
+    let address = start(keeper.add_server(Clients::Any).unwrap(), webhooks(&mut registry)).await;
     keeper.reconcile(SystemTime::now()).await.unwrap();
     let authority = part(&api, "ca.crt");
     let (done, n_reviews) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -212,7 +212,7 @@ async fn await_reviews(n_reviews: &AtomicUsize, n: usize) {
 async fn a_rotation_does_not_close_open_connections() {
     let (api, mut registry) = (Api::default(), Registry::default());
     let mut keeper = keeper(&api, &mut registry);
-    let address = start(keeper.serve(Clients::Any).unwrap(), webhooks(&mut registry)).await;
+    let address = start(keeper.add_server(Clients::Any).unwrap(), webhooks(&mut registry)).await;
     keeper.reconcile(SystemTime::now()).await.unwrap();
     let stream = connect(&client(&api, None), address).await.unwrap();
     keeper.reconcile(SystemTime::now() + 61 * DAY).await.unwrap();
@@ -239,7 +239,7 @@ async fn the_extender_accepts_client_certificates_of_the_same_authority() {
     let binder = scheduler::bind::Binder::new(api.client(), Duration::from_secs(4), leadership);
     let extender = Arc::new(Extender::new(index, metrics, binder, &serving));
     let routes = extender_router(extender, MetricsText::new(Registry::default()));
-    let address = start(keeper.serve(Clients::OwnAuthority).unwrap(), routes).await;
+    let address = start(keeper.add_server(Clients::OwnAuthority).unwrap(), routes).await;
     keeper.reconcile(SystemTime::now()).await.unwrap();
 
     let path = "/gpushare-scheduler/filter";
@@ -266,7 +266,7 @@ async fn the_extender_accepts_client_certificates_of_the_same_authority() {
 
     let folder = tempfile::tempdir().unwrap();
     let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
-    let order = Order {
+    let order = CertificateOrder {
         secret,
         namespace,
         name: "kube-scheduler".to_owned(),
@@ -304,7 +304,9 @@ async fn webhooks_need_a_client_certificate_where_authorities_are_configured() {
     let mut keeper = keeper(&api, &mut registry);
     let error = format!(
         "{:#}",
-        keeper.serve(Clients::SignedBy(authorities.clone())).unwrap_err()
+        keeper
+            .add_server(Clients::SignedBy(authorities.clone()))
+            .unwrap_err()
     );
     assert!(error.contains("ca.crt: the file holds none"), "{error}");
     std::fs::write(&authorities, old).unwrap();
@@ -316,7 +318,7 @@ async fn webhooks_need_a_client_certificate_where_authorities_are_configured() {
     let webhooks = Webhooks::new(Rules::default(), index, &mut registry).demanding_certificates(true);
     let routes = router(Arc::new(webhooks), "/gpushare-scheduler");
     let address = start(
-        keeper.serve(Clients::SignedBy(authorities.clone())).unwrap(),
+        keeper.add_server(Clients::SignedBy(authorities.clone())).unwrap(),
         routes,
     )
     .await;
@@ -337,7 +339,7 @@ async fn webhooks_need_a_client_certificate_where_authorities_are_configured() {
     for other in &of_clients {
         let issued = tempfile::tempdir().unwrap();
         let (secret, namespace) = ("certificates".to_owned(), "gpushare-system".to_owned());
-        let order = Order {
+        let order = CertificateOrder {
             secret,
             namespace,
             name: "kube-apiserver".to_owned(),

@@ -8,7 +8,7 @@ use rstest::rstest;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use super::{AUTHORITIES, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, KEY, Material, NEXT_KEY};
+use super::{AUTHORITIES, AUTHORITY_KEY, CERTIFICATE, CERTIFICATE_KEY, Change, DAY, Material, SUCCESSOR_KEY};
 use daemon::x509::common_name;
 
 const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
@@ -61,8 +61,14 @@ fn a_certificate_is_renewed_when_a_third_is_left_and_the_authority_stays() {
     let (second, changes) = keep(Some(read(&first)), start() + 61 * DAY);
     assert_eq!(changes, [Change::NewCertificate]);
     assert_eq!(
-        (first.data()[AUTHORITIES].clone(), first.data()[KEY].clone()),
-        (second.data()[AUTHORITIES].clone(), second.data()[KEY].clone())
+        (
+            first.data()[AUTHORITIES].clone(),
+            first.data()[AUTHORITY_KEY].clone()
+        ),
+        (
+            second.data()[AUTHORITIES].clone(),
+            second.data()[AUTHORITY_KEY].clone()
+        )
     );
     assert_ne!(first.data()[CERTIFICATE], second.data()[CERTIFICATE]);
     assert!(accepts(&first, &second, start() + 61 * DAY));
@@ -136,9 +142,9 @@ fn a_certificate_that_expired_years_ago_is_renewed() {
     Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
     "ca.crt holds something that is no certificate"
 )]
-#[case::no_key(KEY, None, "ca.key is missing")]
-#[case::key(KEY, Some("secret"), "ca.key is no private key")]
-#[case::successor(NEXT_KEY, Some("secret"), "ca.crt lacks the certificate of ca-next.key")]
+#[case::no_key(AUTHORITY_KEY, None, "ca.key is missing")]
+#[case::key(AUTHORITY_KEY, Some("secret"), "ca.key is no private key")]
+#[case::successor(SUCCESSOR_KEY, Some("secret"), "ca.crt lacks the certificate of ca-next.key")]
 fn a_malformed_secret_is_refused_with_the_field(
     #[case] part: &str,
     #[case] value: Option<&str>,
@@ -155,7 +161,7 @@ fn a_malformed_secret_is_refused_with_the_field(
 #[test]
 fn a_key_that_does_not_match_the_authority_is_refused() {
     let (mut data, other) = (keep(None, start()).0.data(), keep(None, start()).0.data());
-    data.insert(KEY.to_owned(), other[KEY].clone());
+    data.insert(AUTHORITY_KEY.to_owned(), other[AUTHORITY_KEY].clone());
     data.remove(CERTIFICATE);
     let error = Material::renewed(Material::read(&data).unwrap(), &hosts(), LIFETIME, start()).unwrap_err();
     assert!(

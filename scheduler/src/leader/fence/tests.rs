@@ -160,7 +160,7 @@ async fn an_extender_writes_its_name_while_the_kube_scheduler_of_its_pod_holds_t
         ..holding()
     });
     fence.settings.lease_holder = crate::leader::kube_scheduler_lease::holder_prefix("pod-1");
-    assert_eq!(fence.write().await.is_ok(), expected);
+    assert_eq!(fence.write_holder().await.is_ok(), expected);
     assert_eq!(server.lock().unwrap().object.is_some(), expected);
 }
 
@@ -186,7 +186,7 @@ async fn a_replica_that_lost_the_lease_leaves_the_object_alone(
     if !leads {
         fence.leadership.stand_by();
     }
-    let error = fence.write().await.unwrap_err();
+    let error = fence.write_holder().await.unwrap_err();
     assert!(format!("{error:#}").contains(problem), "{error:#}");
     assert_eq!(
         server
