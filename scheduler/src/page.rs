@@ -18,6 +18,9 @@ use crate::read_api::{self, ReadApi, refuse_foreign_site};
 /// The path of a file, its content type, and its content.
 type File = (&'static str, &'static str, &'static [u8]);
 
+/// The prefix of the read API's routes on the page's listener.
+const NO_PREFIX: &str = "";
+
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
@@ -75,7 +78,7 @@ pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
         files = files.layer(from_fn(demand_local_host));
     }
     files
-        .merge(read_api::router(api, "", demands_credentials))
+        .merge(read_api::router(api, NO_PREFIX, demands_credentials))
         .layer(from_fn(add_headers))
 }
 

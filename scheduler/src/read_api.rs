@@ -135,15 +135,16 @@ impl ReadApi {
         let mut is_measured = true;
         for minute in 0_u64.. {
             sleep(HISTORY_STEP).await;
-            // A point of half a cluster would look like an outage.
+            // Before the first lists are complete, a point would look like an outage.
             if self.index().read().ready().is_err() {
                 continue;
             }
             let snapshot = self.snapshot().await;
             let mut models = snapshot.models.clone();
-            // Where no plugin measures, asking each of thousands every minute would be in vain; one may have got the flag since.
+            // Where no plugin measures memory, requests to thousands of plugins every minute would be in vain; a plugin may have been
+            // restarted with the flag since.
             if is_measured || minute % PROBE_MINUTES == 0 {
-                is_measured = self.add_use(&snapshot, &mut models).await;
+                is_measured = self.add_memory_in_use(&snapshot, &mut models).await;
             }
             let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
             history.record(unix_time().as_secs(), snapshot.pending.total, &models);
@@ -151,7 +152,11 @@ impl ReadApi {
     }
 
     /// Adds the memory in use to the totals of each model; returns false if no device plugin measures it.
-    async fn add_use(&self, snapshot: &StateSnapshot, models: &mut BTreeMap<String, Totals>) -> bool {
+    async fn add_memory_in_use(
+        &self,
+        snapshot: &StateSnapshot,
+        models: &mut BTreeMap<String, Totals>,
+    ) -> bool {
         let nodes = snapshot.nodes.keys().cloned().collect();
         let measured = self.memory_use.measure(self.index(), nodes).await;
         let mut is_measured = false;
@@ -167,7 +172,7 @@ impl ReadApi {
         is_measured
     }
 
-    /// The client of a request with a bearer token.
+    /// The client of a request with a bearer token, with the names of pods that its user may see.
     ///
     /// # Errors
     /// The user of the token may not read the views, or the API server does not answer.
@@ -178,7 +183,7 @@ impl ReadApi {
             SeenNames::All
         } else {
             let namespaces = self.snapshot().await.largest_namespaces();
-            SeenNames::Of(access.listable(headers, namespaces).await)
+            SeenNames::OfNamespaces(access.listable(headers, namespaces).await)
         };
         let token = headers.get(header::AUTHORIZATION).cloned();
         let mut hasher = FxHasher::default();
@@ -251,7 +256,8 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
     next.run(request).await
 }
 
-/// Middleware that refuses requests until every watch has listed its objects: half a cluster would be shown as all of it.
+/// Middleware that refuses requests until every watch has listed its objects: answers before would show a part of the cluster as all
+/// of it.
 async fn demand_sync(
     Extension(api): Extension<Arc<ReadApi>>,
     request: Request<Body>,
@@ -453,6 +459,7 @@ fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
+/// The response with an answer as JSON.
 fn respond(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, JSON)], json(answer)).into_response()
 }

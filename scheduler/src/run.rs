@@ -92,7 +92,7 @@ async fn execute(command: Command, client: Client, secret: String) -> anyhow::Re
 async fn serve_requests(config: Config, connection: Connection, mut process: Process) -> anyhow::Result<()> {
     // State. The registry of metrics must be complete before it is served.
     let client = connection.client.clone();
-    // The Lease and the Secret are in the namespace of the own pod.
+    // The Lease and the Secret are in the namespace of this replica's pod.
     let namespace = client.default_namespace().to_owned();
     let replica = OwnReplica::new(&config, &namespace);
     let index = Shared::new(index(&config).watching_plugins_in(&namespace));
@@ -151,6 +151,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     process.serve_until_signal(farewell).await
 }
 
+/// The webhooks, if they are configured.
 fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
     let settings = config.admission.webhooks.as_ref()?;
     let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry);
@@ -240,7 +241,7 @@ impl Lags {
     }
 }
 
-/// Starts the tasks that show the objects of every kind to the index.
+/// Starts the tasks that carry the objects of every kind into the index.
 fn watch_objects(
     connection: &Connection,
     index: &Shared<Index>,

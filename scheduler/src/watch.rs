@@ -1,6 +1,7 @@
 //! Carries the updates of watches into a store of objects.
 //!
-//! Level-based: after a list the objects that it did not name are gone. Knows no kind and decides nothing.
+//! Level-based: at the end of a list, the store removes the objects that the list did not name. Knows no kind of object, and decides
+//! nothing.
 
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,8 +14,8 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tracing::info;
 
-/// The longest pause after failures. Few processes watch, so it need not be long: after an outage each kind is tried again
-/// within seconds, once for the watch that has grown too old and once for a list.
+/// The longest pause between two attempts to watch. Few processes watch, so it may be short: after an outage, each kind takes two
+/// attempts, one for the watch, whose version has become too old, and one for a list.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// State behind a lock that is held for moments only and never while waiting for anything else.
@@ -33,12 +34,12 @@ impl<I> Shared<I> {
         Self(Arc::new(RwLock::new(state)))
     }
 
-    /// The state, to look at.
+    /// Locks the state to read it.
     pub fn read(&self) -> RwLockReadGuard<'_, I> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state, to change.
+    /// Locks the state to change it.
     pub fn write(&self) -> RwLockWriteGuard<'_, I> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,6 +101,7 @@ pub fn apply<K, S: ObjectStore<K>>(update: Update<K>, store: &Shared<S>) {
             store.begin_list();
             store.end_list();
         }
+        // The store keeps its objects while the connection is away.
         Update::UnknownKind | Update::Interrupted | Update::Restored => {}
     }
 }

@@ -29,13 +29,14 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 struct ChangeFollower {
     api: Arc<ReadApi>,
     viewer: Viewer,
-    /// The ID of the last event that the client has; `None` after the first batch.
+    /// The ID of the last event that the client had when it connected; `None` after the first batch.
     since: Option<String>,
     /// The revision that the last batch led to.
     revision: u64,
     last_sent: Instant,
     /// The time of the last review of the client's token.
     last_review: Instant,
+    /// Held as long as the client follows, since their number is limited.
     _permit: OwnedSemaphorePermit,
 }
 
@@ -71,7 +72,7 @@ impl ChangeFollower {
     /// Waits for the next batch of events; `None` ends the stream.
     async fn next_batch(&mut self) -> Option<Bytes> {
         loop {
-            if self.api.stop.is_cancelled() || !self.still_has_access().await {
+            if self.api.stop.is_cancelled() || !self.review_access().await {
                 return None;
             }
             let snapshot = self.api.snapshot().await;
@@ -81,6 +82,7 @@ impl ChangeFollower {
             }
             if self.last_sent.elapsed() >= KEEP_ALIVE {
                 self.last_sent = Instant::now();
+                // A comment of server-sent events, which clients ignore.
                 return Some(Bytes::from_static(b":\n\n"));
             }
             tokio::select! {
@@ -90,8 +92,8 @@ impl ChangeFollower {
         }
     }
 
-    /// Returns true unless the API server has just refused the client's token.
-    async fn still_has_access(&mut self) -> bool {
+    /// Reviews the client's token if it is time; returns false if the API server has just refused it.
+    async fn review_access(&mut self) -> bool {
         let Some(credentials) = &self.viewer.credentials else {
             return true;
         };
@@ -102,7 +104,7 @@ impl ChangeFollower {
         match self.api.viewer_with_token(credentials).await {
             // The user may see the pods of other namespaces by now.
             Ok(viewer) => self.viewer = viewer,
-            // While the API server is away, rights are as they were: clients would all have to connect again.
+            // While the API server does not answer, the client keeps its rights: otherwise all clients would have to connect again.
             Err(Denied::Unreviewed { .. }) => {}
             Err(_) => return false,
         }
@@ -112,12 +114,12 @@ impl ChangeFollower {
     /// The events between the last batch and a snapshot; `None` if nothing has changed.
     fn batch(&mut self, snapshot: &StateSnapshot) -> Option<Bytes> {
         let is_first = self.since.is_some();
-        let known = match self.since.take() {
+        let seen_revision = match self.since.take() {
             Some(id) => snapshot.parse_id(&id),
             None => Some(self.revision),
         };
         self.revision = snapshot.revision();
-        let delta = known.and_then(|known| snapshot.since(known));
+        let delta = seen_revision.and_then(|revision| snapshot.changes_since(revision));
         let mut text = Vec::new();
         match delta {
             // Another process issued the ID, or it is too old: the client has to read the state again.
@@ -135,7 +137,7 @@ impl ChangeFollower {
         Some(text.into())
     }
 
-    /// Writes an event for each changed or removed node, and for the pods that wait.
+    /// Writes an event for each changed or removed node, and one for the pending pods if they have changed.
     fn write_delta(&self, text: &mut Vec<u8>, delta: &Delta, snapshot: &StateSnapshot) {
         for node in &delta.changed {
             write_event(text, "node", &node.json_for(&self.viewer.names));
@@ -150,7 +152,7 @@ impl ChangeFollower {
     }
 }
 
-/// Writes one event; its ID, if it has one, stands in front.
+/// Writes one event. The ID of an event, if it has one, is written before it.
 fn write_event(text: &mut Vec<u8>, name: &str, data: &[u8]) {
     text.extend_from_slice(b"event: ");
     text.extend_from_slice(name.as_bytes());

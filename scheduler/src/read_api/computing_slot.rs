@@ -8,14 +8,15 @@ use tokio::sync::Semaphore;
 
 use crate::keyed_lock::KeyedLock;
 
-/// Most questions of one caller that are computed or wait at one time. All port-forwards to a pod are one caller.
-const MAX_OF_CALLER: usize = 8;
+/// Most requests of one caller that are computed or wait at one time. All port-forwards to a pod are one caller.
+const MAX_PER_CALLER: usize = 8;
 
 /// Computes explanations and fits one at a time, so that they take at most one core from filters.
 #[derive(Debug)]
 pub(super) struct ComputingSlot {
-    /// A caller with many questions waits here with all but one of them, so that another caller's question is soon next.
+    /// A caller with many requests waits here with all but one of them, so that another caller's request is soon next.
     callers: KeyedLock,
+    /// One permit, for the request that is computed now.
     slot: Arc<Semaphore>,
 }
 
@@ -32,15 +33,15 @@ impl ComputingSlot {
     /// Computes an answer in the caller's turn, on a thread for blocking work, so that no filter waits for it.
     ///
     /// # Errors
-    /// The response to a caller with too many questions, or whose question could not be computed.
+    /// The response to a caller with too many requests, or whose request could not be computed.
     pub(super) async fn compute<T: Send + 'static>(
         &self,
         caller: &str,
-        question: impl FnOnce() -> T + Send + 'static,
+        computation: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Response> {
-        if self.callers.n_users(caller) >= MAX_OF_CALLER {
+        if self.callers.n_users(caller) >= MAX_PER_CALLER {
             let text = format!(
-                "{MAX_OF_CALLER} questions of this client are being computed, as many as may at one time; try again later\n"
+                "{MAX_PER_CALLER} questions of this client are being computed, as many as may at one time; try again later\n"
             );
             return Err((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")], text).into_response());
         }
@@ -48,9 +49,9 @@ impl ComputingSlot {
         // The semaphore is never closed.
         let permit = Arc::clone(&self.slot).acquire_owned().await.ok();
         let computing = tokio::task::spawn_blocking(move || {
-            // Freed by the computation, which goes on if its caller disconnects.
+            // Held until the computation ends, which goes on if its caller disconnects.
             let _permit = permit;
-            question()
+            computation()
         });
         computing
             .await
@@ -91,7 +92,7 @@ mod tests {
             async move { slot.compute("many", first).await.is_ok() }
         });
         begun.await.unwrap();
-        for caller in ["many"; MAX_OF_CALLER].into_iter().chain(["few"]) {
+        for caller in ["many"; MAX_PER_CALLER].into_iter().chain(["few"]) {
             let (slot, order) = (Arc::clone(&slot), Arc::clone(&order));
             let question = move || order.lock().unwrap().push(caller);
             answers.spawn(async move { slot.compute(caller, question).await.is_ok() });
@@ -100,7 +101,7 @@ mod tests {
         assert!(!refused.unwrap(), "one more than the limit");
         drop(end);
         let answered = answers.join_all().await;
-        assert_eq!(answered, [true; MAX_OF_CALLER + 1]);
+        assert_eq!(answered, [true; MAX_PER_CALLER + 1]);
         let few = order.lock().unwrap().iter().position(|caller| *caller == "few");
         assert!(
             few.unwrap() <= 1,

@@ -10,7 +10,7 @@ use super::snapshot::StateSnapshot;
 
 /// Seconds without a filter request after which pods that wait are a sign that kube-scheduler does not ask. kube-scheduler tries
 /// each pending pod again after at most five minutes.
-const SILENCE: u64 = 600;
+const MAX_SILENCE: u64 = 600;
 const DAY: i64 = 24 * 60 * 60;
 /// Seconds before the end of a certificate from which on the end is a finding. The scheduler renews its own 30 days before, so that
 /// renewal has failed for two weeks by then.
@@ -23,7 +23,7 @@ pub(super) fn findings(replica: &Replica, snapshot: &StateSnapshot, viewer: &Vie
         check_filter_requests(replica, snapshot.pending.total),
     ];
     for node in snapshot.nodes.values() {
-        // Findings are made once for each change of a node, with all names, and again for a viewer who may not see all.
+        // A snapshot has the findings with the names of all pods; for a viewer who may not see all, they are made again.
         if viewer.names.are_all() {
             findings.extend_from_slice(&node.findings);
         } else if !node.findings.is_empty() {
@@ -34,7 +34,7 @@ pub(super) fn findings(replica: &Replica, snapshot: &StateSnapshot, viewer: &Vie
     findings
 }
 
-/// A finding about this replica. The remedy is left out where all is well: it would be read as a fault.
+/// A finding about this replica. A finding that all is well has no remedy, which users would take for a fault.
 fn finding_of_replica(check: &str, severity: Severity, message: String, remedy: &str) -> Finding {
     let remedy = if severity == Severity::Ok { "" } else { remedy };
     Finding {
@@ -62,7 +62,7 @@ pub(super) fn check_certificates(ends: &[(&str, i64)], now: Duration) -> Finding
     let (mut severity, mut ending) = (Severity::Ok, Vec::new());
     for (name, end) in ends {
         let left = end - now;
-        // An end is an error, which a certificate that ends soon must not lower to a warning.
+        // A certificate that has ended is an error, which another that ends soon must not lower to a warning.
         if left <= 0 {
             severity = Severity::Error;
             ending.push(format!("{name} has ended"));
@@ -97,7 +97,7 @@ fn check_filter_requests(replica: &Replica, n_pending: usize) -> Finding {
             Severity::Unknown,
             "kube-scheduler has sent no filter request since the start; no pod waits".to_owned(),
         ),
-        Some(seconds) if n_pending > 0 && seconds > SILENCE => (
+        Some(seconds) if n_pending > 0 && seconds > MAX_SILENCE => (
             Severity::Error,
             format!("the last filter request came {seconds} s ago, and {n_pending} pods wait"),
         ),

@@ -24,12 +24,13 @@ const MAX_NEAREST: usize = 5;
 /// Most refusing nodes for which pods in the way are searched: a search may take thousands of comparisons.
 const MAX_SEARCHES: usize = 3;
 
-/// Explains the pod of this name to a client that sees the names of all pods; `None` if no such pod asks for devices.
+/// Explains the pod of this name to a client that sees the names of all pods, with the verdicts of all nodes if `all`, or else of the
+/// nearest; `None` if no such pod asks for devices.
 pub fn explain(index: &Shared<Index>, namespace: &str, name: &str, all: bool) -> Option<Explanation> {
     explain_to(index, namespace, name, all, |_| true)
 }
 
-/// Explains the pod of this name to a client that sees the names of pods in the namespaces that `sees` accepts.
+/// [`explain`] for a client that sees the names of pods in the namespaces that `sees` accepts.
 pub(super) fn explain_to(
     index: &Shared<Index>,
     namespace: &str,
@@ -85,6 +86,7 @@ pub(super) fn explain_to(
         }
     }
     explanation.gates = rules.gates.iter().map(ToString::to_string).collect();
+    // kube-scheduler's words repeat a refusal of the filter.
     let is_repeated = |words: &String| {
         explanation
             .invalid
@@ -97,7 +99,8 @@ pub(super) fn explain_to(
     Some(explanation)
 }
 
-/// The pod of this name that asks for devices. While a pod and its successor overlap, as in a `StatefulSet`, the one that waits.
+/// The pod of this name that asks for devices. If a deleted pod and its replacement have one name for a moment, as in a
+/// `StatefulSet`, the one that is not bound.
 fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodFacts)> {
     let mut found: Option<(&OwnerId, &PodFacts)> = None;
     for (uid, facts) in index.pods_named(namespace, name) {
@@ -108,8 +111,8 @@ fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodF
     found.map(|(uid, facts)| (uid.clone(), facts.clone()))
 }
 
-/// The words of kube-scheduler after its reasons: other pods' end is evaluated here with the devices, which kube-scheduler does not
-/// know.
+/// The beginnings of kube-scheduler's words after its reasons, on preemption. They are left out: [`Survey::search_ends`] evaluates the
+/// end of other pods with their devices, which kube-scheduler does not know.
 const AFTER_REASONS: [&str; 2] = [" no new claims to deallocate", " preemption: "];
 
 /// kube-scheduler's reasons for the outcome of its last attempt, or its one word if it wrote no message.
@@ -125,7 +128,7 @@ fn last_attempt(rules: &PodRules) -> Option<String> {
     (!reasons.is_empty()).then(|| reasons.to_owned())
 }
 
-/// Adds the verdicts that are listed.
+/// Adds the verdicts that are listed: of all nodes if `all`, or else of the first few.
 fn add_verdicts(
     explanation: &mut Explanation,
     index: &Shared<Index>,
@@ -146,18 +149,19 @@ fn add_verdicts(
     }
     let n_refusing = if all { survey.refused.len() } else { MAX_NEAREST };
     for refused in survey.refused.iter().take(n_refusing) {
-        // One lock for each node, since details are worked out device by device.
+        // A lock for each node, since its detail takes a look at each device.
         explanation
             .verdicts
             .push(refusing_verdict(&index.read(), refused, asker));
     }
 }
 
+/// The verdict of a node that refuses the pod.
 fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeVerdict {
     let Refused { name, refusal, .. } = refused;
     let demand = asker.demand.ok();
     let fits = match refusal {
-        // The rooms of single GPUs say nothing where the pod may not go to the node at all.
+        // Free amounts of single GPUs mean nothing where the pod may not go to the node at all.
         Refusal::KubeScheduler(_) if !refusal.is_lack_of_room() => Vec::new(),
         Refusal::Request => Vec::new(),
         Refusal::KubeScheduler(_) | Refusal::Devices(_) => demanded_fits(index, name, demand),

@@ -63,7 +63,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
         replicas: request.replicas,
         ..FitAnswer::default()
     };
-    // A manifest that was read back from a cluster may be of a pod that runs.
+    // A manifest that was read back from a cluster may be of a pod that runs, and have its node and status.
     let mut pod = Pod::clone(&request.pod);
     pod.spec.node_name = None;
     pod.status = PodStatus::default();
@@ -75,7 +75,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
     };
     answer.asked = asked(&facts.request, index.read().common_unit());
     let rules = PodRules::of(&pod);
-    // The lock ends here: a second read within it would wait for a writer that waits for the first.
+    // In a statement of its own, so that the lock ends: a second read within it would wait for a writer that waits for the first.
     let demand = index.read().demand("", &facts);
     match demand {
         Ok(Some(demand)) => Search::new(index, &demand, &rules).run(request, answer),
@@ -111,12 +111,14 @@ struct Search<'a> {
     demand: &'a ResourceDemand<'a>,
     rules: &'a PodRules,
     nominated: NominatedRequests,
+    /// The copies of nodes on which pods are placed.
     trial: Trial,
     candidates: Vec<FitCandidate>,
-    /// The candidates with room by score, each under its number; of equal scores the lowest number first.
+    /// The candidates with room by score, each by its index in `candidates`; of equal scores the lowest index first.
     by_score: BinaryHeap<(Score, Reverse<usize>)>,
+    /// The number of nodes that take no further pod, by reason.
     refusals: BTreeMap<String, u32>,
-    /// Candidates in the order in which they got their first pod.
+    /// The indices of candidates in the order in which they got their first pod.
     used: Vec<usize>,
 }
 
@@ -143,29 +145,29 @@ impl<'a> Search<'a> {
             self.add_copies(&nodes.like, nodes.count)?;
         }
         while answer.fitting < request.replicas
-            && let Some((_, Reverse(at))) = self.by_score.pop()
+            && let Some((_, Reverse(idx))) = self.by_score.pop()
         {
-            match self.try_place(at) {
+            match self.try_place(idx) {
                 Ok(()) => answer.fitting += 1,
                 // The candidate is full, or its node has changed since it was ranked.
-                Err(refusal) => self.refuse_candidate(at, &refusal),
+                Err(refusal) => self.count_full(idx, &refusal),
             }
         }
         if answer.fitting < request.replicas {
             answer.blocked = self.refusals;
         }
-        for at in self.used {
-            if let Some(candidate) = self.candidates.get_mut(at) {
+        for idx in self.used {
+            if let Some(candidate) = self.candidates.get_mut(idx) {
                 answer.placements.push(std::mem::take(&mut candidate.placed));
             }
         }
         Ok(answer)
     }
 
-    /// Evaluates the nodes of the cluster.
+    /// Evaluates the nodes of the cluster, and adds those that take the pod.
     fn add_existing(&mut self) {
         let mut names = self.index.read().node_names();
-        // Sorted, so that the same question gets the same answer: of equal scores the first name wins.
+        // Sorted, so that the same request gets the same answer: of equal scores the first name wins.
         names.sort_unstable();
         let asker = Asker {
             rules: self.rules,
@@ -195,13 +197,13 @@ impl<'a> Search<'a> {
                         };
                         self.add_candidate(candidate, accepted.score);
                     }
-                    Err(refusal) => self.refuse(&index, name, &refusal),
+                    Err(refusal) => self.count_refusal(&index, name, &refusal),
                 }
             }
         }
     }
 
-    /// Adds empty copies of a node: with its devices, labels and taints, and the pods of `DaemonSet`s.
+    /// Adds `count` empty copies of the node `like`: with its devices, labels and taints, and the pods of `DaemonSet`s.
     fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
         let shared = self.index;
         let requested = shared.read().requests_on_added(like);
@@ -225,7 +227,7 @@ impl<'a> Search<'a> {
             };
             match score_copy(&mut self.trial, &index, self.rules, self.demand, &candidate, copy) {
                 Ok(score) => self.add_candidate(candidate, score),
-                Err(refusal) => self.refuse(&index, like, &refusal),
+                Err(refusal) => self.count_refusal(&index, like, &refusal),
             }
         }
         Ok(())
@@ -237,17 +239,17 @@ impl<'a> Search<'a> {
         self.candidates.push(candidate);
     }
 
-    /// Counts a candidate that takes no further pod.
-    fn refuse_candidate(&mut self, at: usize, refusal: &Refusal) {
+    /// Counts a candidate that takes no further pod, under the reasons of its refusal.
+    fn count_full(&mut self, idx: usize, refusal: &Refusal) {
         let shared = self.index;
-        if let Some(candidate) = self.candidates.get(at) {
+        if let Some(candidate) = self.candidates.get(idx) {
             let name = candidate.facts.name.clone();
-            self.refuse(&shared.read(), &name, refusal);
+            self.count_refusal(&shared.read(), &name, refusal);
         }
     }
 
-    /// Counts a node that takes no further pod, under its reasons.
-    fn refuse(&mut self, index: &Index, name: &str, refusal: &Refusal) {
+    /// Counts a node that takes no pod, or no further pod, under the reasons of its refusal.
+    fn count_refusal(&mut self, index: &Index, name: &str, refusal: &Refusal) {
         let asker = Asker {
             rules: self.rules,
             demand: Ok(self.demand),
@@ -258,11 +260,11 @@ impl<'a> Search<'a> {
     }
 
     /// Places one pod on a candidate, and ranks the candidate again if it takes another.
-    fn try_place(&mut self, at: usize) -> Result<(), Refusal> {
+    fn try_place(&mut self, idx: usize) -> Result<(), Refusal> {
         let gone = || Refusal::Devices(Reason::NoDevice);
         let shared = self.index;
         let index = shared.read();
-        let candidate = self.candidates.get_mut(at).ok_or_else(gone)?;
+        let candidate = self.candidates.get_mut(idx).ok_or_else(gone)?;
         kube_scheduler::check(self.rules, &candidate.facts, &candidate.requested)
             .map_err(Refusal::KubeScheduler)?;
         if let Some(node) = candidate.node {
@@ -280,22 +282,23 @@ impl<'a> Search<'a> {
         candidate.requested.add(&self.rules.requests);
         if candidate.placed.pods == 0 {
             candidate.placed.node.clone_from(&candidate.name);
-            self.used.push(at);
+            self.used.push(idx);
         }
         candidate.placed.pods += 1;
-        let next = match candidate.copy {
+        let next_score = match candidate.copy {
             Some(copy) => {
-                let candidate = self.candidates.get(at).ok_or_else(gone)?;
+                let candidate = self.candidates.get(idx).ok_or_else(gone)?;
                 score_copy(&mut self.trial, &index, self.rules, self.demand, candidate, copy)
             }
             // A node of which only sums are known has the same score as long as these suffice.
             None => Ok(Score::default()),
         };
-        match next {
-            Ok(score) => self.by_score.push((score, Reverse(at))),
+        match next_score {
+            Ok(score) => self.by_score.push((score, Reverse(idx))),
             Err(refusal) => {
+                // Freed first, since `count_full` takes the lock again.
                 drop(index);
-                self.refuse_candidate(at, &refusal);
+                self.count_full(idx, &refusal);
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ impl HistoryRecorder {
     /// Adds a point at a time in unix seconds.
     pub(super) fn record(&mut self, time: u64, pending: usize, models: &BTreeMap<String, Totals>) {
         let mut kept: BTreeMap<String, Totals> = BTreeMap::new();
-        // In the order of names, so that while the models stay the same, each is summed up under `OTHERS` always or never.
+        // In the order of names: while the models stay the same, every point sums up the same ones under `OTHERS`.
         for (model, totals) in models {
             let name = if kept.len() < MAX_MODELS { model } else { OTHERS };
             match kept.get_mut(name) {

@@ -24,24 +24,24 @@ use tokio::time::{Instant, timeout};
 use crate::index::{Index, Shared};
 
 /// The time for which a plugin's answer is kept. Plugins measure every 15 s.
-const TTL: Duration = Duration::from_secs(10);
+const ANSWER_TTL: Duration = Duration::from_secs(10);
 /// The time for which a plugin that does not measure, or does not answer, is not asked again.
 const FAILURE_TTL: Duration = Duration::from_secs(60);
 /// The longest time that a client waits for plugins.
-const WAIT: Duration = Duration::from_millis(800);
+const CLIENT_WAIT: Duration = Duration::from_millis(800);
 /// The longest time that one plugin may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(3);
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Most plugins that are asked at one time.
 const MAX_CONNECTIONS: usize = 64;
 /// Largest answer of a plugin, in bytes: a node with a thousand containers has less.
 const MAX_ANSWER: usize = 1 << 20;
 
 /// The plugin's metric of the memory of one GPU that one container uses, up to the labels.
-const OF_CONTAINER: &str = "gpushare_device_plugin_container_memory_used_bytes{";
-/// The plugin's metric of the memory of one GPU that one container was given, up to the labels, which are those of [`OF_CONTAINER`].
-const GIVEN: &str = "gpushare_device_plugin_container_memory_given_bytes{";
+const USED_BY_CONTAINER: &str = "gpushare_device_plugin_container_memory_used_bytes{";
+/// The plugin's metric of the memory of one GPU that one container was given, up to the labels, which are those of [`USED_BY_CONTAINER`].
+const GIVEN_TO_CONTAINER: &str = "gpushare_device_plugin_container_memory_given_bytes{";
 /// The plugin's metric of the memory of one GPU that processes outside of containers use, up to the labels.
-const OF_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";
+const USED_BY_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";
 
 /// The reason that the memory in use on a node is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -87,13 +87,19 @@ pub(super) type Measured = Result<Arc<NodeMemoryUse>, UnknownUse>;
 struct PluginAnswer {
     /// UID of the plugin's pod: another pod may have other flags.
     pod: Box<str>,
+    /// The time of the answer.
     at: Instant,
     measured: Measured,
 }
 
 impl PluginAnswer {
+    /// Returns true if this pod of the plugin has answered, and not too long ago.
     fn is_fresh(&self, pod: &str) -> bool {
-        let ttl = if self.measured.is_ok() { TTL } else { FAILURE_TTL };
+        let ttl = if self.measured.is_ok() {
+            ANSWER_TTL
+        } else {
+            FAILURE_TTL
+        };
         *self.pod == *pod && self.at.elapsed() < ttl
     }
 }
@@ -102,7 +108,9 @@ impl PluginAnswer {
 #[derive(Clone, Debug)]
 struct PluginTarget {
     node: Arc<str>,
+    /// UID of the pod.
     pod: Box<str>,
+    /// Address of its metrics.
     address: SocketAddr,
 }
 
@@ -115,7 +123,7 @@ pub(super) struct PluginMeasurements {
 }
 
 impl PluginMeasurements {
-    /// The memory in use on these nodes, as far as the plugins have answered within [`WAIT`].
+    /// The memory in use on these nodes, as far as the plugins have answered within [`CLIENT_WAIT`].
     pub(super) async fn measure(
         self: &Arc<Self>,
         index: &Shared<Index>,
@@ -136,19 +144,19 @@ impl PluginMeasurements {
         }
         // In a task of its own, which goes on when this client has waited long enough.
         let asked = tokio::spawn(Arc::clone(self).ask_all(targets.clone()));
-        let _ = timeout(WAIT, asked).await;
+        let _ = timeout(CLIENT_WAIT, asked).await;
         let mut measured = FxHashMap::default();
         for node in nodes {
             measured.insert(node, Err(UnknownUse::NoPlugin));
         }
         let answers = self.answers();
         for target in targets {
-            let known = match answers.get(&target.node) {
+            let measurement = match answers.get(&target.node) {
                 // The answer of the plugin's previous pod may be that of another version, or of other flags.
                 Some(answer) if answer.pod == target.pod => answer.measured.clone(),
                 _ => Err(UnknownUse::NoAnswer),
             };
-            measured.insert(target.node, known);
+            measured.insert(target.node, measurement);
         }
         measured
     }
@@ -159,10 +167,10 @@ impl PluginMeasurements {
         let mut asked = JoinSet::new();
         for target in self.outdated(targets) {
             if asked.len() >= MAX_CONNECTIONS {
-                self.keep(asked.join_next().await);
+                self.store(asked.join_next().await);
             }
             asked.spawn(async move {
-                let measured = match timeout(TIMEOUT, read_metrics(target.address)).await {
+                let measured = match timeout(PLUGIN_TIMEOUT, read_metrics(target.address)).await {
                     Ok(Some(text)) => parse(&text).map(Arc::new).ok_or(UnknownUse::NotMeasured),
                     Ok(None) | Err(_) => Err(UnknownUse::NoAnswer),
                 };
@@ -170,14 +178,14 @@ impl PluginMeasurements {
             });
         }
         while !asked.is_empty() {
-            self.keep(asked.join_next().await);
+            self.store(asked.join_next().await);
         }
     }
 
     /// The plugins to ask: those whose last answer is too old.
     fn outdated(&self, targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
         let mut answers = self.answers();
-        // Nodes that are gone leave no answer behind.
+        // Answers of nodes that are gone are removed once they are old.
         answers.retain(|_, answer| answer.at.elapsed() < FAILURE_TTL);
         let (mut outdated, mut failed) = (Vec::new(), Vec::new());
         for target in targets {
@@ -187,13 +195,13 @@ impl PluginMeasurements {
                 _ => outdated.push(target),
             }
         }
-        // Those that failed come last, because they take the longest.
+        // Plugins that failed before come last, because they take the longest.
         outdated.append(&mut failed);
         outdated
     }
 
-    /// Keeps the answer of a request that has ended.
-    fn keep(&self, asked: Option<Result<(PluginTarget, Measured), tokio::task::JoinError>>) {
+    /// Stores the answer of a plugin, whose request has ended.
+    fn store(&self, asked: Option<Result<(PluginTarget, Measured), tokio::task::JoinError>>) {
         let Some(Ok((target, measured))) = asked else {
             return;
         };
@@ -234,13 +242,13 @@ async fn read_metrics(address: SocketAddr) -> Option<String> {
 /// The memory in use by the text of a plugin's metrics; `None` if the plugin does not measure.
 fn parse(text: &str) -> Option<NodeMemoryUse> {
     let mut parsed = NodeMemoryUse::default();
-    let mut complete = BTreeSet::new();
+    let mut measured_gpus = BTreeSet::new();
     let (mut measured, mut given) = (BTreeMap::new(), BTreeMap::new());
     for line in text.lines() {
-        given.extend(line.strip_prefix(GIVEN).and_then(labels_and_value));
-        let of_container = line.strip_prefix(OF_CONTAINER);
+        given.extend(line.strip_prefix(GIVEN_TO_CONTAINER).and_then(labels_and_value));
+        let of_container = line.strip_prefix(USED_BY_CONTAINER);
         // The other metrics of the plugin are passed over, and so is a line that does not parse.
-        let series = of_container.or_else(|| line.strip_prefix(OF_OTHERS));
+        let series = of_container.or_else(|| line.strip_prefix(USED_BY_OTHERS));
         let Some((labels, bytes)) = series.and_then(labels_and_value) else {
             continue;
         };
@@ -250,7 +258,7 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
         if of_container.is_some() {
             measured.insert(labels, bytes);
         } else {
-            complete.insert(gpu.to_owned());
+            measured_gpus.insert(gpu.to_owned());
         }
     }
     for (labels, bytes) in &measured {
@@ -264,8 +272,8 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
     }
     // A plugin that measures processes shows every GPU, those without processes too. Without processes it knows only what the driver
     // says of the containers that it limits, which is not all that is in use.
-    parsed.gpus.retain(|gpu, _| complete.contains(gpu));
-    // A part would pass for the use of the whole pod.
+    parsed.gpus.retain(|gpu, _| measured_gpus.contains(gpu));
+    // A pod with a container that was not measured is left out: the sum of the others would pass for the use of the whole pod.
     for labels in given.keys().filter(|labels| !measured.contains_key(*labels)) {
         let unmeasured = ["namespace", "pod"].map(|name| label(labels, name).unwrap_or_default());
         parsed
@@ -275,7 +283,7 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
     (!parsed.gpus.is_empty() || !parsed.pods.is_empty()).then_some(parsed)
 }
 
-/// The labels and the value of a series, from behind the opening brace on.
+/// The labels and the value of a series, whose text begins behind the opening brace.
 fn labels_and_value(series: &str) -> Option<(&str, u64)> {
     let (labels, value) = series.rsplit_once("} ")?;
     Some((labels, value.trim().parse().ok()?))
@@ -300,7 +308,7 @@ impl NodeMemoryUse {
             gpu.used = self.gpus.get(&gpu.uuid).copied();
             for holder in &mut gpu.holders {
                 let pod = (gpu.uuid.clone(), holder.namespace.clone(), holder.name.clone());
-                // A pod without a series may use memory that the plugin has not measured yet, so nothing stands for 0.
+                // A pod without a series may use memory that the plugin has not measured yet, so it gets no number, not even 0.
                 let of_pod = self.pods.get(&pod);
                 holder.used = of_pod.map(|of_pod| of_pod.bytes);
                 holder.over_share = of_pod.is_some_and(|of_pod| of_pod.is_over_share);

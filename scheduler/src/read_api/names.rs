@@ -11,7 +11,7 @@ use rustc_hash::FxHasher;
 
 use super::json;
 
-/// Most forms of one node that are kept: clients with equal rights share one.
+/// Most forms of one node's JSON that are kept: clients that see the same names share one.
 const MAX_FORMS: usize = 4;
 
 /// A client with access to the read API.
@@ -30,7 +30,7 @@ pub(super) enum SeenNames {
     /// The names in all namespaces.
     All,
     /// The names in these namespaces.
-    Of(Arc<BTreeSet<Arc<str>>>),
+    OfNamespaces(Arc<BTreeSet<Arc<str>>>),
 }
 
 impl SeenNames {
@@ -43,13 +43,13 @@ impl SeenNames {
     pub(super) fn include(&self, namespace: &str) -> bool {
         match self {
             Self::All => true,
-            Self::Of(namespaces) => namespaces.contains(namespace),
+            Self::OfNamespaces(namespaces) => namespaces.contains(namespace),
         }
     }
 
     /// The end of the `ETag` for clients that see these names. A cache between must keep their answers apart from those of others.
     pub(super) fn tag(&self) -> String {
-        let Self::Of(namespaces) = self else {
+        let Self::OfNamespaces(namespaces) = self else {
             return String::new();
         };
         let mut hasher = FxHasher::default();
@@ -70,34 +70,35 @@ impl SeenNames {
     }
 }
 
-/// The forms of one node's JSON in which some names are hidden, each with the namespaces whose names are left.
+/// The forms of one node's JSON in which some names of pods are hidden, each with the namespaces whose names it shows.
 #[derive(Debug, Default)]
 pub(super) struct HiddenForms(Mutex<Vec<(Vec<Arc<str>>, Bytes)>>);
 
 impl HiddenForms {
-    /// The JSON of a node for a client that does not see all its names; `whole` has all of them.
+    /// The JSON of a node for a client that sees these names. `namespaces` are those of the node's pods, and `whole` is the JSON with
+    /// all names.
     pub(super) fn get(&self, names: &SeenNames, namespaces: &[Arc<str>], whole: &Bytes) -> Bytes {
         if names.are_all() {
             return whole.clone();
         }
-        let mut left = namespaces.to_vec();
-        left.retain(|namespace| names.include(namespace));
-        if left.len() == namespaces.len() {
+        let mut seen = namespaces.to_vec();
+        seen.retain(|namespace| names.include(namespace));
+        if seen.len() == namespaces.len() {
             return whole.clone();
         }
         // Hiding parses and writes the node again, so that each form is made once for all clients that need it.
         let mut forms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, form)) = forms.iter().find(|(namespaces, _)| *namespaces == left) {
+        if let Some((_, form)) = forms.iter().find(|(namespaces, _)| *namespaces == seen) {
             return form.clone();
         }
         let mut node: Node = serde_json::from_slice(whole).unwrap_or_default();
         names.hide_others(&mut node);
         let form = Bytes::from(json(&node));
-        // The oldest form goes; a client that still needs it has it made again.
+        // The oldest form is dropped; for a client that still needs it, it is made again.
         if forms.len() >= MAX_FORMS {
             forms.remove(0);
         }
-        forms.push((left, form.clone()));
+        forms.push((seen, form.clone()));
         form
     }
 }

@@ -62,7 +62,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
             ),
         );
     }
-    // A pod whose GPU is not known may be counted on each GPU of the node.
+    // A pod whose GPU is not known may be counted on each GPU of the node, and gets one finding.
     let mut with_finding = BTreeSet::new();
     for gpu in &node.gpus {
         if !gpu.healthy {
@@ -79,7 +79,7 @@ pub fn node_findings(node: &Node) -> Vec<Finding> {
                 ),
             );
         }
-        // The scheduler never places so: a record was edited, or the GPU reports less memory than before.
+        // The scheduler never overcommits a GPU: a record was edited, or the GPU reports less memory than before.
         if gpu.memory.allocated > gpu.memory.total {
             add(
                 "gpu-overcommitted",

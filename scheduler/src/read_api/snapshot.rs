@@ -33,7 +33,7 @@ const MAX_REMOVED: usize = 4096;
 /// The state at one revision.
 #[derive(Clone, Debug)]
 pub(super) struct StateSnapshot {
-    /// Identifies this process among all replicas and restarts.
+    /// A text that identifies this process among all replicas and restarts.
     epoch: Arc<str>,
     /// Grows with every change.
     revision: u64,
@@ -45,7 +45,7 @@ pub(super) struct StateSnapshot {
     pub(super) pending: Pending,
     pub(super) totals: Totals,
     pub(super) models: BTreeMap<String, Totals>,
-    /// A measure of each namespace: the number of nodes with its pods, and of its pods that wait.
+    /// The size of each namespace: the number of nodes with its pods, plus the number of its pending pods.
     namespaces: BTreeMap<Arc<str>, usize>,
 }
 
@@ -106,7 +106,7 @@ impl StateSnapshot {
     pub(super) fn parse_id(&self, id: &str) -> Option<u64> {
         let (epoch, revision) = id.rsplit_once('-')?;
         let revision: u64 = revision.parse().ok()?;
-        // A revision of the future is of another process with the same epoch, or made up.
+        // A revision that is still to come is of another process with the same epoch, or made up.
         (epoch == &*self.epoch && (self.oldest..=self.revision).contains(&revision)).then_some(revision)
     }
 
@@ -122,14 +122,14 @@ impl StateSnapshot {
     /// The namespaces that are reviewed for a client without the right to list all pods.
     pub(super) fn largest_namespaces(&self) -> Vec<Arc<str>> {
         let mut by_size: Vec<_> = self.namespaces.iter().collect();
-        // The largest first: where there are more than can be reviewed, most names are shown.
+        // The largest first, so that most names are shown where there are more namespaces than can be reviewed.
         by_size.sort_by_key(|(name, size)| (Reverse(**size), Arc::clone(name)));
         by_size.truncate(MAX_REVIEWED);
         by_size.into_iter().map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// The changes after a revision; `None` if they are not remembered.
-    pub(super) fn since(&self, revision: u64) -> Option<Delta> {
+    pub(super) fn changes_since(&self, revision: u64) -> Option<Delta> {
         if revision < self.oldest {
             return None;
         }
@@ -157,7 +157,7 @@ impl StateSnapshot {
         if self.nodes.remove(name).is_none() {
             return false;
         }
-        // Clients that resume have to learn that it is gone.
+        // Remembered for clients that resume from an earlier revision.
         self.removed.push_back((self.revision, Arc::clone(name)));
         if self.removed.len() > MAX_REMOVED
             && let Some((revision, _)) = self.removed.pop_front()
@@ -169,7 +169,7 @@ impl StateSnapshot {
 
     /// Computes the sums over nodes and pods again.
     fn sum_up(&mut self) {
-        // All again: subtracting a node's old sums would have to undo saturation.
+        // From all nodes, since a node's old totals cannot be subtracted from sums that have saturated.
         self.totals = Totals::default();
         self.models.clear();
         self.namespaces.clear();
@@ -197,6 +197,7 @@ impl StateSnapshot {
 pub(super) struct StatePublisher {
     index: Shared<Index>,
     snapshot: Arc<StateSnapshot>,
+    /// The time at which the last renewal began; `None` before the first.
     renewed: Option<Instant>,
     /// The version at which each node was rendered last, and its name if it is shown.
     rendered: FxHashMap<NodeId, (u64, Option<Arc<str>>)>,
@@ -276,7 +277,7 @@ impl StatePublisher {
             // Lets the extender's filter requests run between two batches.
             tokio::task::yield_now().await;
         }
-        // From here on nothing waits, so that all of the renewal is kept or none.
+        // From here on nothing awaits, so that a cancelled renewal leaves nothing half done.
         self.commit(changes, nodes);
         self.renewed = Some(began);
     }
@@ -297,6 +298,7 @@ impl StatePublisher {
             };
             n_known += 1;
             let shown = name.as_deref().and_then(|name| self.snapshot.nodes.get(name));
+            // A node's version shows neither the end of an assumption, nor the absence of its plugin, nor other typical requests.
             let is_same = shown.is_none_or(|node| {
                 let name = name.as_deref().unwrap_or_default();
                 let plugin_is_same = !may_have_away || node.plugin == index.filter().plugin_problem(name);
@@ -307,7 +309,7 @@ impl StatePublisher {
             }
         }
         let mut gone = Vec::new();
-        // Most often no node has gone, which the numbers show.
+        // The numbers show that no node is gone, as in almost every renewal.
         if n_known < self.rendered.len() {
             let is_gone = |id: &&NodeId| index.fleet().view(**id).is_none();
             gone.extend(self.rendered.keys().filter(is_gone).copied());
@@ -319,6 +321,7 @@ impl StatePublisher {
             typical,
             all_plugins_serve,
             pending: Pending {
+                // Set by `commit`.
                 revision: 0,
                 total,
                 pods,
@@ -336,16 +339,16 @@ impl StatePublisher {
             has_changed |= name.is_some_and(|name| next.remove(&name));
         }
         for (id, version, node) in nodes {
-            let before = self.rendered.get(&id).and_then(|(_, name)| name.clone());
+            let shown_as = self.rendered.get(&id).and_then(|(_, name)| name.clone());
             // A node that shares no GPU any more is not shown.
             let Some((name, mut node)) = node else {
                 self.rendered.insert(id, (version, None));
-                has_changed |= before.is_some_and(|name| next.remove(&name));
+                has_changed |= shown_as.is_some_and(|name| next.remove(&name));
                 continue;
             };
-            let name: Arc<str> = before.unwrap_or_else(|| name.into());
+            let name: Arc<str> = shown_as.unwrap_or_else(|| name.into());
             self.rendered.insert(id, (version, Some(Arc::clone(&name))));
-            // Hints and CPU change a node's version too, and nothing that is shown.
+            // Hints and requests for CPU change a node's version too, but nothing that is shown.
             if next.nodes.get(&name).is_none_or(|known| known.json != node.json) {
                 node.revision = next.revision;
                 next.nodes.insert(name, Arc::new(node));
@@ -386,6 +389,7 @@ impl RenderedNode {
             }
         }
         let rendered = Self {
+            // Set by `commit`.
             revision: 0,
             // Structs of texts and numbers always serialize.
             json: serde_json::to_vec(&node).unwrap_or_default().into(),

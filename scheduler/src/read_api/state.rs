@@ -19,7 +19,7 @@ use super::snapshot::{RenderedNode, StateSnapshot};
 use super::{ReadApi, json, parameter};
 
 /// Nodes in one piece of the body. Between two pieces the extender's filter requests run.
-const PIECE: usize = 16;
+const NODES_PER_PIECE: usize = 16;
 /// An empty list of nodes in the JSON of a state.
 const NO_NODES: &[u8] = b"\"nodes\":[]";
 
@@ -38,7 +38,7 @@ struct StateBody {
     /// True once a node was sent, so that a comma comes before the next.
     has_nodes: bool,
     /// The name of the last node that was rendered.
-    last: Option<Arc<str>>,
+    last_rendered: Option<Arc<str>>,
 }
 
 /// Answers a request for the state.
@@ -61,10 +61,10 @@ pub(super) async fn state(
         in_use = api.memory_use.measure(api.index(), nodes).await;
     } else {
         let tag = format!("\"{}{}\"", snapshot.id(), viewer.names.tag());
-        let known = headers
+        let client_tags = headers
             .get(header::IF_NONE_MATCH)
             .and_then(|tag| tag.to_str().ok());
-        if known.is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
+        if client_tags.is_some_and(|tags| tags.split(',').any(|client_tag| client_tag.trim() == tag)) {
             return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
         }
         response_headers.extend(tag.parse().map(|tag| (header::ETAG, tag)));
@@ -80,7 +80,7 @@ pub(super) async fn state(
 impl StateBody {
     /// A body of which nothing is sent yet. The state without its nodes is serialized at once, and split where the nodes go.
     fn new(api: &ReadApi, snapshot: Arc<StateSnapshot>, names: SeenNames, in_use: UseByNode) -> Self {
-        let head = json(&ClusterState {
+        let whole = json(&ClusterState {
             api_version: VERSION.to_owned(),
             revision: snapshot.id(),
             time: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
@@ -93,18 +93,20 @@ impl StateBody {
             use_unknown: unknown_use(&in_use),
             names_hidden: !names.are_all(),
         });
-        // The empty list of nodes is where the nodes go.
-        let split = head.windows(NO_NODES.len()).position(|window| window == NO_NODES);
+        // The nodes go between the brackets of the empty list.
+        let split = whole
+            .windows(NO_NODES.len())
+            .position(|window| window == NO_NODES);
         let at = split.map_or(0, |at| at + NO_NODES.len() - 1);
-        let head = Bytes::from(head);
+        let whole = Bytes::from(whole);
         Self {
             snapshot,
             names,
             in_use,
-            tail: Some(head.slice(at..)),
-            head: Some(head.slice(..at)),
+            tail: Some(whole.slice(at..)),
+            head: Some(whole.slice(..at)),
             has_nodes: false,
-            last: None,
+            last_rendered: None,
         }
     }
 
@@ -113,16 +115,20 @@ impl StateBody {
         if let Some(head) = self.head.take() {
             return Some(head);
         }
+        // The tail is the last piece.
         self.tail.as_ref()?;
         let mut piece = Vec::new();
         let snapshot = Arc::clone(&self.snapshot);
-        for (name, node) in snapshot.nodes_after(self.last.take().as_ref()).take(PIECE) {
+        for (name, node) in snapshot
+            .nodes_after(self.last_rendered.take().as_ref())
+            .take(NODES_PER_PIECE)
+        {
             if self.has_nodes {
                 piece.push(b',');
             }
-            piece.extend_from_slice(&self.node(name, node));
+            piece.extend_from_slice(&self.node_json(name, node));
             self.has_nodes = true;
-            self.last = Some(Arc::clone(name));
+            self.last_rendered = Some(Arc::clone(name));
         }
         if piece.is_empty() {
             return self.tail.take();
@@ -130,12 +136,13 @@ impl StateBody {
         Some(piece.into())
     }
 
-    fn node(&self, name: &Arc<str>, rendered: &RenderedNode) -> Bytes {
+    /// The JSON of a node, with the memory in use if the client has asked for it.
+    fn node_json(&self, name: &Arc<str>, rendered: &RenderedNode) -> Bytes {
         let Some(Ok(in_use)) = self.in_use.get(name) else {
             return rendered.json_for(&self.names);
         };
         let mut node: Node = serde_json::from_slice(&rendered.json).unwrap_or_default();
-        // Plugins report pods by name, so that names are hidden afterwards.
+        // Before names are hidden, since plugins report pods by name.
         in_use.add_to(&mut node);
         self.names.hide_others(&mut node);
         json(&node).into()

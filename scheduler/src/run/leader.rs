@@ -22,14 +22,14 @@ const LINGER: Duration = Duration::from_secs(3);
 /// This replica, alone or one of several.
 pub(super) struct OwnReplica {
     pub(super) leadership: Leadership,
-    /// A new leader sees through it what its predecessor has written.
+    /// The barrier by which a new leader waits until its watch has shown all writes of the previous leader.
     pub(super) barrier: WatchBarrier,
     /// The settings of the election; `None` for a replica without others.
     settings: Option<ElectorSettings>,
 }
 
 impl OwnReplica {
-    /// This replica before it leads. Without an election it leads alone, once the wait for an earlier process is over.
+    /// This replica before it leads. Without an election it leads alone, and binds once binds of an earlier process have ended.
     pub(super) fn new(config: &Config, namespace: &str) -> Self {
         let settings = config.leader.clone().map(|election| {
             let pod = PodName {
@@ -51,8 +51,8 @@ impl OwnReplica {
         }
     }
 
-    /// Begins to take part in the election, or to decide alone. Returns the farewell: what this replica waits for, after a signal,
-    /// before the process may end.
+    /// Begins to take part in the election, or to decide alone. Returns the farewell: the wait, after a signal, before the process
+    /// may end.
     pub(super) fn begin(
         self,
         connection: &Connection,
@@ -67,7 +67,7 @@ impl OwnReplica {
                 "takeover",
                 take_over_alone(self.leadership, index, self.barrier),
             ));
-            // No other replica could serve its clients.
+            // The farewell waits for nothing, since no other replica takes over.
             resigned.cancel();
             return farewell(Duration::ZERO, resigned);
         };

@@ -26,10 +26,12 @@ pub(super) struct Tls {
     pub(super) metrics: CertificateMetrics,
 }
 
+/// The labels of the extender's certificates from files.
 const EXTENDER: ServerLabels = ServerLabels {
     server: "extender",
     clients: "extender-client-ca",
 };
+/// The labels of the webhooks' certificates from files.
 const WEBHOOK: ServerLabels = ServerLabels {
     server: "webhook",
     clients: WEBHOOK_CLIENT_CA,
@@ -55,21 +57,21 @@ pub(super) fn begin(
         )?,
         metrics: metrics.clone(),
     };
-    if let Some(wanted) = &config.admission.certificates {
+    if let Some(certificates) = &config.admission.certificates {
         let settings = CertificateSettings {
-            secret: wanted.secret.clone(),
+            secret: certificates.secret.clone(),
             hosts: SERVICES.map(|name| format!("{name}.{namespace}.svc")).into(),
             namespace: namespace.to_owned(),
-            lifetime: wanted.lifetime,
+            lifetime: certificates.lifetime,
             configuration: webhooks.map(|_| WEBHOOK_CONFIGURATION.to_owned()),
         };
-        // One certificate for both servers; they differ in the clients that they let in.
+        // One certificate for both servers; they differ in the certificates that they ask of their clients.
         let mut keeper = Keeper::new(client.clone(), settings, metrics);
         if let Some(webhooks) = webhooks {
             tls.webhooks =
                 Some(keeper.add_server(webhooks.client_ca.clone().map_or(Clients::Any, Clients::SignedBy))?);
         }
-        if wanted.for_extender {
+        if certificates.for_extender {
             // The command `issue-client-certificate` issues the certificates of such clients.
             tls.extender = Some(keeper.add_server(Clients::OwnAuthority)?);
         }

@@ -23,7 +23,7 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
     let mut sentences = Vec::new();
     sentences.extend(gates(asker.rules));
     if let Err(rule) = asker.demand {
-        // A rule that names what was probably meant ends with a question.
+        // A rule that suggests a correction ends with a question mark.
         let stop = if rule.ends_with('?') { "" } else { "." };
         sentences.push(format!(
             "It fits no node, whatever is free: {rule}{stop} Correct the pod's manifest, or its controller's template, and create the pod again."
@@ -39,21 +39,24 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
         return sentences;
     }
     if !survey.fitting.is_empty() {
-        sentences.push(room(survey, asker.rules));
+        sentences.push(fitting_nodes(survey, asker.rules));
         return sentences;
     }
     let n_before = sentences.len();
     sentences.extend(larger_than_any(survey, asker));
     sentences.extend(more_gpus_than_any(survey, asker));
-    // A node's sum of memory is larger than any GPU, and would suggest an amount that fits none either.
+    // No sentence on GPU resources after those on single GPUs: it would name the sum of a node, which no single GPU has.
     let is_too_large = sentences.len() > n_before;
-    let is_covered = |resource: &str| is_too_large && is_gpu_resource(resource, &ResourceNames::default());
-    let offers = survey.offers.iter().filter(|offer| !is_covered(&offer.resource));
+    let is_explained = |resource: &str| is_too_large && is_gpu_resource(resource, &ResourceNames::default());
+    let offers = survey
+        .offers
+        .iter()
+        .filter(|offer| !is_explained(&offer.resource));
     sentences.extend(sentences_on_missing_resources(offers, survey, asker.rules));
     if sentences.len() > n_before {
         return sentences;
     }
-    sentences.extend(nearest(survey));
+    sentences.extend(nearest_node(survey));
     if sentences.len() > n_before {
         if survey.is_helped_by_ends == Some(false) {
             sentences.push(other_help(survey, asker));
@@ -64,7 +67,7 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
     sentences
 }
 
-/// The scheduling gates by name: a gate's name says which controller, or which person, removes it.
+/// A sentence that names the pod's scheduling gates: a gate's name says which controller, or which person, removes it.
 fn gates(rules: &PodRules) -> Option<String> {
     let names = some_names(rules.gates.iter().map(|name| &**name));
     match rules.gates.len() {
@@ -80,8 +83,8 @@ fn gates(rules: &PodRules) -> Option<String> {
     }
 }
 
-/// The nodes that take the pod.
-fn room(survey: &Survey, rules: &PodRules) -> String {
+/// A sentence that names the nodes that take the pod.
+fn fitting_nodes(survey: &Survey, rules: &PodRules) -> String {
     let names = some_names(survey.fitting.iter().map(|name| &**name));
     let takes = if survey.fitting.len() == 1 {
         "takes"
@@ -122,7 +125,7 @@ fn sentences_on_missing_resources<'s>(
             continue;
         }
         match most {
-            None => sentences.push(format!("No node offers {resource}: {}.", provider(resource))),
+            None => sentences.push(format!("No node offers {resource}: {}.", step_to_offer(resource))),
             Some((most, node)) if most < asked => sentences.push(format!(
                 "No node has {}: the most is {}, on {node}. Ask for less, or add a larger node.",
                 words::amount_of(resource, *asked),
@@ -147,7 +150,7 @@ fn sentences_on_missing_resources<'s>(
 }
 
 /// The step by which nodes come to offer a resource.
-fn provider(resource: &str) -> String {
+fn step_to_offer(resource: &str) -> String {
     if VENDOR_GPUS.contains(&resource) {
         return "neither its vendor's plugin nor gpushare serves it there (docs/migrate.md). For a whole GPU of gpushare, replace it by \
                 koordinator.sh/gpu.shared: 1 and koordinator.sh/gpu-memory-ratio: 100"
@@ -164,22 +167,23 @@ fn provider(resource: &str) -> String {
     "no device plugin serves it, or the name is misspelt".to_owned()
 }
 
-/// The nearest node with the amounts that it lacks, and the pods whose end makes room; empty if no node lacks room alone.
-fn nearest(survey: &Survey) -> Vec<String> {
+/// Sentences on the nearest node: the amounts that it lacks, and the pods whose end makes room. Empty if the pod may not go there, or
+/// the node has no devices.
+fn nearest_node(survey: &Survey) -> Vec<String> {
     let mut sentences = Vec::new();
-    let helped = survey
+    let helped_by_ends = survey
         .refused
         .iter()
         .find(|refused| refused.fits_when_empty == Some(true));
-    let Some(nearest) = helped.or_else(|| survey.refused.first()) else {
+    let Some(nearest) = helped_by_ends.or_else(|| survey.refused.first()) else {
         return sentences;
     };
-    let is_allowed = match &nearest.refusal {
+    let is_possible = match &nearest.refusal {
         Refusal::KubeScheduler(refusal) => matches!(refusal, NodeRefusal::Insufficient(_)),
         Refusal::Devices(reason) => *reason != Reason::NoDevice,
         Refusal::Request => false,
     };
-    if !is_allowed {
+    if !is_possible {
         return sentences;
     }
     sentences.push(format!(
@@ -191,7 +195,7 @@ fn nearest(survey: &Survey) -> Vec<String> {
             .unwrap_or_else(|| nearest.reasons.join(", "))
     ));
     match nearest.would_fit_without.as_slice() {
-        [] if helped.is_some() => sentences.push(format!(
+        [] if helped_by_ends.is_some() => sentences.push(format!(
             "It fits there once enough of the other pods on {} have ended.",
             nearest.name
         )),
@@ -208,7 +212,7 @@ fn nearest(survey: &Survey) -> Vec<String> {
     sentences
 }
 
-/// The size of the largest GPU, if the pod asks for more of one GPU than any GPU has.
+/// A sentence on the largest GPU, if the pod asks for more of one GPU than any GPU has.
 fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     let RequestedGpus::Share(share) = asker.demand.ok()?.gpus else {
         return None;
@@ -236,7 +240,7 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     })
 }
 
-/// The largest number of healthy GPUs, if the pod asks for shares of more GPUs than any node has.
+/// A sentence on the largest number of healthy GPUs, if the pod asks for shares of more GPUs than any node has.
 fn more_gpus_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     let demand = asker.demand.ok()?;
     let (n_needed, most) = (demand.n_gpus(), survey.largest_usable.n_healthy);
@@ -250,7 +254,7 @@ fn more_gpus_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     })
 }
 
-/// What would help the pod if no pod's end does.
+/// The sentence on the help that the pod needs if no other pod's end makes room for it.
 fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
     let Ok(demand) = asker.demand else {
         return String::new();
@@ -283,8 +287,8 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
         .to_owned()
 }
 
-/// Everything that keeps the pod off nodes whatever room is there, the nodes with the fewest obstacles first; then the values that
-/// nodes have of the labels by which the pod chooses them.
+/// Sentences on the obstacles of nodes, those with the fewest obstacles first; then on the values that nodes have of the labels by
+/// which the pod chooses them.
 fn obstacles<'a>(
     refused: impl Iterator<Item = &'a Refused>,
     survey: &Survey,
@@ -292,8 +296,8 @@ fn obstacles<'a>(
 ) -> Vec<String> {
     let mut by_obstacles: Vec<(usize, &Refused)> = Vec::new();
     for refused in refused.filter(|refused| !refused.obstacles.is_empty()) {
-        let mut known = by_obstacles.iter_mut();
-        match known.find(|(_, first)| first.obstacles == refused.obstacles) {
+        let mut counted = by_obstacles.iter_mut();
+        match counted.find(|(_, first)| first.obstacles == refused.obstacles) {
             Some((n, _)) => *n += 1,
             None => by_obstacles.push((1, refused)),
         }

@@ -23,7 +23,7 @@ pub(super) struct Survey {
     pub(super) fitting: Vec<Box<str>>,
     /// The nodes that refuse it, the nearest first.
     pub(super) refused: Vec<Refused>,
-    /// What nodes offer of each resource that the pod requests, in the order of their names.
+    /// The amounts that nodes offer of each resource that the pod requests, in the order of the resources' names.
     pub(super) offers: Vec<Offer>,
     /// The number of nodes by the value of each label by which the pod chooses its nodes.
     pub(super) labels: BTreeMap<Box<str>, BTreeMap<Box<str>, usize>>,
@@ -45,7 +45,7 @@ pub(super) struct Refused {
     pub(super) refusal: Refusal,
     /// The texts under which the refusal is counted.
     pub(super) reasons: Vec<String>,
-    /// Everything that keeps the pod off the node whatever room is there.
+    /// All refusals by kube-scheduler that free resources would not end.
     pub(super) obstacles: Vec<NodeRefusal>,
     /// The amounts of the node by which it refuses the pod; only where pods in the way were searched.
     pub(super) detail: Option<String>,
@@ -68,7 +68,7 @@ enum Nearness {
     WithoutDevices,
 }
 
-/// What nodes offer of one resource.
+/// The amounts that nodes offer of one resource.
 #[derive(Debug)]
 pub(super) struct Offer {
     pub(super) resource: Box<str>,
@@ -117,7 +117,7 @@ impl Survey {
             let index = index.read();
             let mut batch = asker.demand.ok().map(|demand| index.filter().batch(demand));
             for name in chunk {
-                // Deleted since the names were read.
+                // The node was deleted since the names were read.
                 if index.node_facts(name).is_none() {
                     continue;
                 }
@@ -137,7 +137,7 @@ impl Survey {
         survey
     }
 
-    /// Notes what a node offers of the requested resources, and the size of its GPUs.
+    /// Notes the amounts that a node offers of the requested resources, and the size of its GPUs. `refusal` is its refusal of the pod.
     fn note_offers(&mut self, index: &Index, name: &str, refusal: Option<&Refusal>) {
         let Some(node) = index.node_facts(name) else {
             return;
@@ -185,16 +185,17 @@ impl Survey {
 
     /// Searches the pods by whose end nodes that lack room would take the pod, on the `most` nearest such nodes.
     ///
-    /// While a node takes the pod, no other pod is in the way, and nothing is searched.
+    /// If some node takes the pod, no other pod is in the way, and nothing is searched.
     pub(super) fn search_ends(&mut self, index: &Shared<Index>, asker: Asker<'_>, most: usize) {
         let Ok(demand) = asker.demand else { return };
         if !self.fitting.is_empty() {
             return;
         }
         let mut n_found = 0;
-        for (at, refused) in self.refused.iter_mut().enumerate() {
+        for (idx, refused) in self.refused.iter_mut().enumerate() {
             let lacks_room = refused.kind == Nearness::LacksRoom;
-            if n_found == most || (at > 0 && !lacks_room) {
+            // The first node, which is the nearest, gets its detail whatever it lacks.
+            if n_found == most || (idx > 0 && !lacks_room) {
                 break;
             }
             let index = index.read();
@@ -274,10 +275,10 @@ impl Refused {
             (Refusal::KubeScheduler(_), Some(node)) => kube_scheduler::obstacles(asker.rules, node),
             _ => Vec::new(),
         };
-        let of_devices = asker.demand.map_or(0, |demand| distance(index, name, demand));
+        let lack_of_gpus = asker.demand.map_or(0, |demand| gpu_distance(index, name, demand));
         Self {
             kind,
-            distance: of_devices.saturating_add(lack_of_allocatable),
+            distance: lack_of_gpus.saturating_add(lack_of_allocatable),
             name: name.into(),
             reasons: words::reasons(index, name, &refusal, asker),
             refusal,
@@ -291,12 +292,13 @@ impl Refused {
 
 /// The part of a node's allocatable amount that has to become free, in thousandths.
 fn part_lacking(shortage: &Shortage) -> Distance {
+    // `missing` counts the free amount already.
     part(shortage.missing(), 0, shortage.allocatable)
 }
 
 /// The distance of a node's GPUs from fitting: the GPUs count that lack least, as many as the request needs, and the distance is the
 /// lack of the last of them.
-fn distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance {
+fn gpu_distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance {
     let n_gpus = match demand.gpus {
         RequestedGpus::Share(share) => share.devices,
         RequestedGpus::Whole(n) => n,
@@ -304,8 +306,8 @@ fn distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance 
     };
     let mut lacks: Vec<Distance> = device_fits(index, name, demand).iter().map(lack).collect();
     lacks.sort_unstable();
-    // A node with too few GPUs is farthest.
     let last = usize::try_from(n_gpus).unwrap_or(usize::MAX).saturating_sub(1);
+    // A node with too few GPUs is farthest.
     lacks.get(last).copied().unwrap_or(Distance::MAX)
 }
 
