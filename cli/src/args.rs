@@ -133,7 +133,7 @@ pub(crate) enum Command {
         all: bool,
     },
     /// The number of equal pods that fit now, their nodes, and the reasons that block the rest. Exits with 2 if not all fit.
-    Fits(Question),
+    Fits(FitsArgs),
     /// Checks the installation. Exits with 2 if something is wrong.
     Doctor,
     /// Opens the live page of all GPUs in a browser, through a port-forward that lasts until Ctrl-C.
@@ -200,7 +200,7 @@ pub(crate) struct Ui {
 
 /// The flags of `fits`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Question {
+pub(crate) struct FitsArgs {
     /// Manifest of a pod or of a workload that makes pods, or a folder of manifests (*.yaml, *.yml and *.json); `-` reads standard
     /// input.
     #[arg(short, long, value_name = "FILE|FOLDER")]
@@ -227,11 +227,11 @@ fn user_name(text: &str) -> Result<HeaderValue, String> {
 
 /// Parses a value of `--add-nodes`.
 fn added_nodes(text: &str) -> Result<(String, u32), String> {
-    let wrong = || "write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned();
-    let (name, number) = text.split_once('=').ok_or_else(wrong)?;
-    let number = number.parse().map_err(|_| wrong())?;
+    let malformed = || "write a node, or an instance type, and a number, such as g5.xlarge=3".to_owned();
+    let (name, number) = text.split_once('=').ok_or_else(malformed)?;
+    let number = number.parse().map_err(|_| malformed())?;
     if name.is_empty() {
-        Err(wrong())
+        Err(malformed())
     } else {
         Ok((name.to_owned(), number))
     }

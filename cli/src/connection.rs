@@ -17,7 +17,7 @@ use crate::failure::{CommandFailure, with_sources};
 /// The longest time that one request to the API server may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Objects in one page of a list, as for kubectl.
-const PAGE: u32 = 500;
+const PAGE_SIZE: u32 = 500;
 
 /// The cluster, and the user and namespace in it.
 #[derive(Clone)]
@@ -51,6 +51,7 @@ impl ClusterConnection {
         })
     }
 
+    /// The client of the API server.
     pub(crate) fn client(&self) -> Result<Client, CommandFailure> {
         self.client.clone().map_err(CommandFailure::Kubeconfig)
     }
@@ -99,7 +100,7 @@ impl ClusterConnection {
     ) -> Result<Vec<T>, CommandFailure> {
         let action = format!("list {}", path.rsplit('/').next().unwrap_or_default());
         let path = Request::new(path);
-        let mut params = ListParams::default().limit(PAGE);
+        let mut params = ListParams::default().limit(PAGE_SIZE);
         params.label_selector = selector.map(str::to_owned);
         let mut objects = Vec::new();
         loop {
@@ -135,6 +136,7 @@ impl ClusterConnection {
     }
 }
 
+/// The configuration of the client, by the flags and the kubeconfig; or the reason that there is none.
 async fn config(args: &ConnectionArgs) -> Result<Config, String> {
     let options = KubeConfigOptions {
         context: args.context.clone(),
@@ -149,7 +151,7 @@ async fn config(args: &ConnectionArgs) -> Result<Config, String> {
         None => Config::from_kubeconfig(&options).await,
     };
     let mut config = config.map_err(|error| with_sources(&error))?;
-    // With its minutes of repetition a command would seem to hang where a sentence helps.
+    // kube's retries take minutes, in which a command would seem to hang.
     config.default_retry = false;
     if let Some(user) = &args.impersonate {
         config

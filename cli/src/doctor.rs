@@ -49,16 +49,16 @@ const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen) -> CommandResult {
     let facts = collect(connection).await?;
     let mut findings = checks::findings(&facts);
-    // The worst first; of one weight in the order of the checks.
+    // The most severe first; findings of one severity stay in the order of the checks.
     findings.sort_by_key(|finding| Reverse(finding.severity));
-    let bad: Vec<&Finding> = findings
+    let problems: Vec<&Finding> = findings
         .iter()
         .filter(|finding| finding.severity >= Severity::Warning)
         .collect();
-    let names = bad.iter().map(|finding| finding.check.clone());
+    let names = problems.iter().map(|finding| finding.check.clone());
     screen.show(&findings, names, |is_wide| render(&findings, screen, is_wide))?;
-    // A check whose right is missing is no fault of the installation.
-    Ok(code_of_answer(bad.is_empty()))
+    // A check that was not made, as the user lacks a right, is no fault of the installation.
+    Ok(code_of_answer(problems.is_empty()))
 }
 
 /// Reads everything that the checks look at.
@@ -100,7 +100,7 @@ pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<Asked
     let pods = connection.list::<Pod>(Some(namespace), Some(SCHEDULER)).await;
     let pods = pods.map_err(|failure| failure.to_string())?;
     let mut replicas = Vec::new();
-    // Each replica is asked itself: only its own process knows whether it leads and what it has seen.
+    // All of them, since only a replica's own process knows whether it leads, and the objects that its watches have shown.
     for pod in pods.iter().filter(|pod| is_ready(pod)) {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let connected = ReadApiClient::forward(connection, namespace, &name, PORT).await;
@@ -109,6 +109,7 @@ pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<Asked
     Ok(replicas)
 }
 
+/// Asks one replica for its findings, over the connection that was made to it.
 async fn diagnose(pod: String, connected: Result<ReadApiClient, CommandFailure>) -> AskedReplica {
     let diagnosis = match connected {
         Ok(mut api) => api.get::<Diagnosis>("doctor").await,
@@ -127,6 +128,7 @@ async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::rea
     Ok(scheduler::read_api::state_of(index).await.nodes)
 }
 
+/// The findings as text, and the number of findings of each severity.
 fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
     let mut lines = String::new();
     for finding in findings {
@@ -148,16 +150,16 @@ fn render(findings: &[Finding], screen: &Screen, is_wide: bool) -> String {
             finding.message
         );
         lines += &screen.wrap(9, &line);
-        // A remedy beside a check that is well would be read as a fault.
+        // Users would take a remedy beside a check without a fault for a fault.
         if !finding.remedy.is_empty() && (is_wide || finding.severity != Severity::Ok) {
             lines += &screen.wrap(9, &format!("         {}\n", finding.remedy));
         }
     }
-    let mut n_of = BTreeMap::new();
+    let mut n_findings = BTreeMap::new();
     for finding in findings {
-        *n_of.entry(finding.severity).or_insert(0_u32) += 1;
+        *n_findings.entry(finding.severity).or_insert(0_u32) += 1;
     }
-    let n = |severity| n_of.get(&severity).copied().unwrap_or_default();
+    let n = |severity| n_findings.get(&severity).copied().unwrap_or_default();
     let parts = [
         count(n(Severity::Error), "error"),
         count(n(Severity::Warning), "warning"),

@@ -24,7 +24,7 @@ pub(crate) async fn run(
     let (namespace, name) = pod_name(pod, &connection.namespace)?;
     let mut source = AnswerSource::open(connection, screen).await?;
     let explanation = match source.explain(&namespace, &name, all).await {
-        // The scheduler knows only pods that ask for devices: the API server says whether there is another one.
+        // The scheduler knows only pods that ask for devices; the API server knows of every pod.
         Err(CommandFailure::Refused(reason)) => {
             connection.check_namespace(&namespace).await?;
             return Err(missing_pod(connection, &namespace, &name, reason).await);
@@ -34,7 +34,7 @@ pub(crate) async fn run(
     let name = format!("pod/{}", explanation.name);
     screen.show(&explanation, [name], |_| render(&explanation, screen, all))?;
     Ok(code_of_answer(
-        // A pod that has room and waits is a matter of kube-scheduler, not of devices.
+        // Yes also for a pod that has room and waits: it waits for kube-scheduler, not for devices.
         explanation.node.is_some() || explanation.fitting > 0,
     ))
 }
@@ -95,7 +95,7 @@ async fn missing_pod(
         Ok(None) => CommandFailure::Refused(format!(
             "there is no pod {name} in namespace {namespace}; name another namespace with -n"
         )),
-        // Without the right to read the pod, the words of the scheduler are the best there are.
+        // Without the right to read the pod, the scheduler's reason has to do.
         Err(_) => CommandFailure::Refused(reason),
     }
 }
@@ -142,9 +142,9 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     };
     lines = screen.wrap(0, &lines);
     lines += &warning(explanation, screen);
-    for (at, sentence) in explanation.summary.iter().enumerate() {
+    for (idx, sentence) in explanation.summary.iter().enumerate() {
         let sentence = &screen.wrap(0, sentence);
-        if at == 0 && *fitting == 0 {
+        if idx == 0 && *fitting == 0 {
             lines += &screen.paint(Colour::Red, sentence);
         } else {
             lines += sentence;
@@ -182,12 +182,12 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     lines
 }
 
-/// The line with the doubt about the pod's request; empty if there is none.
+/// The line with the warning about the pod's request; empty if there is none.
 fn warning(explanation: &Explanation, screen: &Screen) -> String {
-    let Some(doubt) = &explanation.warning else {
+    let Some(warning) = &explanation.warning else {
         return String::new();
     };
-    screen.paint(Colour::Yellow, &screen.wrap(0, &format!("Warning: {doubt}\n")))
+    screen.paint(Colour::Yellow, &screen.wrap(0, &format!("Warning: {warning}\n")))
 }
 
 /// Returns true if the table without `--all` leaves out nodes or GPUs.
@@ -197,18 +197,19 @@ fn is_cut(explanation: &Explanation) -> bool {
     n_nodes < explanation.nodes || explanation.verdicts.iter().any(has_more_gpus)
 }
 
-/// Returns true if the node refuses the pod by a rule of its own, whatever room its GPUs have.
-fn is_by_node(verdict: &NodeVerdict) -> bool {
+/// Returns true if the node itself refuses the pod, whatever room its GPUs have.
+fn node_refuses(verdict: &NodeVerdict) -> bool {
     !verdict.fits && verdict.detail.is_some()
 }
 
-/// The GPUs of a node that are listed, the nearest first: two of them show what a node lacks.
+/// The GPUs of a node that are listed, the nearest first: all of them with `all`, or else two, which show the amounts that lack.
 fn shown_gpus(verdict: &NodeVerdict, all: bool) -> impl Iterator<Item = &GpuVerdict> {
     let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
-    let is_shown = move |gpu: &&GpuVerdict| all || !(is_by_node(verdict) && gpu.fits);
+    let is_shown = move |gpu: &&GpuVerdict| all || !(node_refuses(verdict) && gpu.fits);
     verdict.gpus.iter().filter(is_shown).take(n_gpus)
 }
 
+/// The table of nodes and their GPUs, with the verdict on each.
 fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     let mut table = TextTable::new([
         text("NODE", 0),
@@ -218,19 +219,19 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
         text("VERDICT", 0),
     ]);
     for verdict in verdicts {
-        let of_node = |said: Cell| {
+        let node_row = |answer: Cell| {
             [
                 verdict.node.as_str().into(),
                 "".into(),
                 "".into(),
                 "".into(),
-                said,
+                answer,
             ]
         };
-        // The node itself comes first: its rule decides whatever room its GPUs have.
-        if is_by_node(verdict) || (!verdict.fits && verdict.gpus.is_empty()) {
+        // The node's own refusal comes first: it decides, whatever room the GPUs have.
+        if node_refuses(verdict) || (!verdict.fits && verdict.gpus.is_empty()) {
             let detail = verdict.detail.as_deref().unwrap_or(&verdict.reason);
-            table.push(of_node(detail.into()));
+            table.push(node_row(detail.into()));
         }
         for gpu in shown_gpus(verdict, all) {
             let lacks = if gpu.lacks.is_empty() {
@@ -251,7 +252,7 @@ fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
             ]);
         }
         if verdict.fits && verdict.gpus.is_empty() {
-            table.push(of_node(Cell::coloured("takes it", Colour::Green)));
+            table.push(node_row(Cell::coloured("takes it", Colour::Green)));
         }
     }
     table

@@ -72,7 +72,7 @@ impl CommandFailure {
     }
 
     /// Returns true if the same request may succeed a little later, such as while the API server or the scheduler restarts.
-    pub(crate) fn is_passing(&self) -> bool {
+    pub(crate) fn is_temporary(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::NoReadApi { .. } => true,
             // The API server answers so while it starts, or has lost etcd.

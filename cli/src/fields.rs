@@ -59,10 +59,12 @@ pub(crate) fn pod_template(object: &Value) -> Option<&Value> {
     }
 }
 
+/// The containers of a pod, or of a workload's pods.
 pub(crate) fn containers(object: &Value) -> &[Value] {
     pod_template(object).map_or(&[], |template| array(template, "/spec/containers"))
 }
 
+/// The images of these containers.
 pub(crate) fn images(object: &Value) -> impl Iterator<Item = &str> {
     containers(object)
         .iter()
@@ -77,6 +79,7 @@ pub(crate) fn image_tag(image: &str) -> Option<&str> {
     (!tag.contains('/')).then_some(tag)
 }
 
+/// Returns true if one of the objects has this name.
 pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }

@@ -8,7 +8,7 @@ use proto::read_api::{AddedNodes, FitAnswer, FitRequest, MAX_REPLICAS, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::args::Question;
+use crate::args::FitsArgs;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::fields::{INSTANCE_TYPE, name, pod_template, text as field};
@@ -19,7 +19,7 @@ use crate::source::AnswerSource;
 /// The equal pods of one document of a manifest.
 #[derive(Clone, Debug, PartialEq)]
 struct ManifestPods {
-    /// Kind and name, such as `Deployment/web`.
+    /// Kind and name of the document, such as `Deployment/web`.
     of: String,
     pod: Pod,
     /// The number of pods that the document asks for.
@@ -37,19 +37,15 @@ struct Manifest {
 /// The answer about the pods of one document.
 #[derive(Clone, Debug, Serialize)]
 struct AskedPods {
-    /// Kind and name of the document, in a folder behind the name of its file.
+    /// Kind and name of the document; for a folder of manifests, after the name of the file.
     of: String,
     #[serde(flatten)]
     answer: FitAnswer,
 }
 
 /// Shows how many pods of each document of a manifest fit; the answer is no if not all do.
-pub(crate) async fn run(
-    connection: &ClusterConnection,
-    screen: &Screen,
-    question: &Question,
-) -> CommandResult {
-    let manifest = Manifest::read(&question.filename)?;
+pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &FitsArgs) -> CommandResult {
+    let manifest = Manifest::read(&args.filename)?;
     if let Some(namespace) = &connection.args.namespace {
         connection.check_namespace(namespace).await?;
     }
@@ -63,20 +59,20 @@ pub(crate) async fn run(
     if manifest.pods.is_empty() {
         return Err(CommandFailure::Input(format!(
             "{}: no document has a pod, or a template of pods; name the manifest of a Pod, a Deployment or another workload",
-            question.filename.display()
+            args.filename.display()
         )));
     }
     let mut source = AnswerSource::open(connection, screen).await?;
-    let add_nodes = added_nodes(connection, &mut source, &question.add_nodes).await?;
+    let add_nodes = added_nodes(connection, &mut source, &args.add_nodes).await?;
     let mut answers = Vec::new();
     for pods in manifest.pods {
         let request = FitRequest {
             pod: pods.pod,
-            // A Deployment of more replicas than one question may have is asked about as far as that goes.
-            replicas: question.replicas.unwrap_or(pods.replicas).min(MAX_REPLICAS),
+            // Of a Deployment with more replicas than one request may have, only that many are tried.
+            replicas: args.replicas.unwrap_or(pods.replicas).min(MAX_REPLICAS),
             add_nodes: add_nodes.clone(),
         };
-        // Each document is asked about for itself: together they would compete for the same room.
+        // A request for each document, which counts no pods of the other documents.
         let answer = source.fit(&request).await?;
         answers.push(AskedPods { of: pods.of, answer });
     }
@@ -95,6 +91,7 @@ pub(crate) async fn run(
     Ok(code_of_answer(all_fit))
 }
 
+/// Reads a file, or standard input for `-`.
 fn read(path: &Path) -> Result<String, CommandFailure> {
     let read = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin().lock())
@@ -155,6 +152,7 @@ fn or_unknown(name: &str) -> &str {
     if name.is_empty() { "?" } else { name }
 }
 
+/// Returns true if a node of this name shares its GPUs.
 fn is_shared(name: &str, state: &State) -> bool {
     state.nodes.iter().any(|node| node.name == name)
 }
@@ -183,27 +181,28 @@ impl Manifest {
     /// Reads documents of YAML or JSON, and the items of lists.
     fn parse(text: &str) -> Result<Self, CommandFailure> {
         let mut manifest = Self::default();
-        for (at, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
+        for (idx, document) in serde_yaml_ng::Deserializer::from_str(text).enumerate() {
             let document = Value::deserialize(document)
-                .map_err(|error| CommandFailure::Input(format!("document {}: {error}", at + 1)))?;
+                .map_err(|error| CommandFailure::Input(format!("document {}: {error}", idx + 1)))?;
             match document.get("items").and_then(Value::as_array) {
                 Some(items) => {
                     for item in items {
-                        manifest.add(item, at + 1)?;
+                        manifest.add(item, idx + 1)?;
                     }
                 }
                 // Lines of dashes alone make empty documents.
                 None if document.is_null() => {}
-                None => manifest.add(&document, at + 1)?,
+                None => manifest.add(&document, idx + 1)?,
             }
         }
         Ok(manifest)
     }
 
+    /// Adds the pods of a document, or notes that it has none; `number` is its place in the file, from 1.
     fn add(&mut self, document: &Value, number: usize) -> Result<(), CommandFailure> {
         let kind = field(document, "/kind");
         let of = format!("{}/{}", or_unknown(kind), or_unknown(name(document)));
-        // A template without containers is one of something else.
+        // Kinds other than workloads may have templates too, but without containers.
         let Some(template) =
             pod_template(document).filter(|template| template.pointer("/spec/containers").is_some())
         else {
@@ -229,6 +228,7 @@ impl Manifest {
     }
 }
 
+/// The answer about the pods of the document `of` as text.
 fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
     let FitAnswer {
         asked,

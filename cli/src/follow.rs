@@ -8,11 +8,11 @@ use tokio::time::sleep;
 use crate::connection::ClusterConnection;
 use crate::failure::CommandFailure;
 use crate::output::Screen;
-use crate::read_api::{Events, ReadApiClient, StreamEvent};
+use crate::read_api::{EventStream, ReadApiClient, StreamEvent};
 use crate::source::AnswerSource;
 
 /// The pause before a lost connection is opened again.
-const PAUSE: Duration = Duration::from_secs(2);
+const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
 
 /// A change of the cluster, as one event of the read API reports it.
 pub(crate) enum ClusterChange {
@@ -28,9 +28,10 @@ pub(crate) struct ChangeFeed<'a> {
     connection: &'a ClusterConnection,
     screen: &'a Screen,
     api: ReadApiClient,
-    events: Option<Events>,
+    /// The open stream of events; `None` until it is opened, or after a failure.
+    events: Option<EventStream>,
     /// The ID of the last event that this client has.
-    last: String,
+    last_event: String,
 }
 
 impl<'a> ChangeFeed<'a> {
@@ -47,7 +48,7 @@ impl<'a> ChangeFeed<'a> {
                 screen,
                 api,
                 events: None,
-                last: state.revision.clone(),
+                last_event: state.revision.clone(),
             }),
             AnswerSource::Objects(_) => Err(CommandFailure::Refused(
                 "--watch follows the scheduler's events: leave out --offline, or see `kubectl gpushare doctor` for why the scheduler does not \
@@ -57,22 +58,23 @@ impl<'a> ChangeFeed<'a> {
         }
     }
 
+    /// Waits for the next change. Connects again after a failure that may pass.
     pub(crate) async fn next(&mut self) -> Result<ClusterChange, CommandFailure> {
         loop {
             match self.next_event().await {
                 Ok(event) => match event.name.as_str() {
                     "node" => return Ok(ClusterChange::Node(Box::new(parse(&event.data)))),
                     "pending" => return Ok(ClusterChange::Pending(parse(&event.data))),
-                    // IDs of events belong to one process, so that they mean nothing to the next leader.
+                    // The replica does not know the event's ID, since each process issues its own, or the ID is too old.
                     "reset" => {
                         if let Some(state) = self.read_state().await? {
                             return Ok(ClusterChange::State(Box::new(state)));
                         }
                     }
-                    // Sums, which the tables compute, and nodes that are gone, which have no row to show again.
+                    // Sums, which the tables compute themselves, and nodes that are gone, which have no row.
                     _ => {}
                 },
-                Err(failure) if failure.is_passing() => {
+                Err(failure) if failure.is_temporary() => {
                     self.screen
                         .complain(&format!("note: {failure}; connecting again"));
                     self.connect_again().await?;
@@ -87,11 +89,11 @@ impl<'a> ChangeFeed<'a> {
         let events = match &mut self.events {
             Some(events) => events,
             // The ID of the last event makes the server send what was missed meanwhile.
-            None => self.events.insert(self.api.events_after(&self.last).await?),
+            None => self.events.insert(self.api.events_after(&self.last_event).await?),
         };
         let event = events.next().await?;
         if let Some(id) = &event.id {
-            self.last.clone_from(id);
+            self.last_event.clone_from(id);
         }
         Ok(event)
     }
@@ -101,11 +103,11 @@ impl<'a> ChangeFeed<'a> {
         self.connect_again().await?;
         match self.api.get::<State>("state").await {
             Ok(state) => {
-                self.last.clone_from(&state.revision);
+                self.last_event.clone_from(&state.revision);
                 Ok(Some(state))
             }
-            Err(failure) if failure.is_passing() => {
-                sleep(PAUSE).await;
+            Err(failure) if failure.is_temporary() => {
+                sleep(RECONNECT_PAUSE).await;
                 Ok(None)
             }
             Err(failure) => Err(failure),
@@ -123,7 +125,7 @@ impl<'a> ChangeFeed<'a> {
                     return Ok(());
                 }
                 // Also while no replica is ready: kubelet may just be starting them.
-                Err(failure) if failure.is_passing() => sleep(PAUSE).await,
+                Err(failure) if failure.is_temporary() => sleep(RECONNECT_PAUSE).await,
                 Err(failure) => return Err(failure),
             }
         }

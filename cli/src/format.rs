@@ -6,9 +6,9 @@ use proto::read_api::Gpu;
 use crate::output::{Cell, Colour, Screen};
 
 /// Width of a bar between its brackets, in columns.
-pub(crate) const BAR: usize = 20;
+pub(crate) const BAR_WIDTH: usize = 20;
 /// The colours of the pods on a bar, which repeat.
-const PODS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
+const POD_COLOURS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
 
 /// An amount of memory in a column: in MiB, GiB or TiB, with one digit after the point; below 1 MiB in bytes.
 #[expect(clippy::cast_precision_loss, reason = "one digit is shown, to people")]
@@ -46,8 +46,8 @@ pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
     let total = gpu.memory.total.max(1);
     // Ends are rounded, not lengths, so that many small pods do not add up to more than they are.
     let end_of = |bytes: u64| {
-        let columns = u128::from(bytes) * BAR as u128 / u128::from(total);
-        usize::try_from(columns).unwrap_or(BAR).min(BAR)
+        let columns = u128::from(bytes) * BAR_WIDTH as u128 / u128::from(total);
+        usize::try_from(columns).unwrap_or(BAR_WIDTH).min(BAR_WIDTH)
     };
     let (pieces, stranded, free) = if screen.has_blocks {
         (["█", "▓"], "░", "·")
@@ -55,23 +55,26 @@ pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
         (["#", "="], "~", ".")
     };
     let mut drawn = String::new();
-    let (mut at, mut held) = (0, 0_u64);
-    for (number, holder) in gpu.holders.iter().enumerate() {
+    let (mut column, mut held) = (0, 0_u64);
+    for (idx, holder) in gpu.holders.iter().enumerate() {
         held = held.saturating_add(holder.memory);
         // A pod whose share rounds to nothing still gets a column, as long as there are any.
-        let end = end_of(held).max((at + 1).min(BAR));
-        let piece = pieces.get(number % pieces.len()).copied().unwrap_or_default();
-        let colour = PODS.get(number % PODS.len()).copied().unwrap_or(Colour::Blue);
-        drawn += &screen.paint(colour, &piece.repeat(end - at));
-        at = end;
+        let end = end_of(held).max((column + 1).min(BAR_WIDTH));
+        let piece = pieces.get(idx % pieces.len()).copied().unwrap_or_default();
+        let colour = POD_COLOURS
+            .get(idx % POD_COLOURS.len())
+            .copied()
+            .unwrap_or(Colour::Blue);
+        drawn += &screen.paint(colour, &piece.repeat(end - column));
+        column = end;
     }
     let (rest, colour) = if gpu.stranded > 0 {
         (stranded, Colour::Yellow)
     } else {
         (free, Colour::Grey)
     };
-    drawn += &screen.paint(colour, &rest.repeat(BAR - at));
-    Cell::drawn(format!("[{drawn}]"), BAR + 2)
+    drawn += &screen.paint(colour, &rest.repeat(BAR_WIDTH - column));
+    Cell::drawn(format!("[{drawn}]"), BAR_WIDTH + 2)
 }
 
 #[cfg(test)]

@@ -27,15 +27,15 @@ pub(crate) fn sentences(nodes: &[Node]) -> BTreeMap<String, String> {
     let mut sentences = BTreeMap::new();
     for node in nodes {
         let mut counted: BTreeMap<&str, BTreeMap<u32, u64>> = BTreeMap::new();
-        let mut found = Vec::new();
+        let mut holders = Vec::new();
         for gpu in &node.gpus {
             for holder in gpu.holders.iter().filter(|holder| !holder.gone.is_empty()) {
                 let on_gpus = counted.entry(&holder.uid).or_default();
                 *on_gpus.entry(gpu.minor).or_default() += holder.memory;
-                found.push(holder);
+                holders.push(holder);
             }
         }
-        for holder in found {
+        for holder in holders {
             let on_gpus = counted.get(holder.uid.as_str()).cloned().unwrap_or_default();
             let text = sentence(&holder.display_name(), &node.name, &holder.gone, &on_gpus);
             sentences.insert(holder.uid.clone(), text);

@@ -34,8 +34,8 @@ const LABELS: [&str; 3] = [
     proto::device::GPU_MODEL_LABEL,
 ];
 
-/// Amounts by resource name, or values by label.
-type Amounts = BTreeMap<String, String>;
+/// Amounts by the names of resources, or values by the keys of labels.
+type ValuesByKey = BTreeMap<String, String>;
 
 /// The stage of one node on its way from another plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -71,6 +71,7 @@ pub(crate) async fn status(connection: &ClusterConnection, screen: &Screen) -> C
     Ok(ExitCode::SUCCESS)
 }
 
+/// The table of stages, or a sentence if there is no node to show.
 fn render_stages(stages: &[NodeStage], screen: &Screen) -> String {
     if stages.is_empty() {
         return "No node has GPUs that gpushare or another plugin serves.\n".to_owned();
@@ -103,10 +104,10 @@ fn stage_of(node: &Value, pods: usize) -> Option<NodeStage> {
     let label = label(node, NODE_LABEL);
     let is_labelled = label == "true";
     // The old plugin serves memory units alone.
-    let is_ours = has(GPU_MEMORY) && has(GPU_SHARED);
+    let serves_gpushare = has(GPU_MEMORY) && has(GPU_SHARED);
     let name = name(node);
-    let label_it = format!("`{}`", label_node(name));
-    let (stage, next) = match (is_labelled, is_ours) {
+    let label_command = format!("`{}`", label_node(name));
+    let (stage, next) = match (is_labelled, serves_gpushare) {
         // deploy/uninstall.sh labels nodes so, and a pod on each then removes what the plugin wrote.
         _ if label == "uninstall" => (
             "being removed",
@@ -124,16 +125,16 @@ fn stage_of(node: &Value, pods: usize) -> Option<NodeStage> {
         (false, true) => (
             "left",
             format!(
-                "gpushare's label is gone: its resources go with the next pods that end; {label_it} brings the node back"
+                "gpushare's label is gone: its resources go with the next pods that end; {label_command} brings the node back"
             ),
         ),
         (false, false) if has(GPU_MEM) => (
             "old gpushare plugin",
-            format!("{label_it}, and remove the old plugin's label; running pods stay"),
+            format!("{label_command}, and remove the old plugin's label; running pods stay"),
         ),
         (false, false) if has(NVIDIA_GPU) => (
             "vendor's plugin",
-            format!("drain pods with nvidia.com/gpu, then {label_it}; see docs/migrate.md"),
+            format!("drain pods with nvidia.com/gpu, then {label_command}; see docs/migrate.md"),
         ),
         (false, false) => return None,
     };
@@ -188,9 +189,9 @@ pub(crate) async fn autoscaler_hints(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The texts under these keys of the map at a JSON pointer.
-fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {
-    let mut picked = Amounts::new();
+/// The texts under these keys of the map at a JSON pointer in an object; keys that the map lacks are left out.
+fn picked(node: &Value, pointer: &str, keys: &[&str]) -> ValuesByKey {
+    let mut picked = ValuesByKey::new();
     for key in keys {
         let value = node.pointer(pointer).and_then(|values| values.get(key)?.as_str());
         picked.extend(value.map(|value| ((*key).to_owned(), value.to_owned())));
@@ -200,7 +201,7 @@ fn picked(node: &Value, pointer: &str, keys: &[&str]) -> Amounts {
 
 /// The resources and labels in the form that each autoscaler reads. Checked against Cluster Autoscaler 1.36, its provider for
 /// Cluster API, and Karpenter 1.14.
-fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String {
+fn render(resources: &ValuesByKey, labels: &ValuesByKey, instance_type: &str) -> String {
     let mut text = String::from(
         "# A node group without nodes has no node to learn from: an autoscaler needs its extended resources and labels.\n\n\
          # Cluster Autoscaler on AWS: tags of the Auto Scaling group, or of the EKS node group.\n",
@@ -239,12 +240,13 @@ fn render(resources: &Amounts, labels: &Amounts, instance_type: &str) -> String 
     text
 }
 
+/// A label as `name=value`.
 fn pair((name, value): (&String, &String)) -> String {
     format!("{name}={value}")
 }
 
 /// Lines of YAML, one for each entry of a map, this far from the left edge.
-fn indented(width: usize, values: &Amounts) -> String {
+fn indented(width: usize, values: &ValuesByKey) -> String {
     let mut lines = String::new();
     for (name, value) in values {
         lines += &format!("{:width$}{name}: \"{value}\"\n", "");
@@ -278,7 +280,7 @@ mod tests {
 
     #[test]
     fn hints() {
-        let amounts = |pairs: &[(&str, &str)]| -> Amounts {
+        let amounts = |pairs: &[(&str, &str)]| -> ValuesByKey {
             pairs
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))

@@ -10,6 +10,8 @@ use crate::failure::CommandFailure;
 
 /// The least number of columns that sentences in the last column of a table get.
 const MIN_SENTENCE: usize = 30;
+/// The blanks between two columns of a table.
+const GAP: &str = "   ";
 
 /// Standard output and standard error, and the form of answers on them.
 #[derive(Clone, Copy, Debug)]
@@ -74,10 +76,12 @@ impl Screen {
         }
     }
 
+    /// Returns true if answers are tables, and not JSON, YAML or names.
     pub(crate) fn is_table(&self) -> bool {
         matches!(self.format, Format::Table | Format::Wide)
     }
 
+    /// The same screen, with tables without column names.
     pub(crate) fn without_headers(self) -> Self {
         Self {
             has_headers: false,
@@ -111,27 +115,28 @@ impl Screen {
         };
         let mut wrapped = String::new();
         for line in text.split_inclusive('\n') {
-            let (mut at, mut rest) = (0, line);
+            let (mut column, mut rest) = (0, line);
             while !rest.is_empty() {
                 let (word, behind) = rest.split_at(end_of_word(rest));
                 rest = behind;
-                if at > indent && at + measure_text_width(word.trim_end()) > width {
+                if column > indent && column + measure_text_width(word.trim_end()) > width {
                     wrapped.truncate(wrapped.trim_end_matches(' ').len());
                     wrapped += &format!("\n{:indent$}", "");
-                    at = indent;
+                    column = indent;
                 }
                 wrapped += word;
-                at += measure_text_width(word.trim_end_matches('\n'));
+                column += measure_text_width(word.trim_end_matches('\n'));
             }
         }
         wrapped
     }
 
+    /// Writes a text to standard output, and shows it at once.
     #[expect(clippy::unused_self, reason = "the screen stands for the process's output")]
     pub(crate) fn print(&self, text: &str) -> Result<(), CommandFailure> {
         let mut out = io::stdout().lock();
         let written = out.write_all(text.as_bytes());
-        // Rust buffers lines only, and `-w` must show the last one at once.
+        // Flushed, since standard output may hold back the end of a text.
         match written.and(out.flush()) {
             Ok(()) => Ok(()),
             // `head` and pagers end early, which is no failure of the command.
@@ -140,6 +145,7 @@ impl Screen {
         }
     }
 
+    /// Writes a line to standard error.
     pub(crate) fn complain(&self, line: &str) {
         // Nothing is left to do if standard error is closed.
         let _ = writeln!(io::stderr(), "{}", self.wrap(0, line));
@@ -166,10 +172,10 @@ impl Screen {
 /// The end of the first word of a text, with the blank behind it. A command in backticks is one word.
 fn end_of_word(text: &str) -> usize {
     let mut is_command = false;
-    for (at, letter) in text.char_indices() {
+    for (idx, letter) in text.char_indices() {
         is_command ^= letter == '`';
         if letter == ' ' && !is_command {
-            return at + 1;
+            return idx + 1;
         }
     }
     text.len()
@@ -186,7 +192,7 @@ pub(crate) struct TextTable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     pub(crate) name: &'static str,
-    /// Columns with higher numbers are left out first; 0 never.
+    /// Where the screen is too narrow, columns of higher ranks are left out first, and those of rank 0 never.
     pub(crate) rank: u8,
     pub(crate) is_number: bool,
 }
@@ -198,11 +204,11 @@ pub(crate) struct Cell {
     colour: Option<Colour>,
     /// The number of columns that the text takes, if it holds control sequences.
     width: Option<usize>,
-    /// The amount that orders the rows of a table.
+    /// The amount by which [`TextTable::sort_by`] orders the rows.
     amount: Option<u64>,
 }
 
-/// A column of text.
+/// A column of text, with its [`Column::rank`].
 pub(crate) const fn text(name: &'static str, rank: u8) -> Column {
     Column {
         name,
@@ -211,7 +217,7 @@ pub(crate) const fn text(name: &'static str, rank: u8) -> Column {
     }
 }
 
-/// A column of numbers, aligned to the right.
+/// A column of numbers, aligned to the right, with its [`Column::rank`].
 pub(crate) const fn number(name: &'static str, rank: u8) -> Column {
     Column {
         name,
@@ -255,13 +261,14 @@ impl Cell {
     }
 
     /// The same text for this amount, which orders the rows of a table.
-    pub(crate) fn of(self, amount: u64) -> Self {
+    pub(crate) fn with_amount(self, amount: u64) -> Self {
         Self {
             amount: Some(amount),
             ..self
         }
     }
 
+    /// The number of columns of the screen that the text takes.
     fn width(&self) -> usize {
         self.width.unwrap_or_else(|| self.text.chars().count())
     }
@@ -282,7 +289,7 @@ impl TextTable {
     /// Orders the rows by a column: the largest amount first, rows without one last; texts by the alphabet.
     pub(crate) fn sort_by(&mut self, name: &str) -> Result<(), CommandFailure> {
         let mut columns = self.columns.iter();
-        let Some(at) = columns.position(|column| column.name.eq_ignore_ascii_case(name)) else {
+        let Some(idx) = columns.position(|column| column.name.eq_ignore_ascii_case(name)) else {
             let names: Vec<&str> = self.columns.iter().map(|column| column.name).collect();
             return Err(CommandFailure::Input(format!(
                 "--sort-by {name}: the table has no such column; name one of {}",
@@ -291,7 +298,7 @@ impl TextTable {
         };
         let empty = Cell::default();
         self.rows.sort_by(|one, other| {
-            let (one, other) = (one.get(at).unwrap_or(&empty), other.get(at).unwrap_or(&empty));
+            let (one, other) = (one.get(idx).unwrap_or(&empty), other.get(idx).unwrap_or(&empty));
             other
                 .amount
                 .cmp(&one.amount)
@@ -300,6 +307,7 @@ impl TextTable {
         Ok(())
     }
 
+    /// The table as text, without the columns for which the screen has no room.
     pub(crate) fn render(&self, screen: &Screen) -> String {
         let mut rows = self.rows.clone();
         if screen.has_headers {
@@ -312,16 +320,17 @@ impl TextTable {
                 *width = cell.width().max(*width);
             }
         }
-        let shown = self.shown(&widths, screen.width);
+        let shown = self.columns_that_fit(&widths, screen.width);
         let mut lines = String::new();
         for row in &rows {
+            // `start` is the column of the screen in which the cell begins.
             let (mut separator, mut start) = ("", 0);
-            for (at, ((column, cell), width)) in self.columns.iter().zip(row).zip(&widths).enumerate() {
-                if !shown.contains(&at) {
+            for (idx, ((column, cell), width)) in self.columns.iter().zip(row).zip(&widths).enumerate() {
+                if !shown.contains(&idx) {
                     continue;
                 }
                 let padding = " ".repeat(width.saturating_sub(cell.width()));
-                let is_last_text = !column.is_number && shown.last() == Some(&at);
+                let is_last_text = !column.is_number && shown.last() == Some(&idx);
                 let text = if is_last_text && cell.width.is_none() {
                     let text = screen.wrap(start, &format!("{:start$}{}", "", cell.text));
                     text.get(start..).unwrap_or_default().to_owned()
@@ -332,7 +341,7 @@ impl TextTable {
                     Some(colour) => screen.paint(colour, &text),
                     None => text,
                 };
-                start += width + 3;
+                start += width + GAP.len();
                 lines += separator;
                 if column.is_number {
                     lines += &format!("{padding}{painted}");
@@ -342,39 +351,38 @@ impl TextTable {
                 } else {
                     lines += &format!("{painted}{padding}");
                 }
-                separator = "   ";
+                separator = GAP;
             }
             lines += "\n";
         }
         lines
     }
 
-    /// The columns that fit the screen: those of the highest rank go first, from the right.
-    fn shown(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
+    /// The indices of the columns that fit the screen: those of the highest rank are left out first, from the right.
+    fn columns_that_fit(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
         let mut shown: Vec<usize> = (0..self.columns.len()).collect();
         let Some(limit) = limit else { return shown };
         let mut widths = widths.to_vec();
-        // Sentences in a last column that is always shown are broken instead.
+        // Sentences in a last column of rank 0 are broken into lines instead.
         if let (Some(width), Some(column)) = (widths.last_mut(), self.columns.last())
             && column.rank == 0
             && !column.is_number
         {
             *width = MIN_SENTENCE.min(*width);
         }
-        // Three blanks between two columns.
-        let mut total = widths.iter().sum::<usize>() + 3 * widths.len().saturating_sub(1);
+        let mut total = widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1);
         while total > limit {
-            let mut least: Option<(u8, usize)> = None;
-            for at in &shown {
-                let rank = self.columns.get(*at).map_or(0, |column| column.rank);
+            let mut next: Option<(u8, usize)> = None;
+            for idx in &shown {
+                let rank = self.columns.get(*idx).map_or(0, |column| column.rank);
                 if rank > 0 {
-                    least = least.max(Some((rank, *at)));
+                    next = next.max(Some((rank, *idx)));
                 }
             }
-            // The columns that are left are all needed, so that their lines wrap.
-            let Some((_, at)) = least else { break };
-            shown.retain(|column| *column != at);
-            total = total.saturating_sub(widths.get(at).copied().unwrap_or_default() + 3);
+            // All columns that are left have rank 0, so the terminal wraps their lines.
+            let Some((_, left_out)) = next else { break };
+            shown.retain(|idx| *idx != left_out);
+            total = total.saturating_sub(widths.get(left_out).copied().unwrap_or_default() + GAP.len());
         }
         shown
     }

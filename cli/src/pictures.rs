@@ -111,15 +111,21 @@ fn cluster() -> Shared<Index> {
     index_of(nodes, devices, pods)
 }
 
-/// Width of a column and height of a line, in pixels.
-const CELL: (usize, usize) = (8, 19);
+/// Width of a column, in pixels.
+const COLUMN_WIDTH: usize = 8;
+/// Height of a line, in pixels.
+const LINE_HEIGHT: usize = 19;
+/// Space around the text, in pixels.
 const MARGIN: usize = 14;
 
 /// A terminal's text as a picture whose colours follow the reader's light or dark theme.
 fn drawn(title: &str, text: &str) -> String {
     let lines = lines(text);
     let n_columns = SCREEN.width.unwrap();
-    let (width, height) = (n_columns * CELL.0 + 2 * MARGIN, lines.len() * CELL.1 + 2 * MARGIN);
+    let (width, height) = (
+        n_columns * COLUMN_WIDTH + 2 * MARGIN,
+        lines.len() * LINE_HEIGHT + 2 * MARGIN,
+    );
     let mut svg = format!(
         r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{title}">
 <style>
@@ -137,7 +143,7 @@ fn drawn(title: &str, text: &str) -> String {
         height - 1
     );
     for (row, line) in lines.iter().enumerate() {
-        let top = MARGIN + row * CELL.1;
+        let top = MARGIN + row * LINE_HEIGHT;
         let mut column = 0;
         for (class, run) in line {
             draw_run(&mut svg, (column, top), class, run);
@@ -149,7 +155,7 @@ fn drawn(title: &str, text: &str) -> String {
 
 /// Draws blocks as rectangles, since fonts differ in their width, and words at their own column.
 fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &str) {
-    let x = |column: usize| MARGIN + column * CELL.0;
+    let x = |column: usize| MARGIN + column * COLUMN_WIDTH;
     let class = if class.is_empty() {
         String::new()
     } else {
@@ -161,7 +167,7 @@ fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &
             '▓' => "0.7",
             _ => "0.3",
         };
-        let width = run.chars().count() * CELL.0;
+        let width = run.chars().count() * COLUMN_WIDTH;
         let (x, y) = (x(column), top + 2);
         writeln!(
             svg,
@@ -174,7 +180,7 @@ fn draw_run(svg: &mut String, (column, top): (usize, usize), class: &str, run: &
     for word in run.split_inclusive(' ') {
         let shown = word.trim_end();
         if !shown.is_empty() {
-            let (length, escaped) = (shown.chars().count() * CELL.0, escaped(shown));
+            let (length, escaped) = (shown.chars().count() * COLUMN_WIDTH, escaped(shown));
             let (x, y) = (x(at), top + 14);
             writeln!(
                 svg,
@@ -231,6 +237,7 @@ fn lines(text: &str) -> Vec<Vec<(&str, String)>> {
     lines
 }
 
+/// Compares the picture of a text with the file, or writes the file.
 fn compare(file: &str, title: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../docs/pictures")
@@ -248,6 +255,7 @@ fn compare(file: &str, title: &str, text: &str) {
     );
 }
 
+/// The line of a command, after a prompt.
 fn command(line: &str) -> String {
     format!("\u{1b}[90m$\u{1b}[0m {line}\n")
 }

@@ -67,7 +67,7 @@ pub(crate) async fn run(
         which,
         selector: selector.as_deref(),
         selected: None,
-        known: BTreeSet::new(),
+        seen: BTreeSet::new(),
     };
     let rows = selection.rows(&state).await?;
     if rows.is_empty() && !which.all_namespaces {
@@ -80,7 +80,7 @@ pub(crate) async fn run(
         ));
     }
     let is_table = screen.is_table();
-    // A line of column names alone would hide that there is nothing.
+    // A line of column names alone does not say that there is no pod.
     if is_table && rows.is_empty() {
         let pod = match &selector {
             Some(selector) => format!("pod with {selector}"),
@@ -109,6 +109,7 @@ pub(crate) async fn run(
     follow(changes, screen, &mut selection, rows).await
 }
 
+/// Shows the row of each selected pod that is new or changes, until the command is interrupted.
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,
@@ -122,7 +123,7 @@ async fn follow(
     }
     loop {
         let part = match changes.next().await? {
-            // A part of a state has the form of a whole one, so that the same code makes rows of both.
+            // As a state of its own, so that the same code makes rows of a whole state and of a part.
             ClusterChange::Node(node) => State {
                 nodes: vec![*node],
                 ..State::default()
@@ -168,19 +169,19 @@ struct PodSelection<'a> {
     selector: Option<&'a str>,
     /// The UIDs of the pods that the label selector selects; `None` without a selector.
     selected: Option<BTreeSet<String>>,
-    /// The UIDs of the pods that were there when the selector was evaluated last.
-    known: BTreeSet<String>,
+    /// The UIDs of all pods so far: a UID that is not among them makes the selector be evaluated again.
+    seen: BTreeSet<String>,
 }
 
 impl PodSelection<'_> {
     /// The rows of the selected pods of a state. Evaluates the label selector again if there are new pods.
     async fn rows(&mut self, state: &State) -> Result<Vec<PodRow>, CommandFailure> {
         let (all_namespaces, namespace) = (self.which.all_namespaces, self.connection.namespace.as_str());
-        let mut all = rows(state);
+        let mut found = rows(state);
         // A pod without a name is in a namespace whose pods the user may not list.
-        all.retain(|row| !row.name.is_empty() && (all_namespaces || row.namespace == namespace));
-        let has_new = all.iter().any(|row| !self.known.contains(&row.uid));
-        // Events carry no labels, so that each new pod costs one list.
+        found.retain(|row| !row.name.is_empty() && (all_namespaces || row.namespace == namespace));
+        let has_new = found.iter().any(|row| !self.seen.contains(&row.uid));
+        // Events carry no labels, so a new pod takes another list of the pods that the selector selects.
         if let Some(selector) = self.selector
             && (has_new || self.selected.is_none())
         {
@@ -188,13 +189,13 @@ impl PodSelection<'_> {
             let pods: Vec<Pod> = self.connection.list(namespace, Some(selector)).await?;
             self.selected = Some(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect());
         }
-        for row in &all {
-            self.known.insert(row.uid.clone());
+        for row in &found {
+            self.seen.insert(row.uid.clone());
         }
         if let Some(selected) = &self.selected {
-            all.retain(|row| selected.contains(&row.uid));
+            found.retain(|row| selected.contains(&row.uid));
         }
-        Ok(all)
+        Ok(found)
     }
 }
 
@@ -241,6 +242,7 @@ fn rows(state: &State) -> Vec<PodRow> {
     rows
 }
 
+/// The table with these rows.
 fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     let has_used = is_wide || rows.iter().any(|row| row.used.is_some());
     let mut columns = Vec::new();
@@ -279,23 +281,22 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
             or_dash(gpus.join(",")).into(),
             row.asked.as_str().into(),
             if is_placed {
-                Cell::from(memory(row.limit)).of(row.limit)
+                Cell::from(memory(row.limit)).with_amount(row.limit)
             } else {
                 "-".into()
             },
             if row.core == 0 {
                 "-".into()
             } else {
-                Cell::from(format!("{} %", row.core)).of(row.core)
+                Cell::from(format!("{} %", row.core)).with_amount(row.core)
             },
         ]);
         if has_used {
             cells.push(match row.used {
-                // More than the share is the reason to look at this column.
                 Some(used) if row.over_share => {
-                    Cell::coloured(over_share(used, row.limit), Colour::Red).of(used)
+                    Cell::coloured(over_share(used, row.limit), Colour::Red).with_amount(used)
                 }
-                Some(used) => Cell::from(memory(used)).of(used),
+                Some(used) => Cell::from(memory(used)).with_amount(used),
                 None if is_placed => "unknown".into(),
                 None => "-".into(),
             });
@@ -308,13 +309,13 @@ fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     table
 }
 
-/// The use of a pod of which a container is over its share.
+/// The memory in use of a pod with a container that uses more than its share of a GPU.
 fn over_share(used: u64, limit: u64) -> String {
     let used_text = memory(used);
     if used > limit {
         format!("{used_text} (over {})", memory(limit))
     } else {
-        // The rest of the pod, or its part of another GPU, makes up for it.
+        // The pod as a whole is within its limit: other containers, or its part of another GPU, use less.
         format!("{used_text} (over in part)")
     }
 }

@@ -76,13 +76,13 @@ impl ReadApiClient {
         }
     }
 
-    /// The answer to a GET of `path` under the version.
+    /// The answer to a GET of `path`, which comes after the version in the URL.
     pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, CommandFailure> {
         let response = self.send(Method::GET, path, Bytes::new(), None).await?;
         self.parse(response).await
     }
 
-    /// The answer to a POST of `body` to `path` under the version.
+    /// The answer to a POST of `body` to `path`, which comes after the version in the URL.
     pub(crate) async fn post<T: DeserializeOwned>(
         &mut self,
         path: &str,
@@ -94,11 +94,11 @@ impl ReadApiClient {
     }
 
     /// The stream of events after the one with this ID.
-    pub(crate) async fn events_after(&mut self, last: &str) -> Result<Events, CommandFailure> {
+    pub(crate) async fn events_after(&mut self, last: &str) -> Result<EventStream, CommandFailure> {
         let response = self
             .send(Method::GET, "changes", Bytes::new(), Some(last))
             .await?;
-        Ok(Events {
+        Ok(EventStream {
             body: response.into_body(),
             buffer: BytesMut::new(),
             at: self.at.clone(),
@@ -219,6 +219,7 @@ fn best_pod(pods: Vec<Pod>) -> Option<String> {
     best
 }
 
+/// Returns true if a pod is ready, and is not being deleted.
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
@@ -229,8 +230,9 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
 
 /// A stream of server-sent events.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub(crate) struct EventStream {
     body: Incoming,
+    /// The bytes that were received after the last whole event.
     buffer: BytesMut,
     /// The pod or address, for messages.
     at: String,
@@ -244,7 +246,8 @@ pub(crate) struct StreamEvent {
     pub(crate) id: Option<String>,
 }
 
-impl Events {
+impl EventStream {
+    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Result<StreamEvent, CommandFailure> {
         loop {
             if let Some(event) = take_event(&mut self.buffer) {
@@ -266,12 +269,12 @@ impl Events {
 /// Takes the first whole event with data from a buffer; comments are left out.
 fn take_event(buffer: &mut BytesMut) -> Option<StreamEvent> {
     loop {
-        // An event ends with an empty line; until that has come, half of it would be parsed.
+        // An event ends with an empty line; before that line, the buffer has only a part of it.
         let end = buffer.windows(2).position(|window| window == b"\n\n")?;
         let block = buffer.split_to(end + 2);
         let mut event = StreamEvent::default();
         for line in String::from_utf8_lossy(&block).lines() {
-            // The scheduler always writes a blank behind the colon, which the standard leaves open.
+            // The scheduler always writes the blank behind the colon, which the standard makes optional.
             match line.split_once(": ") {
                 Some(("event", name)) => name.clone_into(&mut event.name),
                 Some(("data", data)) => data.clone_into(&mut event.data),

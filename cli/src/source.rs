@@ -10,11 +10,11 @@ use crate::offline;
 use crate::output::Screen;
 use crate::read_api::ReadApiClient;
 
-/// The objects that stand in for the scheduler, and the facts that only the scheduler has.
-const NOT_SEEN: &str = "nodes, devices and pods instead; bindings under way, device plugins that are away, memory in use and the \
-                        scheduler's flags are not seen";
+/// The end of the note that the command reads objects itself, with the facts that only the scheduler has.
+const READING_OBJECTS: &str = "nodes, devices and pods instead; bindings under way, device plugins that are away, memory in use and \
+                               the scheduler's flags are not seen";
 
-/// Answers questions about the cluster.
+/// The source of answers about the cluster.
 pub(crate) enum AnswerSource {
     /// The scheduler's read API.
     Scheduler(ReadApiClient),
@@ -29,26 +29,26 @@ impl AnswerSource {
         screen: &Screen,
     ) -> Result<Self, CommandFailure> {
         if connection.args.offline {
-            screen.complain(&format!("note: --offline: reading {NOT_SEEN}"));
+            screen.complain(&format!("note: --offline: reading {READING_OBJECTS}"));
             return offline::index(connection).await.map(Self::Objects);
         }
-        let refused = match ReadApiClient::connect(connection).await {
+        let failure = match ReadApiClient::connect(connection).await {
             // `doctor` answers before the replica is ready, and a forwarded port accepts connections that lead nowhere.
             Ok(mut api) => match api.get::<serde_json::Value>("doctor").await {
                 Ok(_) => return Ok(Self::Scheduler(api)),
-                Err(refused) => refused,
+                Err(failure) => failure,
             },
             // Without the API server there are no objects to read either.
             Err(failure @ (CommandFailure::Unreachable(_) | CommandFailure::Kubeconfig(_))) => {
                 return Err(failure);
             }
-            Err(refused) => refused,
+            Err(failure) => failure,
         };
         // The user named the address; the objects may be those of another cluster.
         if connection.args.read_api.is_some() {
-            return Err(refused);
+            return Err(failure);
         }
-        screen.complain(&format!("note: {refused}\nnote: reading {NOT_SEEN}"));
+        screen.complain(&format!("note: {failure}\nnote: reading {READING_OBJECTS}"));
         offline::index(connection).await.map(Self::Objects)
     }
 
@@ -60,6 +60,7 @@ impl AnswerSource {
         }
     }
 
+    /// The explanation of a pod, with the verdict of every node if `all`, or else of the nearest.
     pub(crate) async fn explain(
         &mut self,
         namespace: &str,

@@ -55,6 +55,7 @@ pub(crate) async fn run(
     follow(changes, screen, table, selected.as_ref()).await
 }
 
+/// The names of the nodes that a label selector selects.
 async fn selected_nodes(
     connection: &ClusterConnection,
     selector: &str,
@@ -119,7 +120,7 @@ pub(crate) fn render(state: &State, table: &TextTable, screen: &Screen) -> Strin
 /// The table of these nodes' GPUs.
 pub(crate) fn gpus(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable {
     let gpus = || nodes.iter().flat_map(|node| &node.gpus);
-    // A column that no node fills would only take width.
+    // A column without values would only take room on the screen.
     let has_used = is_wide || gpus().any(|gpu| gpu.used.is_some());
     let has_enforcement = is_wide || gpus().any(|gpu| gpu.enforcement.is_some());
     let mut columns: Vec<Column> = vec![
@@ -162,7 +163,7 @@ pub(crate) fn gpus(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable 
     table
 }
 
-/// The table of these nodes, with the sums over the GPUs of each.
+/// The table of these nodes, with the sums over the GPUs of each. It draws no bars, so it does not need the screen.
 pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     let used = |node: &Node| node.gpus.iter().map(|gpu| gpu.used).sum::<Option<u64>>();
     let has_used = is_wide || nodes.iter().any(|node| used(node).is_some());
@@ -188,11 +189,11 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     // A node may be part of the state for its problems alone, which stand below the table.
     for node in nodes.iter().filter(|node| !node.gpus.is_empty()) {
         let totals = Totals::of_node(node);
-        let memory_of = totals.memory;
-        let share = percent(memory_of.allocated, memory_of.total);
+        let sums_of_memory = totals.memory;
+        let share = percent(sums_of_memory.allocated, sums_of_memory.total);
         let free = match node.plugin {
             Some(_) => Cell::from("-"),
-            None => memory_cell(memory_of.free().saturating_sub(totals.unusable)),
+            None => memory_cell(sums_of_memory.free().saturating_sub(totals.unusable)),
         };
         let core = percent(totals.core.allocated, totals.core.total);
         let holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
@@ -201,16 +202,16 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
         let mut row = vec![
             node.name.as_str().into(),
             amount(totals.gpus),
-            memory_cell(memory_of.total),
-            memory_cell(memory_of.allocated),
-            Cell::from(format!("{share} %")).of(share),
+            memory_cell(sums_of_memory.total),
+            memory_cell(sums_of_memory.allocated),
+            Cell::from(format!("{share} %")).with_amount(share),
             free,
             if totals.stranded > 0 {
-                Cell::coloured(memory(totals.stranded), Colour::Yellow).of(totals.stranded)
+                Cell::coloured(memory(totals.stranded), Colour::Yellow).with_amount(totals.stranded)
             } else {
                 "-".into()
             },
-            Cell::from(format!("{core} %")).of(core),
+            Cell::from(format!("{core} %")).with_amount(core),
             amount(u32::try_from(pods.len()).unwrap_or(u32::MAX)),
             match (&node.plugin, totals.unhealthy) {
                 (Some(_), _) => Cell::coloured("no plugin", Colour::Yellow),
@@ -229,12 +230,14 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     table
 }
 
+/// A cell with a number.
 fn amount(n: u32) -> Cell {
-    Cell::from(n.to_string()).of(n.into())
+    Cell::from(n.to_string()).with_amount(n.into())
 }
 
+/// A cell with an amount of memory.
 fn memory_cell(bytes: u64) -> Cell {
-    Cell::from(memory(bytes)).of(bytes)
+    Cell::from(memory(bytes)).with_amount(bytes)
 }
 
 /// A cell with the memory in use.
@@ -245,7 +248,7 @@ fn use_cell(used: Option<u64>) -> Cell {
 /// The cells of one GPU in the columns that every table has.
 fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     let allocated = memory(gpu.memory.allocated);
-    // Someone has edited a record, or a smaller GPU has taken the place of this one.
+    // More than there is: a record was edited, or a smaller GPU has taken the place of this one.
     let allocated = if gpu.memory.allocated > gpu.memory.total {
         Cell::coloured(allocated, Colour::Red)
     } else {
@@ -259,12 +262,12 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
         Cell::from("-")
     };
     let stranded = if takes_pods && gpu.stranded > 0 {
-        Cell::coloured(memory(gpu.stranded), Colour::Yellow).of(gpu.stranded)
+        Cell::coloured(memory(gpu.stranded), Colour::Yellow).with_amount(gpu.stranded)
     } else {
         Cell::from("-")
     };
     let health = match (gpu.healthy, &node.plugin) {
-        // A sick GPU takes no pods whatever its plugin does.
+        // An unhealthy GPU takes no pods, whatever the state of the plugin.
         (false, _) => Cell::coloured("unhealthy", Colour::Red),
         (true, Some(_)) => Cell::coloured("no plugin", Colour::Yellow),
         (true, None) => Cell::from("ok"),
@@ -273,11 +276,11 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     vec![
         node.name.as_str().into(),
         amount(gpu.minor),
-        bar(gpu, screen).of(gpu.memory.allocated),
-        allocated.of(gpu.memory.allocated),
+        bar(gpu, screen).with_amount(gpu.memory.allocated),
+        allocated.with_amount(gpu.memory.allocated),
         free,
         stranded,
-        Cell::from(format!("{core} %")).of(core),
+        Cell::from(format!("{core} %")).with_amount(core),
         amount(u32::try_from(gpu.holders.len()).unwrap_or(u32::MAX)),
         health,
     ]
@@ -327,6 +330,7 @@ pub(crate) fn unknown_use(state: &State) -> String {
     lines
 }
 
+/// Shows the rows of each selected node that changes, until the command is interrupted.
 async fn follow(
     mut changes: ChangeFeed<'_>,
     screen: &Screen,

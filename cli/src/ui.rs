@@ -46,7 +46,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options
         screen.complain("No browser was found: open the address yourself.");
     }
     let mut connections = JoinSet::new();
-    let mut complained = String::new();
+    let mut last_failure = String::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => if let Ok((stream, _)) = accepted {
@@ -55,9 +55,9 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options
             Some(ended) = connections.join_next() => if let Ok(Err(failure)) = ended {
                 // The page tries again every few seconds, and one line for each fault is enough.
                 let text = failure.to_string();
-                if text != complained {
+                if text != last_failure {
                     screen.complain(&format!("error: {text}"));
-                    complained = text;
+                    last_failure = text;
                 }
             },
         }

@@ -14,6 +14,7 @@ use crate::fields::image_tag;
 use crate::format::count;
 use crate::output::Screen;
 
+/// The versions, which are also the command's JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Versions {
@@ -49,6 +50,7 @@ pub(crate) async fn run(
 }
 
 impl Versions {
+    /// Asks the scheduler's replicas for their versions.
     async fn add_scheduler(&mut self, connection: &ClusterConnection) {
         match replicas(connection).await {
             Ok(replicas) if replicas.is_empty() => {

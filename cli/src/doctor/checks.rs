@@ -25,14 +25,14 @@ pub(super) const POLICIES: [&str; 9] = [
 ];
 /// The name of the admission policy of an installation with webhooks.
 pub(super) const WEBHOOK_POLICY: &str = "gpushare-scheduler-webhooks";
-/// The oldest version of the API server that serves everything the installation uses.
-const OLDEST: (u32, u32) = (1, 33);
+/// Major and minor number of the oldest version of the API server that serves everything the installation uses.
+const OLDEST_API_SERVER: (u32, u32) = (1, 33);
 
 /// The commands that install the release of the checkout over the installation.
 const INSTALL: &str = "`helm upgrade gpushare deploy/helm/gpushare --reuse-values`, or `deploy/install.sh FOLDER` with the folder of your \
                        installation";
 /// The remedy for missing parts of the webhooks.
-const WEBHOOKS_AGAIN: &str = "install the webhooks again: `helm upgrade gpushare deploy/helm/gpushare --reuse-values --set \
+const REINSTALL_WEBHOOKS: &str = "install the webhooks again: `helm upgrade gpushare deploy/helm/gpushare --reuse-values --set \
                               components.webhooks=true`, or `deploy/install.sh FOLDER` with a folder that has the component webhooks";
 
 /// The remedy that takes a change of the scheduler's Deployment.
@@ -46,7 +46,7 @@ fn edit_scheduler(facts: &InstallationFacts, change: &str) -> String {
 /// A check: adds the faults that it finds to the report.
 type Check = fn(&InstallationFacts, &mut CheckReport) -> Outcome;
 
-/// All checks but those that replicas make themselves, by name, in the order in which findings of one weight are shown.
+/// All checks but those that replicas make themselves, by name, in the order in which findings of one severity are shown.
 const CHECKS: [(&str, Check); 18] = [
     ("api-version", api_version),
     ("definitions", definitions),
@@ -77,7 +77,7 @@ pub(super) fn findings(facts: &InstallationFacts) -> Vec<Finding> {
             findings: Vec::new(),
         };
         match check(facts, &mut report) {
-            // Every check is listed, so that a user sees what was looked at.
+            // A check without a fault is listed too, so that a user sees that it was made.
             Ok(message) if report.findings.is_empty() => report.add(Severity::Ok, "", message, ""),
             Ok(_) => {}
             Err(reason) => report.add(Severity::Unknown, "", reason, ""),
@@ -94,10 +94,10 @@ fn api_version(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     if (major, minor) == (0, 0) {
         return Err("the API server reports no version".to_owned());
     }
-    if (major, minor) < OLDEST {
+    let (oldest_major, oldest_minor) = OLDEST_API_SERVER;
+    if (major, minor) < OLDEST_API_SERVER {
         let message = format!(
-            "the API server has version {major}.{minor}; gpushare needs {}.{}",
-            OLDEST.0, OLDEST.1
+            "the API server has version {major}.{minor}; gpushare needs {oldest_major}.{oldest_minor}"
         );
         report.error(
             "",
@@ -165,7 +165,7 @@ fn scheduler_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcom
     let remedy = format!(
         "see `kubectl -n {namespace} describe pods -l {SCHEDULER}` and `kubectl -n {namespace} logs -l {SCHEDULER}`"
     );
-    // Scaled down for a maintenance and forgotten: no replica is missing, and none is there.
+    // Scaled down, as for maintenance, and forgotten: by the numbers no replica is missing, but none runs.
     if wanted == 0 {
         report.error(
             object,
@@ -331,23 +331,23 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         .iter()
         .map(|binding| text(binding, "/spec/policyName"))
         .collect();
-    let mut idle = POLICIES.to_vec();
+    let mut ineffective = POLICIES.to_vec();
     let kinds = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
     // A list that the user may not read shows no webhooks.
     let has_webhooks = kinds
         .iter()
         .any(|kind| own_webhooks(facts, kind).is_ok_and(|own| !own.is_empty()));
     if has_webhooks {
-        idle.push(WEBHOOK_POLICY);
+        ineffective.push(WEBHOOK_POLICY);
     }
     // A policy without a binding is never evaluated, and looks installed.
-    idle.retain(|wanted| !is_named(wanted, policies) || !bound.contains(wanted));
-    if !idle.is_empty() {
+    ineffective.retain(|wanted| !is_named(wanted, policies) || !bound.contains(wanted));
+    if !ineffective.is_empty() {
         report.warn(
             "",
             format!(
                 "policies that do not exist, or have no binding: {}",
-                idle.join(", ")
+                ineffective.join(", ")
             ),
             format!("install again: {INSTALL}; without the policies, daemons and users may write what is not theirs"),
         );
@@ -385,7 +385,7 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
             report.error(
                 object.as_str(),
                 format!("its Service {service} does not exist, so that the API server cannot call it"),
-                WEBHOOKS_AGAIN,
+                REINSTALL_WEBHOOKS,
             );
         }
         // With Ignore the API server admits pods when nothing answers, and the filter applies the rules.
@@ -404,7 +404,7 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         report.warn(
             "",
             "only one of the two webhook configurations exists",
-            WEBHOOKS_AGAIN,
+            REINSTALL_WEBHOOKS,
         );
     }
     Ok(match mutating.len() + validating.len() {
@@ -420,18 +420,16 @@ fn own_webhooks<'a>(facts: &'a InstallationFacts, kind: &str) -> Result<Vec<&'a 
         .iter()
         .flat_map(|found| array(found, "/webhooks"))
         .collect();
-    // Other webhooks of the cluster say nothing about ours.
     own.retain(|webhook| text(webhook, "/clientConfig/service/namespace") == facts.namespace);
     Ok(own)
 }
 
-/// The findings of the replicas about themselves. Those about nodes are the same as from outside, but for the plugins that are
-/// away, which only the leader's watches show.
+/// The findings of the replicas about themselves. Their findings about nodes are left out, since the check `nodes` makes the same, except
+/// for plugins that are away, which only the leader's watches show.
 fn findings_of_replicas(facts: &InstallationFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (pod, diagnosis) in facts.diagnoses() {
         for finding in &diagnosis.findings {
-            // Every replica would repeat the same findings about the same nodes.
             let is_of_node = !finding.object.is_empty();
             if is_of_node && (finding.check != "plugin-serves" || !diagnosis.replica.leading) {
                 continue;

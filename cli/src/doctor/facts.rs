@@ -1,4 +1,4 @@
-//! The facts of an installation that the checks look at.
+//! The facts of an installation that the checks compare.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,13 @@ pub(super) type Objects = Result<Vec<Value>, String>;
 /// One ready replica of the scheduler.
 #[derive(Clone, Debug)]
 pub(crate) struct AskedReplica {
+    /// The name of its pod.
     pub(crate) pod: String,
+    /// The replica's findings, or the reason that it did not answer.
     pub(crate) diagnosis: Result<Diagnosis, String>,
 }
 
-/// Everything that the checks look at.
+/// Everything that the checks need to know of an installation.
 #[derive(Clone, Debug)]
 pub(super) struct InstallationFacts {
     pub(super) namespace: String,
@@ -30,6 +32,7 @@ pub(super) struct InstallationFacts {
 }
 
 impl InstallationFacts {
+    /// The objects of a kind, or the reason that they could not be listed.
     pub(super) fn list(&self, kind: &str) -> Result<&[Value], String> {
         match self.objects.get(kind) {
             Some(objects) => objects.as_deref().map_err(String::clone),
@@ -37,6 +40,7 @@ impl InstallationFacts {
         }
     }
 
+    /// The ready replicas of the scheduler, or the reason that they are not known.
     pub(super) fn replicas(&self) -> Result<&[AskedReplica], String> {
         self.replicas.as_deref().map_err(String::clone)
     }

@@ -17,7 +17,7 @@ use crate::fields::{
     number, text,
 };
 
-/// Parts of images of other device plugins, and the resource that each serves.
+/// Parts of the image names of other device plugins, each with the resource that the plugin serves.
 const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("k8s-gpushare-plugin", GPU_MEM),
     ("gpushare-device-plugin:v2-", GPU_MEM),
@@ -25,8 +25,7 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
 ];
 
-/// The nodes that are labelled for sharing. A node without the label may have shared its GPUs once; only nodes with
-/// the label should now.
+/// The nodes that are labelled for sharing. A node without the label may have shared its GPUs before, and need not any more.
 fn labelled_nodes(facts: &InstallationFacts) -> Result<Vec<&Value>, String> {
     let mut nodes: Vec<&Value> = facts.list("nodes")?.iter().collect();
     nodes.retain(|node| label(node, NODE_LABEL) == "true");
@@ -91,7 +90,7 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
                 format!(
                     "the device plugin's pod {} is not ready{}",
                     name(pod),
-                    absence(node).map(|why| format!(": {why}")).unwrap_or_default()
+                    reason_without_gpus(node).map(|why| format!(": {why}")).unwrap_or_default()
                 ),
                 format!(
                     "see `kubectl -n {} logs {}`: it names the file, socket or library that it lacks",
@@ -116,7 +115,7 @@ pub(super) fn plugins(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
 }
 
 /// The reason that a node's plugin gives for finding no GPU that pods can share.
-fn absence(node: &Value) -> Option<&str> {
+fn reason_without_gpus(node: &Value) -> Option<&str> {
     let found = condition(node, "/status/conditions", CONDITION_SHARING_READY)?;
     (text(found, "/status") == "False").then(|| text(found, "/message"))
 }
@@ -137,7 +136,7 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
             ),
             Some(device) if array(device, "/spec/devices").is_empty() => report.error(
                 format!("node {}", name(node)),
-                match absence(node) {
+                match reason_without_gpus(node) {
                     Some(why) => format!("its Device object lists no device: {why}"),
                     None => "its Device object lists no device".to_owned(),
                 },
@@ -163,12 +162,12 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
 /// The remedy where containers that request no GPU see GPUs.
 const ISOLATE: &str = "add the component nri (docs/device-plugin.md, The runtime hook)";
 
-/// The conditions of devices in which the plugin reports that containers cannot get them, or may see them without a request.
+/// Checks the conditions by which the plugin reports that containers cannot get the devices, or may see devices without a request.
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
-    let mut not_known = Vec::new();
+    let mut unknown_isolation = Vec::new();
     for device in facts.list("devices")? {
         let message = condition_message(device, "Isolated", "Unknown");
-        not_known.extend(message.map(|message| (name(device), message)));
+        unknown_isolation.extend(message.map(|message| (name(device), message)));
         for (kind, remedy) in [
             (
                 "Injectable",
@@ -186,17 +185,17 @@ pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> 
             }
         }
     }
-    // One finding: the plugins of most nodes have the same settings.
-    if let Some((node, message)) = not_known.first() {
-        let nodes = match not_known.len() {
+    // One finding for all nodes, since the plugins of most nodes have the same settings.
+    if let Some((node, message)) = unknown_isolation.first() {
+        let nodes = match unknown_isolation.len() {
             1 => format!("node {node}"),
             n => format!("{n} nodes, such as {node}"),
         };
-        let look = format!("see `kubectl describe devices.scheduling.koordinator.sh {node}`");
+        let command = format!("see `kubectl describe devices.scheduling.koordinator.sh {node}`");
         report.warn(
             nodes,
             format!("Isolated is unknown: {message}"),
-            format!("{ISOLATE}; {look}"),
+            format!("{ISOLATE}; {command}"),
         );
     }
     Ok("containers can get the devices of every node".to_owned())
@@ -233,15 +232,16 @@ pub(super) fn drivers(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
     Ok("the driver of every node answers".to_owned())
 }
 
-/// Memory limits that are to be enforced, or that pods demand, and that no GPU has.
+/// Checks that the driver enforces memory limits where the plugin's flag demands it, and that some GPU has each level of enforcement
+/// that a waiting pod demands.
 pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
-    let mut is_asked_for = false;
+    let mut has_flag = false;
     for daemon_set in facts.list("daemonsets")? {
         let mut arguments = containers(daemon_set)
             .iter()
             .take(1)
             .flat_map(|first| array(first, "/args"));
-        is_asked_for |= text(daemon_set, "/metadata/namespace") == facts.namespace
+        has_flag |= text(daemon_set, "/metadata/namespace") == facts.namespace
             && arguments.any(|argument| argument == "--driver-limits");
     }
     let mut levels = BTreeSet::new();
@@ -250,8 +250,8 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
             let level = entry.get("labels").and_then(|labels| labels.get(ENFORCEMENT));
             levels.extend(level.and_then(Value::as_str));
         }
-        // Without the flag the plugin reports why it does not enforce too, and no one has asked for it.
-        if let Some(reason) = condition_message(device, "Limited", "False").filter(|_| is_asked_for) {
+        // The plugin reports the condition without the flag too; then it is no fault.
+        if let Some(reason) = condition_message(device, "Limited", "False").filter(|_| has_flag) {
             report.warn(
                 format!("node {}", name(device)),
                 format!("the device plugin has --driver-limits, and the driver enforces none: {reason}"),

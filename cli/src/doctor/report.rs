@@ -12,6 +12,7 @@ pub(super) struct CheckReport {
 }
 
 impl CheckReport {
+    /// Adds a finding. `object` is empty for the installation as a whole, and `remedy` if the user has nothing to do.
     pub(super) fn add(
         &mut self,
         severity: Severity,

@@ -141,8 +141,7 @@ fn a_sound_cluster_has_no_finding() {
     assert_eq!(faults(&sound()), []);
 }
 
-/// The objects of a kind, to plant a fault.
-/// Their policy is part of the component.
+/// The policy of the webhooks is part of their component.
 #[test]
 fn an_installation_without_webhooks_needs_no_policy_for_them() {
     let mut facts = sound();
@@ -156,6 +155,7 @@ fn an_installation_without_webhooks_needs_no_policy_for_them() {
     assert_eq!(faults(&facts), []);
 }
 
+/// The objects of a kind, to plant a fault.
 fn list<'a>(facts: &'a mut InstallationFacts, kind: &str) -> &'a mut Objects {
     facts.objects.get_mut(kind).unwrap()
 }
