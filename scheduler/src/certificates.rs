@@ -72,8 +72,8 @@ impl Keeper {
         }
     }
 
-    /// Adds a server that this keeper gives certificates to, and returns its TLS settings. No handshake succeeds before there is a
-    /// certificate.
+    /// Adds a server that this keeper gives certificates to, and returns its TLS settings. No handshake succeeds before there is
+    /// a certificate.
     ///
     /// # Errors
     /// TLS cannot be set up.
@@ -195,7 +195,8 @@ impl Keeper {
         anyhow::bail!("other writers changed the Secret before each write")
     }
 
-    /// Writes `data` over the Secret that was read, `found`, or into a new Secret. Returns false if another writer has changed it meanwhile.
+    /// Writes `data` over the Secret that was read, `found`, or into a new Secret. Returns false if another writer has changed it
+    /// meanwhile.
     async fn write(
         &self,
         api: &Api<Secret>,

@@ -141,8 +141,8 @@ impl ReadApi {
             }
             let snapshot = self.snapshot().await;
             let mut models = snapshot.models.clone();
-            // Where no plugin measures memory, requests to thousands of plugins every minute would be in vain; a plugin may have been
-            // restarted with the flag since.
+            // Where no plugin measures memory, requests to thousands of plugins every minute would be in vain; a plugin may have
+            // been restarted with the flag since.
             if is_measured || minute % PROBE_MINUTES == 0 {
                 is_measured = self.add_memory_in_use(&snapshot, &mut models).await;
             }
@@ -256,8 +256,8 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
     next.run(request).await
 }
 
-/// Middleware that refuses requests until every watch has listed its objects: answers before would show a part of the cluster as all
-/// of it.
+/// Middleware that refuses requests until every watch has listed its objects: answers before would show a part of the cluster as
+/// all of it.
 async fn demand_sync(
     Extension(api): Extension<Arc<ReadApi>>,
     request: Request<Body>,

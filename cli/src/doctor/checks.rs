@@ -424,8 +424,8 @@ fn own_webhooks<'a>(facts: &'a InstallationFacts, kind: &str) -> Result<Vec<&'a 
     Ok(own)
 }
 
-/// The findings of the replicas about themselves. Their findings about nodes are left out, since the check `nodes` makes the same, except
-/// for plugins that are away, which only the leader's watches show.
+/// The findings of the replicas about themselves. Their findings about nodes are left out, since the check `nodes` makes the
+/// same, except for plugins that are away, which only the leader's watches show.
 fn findings_of_replicas(facts: &InstallationFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (pod, diagnosis) in facts.diagnoses() {

@@ -162,7 +162,8 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
 /// The remedy where containers that request no GPU see GPUs.
 const ISOLATE: &str = "add the component nri (docs/device-plugin.md, The runtime hook)";
 
-/// Checks the conditions by which the plugin reports that containers cannot get the devices, or may see devices without a request.
+/// Checks the conditions by which the plugin reports that containers cannot get the devices, or may see devices without a
+/// request.
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut unknown_isolation = Vec::new();
     for device in facts.list("devices")? {
@@ -232,8 +233,8 @@ pub(super) fn drivers(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
     Ok("the driver of every node answers".to_owned())
 }
 
-/// Checks that the driver enforces memory limits where the plugin's flag demands it, and that some GPU has each level of enforcement
-/// that a waiting pod demands.
+/// Checks that the driver enforces memory limits where the plugin's flag demands it, and that some GPU has each level of
+/// enforcement that a waiting pod demands.
 pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut has_flag = false;
     for daemon_set in facts.list("daemonsets")? {

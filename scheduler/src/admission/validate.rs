@@ -61,8 +61,8 @@ fn check_new(
     })
 }
 
-/// The reason for which no node of this cluster can ever take a new pod: its memory seems to be in another unit, or it names a type
-/// of devices that no node has. `None` if there is no such reason, or while not all nodes are known.
+/// The reason for which no node of this cluster can ever take a new pod: its memory seems to be in another unit, or it names a
+/// type of devices that no node has. `None` if there is no such reason, or while not all nodes are known.
 fn cluster_refusal(cluster: &Shared<Index>, pod: &Pod) -> Option<String> {
     let index = cluster.read();
     index.ready().ok()?;

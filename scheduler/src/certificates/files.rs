@@ -197,8 +197,9 @@ pub(crate) fn client_verifier(
     verifier_of(roots).with_context(context)
 }
 
-/// Checks the certificates of clients against these authorities, and lets in clients without a certificate: the same server serves
-/// the read API to clients with bearer tokens, so the extender's verbs, and not the handshake, refuse clients without a certificate.
+/// Checks the certificates of clients against these authorities, and lets in clients without a certificate: the same server
+/// serves the read API to clients with bearer tokens, so the extender's verbs, and not the handshake, refuse clients without a
+/// certificate.
 ///
 /// # Errors
 /// There is no authority.

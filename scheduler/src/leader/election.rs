@@ -144,7 +144,8 @@ pub trait TermSource: fmt::Debug + Send {
     /// The reason for which this replica cannot lead although the holder of the Lease says that it should.
     fn problem(&self) -> Option<String>;
 
-    /// The next step. The caller reports the outcome of each request, by `read`, `written` or `no_answer`, before it asks for another.
+    /// The next step. The caller reports the outcome of each request, by `read`, `written` or `no_answer`, before it asks for
+    /// another.
     fn next(&mut self, now: Instant) -> LeaseAction;
 
     /// Takes the answer to a read that was sent at `sent` and answered at `received`: the Lease's version and record, if it exists.
@@ -182,7 +183,8 @@ impl Election {
         if let Some(term) = self.term.as_mut() {
             term.renewed = sent;
         } else if !self.is_resigning {
-            // A term that ran out before this renewal is not prolonged: another replica may have led in between, so a new term begins.
+            // A term that ran out before this renewal is not prolonged: another replica may have led in between, so a new term
+            // begins.
             self.n_terms += 1;
             self.term = Some(Term {
                 number: self.n_terms,

@@ -104,7 +104,8 @@ impl ChangeFollower {
         match self.api.viewer_with_token(credentials).await {
             // The user may see the pods of other namespaces by now.
             Ok(viewer) => self.viewer = viewer,
-            // While the API server does not answer, the client keeps its rights: otherwise all clients would have to connect again.
+            // While the API server does not answer, the client keeps its rights: otherwise all clients would have to connect
+            // again.
             Err(Denied::Unreviewed { .. }) => {}
             Err(_) => return false,
         }

@@ -24,8 +24,8 @@ const MAX_NEAREST: usize = 5;
 /// Most refusing nodes for which pods in the way are searched: a search may take thousands of comparisons.
 const MAX_SEARCHES: usize = 3;
 
-/// Explains the pod of this name to a client that sees the names of all pods, with the verdicts of all nodes if `all`, or else of the
-/// nearest; `None` if no such pod asks for devices.
+/// Explains the pod of this name to a client that sees the names of all pods, with the verdicts of all nodes if `all`, or else of
+/// the nearest; `None` if no such pod asks for devices.
 pub fn explain(index: &Shared<Index>, namespace: &str, name: &str, all: bool) -> Option<Explanation> {
     explain_to(index, namespace, name, all, |_| true)
 }
@@ -111,8 +111,8 @@ fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodF
     found.map(|(uid, facts)| (uid.clone(), facts.clone()))
 }
 
-/// The beginnings of kube-scheduler's words after its reasons, on preemption. They are left out: [`Survey::search_ends`] evaluates the
-/// end of other pods with their devices, which kube-scheduler does not know.
+/// The beginnings of kube-scheduler's words after its reasons, on preemption. They are left out: [`Survey::search_ends`]
+/// evaluates the end of other pods with their devices, which kube-scheduler does not know.
 const AFTER_REASONS: [&str; 2] = [" no new claims to deallocate", " preemption: "];
 
 /// kube-scheduler's reasons for the outcome of its last attempt, or its one word if it wrote no message.

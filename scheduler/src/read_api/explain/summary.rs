@@ -167,8 +167,8 @@ fn step_to_offer(resource: &str) -> String {
     "no device plugin serves it, or the name is misspelt".to_owned()
 }
 
-/// Sentences on the nearest node: the amounts that it lacks, and the pods whose end makes room. Empty if the pod may not go there, or
-/// the node has no devices.
+/// Sentences on the nearest node: the amounts that it lacks, and the pods whose end makes room. Empty if the pod may not go
+/// there, or the node has no devices.
 fn nearest_node(survey: &Survey) -> Vec<String> {
     let mut sentences = Vec::new();
     let helped_by_ends = survey
@@ -287,8 +287,8 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
         .to_owned()
 }
 
-/// Sentences on the obstacles of nodes, those with the fewest obstacles first; then on the values that nodes have of the labels by
-/// which the pod chooses them.
+/// Sentences on the obstacles of nodes, those with the fewest obstacles first; then on the values that nodes have of the labels
+/// by which the pod chooses them.
 fn obstacles<'a>(
     refused: impl Iterator<Item = &'a Refused>,
     survey: &Survey,
