@@ -19,13 +19,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Objects in one page of a list, as for kubectl.
 const PAGE_SIZE: u32 = 500;
 
-/// The cluster, and the user and namespace in it.
+/// The connection of a command to the cluster, by the kubeconfig and the flags.
 #[derive(Clone)]
 pub(crate) struct ClusterConnection {
     pub(crate) args: ConnectionArgs,
     /// The client of the API server, or the reason that there is none.
     client: Result<Client, String>,
-    /// The namespace of the pods in question.
+    /// The namespace of the pods that the command is about: that of `--namespace`, or of the kubeconfig's context.
     pub(crate) namespace: String,
 }
 
@@ -128,7 +128,7 @@ impl ClusterConnection {
             Ok(Ok(answer)) => Ok(Some(answer)),
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
             Ok(Err(error)) => Err(CommandFailure::of_kube(action, error)),
-            // A server that accepts connections and never answers.
+            // The server accepts the connection, and does not answer.
             Err(_) => Err(CommandFailure::Unreachable(format!(
                 "no answer within {ANSWER_TIMEOUT:?} to the request to {action}"
             ))),

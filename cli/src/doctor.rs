@@ -1,7 +1,7 @@
 //! `doctor`: checks the installation, from outside by the objects of the API server and from inside by each replica's read API.
 //!
-//! This file collects facts, and `checks` compares them with a sound installation. A right that the user lacks makes a check
-//! unknown, and fails no other.
+//! This file collects facts, and `checks` compares them with a sound installation. If the user lacks a right, the checks
+//! that need it are unknown, and all others are made.
 
 mod checks;
 mod facts;
@@ -61,7 +61,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen) -> Comm
     Ok(code_of_answer(problems.is_empty()))
 }
 
-/// Reads everything that the checks look at.
+/// Reads the facts of the installation that the checks need.
 async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, CommandFailure> {
     let namespace = &connection.args.gpushare_namespace;
     // The first request shows whether there is an API server at all.

@@ -54,10 +54,10 @@ pub(crate) enum CommandFailure {
     /// The read API refuses a request.
     #[error("{0}")]
     Refused(String),
-    /// The command line or a file of it cannot be used.
+    /// The command line, or a file that it names, cannot be used.
     #[error("{0}")]
     Input(String),
-    /// The reader of standard output has gone.
+    /// The program that reads standard output, such as a pager, has ended.
     #[error("standard output is closed")]
     ClosedPipe,
     /// Standard output cannot be written.
@@ -66,7 +66,7 @@ pub(crate) enum CommandFailure {
 }
 
 impl CommandFailure {
-    /// The failure of the command line, or of a file of it.
+    /// The failure of the command line, or of a file that it names.
     pub(crate) fn input(error: impl fmt::Display) -> Self {
         Self::Input(error.to_string())
     }

@@ -64,14 +64,14 @@ pub(crate) fn containers(object: &Value) -> &[Value] {
     pod_template(object).map_or(&[], |template| array(template, "/spec/containers"))
 }
 
-/// The images of these containers.
+/// The images of the containers of a pod, or of a workload's pods.
 pub(crate) fn images(object: &Value) -> impl Iterator<Item = &str> {
     containers(object)
         .iter()
         .map(|container| text(container, "/image"))
 }
 
-/// The tag of an image; none of an image by digest alone.
+/// The tag of an image; `None` for an image without a tag, such as one by digest alone.
 pub(crate) fn image_tag(image: &str) -> Option<&str> {
     // The digest of an image also follows a colon, and so does the port of a registry.
     let name_and_tag = image.split('@').next().unwrap_or_default();
@@ -84,7 +84,7 @@ pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }
 
-/// The condition of a type in the list at a pointer.
+/// The condition of the type `kind` in the list at the JSON pointer `conditions`.
 pub(crate) fn condition<'a>(object: &'a Value, conditions: &str, kind: &str) -> Option<&'a Value> {
     let mut conditions = array(object, conditions).iter();
     conditions.find(|condition| text(condition, "/type") == kind)

@@ -101,7 +101,7 @@ fn read(path: &Path) -> Result<String, CommandFailure> {
     read.map_err(|error| CommandFailure::Input(format!("cannot read {}: {error}", path.display())))
 }
 
-/// The manifests of a folder, by name.
+/// The paths of the manifests in a folder, sorted.
 fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CommandFailure> {
     let cannot_read = |error| CommandFailure::Input(format!("cannot read {}: {error}", folder.display()));
     let mut files = Vec::new();
@@ -190,7 +190,7 @@ impl Manifest {
                         manifest.add(item, idx + 1)?;
                     }
                 }
-                // Lines of dashes alone make empty documents.
+                // Two separators (`---`) in a row make an empty document.
                 None if document.is_null() => {}
                 None => manifest.add(&document, idx + 1)?,
             }

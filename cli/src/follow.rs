@@ -23,7 +23,7 @@ pub(crate) enum ClusterChange {
     State(Box<State>),
 }
 
-/// The changes since a state, until the command ends.
+/// The changes of the cluster since the state that the command has shown, until the command ends.
 pub(crate) struct ChangeFeed<'a> {
     connection: &'a ClusterConnection,
     screen: &'a Screen,
@@ -35,7 +35,7 @@ pub(crate) struct ChangeFeed<'a> {
 }
 
 impl<'a> ChangeFeed<'a> {
-    /// The changes after a state.
+    /// The changes after a state that came from `source`; a failure without a scheduler, which alone reports changes.
     pub(crate) fn after(
         state: &State,
         source: AnswerSource,

@@ -1,4 +1,4 @@
-//! Amounts for people, and the bar of a GPU.
+//! Amounts as text, and the bar of a GPU's memory.
 
 use proto::memory_text::memory_text;
 use proto::read_api::Gpu;

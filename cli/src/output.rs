@@ -40,10 +40,10 @@ pub(crate) enum Colour {
 }
 
 impl Screen {
-    /// The screen of this process.
+    /// The screen of this process, by its terminal, its environment and the flags.
     pub(crate) fn of_process(output: &OutputArgs) -> Self {
         let (_, columns) = Term::stdout().size();
-        // A pipe has no width: nothing is left out there.
+        // A pipe has no width, so that tables there have all their columns.
         let width = io::stdout().is_terminal().then_some(columns.into());
         let variable = |name: &str| std::env::var(name).unwrap_or_default();
         let screen = Self::new(width, variable);

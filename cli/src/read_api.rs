@@ -27,7 +27,7 @@ const LEADER: &str = "gpushare/leader";
 #[derive(Debug)]
 pub(crate) struct ReadApiClient {
     sender: SendRequest<Full<Bytes>>,
-    /// The pod or address, for messages.
+    /// The pod or address at the other end, for messages.
     at: String,
 }
 
@@ -234,7 +234,7 @@ pub(crate) struct EventStream {
     body: Incoming,
     /// The bytes that were received after the last whole event.
     buffer: BytesMut,
-    /// The pod or address, for messages.
+    /// The pod or address that sends the events, for messages.
     at: String,
 }
 

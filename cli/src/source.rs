@@ -23,7 +23,7 @@ pub(crate) enum AnswerSource {
 }
 
 impl AnswerSource {
-    /// Connects to the scheduler, or reads the objects and says so.
+    /// Connects to the scheduler. If it does not answer, reads the objects instead, with a note on standard error.
     pub(crate) async fn open(
         connection: &ClusterConnection,
         screen: &Screen,
@@ -79,7 +79,7 @@ impl AnswerSource {
         }
     }
 
-    /// The number of equal pods that fit.
+    /// The number of equal pods that fit, and their nodes.
     pub(crate) async fn fit(&mut self, request: &FitRequest) -> Result<FitAnswer, CommandFailure> {
         match self {
             Self::Scheduler(api) => api.post("fit", request).await,

@@ -1,4 +1,4 @@
-//! One request to the API server, and its answer as it came: status, pause and message.
+//! One request to the API server, and its answer: HTTP status, the pause of `Retry-After`, and body.
 //!
 //! For writes of which the status matters more than the object, such as bindings. Decides nothing, retries nothing, and sets
 //! no time limit.
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 /// Most characters of another program's message that are passed on.
 const MAX_MESSAGE: usize = 500;
-/// Time that the API server has to answer.
+/// The longest wait for an answer of the API server.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// The name under which the API server keeps the fields that this daemon applies.
 const FIELD_MANAGER: &str = "gpushare-scheduler";
@@ -30,7 +30,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The status and the message, for people.
+    /// The HTTP status and the message, as one text.
     pub(crate) fn message(&self) -> String {
         let text = self.text();
         if text.is_empty() {
@@ -40,7 +40,7 @@ impl Answer {
         }
     }
 
-    /// The message of a `Status`, else the body as text.
+    /// The message of the `Status` object in the body, or else the body as text.
     pub(crate) fn text(&self) -> String {
         #[derive(Deserialize)]
         struct Status {
@@ -95,7 +95,7 @@ async fn in_time(answer: impl Future<Output = Result<Answer, String>>) -> Result
     }
 }
 
-/// Sends a request, for as long as the caller waits.
+/// Sends a request with this content type, and waits for its answer without a time limit.
 ///
 /// # Errors
 /// The reason for which there is no whole answer, for people. The request may have been carried out.

@@ -34,7 +34,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(3);
 /// Most attempts to write the Secret while other writers change it.
 const MAX_ATTEMPTS: usize = 5;
 
-/// The Secret, and the properties of the certificates.
+/// The settings of the certificates, and of the Secret that holds them.
 #[derive(Clone, Debug)]
 pub struct CertificateSettings {
     /// Name of the Secret.
@@ -76,7 +76,7 @@ impl Keeper {
     /// a certificate.
     ///
     /// # Errors
-    /// TLS cannot be set up.
+    /// The authorities of clients cannot be read from their file, or TLS cannot be set up.
     pub fn add_server(&mut self, clients: Clients) -> anyhow::Result<CurrentTls> {
         let server = ServerTls::new(clients)?;
         let current = server.current();

@@ -31,7 +31,7 @@ pub enum NodeRefusal {
     Unschedulable,
     /// The pod's manifest names another node.
     OtherNode,
-    /// A taint that the pod does not tolerate.
+    /// The node has this taint, which the pod does not tolerate.
     Taint(Taint),
     /// The node does not match the pod's `nodeSelector` or required node affinity.
     Affinity,
@@ -44,7 +44,7 @@ pub enum NodeRefusal {
 pub struct Shortage {
     /// The resource's name; [`PODS`] for the number of pods.
     pub resource: Box<str>,
-    /// The pod's request.
+    /// The amount that the pod requests.
     pub asked: u64,
     /// The node's allocatable amount; 0 if the node does not offer the resource.
     pub allocatable: u64,
@@ -139,7 +139,7 @@ pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
     obstacles
 }
 
-/// The resources of which the node has too little free.
+/// The resources of which the node has too little free for these requests, if its pods request `requested`.
 fn shortages(requests: &PodRequests, node: &NodeFacts, requested: &RequestSums) -> Vec<Shortage> {
     let mut shortages = Vec::new();
     // The pod itself takes one of the node's `pods`.

@@ -86,13 +86,13 @@ struct Inner {
     state: Mutex<LeadershipState>,
     /// The number of binds that have begun and not ended.
     n_binds: watch::Sender<usize>,
-    /// A number that changes whenever clients have to connect again.
+    /// A number that changes whenever clients have to connect again, since another replica may lead.
     connection_resets: watch::Sender<u64>,
     /// Metric: the beginnings and ends of terms.
     transitions: Counter,
     /// Metric: bindings that were answered after the Lease had expired.
     overdue: Counter,
-    /// Notified when the API server has refused a binding.
+    /// Notified when the API server has refused a binding of this replica.
     bind_refused: Notify,
 }
 
@@ -227,7 +227,7 @@ impl Leadership {
     /// Returns true if this pod may have the leader label although it does not lead. The Service must not select such a pod.
     pub fn has_stale_label(&self, now: Instant) -> bool {
         let state = self.state();
-        // On the leader's pod the label is right.
+        // On the leader's own pod, the label is not stale.
         state.has_stale_label && state.check(now).is_err()
     }
 
@@ -309,7 +309,7 @@ impl Leadership {
         let _ = n_binds.wait_for(|n| *n == 0).await;
     }
 
-    /// Lets no further binding be sent, also of binds that have begun.
+    /// Ends this replica's part: from now on it sends no binding, not even of binds that have begun.
     fn end(&self) {
         self.state().role = Role::Ended;
         self.reset_connections();

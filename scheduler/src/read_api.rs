@@ -464,7 +464,7 @@ fn respond(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, JSON)], json(answer)).into_response()
 }
 
-/// The time since 1970.
+/// The time since the beginning of 1970 (unix time).
 pub(crate) fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

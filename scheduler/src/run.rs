@@ -218,7 +218,7 @@ fn extender(
         .with_misfit_nodes(config.scheduling.misfit_nodes)
 }
 
-/// The lags of the watches that decisions depend on.
+/// The watch lags of the kinds of objects that decisions depend on.
 struct Lags {
     nodes: WatchLag,
     devices: WatchLag,

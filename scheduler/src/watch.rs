@@ -29,7 +29,7 @@ impl<I> Clone for Shared<I> {
 }
 
 impl<I> Shared<I> {
-    /// Shares a state.
+    /// Puts a state behind a lock that clones share.
     pub fn new(state: I) -> Self {
         Self(Arc::new(RwLock::new(state)))
     }
@@ -59,7 +59,7 @@ pub trait ObjectStore<K> {
     /// Removes an object.
     fn delete(&mut self, object: &K);
 
-    /// Begins a list: every object that exists will be applied.
+    /// Begins a list: until its end, every object that exists is applied.
     fn begin_list(&mut self);
 
     /// Ends a list: removes the objects that it did not name.

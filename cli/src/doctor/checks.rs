@@ -340,7 +340,7 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     if has_webhooks {
         ineffective.push(WEBHOOK_POLICY);
     }
-    // A policy without a binding is never evaluated, and looks installed.
+    // A policy without a binding exists, but the API server never evaluates it.
     ineffective.retain(|wanted| !is_named(wanted, policies) || !bound.contains(wanted));
     if !ineffective.is_empty() {
         report.warn(
@@ -437,7 +437,7 @@ fn findings_of_replicas(facts: &InstallationFacts) -> Vec<Finding> {
             let mut finding = finding.clone();
             if !is_of_node {
                 finding.object = format!("pod {pod}");
-                // A replica does not know by which names the cluster has it.
+                // Added here, since a replica does not know the name of its own pod.
                 if !finding.remedy.is_empty() {
                     let log = format!("`kubectl -n {} logs {pod}` is its log", facts.namespace);
                     finding.remedy = format!("{}; {log}", finding.remedy);

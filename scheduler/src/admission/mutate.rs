@@ -140,7 +140,7 @@ fn add_shared(draft: &mut Draft, container: &str) {
     let percent = percent.and_then(|value| Quantity::deserialize(value).ok()?.unsigned());
     let n_devices = match percent {
         Some(percent) if percent > 0 && percent.is_multiple_of(WHOLE_PERCENT) => percent / WHOLE_PERCENT,
-        // A part of one device; the validating webhook refuses 150 %.
+        // A part of one GPU. The validating webhook refuses amounts such as 150 %.
         _ => 1,
     };
     for resource in [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO] {

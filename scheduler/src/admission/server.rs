@@ -152,7 +152,7 @@ impl Webhooks {
         }
     }
 
-    /// Answers one request.
+    /// Answers one admission review.
     async fn review(&self, webhook: Webhook, request: Request<Body>) -> Response {
         let decision = match self.receive(request).await {
             // The permit of a large body lives until the review is decided.

@@ -88,7 +88,7 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Op
     Ok(requested.and_then(|requested| requested.gpus?.warning()))
 }
 
-/// Checks the fields of a pod that select devices.
+/// Refuses a pod by its fields that select devices, such as variables of containers and annotations.
 fn check_device_fields(rules: &Rules, pod: &Pod, namespace: &str) -> Result<(), Refusal> {
     if rules.deny_overrides && RequestedKinds::of_pod(pod, &rules.names).shares_devices() {
         visible_devices::check_overrides(pod, &rules.names)?;

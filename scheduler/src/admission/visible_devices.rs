@@ -29,7 +29,7 @@ const LIMIT_VARIABLES: [&str; 2] = [DRIVER_MEMORY_REQUEST, DRIVER_MEMORY_LIMIT];
 /// Values that select no device. NVIDIA's runtime acts on an empty one as on `void`.
 const NO_DEVICE: [&str; 3] = ["", "none", "void"];
 
-/// All containers, ephemeral ones last.
+/// All containers of a pod, the ephemeral ones last.
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.all_containers().chain(&pod.spec.ephemeral_containers)
 }

@@ -28,7 +28,7 @@ const INTERVAL: Duration = Duration::from_secs(30);
 #[expect(missing_debug_implementations, reason = "it holds a private key")]
 pub struct CertificateFiles {
     files: TlsFiles,
-    /// The content that was read last, good or not.
+    /// The content of the files that was read last, usable or not.
     seen: Contents,
     /// The TLS settings for new connections.
     current: watch::Sender<Arc<ServerConfig>>,
@@ -40,9 +40,9 @@ pub struct CertificateFiles {
 /// The label values in metrics for the certificates of one server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLabels {
-    /// The certificate that the server shows.
+    /// The label value of the certificate that the server shows.
     pub server: &'static str,
-    /// The authorities of its clients.
+    /// The label value of the authorities of its clients.
     pub clients: &'static str,
 }
 
@@ -114,7 +114,7 @@ impl CertificateFiles {
     }
 }
 
-/// The content of the files.
+/// The content of the files of one server.
 #[derive(PartialEq, Eq)]
 struct Contents {
     cert: FileContent,

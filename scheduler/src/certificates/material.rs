@@ -62,7 +62,7 @@ pub struct Material {
     leaf: Option<Leaf>,
 }
 
-/// A certificate, in both forms.
+/// A certificate, as PEM text and as DER.
 #[derive(Clone)]
 struct Certificate {
     pem: String,
@@ -118,7 +118,7 @@ pub enum MaterialError {
         #[source]
         source: rcgen::Error,
     },
-    /// The new certificate does not verify.
+    /// A server certificate that was just created does not verify.
     #[error("the certificate for {hosts} is not accepted with {AUTHORITIES}: is {AUTHORITY_KEY} its key?")]
     Unverified {
         /// The names in the certificate.
@@ -201,7 +201,7 @@ impl Material {
         }))
     }
 
-    /// The data of the Secret.
+    /// The content of the Secret, by its keys.
     pub fn data(&self) -> BTreeMap<String, ByteString> {
         let mut data = BTreeMap::new();
         let mut put = |part: &str, text: String| {

@@ -49,7 +49,7 @@ impl NodeFacts {
         }
     }
 
-    /// The value of a label.
+    /// The value of the node's label with this key.
     pub fn label(&self, key: &str) -> Option<&str> {
         let mut labels = self.labels.lines().filter_map(|line| line.split_once('='));
         labels.find(|(known, _)| *known == key).map(|(_, value)| value)

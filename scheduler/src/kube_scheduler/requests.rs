@@ -23,7 +23,7 @@ pub struct NodeRequests {
 /// The sums of requests on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestSums {
-    /// The number of pods.
+    /// The number of pods that are counted on the node.
     pub n_pods: u64,
     /// The sum for each resource, in the units of [`PodRequests`]. Pods may request any amount, so `u64` could overflow.
     amounts: BTreeMap<Box<str>, u128>,
@@ -97,7 +97,7 @@ impl NodeRequests {
         }
     }
 
-    /// The sums of a node; `None` if no pod is on it.
+    /// The sums of requests on a node; `None` if no pod is counted there.
     pub fn on(&self, node: &str) -> Option<&RequestSums> {
         self.sums.get(node)
     }
@@ -126,7 +126,7 @@ impl RequestSums {
         self.amounts.get(resource).copied().unwrap_or(0)
     }
 
-    /// These sums and those of other pods.
+    /// These sums plus the sums `other`.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let mut sums = self.clone();

@@ -57,7 +57,7 @@ impl LeaseRecord {
     }
 }
 
-/// The next step of a replica.
+/// The next step of a replica in the election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAction {
     /// Do nothing until this time.
@@ -66,9 +66,9 @@ pub enum LeaseAction {
     Read,
     /// Create the Lease.
     Create(LeaseRecord),
-    /// Replace this version, and no other.
+    /// Replace this version of the Lease, and no other version.
     Write {
-        /// The version to replace.
+        /// The `resourceVersion` to replace.
         version: String,
         /// The new content of the Lease.
         record: LeaseRecord,
@@ -77,10 +77,10 @@ pub enum LeaseAction {
     End,
 }
 
-/// The outcome of a write.
+/// The outcome of a write of the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// The Lease is written, and has this version now.
+    /// The Lease is written, and has this `resourceVersion` now.
     Done(String),
     /// The Lease is not written: it has another version, or was deleted.
     Overtaken,
@@ -102,7 +102,7 @@ pub struct Term {
 /// The state of the Lease as far as a replica knows it.
 #[derive(Clone, Debug)]
 enum Known {
-    /// The Lease has to be read.
+    /// Nothing, so the Lease has to be read.
     Nothing,
     /// The Lease does not exist.
     Absent,
@@ -116,7 +116,7 @@ pub struct Election {
     identity: String,
     times: LeaseTimes,
     known: Known,
-    /// The version of the Lease that was last read or written.
+    /// The `resourceVersion` of the Lease that was last read or written.
     version: String,
     record: LeaseRecord,
     /// The time at which this replica first saw the version.

@@ -28,13 +28,13 @@ const RESIGN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The settings of a replica's election.
 #[derive(Clone, Debug)]
 pub struct ElectorSettings {
-    /// The objects and times of the election.
+    /// The Lease, its times, and the other settings of the election.
     pub election: LeaderElection,
-    /// This replica's pod; its namespace is that of the objects too.
+    /// This replica's pod, in the namespace of the Lease.
     pub pod: PodName,
 }
 
-/// The election from the side of one replica.
+/// The election as one replica takes part in it.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct Elector {
     settings: ElectorSettings,

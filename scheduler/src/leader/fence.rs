@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::{LEASE, Leadership, PodName, now};
 use crate::api_server::{self, Answer};
 
-/// Group and version of the object.
+/// API group and version of the object.
 const API_VERSION: &str = "gpushare.io/v1alpha1";
 /// The kind of the object.
 const KIND: &str = "SchedulerLeader";
@@ -62,7 +62,7 @@ enum BindingProbe {
     Accepted,
     /// The API server refused the binding with this message.
     Refused(String),
-    /// The API server did not say, for this reason.
+    /// The answer does not show whether the policy lets this replica bind, for this reason.
     Unknown(String),
 }
 
@@ -222,7 +222,7 @@ impl Fence {
 /// Reports refusals of this replica's bindings, one after another: once, and only if they last.
 struct RefusalReport<'a> {
     fence: &'a Fence,
-    /// The time of the first refusal; `None` before it.
+    /// The time of the first refusal in a row; `None` before it.
     first: Option<Instant>,
     is_reported: bool,
 }

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::{Leadership, PodName};
 use crate::api_server;
 
-/// Label of the leader's pod: `"true"`.
+/// Label of the leader's pod, with the value `"true"`.
 pub const LABEL: &str = "gpushare/leader";
 /// Annotation of the leader's pod: the time at which its takeover began. The watch of pods shows this write after every earlier
 /// one.
@@ -24,13 +24,13 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// The leader label and its annotation on this replica's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PodLabel {
-    /// The pod has neither.
+    /// The pod has neither the label nor the annotation.
     Absent,
     /// The pod has the label, and this value of the annotation.
     Leader(String),
 }
 
-/// Keeps the label of this replica's pod as it is wanted.
+/// Keeps the label of this replica's pod as the elector wants it.
 #[derive(Debug)]
 pub(super) struct LabelKeeper {
     /// The label that the pod should have.

@@ -25,13 +25,13 @@ const REVIEW_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// One client that follows changes.
+/// One client that follows the changes of the state.
 struct ChangeFollower {
     api: Arc<ReadApi>,
     viewer: Viewer,
     /// The ID of the last event that the client had when it connected; `None` after the first batch.
     since: Option<String>,
-    /// The revision that the last batch led to.
+    /// The revision of the state after the last batch.
     revision: u64,
     last_sent: Instant,
     /// The time of the last review of the client's token.
@@ -102,7 +102,7 @@ impl ChangeFollower {
         }
         self.last_review = Instant::now();
         match self.api.viewer_with_token(credentials).await {
-            // The user may see the pods of other namespaces by now.
+            // The user's rights may have changed, and with them the namespaces whose pods the client sees.
             Ok(viewer) => self.viewer = viewer,
             // While the API server does not answer, the client keeps its rights: otherwise all clients would have to connect
             // again.

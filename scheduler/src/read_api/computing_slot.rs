@@ -46,7 +46,7 @@ impl ComputingSlot {
             return Err((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, "1")], text).into_response());
         }
         let _turn = self.callers.lock(caller).await;
-        // The semaphore is never closed.
+        // Never an error, since the semaphore is never closed.
         let permit = Arc::clone(&self.slot).acquire_owned().await.ok();
         let computing = tokio::task::spawn_blocking(move || {
             // Held until the computation ends, which goes on if its caller disconnects.

@@ -206,7 +206,7 @@ fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) ->
     fits.unwrap_or_default()
 }
 
-/// The verdicts of GPUs, in the same order.
+/// The verdicts on GPUs by their fits, in the same order.
 fn gpu_verdicts(fits: &[DeviceFit<'_>]) -> Vec<GpuVerdict> {
     let mut gpus = Vec::with_capacity(fits.len());
     for fit in fits {

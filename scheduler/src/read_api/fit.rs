@@ -30,17 +30,17 @@ struct FitCandidate {
     node: Option<NodeId>,
     /// The number of the copy in `trial`; `None` until the first pod is tried on it.
     copy: Option<usize>,
-    /// The pods that were placed on it.
+    /// The pods that the search has placed on it.
     placed: FitPlacement,
 }
 
 /// A fit request that cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// The request has too many pods or nodes.
+    /// The request asks for too many pods, or adds too many nodes.
     #[error("{field}: {asked} is more than {most}, the most of one question")]
     TooMany {
-        /// The field of the request.
+        /// The name of the field of the request.
         field: &'static str,
         /// The field's value.
         asked: u32,

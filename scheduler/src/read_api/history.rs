@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use proto::read_api::{History, HistoryPoint, Totals, VERSION};
 
-/// Points of 24 hours.
+/// Most points of the history: those of 24 hours.
 const MAX_POINTS: usize = 24 * 60;
 /// Most models of a point, so that a day takes at most 10 MB; all further models are summed up.
 const MAX_MODELS: usize = 32;

@@ -27,7 +27,7 @@ use crate::index::{Index, Shared};
 const ANSWER_TTL: Duration = Duration::from_secs(10);
 /// The time for which a plugin that does not measure, or does not answer, is not asked again.
 const FAILURE_TTL: Duration = Duration::from_secs(60);
-/// The longest time that a client waits for plugins.
+/// The longest time that a client of the read API waits for the answers of plugins.
 const CLIENT_WAIT: Duration = Duration::from_millis(800);
 /// The longest time that one plugin may take to answer.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -53,7 +53,7 @@ pub(super) enum UnknownUse {
 }
 
 impl UnknownUse {
-    /// The reason in words.
+    /// The reason, as the read API names it.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::NoPlugin => "no running pod of the device plugin serves metrics there",

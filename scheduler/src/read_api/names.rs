@@ -19,6 +19,7 @@ const MAX_FORMS: usize = 4;
 pub(super) struct Viewer {
     /// The client as the computing slot knows it: a hash of its token, the name in its certificate, or its address.
     pub(super) caller: Arc<str>,
+    /// The names of pods that it sees.
     pub(super) names: SeenNames,
     /// The header with the client's bearer token; `None` if it needs none, or has shown a certificate.
     pub(super) credentials: Option<HeaderMap>,
@@ -58,7 +59,7 @@ impl SeenNames {
         format!("-{:x}", hasher.finish())
     }
 
-    /// Removes the names that the client does not see from a node.
+    /// Removes the names of pods that the client does not see from a node.
     pub(super) fn hide_others(&self, node: &mut Node) {
         node.hide_names(|namespace| self.include(namespace));
     }

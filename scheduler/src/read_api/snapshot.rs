@@ -35,7 +35,7 @@ const MAX_REMOVED: usize = 4096;
 pub(super) struct StateSnapshot {
     /// A text that identifies this process among all replicas and restarts.
     epoch: Arc<str>,
-    /// Grows with every change.
+    /// The number of the revision, which grows with every change of the state.
     revision: u64,
     pub(super) nodes: BTreeMap<Arc<str>, Arc<RenderedNode>>,
     /// Removed nodes with the revision that first lacks each, the oldest first.
@@ -144,7 +144,7 @@ impl StateSnapshot {
             if *removed_at <= revision {
                 break;
             }
-            // A node may have come back since.
+            // The node may have been created again since.
             if !self.nodes.contains_key(name) {
                 delta.removed.push(Arc::clone(name));
             }
@@ -237,7 +237,7 @@ impl StatePublisher {
         Self {
             index,
             snapshot: Arc::new(snapshot),
-            // The first client has the snapshot made.
+            // The first snapshot is made when a client or the history asks for one.
             renewed: None,
             rendered: FxHashMap::default(),
             typical: Vec::new(),
@@ -274,7 +274,7 @@ impl StatePublisher {
             for (id, version, node) in copies {
                 nodes.push((id, version, node.map(RenderedNode::from)));
             }
-            // Lets the extender's filter requests run between two batches.
+            // Lets filter requests of the extender run between two chunks of nodes.
             tokio::task::yield_now().await;
         }
         // From here on nothing awaits, so that a cancelled renewal leaves nothing half done.

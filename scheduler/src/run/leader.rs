@@ -62,7 +62,7 @@ impl OwnReplica {
         // Cancelled when the replica has released its Lease and removed its leader label.
         let resigned = CancellationToken::new();
         let Some(settings) = self.settings else {
-            // The takeover ends soon, so it is no task whose end is a fault.
+            // Not in `process.tasks`, since the takeover ends soon, and the end of a task there ends the process.
             tokio::spawn(named(
                 "takeover",
                 take_over_alone(self.leadership, index, self.barrier),

@@ -11,7 +11,7 @@ use super::survey::{LargestGpus, Offer, Refused, Survey};
 use crate::kube_scheduler::{NodeRefusal, PodRules};
 use crate::verdict::{Asker, Refusal, words};
 
-/// Most names of nodes in one sentence.
+/// Most names of nodes, or of gates, in one sentence.
 const MAX_NAMES: usize = 3;
 /// Most names of pods whose end makes room.
 const MAX_PODS: usize = 10;
@@ -244,7 +244,7 @@ fn larger_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
 fn more_gpus_than_any(survey: &Survey, asker: Asker<'_>) -> Option<String> {
     let demand = asker.demand.ok()?;
     let (n_needed, most) = (demand.n_gpus(), survey.largest_usable.n_healthy);
-    // Without any GPU that the pod may use, the obstacles decide.
+    // If the pod may use no GPU at all, the sentences on obstacles explain more.
     let is_decided = most > 0 && usize::try_from(n_needed).unwrap_or(usize::MAX) > most;
     (matches!(demand.gpus, RequestedGpus::Share(_)) && is_decided).then(|| {
         format!(
@@ -366,7 +366,7 @@ fn pod_names(pods: &[PodName]) -> String {
     }
 }
 
-/// The first few of many names.
+/// The first few of many names, and the number of the others.
 fn some_names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     let n_more = names.len().saturating_sub(MAX_NAMES);
     let first: Vec<&str> = names.take(MAX_NAMES).collect();

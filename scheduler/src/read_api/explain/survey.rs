@@ -58,11 +58,11 @@ pub(super) struct Refused {
 /// The kinds of refusals, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Nearness {
-    /// Room may be made on the node.
+    /// The node lacks room, which the end of pods may make.
     LacksRoom,
-    /// The node's devices do not serve the pod.
+    /// The node would refuse the pod even without other pods, by its devices, its size or the pod's request.
     BreaksRule,
-    /// The pod may not go to the node.
+    /// kube-scheduler does not let the pod go to the node, by a taint, affinity or another rule.
     NotAllowed,
     /// The node has no devices.
     WithoutDevices,
@@ -72,7 +72,7 @@ enum Nearness {
 #[derive(Debug)]
 pub(super) struct Offer {
     pub(super) resource: Box<str>,
-    /// The pod's request.
+    /// The amount that the pod requests.
     pub(super) asked: u64,
     /// The largest allocatable amount of a node, with the node's name.
     pub(super) most: Option<(u64, Box<str>)>,
@@ -234,7 +234,7 @@ impl Survey {
 }
 
 impl LargestGpus {
-    /// Takes over each amount that is larger.
+    /// Raises each amount to that of `other` if that is larger.
     fn raise_to(&mut self, other: Self) {
         self.n_healthy = self.n_healthy.max(other.n_healthy);
         self.memory = self.memory.max(other.memory);
