@@ -40,11 +40,12 @@ fn request(
     serde_json::from_value(review).unwrap()
 }
 
+/// The request to create a pod.
 fn creation(pod: &Value) -> AdmissionRequest {
     request("CREATE", "pods", "", pod, &Value::Null)
 }
 
-/// A pod with one app container that limits itself to this and requests the same.
+/// A pod with one app container, which has these limits and the same requests.
 fn pod(amounts: &Value) -> Value {
     json!({"metadata": {"name": "p"}, "spec": {"schedulerName": "default-scheduler", "containers": [container("c", amounts)]}})
 }
@@ -53,6 +54,7 @@ fn container(name: &str, amounts: &Value) -> Value {
     json!({"name": name, "image": "i", "resources": {"limits": amounts, "requests": amounts}})
 }
 
+/// The object with this value at a JSON pointer.
 fn with(mut object: Value, pointer: &str, value: Value) -> Value {
     let (parent, key) = pointer.rsplit_once('/').unwrap();
     object.pointer_mut(parent).unwrap()[key] = value;
@@ -63,7 +65,7 @@ fn annotated(pod: Value, key: &str, value: &str) -> Value {
     with(pod, "/metadata/annotations", json!({key: value}))
 }
 
-/// The pod as the mutating webhook leaves it, by an independent reading of its patch.
+/// The pod as the mutating webhook leaves it, by another library's application of the patch.
 fn mutated(rules: &Rules, pod: &Value) -> Value {
     let Verdict::Allowed { patch, .. } = rules.mutate(&creation(pod)).unwrap() else {
         panic!("refused: {pod}")
@@ -74,6 +76,7 @@ fn mutated(rules: &Rules, pod: &Value) -> Value {
     mutated
 }
 
+/// The message of a refusal.
 fn refusal(verdict: Verdict) -> String {
     match verdict {
         Verdict::Refused(Refusal::Invalid(message) | Refusal::Forbidden(message)) => message,
@@ -81,6 +84,7 @@ fn refusal(verdict: Verdict) -> String {
     }
 }
 
+/// The verdict of the validating webhook, in a cluster of which nothing is known.
 fn validated(rules: &Rules, request: &AdmissionRequest) -> Verdict {
     rules.validate(request, &unseen()).unwrap()
 }

@@ -22,6 +22,7 @@ fn pod(spec: &Value) -> Pod {
         .unwrap()
 }
 
+/// The spec of a pod with one container that requests these amounts.
 fn asks(requests: &Value) -> Value {
     json!({"containers": [{"name": "main", "resources": {"requests": requests}}]})
 }

@@ -183,7 +183,7 @@ mod tests {
         retry: Duration::from_secs(2),
     };
 
-    /// As long as the Lease: any time that a term counts too much is seen.
+    /// Terms as long as the Lease, so that the test finds a term that is too long by any time.
     const TIGHT: LeaseTimes = LeaseTimes {
         renew: TIMES.lease,
         ..TIMES
@@ -201,6 +201,7 @@ mod tests {
         }
     }
 
+    /// Answers a read, which was sent at `tenths` and takes a tenth of a second.
     fn read(lease: &mut KubeSchedulerLease, start: Instant, tenths: u64, version: &str, record: LeaseRecord) {
         lease.read(
             after(start, tenths),
@@ -327,12 +328,12 @@ mod tests {
     /// A Lease that was read: its version, and its record.
     type Read = Option<(String, LeaseRecord)>;
 
-    /// One kube-scheduler per pod, as client-go elects them, each beside an extender.
+    /// A pod with a kube-scheduler, which contends for the Lease by client-go's rules, and its extender. Times are tenths of a second.
     #[derive(Clone, Debug)]
     struct Pod {
-        /// Version of the Lease and the time at which this kube-scheduler first saw it.
+        /// The version of the Lease, and the time at which this kube-scheduler first saw that version.
         seen: (u64, u64),
-        /// The kube-scheduler does nothing before, as if stopped.
+        /// The kube-scheduler does nothing before this time.
         stopped_until: u64,
         /// Number of the kube-scheduler's process.
         process: u64,
@@ -379,7 +380,13 @@ mod tests {
         }
 
         /// The extender receives an answer that is due, or sends a read; `delay` is the time of the answer.
-        fn look(&mut self, lease: Option<&(u64, LeaseRecord)>, start: Instant, now: u64, delay: u64) {
+        fn step_extender(
+            &mut self,
+            lease: Option<&(u64, LeaseRecord)>,
+            start: Instant,
+            now: u64,
+            delay: u64,
+        ) {
             match self.reading.take() {
                 Some((sent, received, answer)) if received <= now => {
                     self.lease.read(after(start, sent), after(start, now), answer);
@@ -404,9 +411,9 @@ mod tests {
             let names = ["a", "b"];
             let mut pods = names.map(|name| Pod::new(name, start));
             let mut now = 0;
-            for (which, fault, length) in steps {
+            for (idx, fault, length) in steps {
                 now += length % 9;
-                let (name, pod) = (names[which], &mut pods[which]);
+                let (name, pod) = (names[idx], &mut pods[idx]);
                 match fault {
                     0 => pod.stopped_until = now + length,
                     1 => (pod.process, pod.seen) = (pod.process + 1, (0, 0)),
@@ -415,7 +422,7 @@ mod tests {
                 if pod.stopped_until <= now {
                     pod.contend(name, &mut lease, now);
                 }
-                pod.look(lease.as_ref(), start, now, length % 40);
+                pod.step_extender(lease.as_ref(), start, now, length % 40);
                 let holder = lease.as_ref().map_or("", |(_, record)| &record.holder);
                 for (name, pod) in names.iter().zip(&pods) {
                     let decides = pod.lease.term(after(start, now)).is_some();

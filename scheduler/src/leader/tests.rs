@@ -17,7 +17,7 @@ const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A replica that leads and has seen everything, by a renewal sent at the moment.
+/// A replica that leads by a renewal that was sent now, and has completed its takeover.
 fn leading() -> (Leadership, Instant) {
     let (leadership, now) = (Leadership::standby(), Instant::now());
     leadership.lead(TIMES, now, true);

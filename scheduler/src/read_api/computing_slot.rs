@@ -70,21 +70,21 @@ mod tests {
 
     use super::*;
 
-    /// A question that ends when its sender is dropped, and has begun when the receiver has a value.
-    fn question() -> (mpsc::Sender<()>, oneshot::Receiver<()>, impl FnOnce() + Send) {
+    /// A computation that ends when the sender is dropped, and has begun when the receiver has a value.
+    fn computation() -> (mpsc::Sender<()>, oneshot::Receiver<()>, impl FnOnce() + Send) {
         let (end, ended) = mpsc::channel();
         let (running, begun) = oneshot::channel();
-        let question = move || {
+        let computation = move || {
             running.send(()).unwrap();
             ended.recv().unwrap_err();
         };
-        (end, begun, question)
+        (end, begun, computation)
     }
 
     #[tokio::test]
     async fn callers_take_turns_and_have_a_limit() {
         let slot = Arc::new(ComputingSlot::default());
-        let (end, begun, first) = question();
+        let (end, begun, first) = computation();
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut answers = JoinSet::new();
         answers.spawn({
@@ -94,8 +94,8 @@ mod tests {
         begun.await.unwrap();
         for caller in ["many"; MAX_PER_CALLER].into_iter().chain(["few"]) {
             let (slot, order) = (Arc::clone(&slot), Arc::clone(&order));
-            let question = move || order.lock().unwrap().push(caller);
-            answers.spawn(async move { slot.compute(caller, question).await.is_ok() });
+            let computation = move || order.lock().unwrap().push(caller);
+            answers.spawn(async move { slot.compute(caller, computation).await.is_ok() });
         }
         let refused = answers.join_next().await.unwrap();
         assert!(!refused.unwrap(), "one more than the limit");
@@ -105,15 +105,15 @@ mod tests {
         let few = order.lock().unwrap().iter().position(|caller| *caller == "few");
         assert!(
             few.unwrap() <= 1,
-            "after at most one waiting question of the other caller"
+            "after at most one waiting request of the other caller"
         );
     }
 
-    /// A caller that disconnects again and again has no more than one question computed.
+    /// A caller that disconnects again and again has no more than one request computed at a time.
     #[tokio::test]
     async fn an_abandoned_question_keeps_the_slot_to_its_end() {
         let slot = ComputingSlot::default();
-        let (end, begun, first) = question();
+        let (end, begun, first) = computation();
         let mut abandoned = Box::pin(slot.compute("a", first));
         assert!(poll!(abandoned.as_mut()).is_pending());
         begun.await.unwrap();

@@ -34,7 +34,7 @@ async fn send(routes: &Router, path: &str, body: impl Into<Body>) -> (StatusCode
     (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
-/// As kube-apiserver 1.33 sends it.
+/// The review of a new pod, as kube-apiserver 1.33 sends it.
 fn review(uid: &str, pod: &Value) -> Value {
     json!({
         "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
@@ -235,7 +235,7 @@ fn json_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Pods with what the webhooks complete, check and refuse, to be damaged.
+/// Pods with all fields that the webhooks complete, check and refuse, for a test that damages them.
 fn pods() -> Vec<Value> {
     let hints = json!({
         "scheduling.koordinator.sh/device-allocate-hint": "{\"gpu\": {\"selector\": {\"matchLabels\": {\"a\": \"b\"}}}}",

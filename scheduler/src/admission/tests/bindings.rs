@@ -29,6 +29,7 @@ fn pod(name: &str, amounts: &Value) -> Value {
         "spec": {"containers": [{"name": "c", "resources": {"limits": amounts}}]}})
 }
 
+/// Rules by which only the user `ours` may bind pods with devices.
 fn rules() -> Rules {
     Rules {
         binders: Some(vec!["ours".to_owned()]),
@@ -36,6 +37,7 @@ fn rules() -> Rules {
     }
 }
 
+/// The request of a user to bind a pod of this name, with annotations for the pod.
 fn binding(user: &str, name: &str, annotations: &Value) -> proto::admission::AdmissionRequest {
     let object = json!({"metadata": {"name": name, "annotations": annotations}, "target": {"kind": "Node", "name": "n1"}});
     let mut request = request("CREATE", "pods", "binding", &object, &Value::Null);
@@ -102,10 +104,13 @@ fn the_index_recognises_pods_that_request_devices(
     #[case] elsewhere: bool,
 ) {
     let index = indexed([pod("p", &amounts)].into_iter());
-    let asks = |namespace, name, node| requests_devices(&index, namespace, name, node);
+    let requests = |namespace, name, node| requests_devices(&index, namespace, name, node);
     assert_eq!(
-        (asks("default", "p", "counted"), asks("default", "p", "elsewhere")),
+        (
+            requests("default", "p", "counted"),
+            requests("default", "p", "elsewhere")
+        ),
         (where_counted, elsewhere)
     );
-    assert!(!asks("default", "q", "counted") && !asks("other", "p", "counted"));
+    assert!(!requests("default", "q", "counted") && !requests("other", "p", "counted"));
 }

@@ -13,7 +13,7 @@ use crate::admission::{Refusal, Rules, Verdict};
 use crate::extender::{Extender, filter};
 use crate::offline;
 
-/// Rules of which the strictest are chosen.
+/// Strict rules, with two unrestricted namespaces.
 fn rules() -> Rules {
     let unrestricted_namespaces = vec!["kube-system".to_owned(), "monitoring".to_owned()];
     Rules {
@@ -23,10 +23,10 @@ fn rules() -> Rules {
     }
 }
 
-/// An extender that knows no node, and what its client, which is never used, runs on.
+/// An extender that knows no node, with the runtime of its client, which is never used.
 struct World(
     Extender,
-    #[expect(dead_code, reason = "its end would be the client's")] tokio::runtime::Runtime,
+    #[expect(dead_code, reason = "the client needs it")] tokio::runtime::Runtime,
 );
 
 fn world(rules: &Rules) -> World {
@@ -62,13 +62,14 @@ fn share() -> Value {
     pod(&serde_json::from_str(SHARE).unwrap())
 }
 
-fn beside(what: &Value) -> Value {
+/// A pod that shares a GPU, with a second container that requests nothing and has these fields.
+fn beside(fields: &Value) -> Value {
     let mut pod = share();
     let mut container = container("beside", &json!({}));
     container
         .as_object_mut()
         .unwrap()
-        .extend(what.as_object().unwrap().clone());
+        .extend(fields.as_object().unwrap().clone());
     pod["spec"]["containers"].as_array_mut().unwrap().push(container);
     pod
 }
@@ -135,14 +136,14 @@ fn neither_refuses(#[case] pod: Value) {
 #[rstest]
 #[case::privileged(json!({"securityContext": {"privileged": true}}), false)]
 #[case::sees_all(json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}), true)]
-fn some_namespaces_are_unrestricted(#[case] what: Value, #[case] always: bool) {
+fn some_namespaces_are_unrestricted(#[case] fields: Value, #[case] always: bool) {
     for (namespace, refused) in [
         ("default", true),
         ("kube-system", false),
         ("monitoring", false),
         ("gpushare-system", true),
     ] {
-        let pod = with(beside(&what), "/metadata/namespace", namespace.into());
+        let pod = with(beside(&fields), "/metadata/namespace", namespace.into());
         assert_eq!(
             filter_refusal(&world(&rules()), &pod).is_some(),
             refused,
@@ -176,7 +177,7 @@ fn annotations() -> impl Strategy<Value = Value> {
     ])
 }
 
-/// kube-scheduler calls the extender for no other pods.
+/// Returns true if kube-scheduler asks the extender about a pod, since one of its resources is managed.
 fn is_asked_about(pod: &Value) -> bool {
     let lists = ["initContainers", "containers"]
         .iter()
@@ -185,8 +186,8 @@ fn is_asked_about(pod: &Value) -> bool {
         ["limits", "requests"].map(|amounts| container["resources"][amounts].as_object())
     });
     let others = ["cpu", "memory", "example.com/gpu"];
-    let is_ours = |name: &String| !others.contains(&name.as_str());
-    amounts.any(|amounts| amounts.is_some_and(|amounts| amounts.keys().any(is_ours)))
+    let is_managed = |name: &String| !others.contains(&name.as_str());
+    amounts.any(|amounts| amounts.is_some_and(|amounts| amounts.keys().any(is_managed)))
 }
 
 proptest! {

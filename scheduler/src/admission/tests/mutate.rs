@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{annotated, container, creation, mutated, pod, refusal, request, with};
 use crate::admission::{Rules, Verdict};
 
+/// The limits of the container at a JSON pointer, which must be equal to its requests.
 fn amounts(pod: &Value, pointer: &str) -> Value {
     let resources = &pod.pointer(pointer).unwrap()["resources"];
     assert_eq!(resources["limits"], resources["requests"], "{resources}");

@@ -76,8 +76,8 @@ pub(super) fn pod(
     })
 }
 
-/// A pod that asks for nothing or for what breaks no rule, so that only what it says of visible devices can be wrong with it.
-fn modest_pod() -> impl Strategy<Value = Value> {
+/// A pod that requests nothing, or devices by every rule, so that only its selection of visible devices can be refused.
+fn valid_request_pod() -> impl Strategy<Value = Value> {
     let amounts = prop::sample::select(vec![
         json!({}),
         json!({"cpu": "1"}),
@@ -109,8 +109,8 @@ fn modest_pod() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Returns true if a pod says itself which devices it sees, read from the JSON without any of the types that decide.
-fn says_what_it_sees(pod: &Value) -> bool {
+/// Returns true if a pod selects the devices that it sees; read from its JSON, without any of the types that the webhooks use.
+fn selects_devices(pod: &Value) -> bool {
     let annotations = pod["metadata"]["annotations"].as_object().into_iter().flatten();
     let mut annotations = annotations.map(|(key, value)| (key.as_str(), value.as_str().unwrap()));
     if annotations
@@ -211,14 +211,14 @@ proptest! {
     #[test]
     fn pods_that_ask_for_no_device_are_not_touched(pod in pod(&["cpu", "memory", "example.com/gpu"], Just(json!({"a": "b"})))) {
         prop_assert_eq!(rules().mutate(&creation(&pod)).unwrap(), Verdict::ALLOWED);
-        prop_assert_eq!(rules().validate(&creation(&pod), &unseen()).unwrap() != Verdict::ALLOWED, says_what_it_sees(&pod));
+        prop_assert_eq!(rules().validate(&creation(&pod), &unseen()).unwrap() != Verdict::ALLOWED, selects_devices(&pod));
     }
 
-    /// As a naive reading of the pod has it: refused exactly if it says what it sees, and never in an unrestricted namespace.
+    /// Refused exactly if the pod selects devices by the naive reading, and never in an unrestricted namespace.
     #[test]
-    fn pods_that_choose_their_visible_devices_are_refused(pod in modest_pod()) {
+    fn pods_that_choose_their_visible_devices_are_refused(pod in valid_request_pod()) {
         let judged = Rules::default().validate(&creation(&pod), &unseen()).unwrap();
-        prop_assert_eq!(judged != Verdict::ALLOWED, says_what_it_sees(&pod));
+        prop_assert_eq!(judged != Verdict::ALLOWED, selects_devices(&pod));
         let unrestricted = Rules { unrestricted_namespaces: vec!["default".to_owned()], ..Rules::default() };
         prop_assert_eq!(unrestricted.validate(&creation(&pod), &unseen()).unwrap(), Verdict::ALLOWED);
     }

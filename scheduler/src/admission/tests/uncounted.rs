@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{annotated, container, creation, pod, refusal, request as review, validated, with};
 use crate::admission::{Rules, Verdict};
 
+/// Environment variables, of which one is `NVIDIA_VISIBLE_DEVICES` with this value.
 fn visible(value: &str) -> Value {
     // The API server leaves an empty value out.
     let variable = if value.is_empty() {
@@ -22,7 +23,7 @@ fn setting(container: Value, value: &str) -> Value {
     with(container, "/env", visible(value))
 }
 
-/// A pod of three containers: one in each list, of which one is this.
+/// A pod with a container in each list, and this one more in `list`.
 fn pod_with(list: &str, one: &Value) -> Value {
     let mut pod = pod(&json!({"cpu": "1"}));
     pod["spec"]["initContainers"] = json!([container("first", &json!({}))]);
@@ -99,7 +100,7 @@ fn refusals_name_the_container_and_the_remedy() {
     insta::assert_snapshot!(refusal(annotated), @r#"annotation nvidia.cdi.k8s.io/container.c is "management.nvidia.com/gpu=all": the container runtime could give the pod devices that are not counted for it; take it out and ask for devices in the limits of containers; an operator lets daemons in namespace "default" see every GPU by --unrestricted-namespaces of scheduler and device plugins"#);
 }
 
-/// The pod's own value comes behind the one of the vendor's plugin and wins.
+/// The pod's own value of the variable comes after that of the vendor's plugin, and wins.
 #[rstest]
 #[case::nothing(json!({}), true)]
 #[case::cpu(json!({"cpu": "1"}), true)]
@@ -200,7 +201,7 @@ fn an_ephemeral_container_that_would_see_every_gpu_is_refused() {
     );
 }
 
-/// kubelet runs a static pod whatever is said of its image in the API server.
+/// kubelet runs a static pod, whatever the API server answers about its mirror pod.
 #[test]
 fn static_pods_are_left_alone() {
     let pod = with(pod(&json!({})), "/spec/containers/0/env", visible("all"));

@@ -99,6 +99,7 @@ fn a_cluster_that_is_not_known_refuses_nothing() {
 
 const SHARE: &str = r#"{"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}"#;
 
+/// A pod that shares a GPU.
 fn share() -> Value {
     pod(&serde_json::from_str(SHARE).unwrap())
 }
@@ -200,6 +201,7 @@ fn all_devices_are_refused_unless_the_operator_allows_them() {
     );
 }
 
+/// The verdict on an update, where overrides are denied.
 fn change(old: &Value, new: &Value) -> Verdict {
     validated(
         &Rules {

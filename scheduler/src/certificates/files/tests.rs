@@ -58,7 +58,7 @@ impl Mount {
         mount
     }
 
-    /// All files at once, as kubelet does it.
+    /// Replaces all files at once, as kubelet does; without `key` there is no file of the key.
     fn put(&mut self, cert: &str, key: Option<&str>, client_ca: &str) {
         self.n_versions += 1;
         let version = self.dir.path().join(self.n_versions.to_string());
@@ -96,7 +96,7 @@ impl Mount {
     }
 }
 
-/// True if a new connection gets this certificate.
+/// Returns true if a server with these settings shows this certificate to a new connection.
 async fn shows(current: &CurrentTls, expected: &Pair) -> bool {
     let mut roots = RootCertStore::empty();
     roots.add(expected.cert.der().clone()).unwrap();

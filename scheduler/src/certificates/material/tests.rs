@@ -23,10 +23,12 @@ fn start() -> SystemTime {
     SystemTime::UNIX_EPOCH + 20_000 * DAY
 }
 
+/// Renews the certificates that are due at `now`.
 fn keep(held: Option<Material>, now: SystemTime) -> (Material, Vec<Change>) {
     Material::renewed(held, &hosts(), LIFETIME, now).unwrap()
 }
 
+/// The same content, written into a Secret and read again.
 fn read(material: &Material) -> Material {
     Material::read(&material.data()).unwrap().unwrap()
 }
@@ -90,7 +92,7 @@ fn other_names_need_another_certificate() {
     assert_eq!(changes, []);
 }
 
-/// A client that learnt the authorities at any look accepts what is shown for most of a year, whatever happens meanwhile.
+/// A client that has read the authorities at any time accepts the server's certificates for 200 days, whatever is renewed meanwhile.
 #[test]
 fn clients_that_reload_the_authorities_every_200_days_stay_connected_for_30_years() {
     let mut now = start();

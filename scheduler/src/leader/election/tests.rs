@@ -1,4 +1,4 @@
-//! One replica, step by step: what it does with what it reads and with what becomes of its writes.
+//! One replica, step by step: its next step after each answer to a read and each outcome of a write.
 
 mod simulation;
 
@@ -26,11 +26,13 @@ fn record(holder: &str, seconds: u64, transitions: u64) -> LeaseRecord {
     }
 }
 
-/// An answer to a read.
+/// An answer to a read: the version and the record of the Lease, if it exists.
 type Found = Option<(String, LeaseRecord)>;
 
+/// The answer to a read of a Lease that exists.
 fn found(version: &str, record: LeaseRecord) -> Found {
     let version = version.to_owned();
+    // Not `Some(…)`: clippy refuses a function that never returns `None`.
     [(version, record)].into_iter().next()
 }
 

@@ -11,16 +11,16 @@ use rstest::rstest;
 use super::super::election::LeaseTimes;
 use super::*;
 
-/// The parts of an API server that matter here.
+/// An API server with the Lease, the object `SchedulerLeader`, and bindings.
 #[derive(Debug, Default)]
 struct Server {
     /// The holder in the Lease.
     lease: String,
-    /// Version and holder of the object.
+    /// Version and holder of the object; `None` if it does not exist.
     object: Option<(u64, String)>,
     /// True if another replica has just written the object whenever it is read.
     is_contended: bool,
-    /// The answer to a binding.
+    /// The HTTP status of the answer to a binding.
     binding: u16,
     /// Requests in order, without those that read.
     written: Vec<String>,
@@ -71,6 +71,7 @@ impl Server {
     }
 }
 
+/// A fence of the pod ns/pod-1, which leads, and its server.
 fn fence(server: Server) -> (Fence, Shared) {
     let shared = Arc::new(Mutex::new(server));
     let state = Arc::clone(&shared);
@@ -115,6 +116,7 @@ fn fence(server: Server) -> (Fence, Shared) {
     (Fence::new((client, recorder), settings, leadership), shared)
 }
 
+/// A server whose Lease names the pod, and which lets it bind: a conflict, since the pod is bound already.
 fn holding() -> Server {
     Server {
         lease: "pod-1_a".to_owned(),

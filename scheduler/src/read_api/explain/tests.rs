@@ -41,6 +41,7 @@ fn gpu_node(name: &str, gpus: &[u64], spec: &Value) -> (Value, Value) {
     )
 }
 
+/// A pending pod with these limits, and with `more` fields in its spec.
 fn pod(name: &str, limits: &Value, more: &Value) -> Value {
     let mut spec =
         json!({"containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}]});
@@ -74,10 +75,12 @@ fn memory(gib: u64) -> Value {
     json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": format!("{gib}Gi")})
 }
 
+/// The limits of a pod whose memory is divided over `n` GPUs.
 fn over(n: u64, gib: u64) -> Value {
     json!({"koordinator.sh/gpu.shared": n.to_string(), "koordinator.sh/gpu-memory": format!("{gib}Gi")})
 }
 
+/// An explanation as lines of text.
 fn text(explanation: &Explanation) -> String {
     let mut lines = vec![format!(
         "{} needs {}; {} of {}",
@@ -87,7 +90,7 @@ fn text(explanation: &Explanation) -> String {
         explanation
             .warning
             .iter()
-            .map(|doubt| format!("  warning: {doubt}")),
+            .map(|warning| format!("  warning: {warning}")),
     );
     lines.extend(explanation.summary.iter().map(|sentence| format!("  {sentence}")));
     lines.extend(
@@ -108,7 +111,7 @@ fn text(explanation: &Explanation) -> String {
     lines.join("\n")
 }
 
-/// Three nodes: one with a full and a half-full GPU, one with a sick GPU, one with a taint that is empty.
+/// Four nodes: one with a full and a half-full GPU, one with an unhealthy GPU, and two empty ones, with a taint and cordoned.
 #[test]
 fn waiting_pods_of_each_kind() {
     let taint = json!({"taints": [{"key": "team", "value": "vision", "effect": "NoSchedule"}]});

@@ -1,5 +1,5 @@
-//! Two or three replicas and one Lease, with messages that come late, twice the wrong way round or not at all, clocks that
-//! differ, processes that are paused or die, and people who meddle: never do two believe to lead at once.
+//! Two or three replicas and one Lease, with messages that come late, in another order or not at all, clocks that differ, processes
+//! that are paused or end, and users who change the Lease: two replicas never lead at the same time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -19,39 +19,42 @@ const TIMEOUT: u64 = 5000;
 /// Milliseconds that a run lasts.
 const END: u64 = 300_000;
 
-/// What becomes of one request.
+/// The delays and losses of one request.
 #[derive(Clone, Copy, Debug)]
-struct Fate {
-    /// Milliseconds until the process goes on after it has decided what to send.
+struct Delivery {
+    /// Milliseconds for which the process stands still before it sends the request.
     pause: u64,
-    /// Milliseconds to the server; may be longer than the replica waits.
-    there: u64,
+    /// Milliseconds from the replica to the server; may be longer than the replica waits.
+    to_server: u64,
     is_lost: bool,
-    /// Milliseconds back.
-    back: u64,
+    /// Milliseconds from the server to the replica.
+    to_replica: u64,
     is_answer_lost: bool,
 }
 
-/// What happens besides.
+/// An event that is no message: a user changes the Lease, or a process ends or stands still. Replicas are named by index.
 #[derive(Clone, Copy, Debug)]
 enum Incident {
     /// A user deletes the Lease.
     Delete,
-    /// A user removes the holder's name from it.
-    Wipe,
-    /// A process dies; another takes its place.
+    /// A user removes the holder's name from the Lease.
+    RemoveHolder,
+    /// A process ends without a signal; another takes its place.
     Kill(usize),
     /// A process ends on SIGTERM; another takes its place.
     Stop(usize),
-    /// A process stands still.
+    /// A process stands still for this number of milliseconds.
     Pause(usize, u64),
 }
 
+/// Everything that is chosen at random for one run.
 #[derive(Clone, Debug)]
 struct Run {
     /// Clock of each replica: milliseconds ahead, and its speed in percent.
     clocks: Vec<(u64, u64)>,
-    fates: Vec<Fate>,
+    /// The deliveries of the requests in their order; the first follows the last.
+    deliveries: Vec<Delivery>,
+    /// Incidents, each with its time in milliseconds.
     incidents: Vec<(u64, Incident)>,
 }
 
@@ -59,11 +62,11 @@ struct Run {
 enum Event {
     /// Index into the run's incidents.
     Incident(usize),
-    /// A replica looks what to do, if it is still this process.
+    /// A replica, by index, takes its next step if it still has the process of this number.
     Wake(usize, u64),
-    /// Index of a request.
+    /// A request, by index, arrives at the server.
     Arrives(usize),
-    /// A request's answer, or the timeout of the request.
+    /// A request, by index, is answered at the replica, or its timeout ends.
     Answered(usize),
 }
 
@@ -73,7 +76,7 @@ struct Request {
     process: u64,
     action: LeaseAction,
     sent: Instant,
-    fate: Fate,
+    delivery: Delivery,
     answer: Option<Answer>,
     is_over: bool,
 }
@@ -92,19 +95,25 @@ struct Replica {
     is_stopping: bool,
 }
 
+/// The server with its Lease, the replicas, and the events that are still to come. Times are milliseconds.
 struct World {
     run: Run,
+    /// The beginning of the run on all clocks.
     base: Instant,
     now: u64,
+    /// The Lease, with its version.
     lease: Option<(u64, LeaseRecord)>,
+    /// The last version that was given to the Lease.
     version: u64,
     replicas: Vec<Replica>,
     requests: Vec<Request>,
+    /// Events by time, and at one time in the order in which they were added.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     n_events: u64,
     n_processes: u64,
-    /// For each replica, until when it may have promised that a bind would have ended.
-    promised: Vec<u64>,
+    /// For each replica, the end of the Lease by which it last led: its binds may last until then.
+    binds_until: Vec<u64>,
+    /// The numbers of the processes that have led.
     leaders: BTreeSet<u64>,
 }
 
@@ -121,22 +130,23 @@ impl World {
             events: BinaryHeap::new(),
             n_events: 0,
             n_processes: 0,
-            promised: vec![0; n],
+            binds_until: vec![0; n],
             leaders: BTreeSet::new(),
             run,
         };
         for replica in 0..n {
-            let fresh = world.process(replica);
+            let fresh = world.new_process(replica);
             world.replicas.push(fresh);
-            world.at(0, Event::Wake(replica, world.replicas[replica].process));
+            world.schedule(0, Event::Wake(replica, world.replicas[replica].process));
         }
         for (idx, (time, _)) in world.run.incidents.clone().into_iter().enumerate() {
-            world.at(time, Event::Incident(idx));
+            world.schedule(time, Event::Incident(idx));
         }
         world
     }
 
-    fn process(&mut self, replica: usize) -> Replica {
+    /// A replica with a process that has just started.
+    fn new_process(&mut self, replica: usize) -> Replica {
         self.n_processes += 1;
         let election = Election::new(
             format!("process-{}", self.n_processes),
@@ -152,7 +162,7 @@ impl World {
         }
     }
 
-    /// What a replica's clock shows.
+    /// The time that a replica's clock shows.
     fn clock(&self, replica: usize) -> Instant {
         let (ahead, percent) = self.run.clocks[replica];
         self.base + Duration::from_millis(ahead + self.now * percent / 100)
@@ -165,19 +175,21 @@ impl World {
         (shown.saturating_sub(ahead) * 100).div_ceil(percent)
     }
 
-    fn at(&mut self, time: u64, event: Event) {
+    /// Adds an event at a time.
+    fn schedule(&mut self, time: u64, event: Event) {
         self.n_events += 1;
         self.events.push(Reverse((time, self.n_events, event)));
     }
 
-    fn go(&mut self) {
+    /// Lets all events happen until the end of the run, and checks the replicas after each.
+    fn run_to_end(&mut self) {
         while let Some(Reverse((time, _, event))) = self.events.pop() {
             if time > END {
                 return;
             }
             self.now = time;
             match event {
-                Event::Incident(idx) => self.happen(self.run.incidents[idx].1),
+                Event::Incident(idx) => self.apply_incident(self.run.incidents[idx].1),
                 Event::Wake(replica, process) => self.wake(replica, process),
                 Event::Arrives(idx) => self.serve(idx),
                 Event::Answered(idx) => self.answered(idx),
@@ -186,11 +198,11 @@ impl World {
         }
     }
 
-    fn happen(&mut self, incident: Incident) {
+    fn apply_incident(&mut self, incident: Incident) {
         let n = self.replicas.len();
         match incident {
             Incident::Delete => self.lease = None,
-            Incident::Wipe => {
+            Incident::RemoveHolder => {
                 self.version += 1;
                 if let Some((version, record)) = self.lease.as_mut() {
                     *version = self.version;
@@ -203,31 +215,33 @@ impl World {
                 let one = &mut self.replicas[replica];
                 one.is_stopping = true;
                 one.election.resign(clock);
-                // All that it had promised is done.
-                self.promised[replica] = 0;
-                self.at(self.now, Event::Wake(replica, self.replicas[replica].process));
+                // It has waited for its last bind.
+                self.binds_until[replica] = 0;
+                self.schedule(self.now, Event::Wake(replica, self.replicas[replica].process));
             }
             Incident::Pause(replica, time) => self.replicas[replica % n].paused_until = self.now + time,
         }
     }
 
+    /// Replaces the process of a replica.
     fn replace(&mut self, replica: usize) {
-        self.replicas[replica] = self.process(replica);
-        self.at(self.now, Event::Wake(replica, self.replicas[replica].process));
+        self.replicas[replica] = self.new_process(replica);
+        self.schedule(self.now, Event::Wake(replica, self.replicas[replica].process));
     }
 
-    /// Whether a replica runs; if not, the event comes again when it does.
-    fn runs(&mut self, replica: usize, event: Event) -> bool {
+    /// Returns true if a replica is not paused; if it is, puts the event off until the end of the pause.
+    fn runs_or_waits(&mut self, replica: usize, event: Event) -> bool {
         let until = self.replicas[replica].paused_until;
         if until > self.now {
-            self.at(until, event);
+            self.schedule(until, event);
         }
         until <= self.now
     }
 
+    /// Lets a replica take its next step, unless it waits for an answer.
     fn wake(&mut self, replica: usize, process: u64) {
         if self.replicas[replica].process != process
-            || !self.runs(replica, Event::Wake(replica, process))
+            || !self.runs_or_waits(replica, Event::Wake(replica, process))
             || self.replicas[replica].is_busy
         {
             return;
@@ -237,19 +251,20 @@ impl World {
         match action {
             LeaseAction::Wait(until) => {
                 let time = self.time_of(replica, until).max(self.now + 1);
-                self.at(time, Event::Wake(replica, process));
+                self.schedule(time, Event::Wake(replica, process));
             }
             LeaseAction::End => self.replace(replica),
             action => {
-                let fate = self.run.fates[self.requests.len() % self.run.fates.len()];
+                let delivery = self.run.deliveries[self.requests.len() % self.run.deliveries.len()];
                 let idx = self.requests.len();
-                let leaves = self.now + fate.pause;
-                if !fate.is_lost {
-                    self.at(leaves + fate.there, Event::Arrives(idx));
+                let leaves = self.now + delivery.pause;
+                if !delivery.is_lost {
+                    self.schedule(leaves + delivery.to_server, Event::Arrives(idx));
                 }
-                let comes = !fate.is_lost && !fate.is_answer_lost && fate.there + fate.back < TIMEOUT;
-                self.at(
-                    leaves + if comes { fate.there + fate.back } else { TIMEOUT },
+                let round_trip = delivery.to_server + delivery.to_replica;
+                let comes = !delivery.is_lost && !delivery.is_answer_lost && round_trip < TIMEOUT;
+                self.schedule(
+                    leaves + if comes { round_trip } else { TIMEOUT },
                     Event::Answered(idx),
                 );
                 self.requests.push(Request {
@@ -257,7 +272,7 @@ impl World {
                     process,
                     action,
                     sent,
-                    fate,
+                    delivery,
                     answer: None,
                     is_over: false,
                 });
@@ -266,6 +281,7 @@ impl World {
         }
     }
 
+    /// Lets the server carry out a request.
     fn serve(&mut self, idx: usize) {
         let answer = match self.requests[idx].action.clone() {
             LeaseAction::Read => Answer::Read(
@@ -284,12 +300,13 @@ impl World {
             LeaseAction::Wait(_) | LeaseAction::End => unreachable!("not a request"),
         };
         let request = &mut self.requests[idx];
-        let comes = !request.fate.is_answer_lost && !request.is_over;
+        let comes = !request.delivery.is_answer_lost && !request.is_over;
         request.answer = comes.then_some(answer);
     }
 
-    fn put(&mut self, may: bool, record: LeaseRecord) -> WriteOutcome {
-        if !may {
+    /// Writes the Lease if it has the expected version, or is absent as expected.
+    fn put(&mut self, is_expected: bool, record: LeaseRecord) -> WriteOutcome {
+        if !is_expected {
             return WriteOutcome::Overtaken;
         }
         self.version += 1;
@@ -297,10 +314,11 @@ impl World {
         WriteOutcome::Done(self.version.to_string())
     }
 
+    /// Hands an answer, or its absence, to the replica that sent the request.
     fn answered(&mut self, idx: usize) {
         let request = self.requests[idx].clone();
         if self.replicas[request.replica].process != request.process
-            || !self.runs(request.replica, Event::Answered(idx))
+            || !self.runs_or_waits(request.replica, Event::Answered(idx))
         {
             return;
         }
@@ -323,37 +341,39 @@ impl World {
             }
             _ => replica.election.no_answer(received),
         }
-        self.at(self.now, Event::Wake(request.replica, request.process));
+        self.schedule(self.now, Event::Wake(request.replica, request.process));
     }
 
+    /// Checks that at most one replica leads, and only after the binds of every other replica must have ended.
     fn check(&mut self) {
-        let reigns: Vec<_> = (0..self.replicas.len())
+        let terms: Vec<_> = (0..self.replicas.len())
             .map(|n| self.replicas[n].election.term(self.clock(n)))
             .collect();
-        let leading: Vec<usize> = (0..reigns.len()).filter(|n| reigns[*n].is_some()).collect();
+        let leading: Vec<usize> = (0..terms.len()).filter(|n| terms[*n].is_some()).collect();
         assert!(
             leading.len() <= 1,
-            "at {} ms {leading:?} believe to lead",
+            "at {} ms the replicas {leading:?} lead",
             self.now
         );
-        let even = self.run.clocks.iter().all(|(_, percent)| *percent == 100);
-        for (n, term) in reigns.into_iter().enumerate() {
+        // A Lease is long enough for binds only if the clocks run at one speed.
+        let have_one_speed = self.run.clocks.iter().all(|(_, percent)| *percent == 100);
+        for (n, term) in terms.into_iter().enumerate() {
             let Some(term) = term else { continue };
             assert!(!self.replicas[n].is_stopping, "a stopping replica does not lead");
             self.leaders.insert(self.replicas[n].process);
-            let others = (0..self.promised.len()).filter(|other| *other != n && even);
-            let latest = others.map(|other| self.promised[other]).max().unwrap_or(0);
+            let others = (0..self.binds_until.len()).filter(|other| *other != n && have_one_speed);
+            let latest = others.map(|other| self.binds_until[other]).max().unwrap_or(0);
             assert!(
                 latest <= self.now,
                 "at {} ms {n} leads and another may bind until {latest} ms",
                 self.now
             );
-            self.promised[n] = self.promised[n].max(self.time_of(n, term.renewed + TIMES.lease));
+            self.binds_until[n] = self.binds_until[n].max(self.time_of(n, term.renewed + TIMES.lease));
         }
     }
 }
 
-fn fate() -> impl Strategy<Value = Fate> {
+fn delivery() -> impl Strategy<Value = Delivery> {
     let delay = || prop_oneof![6 => 0..50_u64, 2 => 0..3000_u64, 1 => 0..30_000_u64];
     let pause = prop_oneof![8 => Just(0_u64), 1 => 0..25_000_u64];
     (
@@ -363,19 +383,21 @@ fn fate() -> impl Strategy<Value = Fate> {
         delay(),
         prop::bool::weighted(0.1),
     )
-        .prop_map(|(pause, there, is_lost, back, is_answer_lost)| Fate {
-            pause,
-            there,
-            is_lost,
-            back,
-            is_answer_lost,
-        })
+        .prop_map(
+            |(pause, to_server, is_lost, to_replica, is_answer_lost)| Delivery {
+                pause,
+                to_server,
+                is_lost,
+                to_replica,
+                is_answer_lost,
+            },
+        )
 }
 
 fn incident() -> impl Strategy<Value = Incident> {
     prop_oneof![
         1 => Just(Incident::Delete),
-        1 => Just(Incident::Wipe),
+        1 => Just(Incident::RemoveHolder),
         2 => (0..3_usize).prop_map(Incident::Kill),
         2 => (0..3_usize).prop_map(Incident::Stop),
         3 => (0..3_usize, 0..40_000_u64).prop_map(|(replica, time)| Incident::Pause(replica, time)),
@@ -387,11 +409,13 @@ fn run() -> impl Strategy<Value = Run> {
     let clocks = (prop::collection::vec(0..100_000_u64, 2..=3), speeds)
         .prop_map(|(aheads, speeds)| aheads.into_iter().zip(speeds).collect::<Vec<_>>());
     let incidents = prop::collection::vec((0..END, incident()), 0..12);
-    (clocks, prop::collection::vec(fate(), 1..60), incidents).prop_map(|(clocks, fates, incidents)| Run {
-        clocks,
-        fates,
-        incidents,
-    })
+    (clocks, prop::collection::vec(delivery(), 1..60), incidents).prop_map(
+        |(clocks, deliveries, incidents)| Run {
+            clocks,
+            deliveries,
+            incidents,
+        },
+    )
 }
 
 proptest! {
@@ -399,15 +423,15 @@ proptest! {
 
     #[test]
     fn no_two_replicas_lead_at_the_same_time(run in run()) {
-        World::new(run).go();
+        World::new(run).run_to_end();
     }
 
-    /// Where messages arrive there is a leader in the end, whatever happened before.
+    /// If all messages arrive, one replica leads at the end, whatever incidents there were before.
     #[test]
     fn one_replica_leads_in_the_end(clocks in prop::collection::vec((0..100_000_u64, 95..105_u64), 2..=3), incidents in prop::collection::vec((0..END / 2, incident()), 0..12)) {
-        let fate = Fate { pause: 0, there: 5, is_lost: false, back: 5, is_answer_lost: false };
-        let mut world = World::new(Run { clocks, fates: vec![fate], incidents });
-        world.go();
+        let delivery = Delivery { pause: 0, to_server: 5, is_lost: false, to_replica: 5, is_answer_lost: false };
+        let mut world = World::new(Run { clocks, deliveries: vec![delivery], incidents });
+        world.run_to_end();
         let leading = (0..world.replicas.len()).filter(|n| world.replicas[*n].election.term(world.clock(*n)).is_some()).count();
         prop_assert_eq!(leading, 1, "{:?}", world.lease);
         prop_assert!(!world.leaders.is_empty());
