@@ -51,7 +51,6 @@ impl ClusterConnection {
         })
     }
 
-    /// The client of the API server.
     pub(crate) fn client(&self) -> Result<Client, CommandFailure> {
         self.client.clone().map_err(CommandFailure::Kubeconfig)
     }

@@ -209,7 +209,6 @@ fn shown_gpus(verdict: &NodeVerdict, all: bool) -> impl Iterator<Item = &GpuVerd
     verdict.gpus.iter().filter(is_shown).take(n_gpus)
 }
 
-/// The table of nodes and their GPUs, with the verdict on each.
 fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     let mut table = TextTable::new([
         text("NODE", 0),

@@ -240,7 +240,6 @@ fn render(resources: &ValuesByKey, labels: &ValuesByKey, instance_type: &str) ->
     text
 }
 
-/// A label as `name=value`.
 fn pair((name, value): (&String, &String)) -> String {
     format!("{name}={value}")
 }

@@ -115,7 +115,6 @@ fn cluster() -> Shared<Index> {
 const COLUMN_WIDTH: usize = 8;
 /// Height of a line, in pixels.
 const LINE_HEIGHT: usize = 19;
-/// Space around the text, in pixels.
 const MARGIN: usize = 14;
 
 /// A terminal's text as a picture whose colours follow the reader's light or dark theme.
@@ -255,7 +254,6 @@ fn compare(file: &str, title: &str, text: &str) {
     );
 }
 
-/// The line of a command, after a prompt.
 fn command(line: &str) -> String {
     format!("\u{1b}[90m$\u{1b}[0m {line}\n")
 }

@@ -242,7 +242,6 @@ fn rows(state: &State) -> Vec<PodRow> {
     rows
 }
 
-/// The table with these rows.
 fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     let has_used = is_wide || rows.iter().any(|row| row.used.is_some());
     let mut columns = Vec::new();

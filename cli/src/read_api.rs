@@ -247,7 +247,6 @@ pub(crate) struct StreamEvent {
 }
 
 impl EventStream {
-    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Result<StreamEvent, CommandFailure> {
         loop {
             if let Some(event) = take_event(&mut self.buffer) {

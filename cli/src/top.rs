@@ -230,12 +230,10 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     table
 }
 
-/// A cell with a number.
 fn amount(n: u32) -> Cell {
     Cell::from(n.to_string()).with_amount(n.into())
 }
 
-/// A cell with an amount of memory.
 fn memory_cell(bytes: u64) -> Cell {
     Cell::from(memory(bytes)).with_amount(bytes)
 }

@@ -72,8 +72,7 @@ impl Keeper {
         }
     }
 
-    /// Adds a server that this keeper gives certificates to, and returns its TLS settings. No handshake succeeds before there is
-    /// a certificate.
+    /// Adds a server, and returns its TLS settings. No handshake succeeds before there is a certificate.
     ///
     /// # Errors
     /// The authorities of clients cannot be read from their file, or TLS cannot be set up.
@@ -195,8 +194,7 @@ impl Keeper {
         anyhow::bail!("other writers changed the Secret before each write")
     }
 
-    /// Writes `data` over the Secret that was read, `found`, or into a new Secret. Returns false if another writer has changed it
-    /// meanwhile.
+    /// Writes `data` over the Secret that was read, or into a new one. Returns false if another writer has changed the Secret.
     async fn write(
         &self,
         api: &Api<Secret>,
@@ -233,7 +231,6 @@ impl Keeper {
         }
     }
 
-    /// Logs a write of the Secret.
     fn log_write(&self, material: &Material, changes: &[Change]) {
         let (authority, certificate) = material.ends();
         let date = |time: SystemTime| chrono::DateTime::<chrono::Utc>::from(time).to_rfc3339();

@@ -72,7 +72,6 @@ pub enum Ending {
 }
 
 impl Verb {
-    /// The label value of the verb in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -85,7 +84,6 @@ impl Verb {
 }
 
 impl Ending {
-    /// The label value of the outcome in metrics.
     const fn label(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -403,7 +401,6 @@ fn encode_namespaces(
     encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
 }
 
-/// Writes the metrics of each GPU.
 fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
     let mut encode = |name, help, value: fn(&GpuSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -447,7 +444,6 @@ fn as_f64(number: u64) -> f64 {
     number as f64
 }
 
-/// A gauge with this value.
 fn gauge(value: u64) -> ConstGauge<i64> {
     // The library has no gauges of unsigned numbers.
     ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX))

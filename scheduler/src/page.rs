@@ -18,9 +18,6 @@ use crate::read_api::{self, ReadApi, refuse_foreign_site};
 /// The path of a file, its content type, and its content.
 type File = (&'static str, &'static str, &'static [u8]);
 
-/// The prefix of the read API's routes on the page's listener.
-const NO_PREFIX: &str = "";
-
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
@@ -77,12 +74,12 @@ pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
     if !demands_credentials {
         files = files.layer(from_fn(demand_local_host));
     }
+    // Here the routes of the read API have no prefix.
     files
-        .merge(read_api::router(api, NO_PREFIX, demands_credentials))
+        .merge(read_api::router(api, "", demands_credentials))
         .layer(from_fn(add_headers))
 }
 
-/// The response with a file.
 fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static str); 2], &'static [u8]) {
     let headers = [
         (header::CONTENT_TYPE, content_type),

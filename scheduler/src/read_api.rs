@@ -256,8 +256,7 @@ async fn admit(State(gate): State<Gate>, mut request: Request<Body>, next: Next)
     next.run(request).await
 }
 
-/// Middleware that refuses requests until every watch has listed its objects: answers before would show a part of the cluster as
-/// all of it.
+/// Middleware that refuses requests until every watch has listed its objects: answers would show only a part of the cluster.
 async fn demand_sync(
     Extension(api): Extension<Arc<ReadApi>>,
     request: Request<Body>,
@@ -459,7 +458,6 @@ fn parameter<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-/// The response with an answer as JSON.
 fn respond(answer: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, JSON)], json(answer)).into_response()
 }

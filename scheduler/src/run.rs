@@ -151,7 +151,6 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     process.serve_until_signal(farewell).await
 }
 
-/// The webhooks, if they are configured.
 fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
     let settings = config.admission.webhooks.as_ref()?;
     let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry);

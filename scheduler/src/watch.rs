@@ -1,7 +1,6 @@
 //! Carries the updates of watches into a store of objects.
 //!
-//! Level-based: at the end of a list, the store removes the objects that the list did not name. Knows no kind of object, and
-//! decides nothing.
+//! Level-based: at the end of a list, the store removes the objects that the list did not name. Decides nothing.
 
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -162,8 +162,7 @@ pub(super) fn device_objects(facts: &InstallationFacts, report: &mut CheckReport
 /// The remedy where containers that request no GPU see GPUs.
 const ISOLATE: &str = "add the component nri (docs/device-plugin.md, The runtime hook)";
 
-/// Checks the conditions by which the plugin reports that containers cannot get the devices, or may see devices without a
-/// request.
+/// Checks the conditions by which the plugin reports that containers cannot get devices, or may see them without a request.
 pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut unknown_isolation = Vec::new();
     for device in facts.list("devices")? {

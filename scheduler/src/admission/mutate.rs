@@ -57,8 +57,7 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
                 split_gpu(&mut draft, &container);
                 add_shared(&mut draft, &container);
             }
-            // A pod that sees all devices requests none, but kubelet calls the device plugin only for a resource that the
-            // container requests.
+            // A pod that sees all devices requests none, and kubelet calls the device plugin only for a requested resource.
             if kinds.is_empty() && list == "/spec/containers" {
                 put(&mut draft, &container, GPU_SHARED, &Value::from("1"));
             }
@@ -99,8 +98,7 @@ fn rename_old_resources(draft: &mut Draft, container: &str) {
     }
 }
 
-/// Replaces `koordinator.sh/gpu` by `gpu-core` and `gpu-memory-ratio`, for which it stands, unless the container requests one of
-/// them or `gpu-memory` too.
+/// Replaces `koordinator.sh/gpu` by `gpu-core` and `gpu-memory-ratio`, its meaning, unless the container has other amounts too.
 fn split_gpu(draft: &mut Draft, container: &str) {
     let old_names = OLD_NAMES.iter().map(|(old, _)| old);
     for amount in [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].iter().chain(old_names) {

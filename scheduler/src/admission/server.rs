@@ -30,8 +30,7 @@ use super::{Rules, Unreadable, Verdict};
 
 /// Largest review, in bytes: the API server accepts objects of 3 MiB, and the review of an update has two.
 const MAX_REVIEW: usize = 7 << 20;
-/// Most reviews that are decided at one time. A review counts from the end of its body, so that clients that send slowly hold up
-/// no other review.
+/// Most reviews that are decided at one time. A review counts from the end of its body, so slow clients hold up no other review.
 const MAX_DECIDING: usize = 32;
 /// Bytes of a body that every request may have in memory at any time: ten times a usual pod.
 const SMALL_BODY: usize = 64 << 10;

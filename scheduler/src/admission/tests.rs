@@ -40,7 +40,6 @@ fn request(
     serde_json::from_value(review).unwrap()
 }
 
-/// The request to create a pod.
 fn creation(pod: &Value) -> AdmissionRequest {
     request("CREATE", "pods", "", pod, &Value::Null)
 }
@@ -76,7 +75,6 @@ fn mutated(rules: &Rules, pod: &Value) -> Value {
     mutated
 }
 
-/// The message of a refusal.
 fn refusal(verdict: Verdict) -> String {
     match verdict {
         Verdict::Refused(Refusal::Invalid(message) | Refusal::Forbidden(message)) => message,

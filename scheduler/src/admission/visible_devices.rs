@@ -147,8 +147,7 @@ fn names_devices(key: &str) -> bool {
     key.starts_with(CDI_PREFIX) || key.strip_prefix(NRI_DOMAIN).is_some_and(is_nri_path)
 }
 
-/// The end of a refusal, which names the flag by which an operator exempts a `DaemonSet` that has to see every GPU, such as an
-/// exporter of metrics.
+/// The end of a refusal: the flag by which an operator exempts a `DaemonSet` that has to see every GPU, as for metrics.
 fn exemption(namespace: &str) -> String {
     format!(
         "an operator lets daemons in namespace {namespace:?} see every GPU by --unrestricted-namespaces of scheduler and device plugins"

@@ -133,7 +133,6 @@ pub(crate) fn read(path: &Path) -> FileContent {
 }
 
 impl Contents {
-    /// Reads all files.
     fn read(files: &TlsFiles) -> Self {
         Self {
             cert: read(&files.cert),
@@ -197,9 +196,8 @@ pub(crate) fn client_verifier(
     verifier_of(roots).with_context(context)
 }
 
-/// Checks the certificates of clients against these authorities, and lets in clients without a certificate: the same server
-/// serves the read API to clients with bearer tokens, so the extender's verbs, and not the handshake, refuse clients without a
-/// certificate.
+/// Checks the certificates of clients against these authorities. Lets in clients without one, which may have bearer tokens for
+/// the read API; the extender's verbs refuse them.
 ///
 /// # Errors
 /// There is no authority.

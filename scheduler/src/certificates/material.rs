@@ -462,7 +462,6 @@ impl Certificate {
         Some(Self { pem, der, ends })
     }
 
-    /// The certificate that rcgen has created.
     fn from_rcgen(certificate: &rcgen::Certificate) -> Result<Self, rcgen::Error> {
         Self::new(certificate.pem()).ok_or(rcgen::Error::CouldNotParseCertificate)
     }

@@ -13,8 +13,7 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// The taints with effect `NoSchedule` or `NoExecute`.
     pub hard_taints: Box<[Taint]>,
-    /// All labels in one text, as lines of `key=value`, to save memory: a cluster has thousands of nodes with dozens of labels
-    /// each.
+    /// All labels in one text, as lines of `key=value`, to save memory: thousands of nodes may have dozens of labels each.
     labels: Box<str>,
     /// The allocatable amounts by resource: whole units, of CPU thousandths.
     allocatable: Box<[(Box<str>, u64)]>,

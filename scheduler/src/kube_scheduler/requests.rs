@@ -102,8 +102,7 @@ impl NodeRequests {
         self.sums.get(node)
     }
 
-    /// The sums of the pods on a node that are made for it, as those of `DaemonSet`s are: a new node of the same kind gets as
-    /// many.
+    /// The sums of the pods on a node that are made for it, as those of `DaemonSet`s: a new node of its kind gets the same ones.
     pub fn of_tied_pods_on(&self, node: &str) -> RequestSums {
         let mut sums = RequestSums::default();
         for counted in self.pods.values() {

@@ -144,8 +144,7 @@ pub trait TermSource: fmt::Debug + Send {
     /// The reason for which this replica cannot lead although the holder of the Lease says that it should.
     fn problem(&self) -> Option<String>;
 
-    /// The next step. The caller reports the outcome of each request, by `read`, `written` or `no_answer`, before it asks for
-    /// another.
+    /// The next step. Before the call, the outcome of the last request was reported by `read`, `written` or `no_answer`.
     fn next(&mut self, now: Instant) -> LeaseAction;
 
     /// Takes the answer to a read that was sent at `sent` and answered at `received`: the Lease's version and record, if it exists.
@@ -183,8 +182,7 @@ impl Election {
         if let Some(term) = self.term.as_mut() {
             term.renewed = sent;
         } else if !self.is_resigning {
-            // A term that ran out before this renewal is not prolonged: another replica may have led in between, so a new term
-            // begins.
+            // A new term, also if the last one ran out before this renewal: another replica may have led in between.
             self.n_terms += 1;
             self.term = Some(Term {
                 number: self.n_terms,

@@ -172,8 +172,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Checks that the Lease names this replica as its holder: a person may have written another replica into it, which then
-    /// leads.
+    /// Checks that the Lease names this replica: a person may have written another holder into it, which then leads.
     async fn check_lease(&self) -> anyhow::Result<()> {
         let FenceSettings { pod, lease, .. } = &self.settings;
         let path = format!(

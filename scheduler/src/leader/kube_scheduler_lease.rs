@@ -64,8 +64,7 @@ impl KubeSchedulerLease {
         record.holder.starts_with(&self.holder_prefix)
     }
 
-    /// Returns true if the Lease's duration is so short that another kube-scheduler may take it before a term of this replica
-    /// ends.
+    /// Returns true if the Lease is so short that another kube-scheduler may take it before a term of this replica ends.
     fn is_too_short(&self, record: &LeaseRecord) -> bool {
         Duration::from_secs(record.seconds) < self.times.lease
     }

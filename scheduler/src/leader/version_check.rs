@@ -78,8 +78,7 @@ fn image(pod: &Value) -> Option<&str> {
     container.get("image")?.as_str()
 }
 
-/// The advice to the operator if Kubernetes does not support the two versions together; `None` also for an image without a
-/// version in its tag.
+/// The advice to the operator if Kubernetes does not support the two versions together; `None` also for a tag without a version.
 fn advice(image: &str, server: &str) -> Option<String> {
     let (scheduler, server) = (Version::of_image(image)?, Version::parse(server)?);
     (!scheduler.is_supported_by(server)).then(|| {

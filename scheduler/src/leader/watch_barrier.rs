@@ -81,8 +81,7 @@ impl WatchBarrier {
         }
     }
 
-    /// Carries an update into the store, then ends the waits for it. `n_requested` is the value of `requested` when the present
-    /// list began.
+    /// Carries an update into the store, then ends the waits for it. The last list began when `requested` was `n_requested`.
     fn apply<S: ObjectStore<Pod>>(
         &self,
         update: Update<Pod>,

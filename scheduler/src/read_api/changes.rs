@@ -104,8 +104,7 @@ impl ChangeFollower {
         match self.api.viewer_with_token(credentials).await {
             // The user's rights may have changed, and with them the namespaces whose pods the client sees.
             Ok(viewer) => self.viewer = viewer,
-            // While the API server does not answer, the client keeps its rights: otherwise all clients would have to connect
-            // again.
+            // While the API server does not answer, clients keep their rights, so that not all of them have to connect again.
             Err(Denied::Unreviewed { .. }) => {}
             Err(_) => return false,
         }

@@ -38,8 +38,7 @@ const MAX_ANSWER: usize = 1 << 20;
 
 /// The plugin's metric of the memory of one GPU that one container uses, up to the labels.
 const USED_BY_CONTAINER: &str = "gpushare_device_plugin_container_memory_used_bytes{";
-/// The plugin's metric of the memory of one GPU that one container was given, up to the labels, which are those of
-/// [`USED_BY_CONTAINER`].
+/// The plugin's metric of the memory of one GPU that one container was given, up to the labels of [`USED_BY_CONTAINER`].
 const GIVEN_TO_CONTAINER: &str = "gpushare_device_plugin_container_memory_given_bytes{";
 /// The plugin's metric of the memory of one GPU that processes outside of containers use, up to the labels.
 const USED_BY_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";

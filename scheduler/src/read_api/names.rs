@@ -76,8 +76,7 @@ impl SeenNames {
 pub(super) struct HiddenForms(Mutex<Vec<(Vec<Arc<str>>, Bytes)>>);
 
 impl HiddenForms {
-    /// The JSON of a node for a client that sees these names. `namespaces` are those of the node's pods, and `whole` is the JSON
-    /// with all names.
+    /// The JSON of a node for a client that sees these names, from `whole`, which has all; its pods are in `namespaces`.
     pub(super) fn get(&self, names: &SeenNames, namespaces: &[Arc<str>], whole: &Bytes) -> Bytes {
         if names.are_all() {
             return whole.clone();

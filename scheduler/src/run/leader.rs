@@ -51,8 +51,7 @@ impl OwnReplica {
         }
     }
 
-    /// Begins to take part in the election, or to decide alone. Returns the farewell: the wait, after a signal, before the
-    /// process may end.
+    /// Begins to take part in the election, or to decide alone. Returns the farewell: the wait after a signal, before the end.
     pub(super) fn begin(
         self,
         connection: &Connection,

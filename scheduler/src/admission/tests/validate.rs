@@ -99,7 +99,6 @@ fn a_cluster_that_is_not_known_refuses_nothing() {
 
 const SHARE: &str = r#"{"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "1Gi"}"#;
 
-/// A pod that shares a GPU.
 fn share() -> Value {
     pod(&serde_json::from_str(SHARE).unwrap())
 }

@@ -137,8 +137,7 @@ impl Survey {
         survey
     }
 
-    /// Notes the amounts that a node offers of the requested resources, and the size of its GPUs. `refusal` is its refusal of the
-    /// pod.
+    /// Notes the amounts that a node with this refusal offers of the requested resources, and the size of its GPUs.
     fn note_offers(&mut self, index: &Index, name: &str, refusal: Option<&Refusal>) {
         let Some(node) = index.node_facts(name) else {
             return;
