@@ -192,7 +192,7 @@ pub(crate) struct TextTable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     pub(crate) name: &'static str,
-    /// Where the screen is too narrow, columns of higher ranks are left out first, and those of rank 0 never.
+    /// If the screen is too narrow, columns of higher ranks are left out first, and those of rank 0 never.
     pub(crate) rank: u8,
     pub(crate) is_number: bool,
 }

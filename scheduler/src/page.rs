@@ -70,7 +70,7 @@ pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
         let (path, ..) = file;
         files = files.route(path, get(move || async move { file_response(file) }));
     }
-    // Where credentials are demanded, a page of another site would have to know a token.
+    // If credentials are demanded, a page of another site would have to know a token.
     if !demands_credentials {
         files = files.layer(from_fn(demand_local_host));
     }

@@ -141,7 +141,7 @@ impl ReadApi {
             }
             let snapshot = self.snapshot().await;
             let mut models = snapshot.models.clone();
-            // Where no plugin measures memory, requests to thousands of plugins every minute would be in vain; a plugin may have
+            // If no plugin measures memory, requests to thousands of plugins every minute would be in vain; a plugin may have
             // been restarted with the flag since.
             if is_measured || minute % PROBE_MINUTES == 0 {
                 is_measured = self.add_memory_in_use(&snapshot, &mut models).await;

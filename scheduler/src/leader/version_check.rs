@@ -23,7 +23,7 @@ const INTERVAL: Duration = Duration::from_secs(3600);
 /// Pause after a comparison that failed.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
-/// A version of Kubernetes, such as `v1.36.2`. What follows the third number (`-gke.100`, `+k3s1`) is left out.
+/// A version of Kubernetes, such as `v1.36.2`. Text after the third number (`-gke.100`, `+k3s1`) is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
     major: u32,
