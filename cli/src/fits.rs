@@ -68,7 +68,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
     for pods in manifest.pods {
         let request = FitRequest {
             pod: pods.pod,
-            // Of a Deployment with more replicas than one request may have, only that many are tried.
+            // One request has at most `MAX_REPLICAS` pods, so a larger Deployment is tried with that number.
             replicas: args.replicas.unwrap_or(pods.replicas).min(MAX_REPLICAS),
             add_nodes: add_nodes.clone(),
         };

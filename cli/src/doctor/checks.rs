@@ -437,7 +437,7 @@ fn findings_of_replicas(facts: &InstallationFacts) -> Vec<Finding> {
             let mut finding = finding.clone();
             if !is_of_node {
                 finding.object = format!("pod {pod}");
-                // Added here, since a replica does not know the name of its own pod.
+                // Added here, since a replica may not know the name of its own pod.
                 if !finding.remedy.is_empty() {
                     let log = format!("`kubectl -n {} logs {pod}` is its log", facts.namespace);
                     finding.remedy = format!("{}; {log}", finding.remedy);

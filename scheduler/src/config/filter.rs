@@ -99,7 +99,7 @@ impl PolicyArgs {
 
 /// The weights of resources by their names. If a resource is named twice, the last weight counts.
 pub fn weights(named: impl IntoIterator<Item = (String, u32)>) -> ResourceWeights {
-    // In the engine, the GPU resources are amounts of one device, and every other resource is of a device type of its own.
+    // In the engine, the GPU resources are amounts of one device, and all other resources are those of other device types.
     let mut weights: BTreeMap<String, u32> = named.into_iter().collect();
     let mut remove = |name: &str| weights.remove(name).unwrap_or(0);
     let (memory_ratio, memory, core) = (remove(GPU_MEMORY_RATIO), remove(GPU_MEMORY), remove(GPU_CORE));
