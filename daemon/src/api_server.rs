@@ -1,7 +1,7 @@
-//! The connection to the API server: its client, the pauses after requests that failed, and errors for the log.
+//! The connection to the API server: its client, the pauses of tasks after requests that failed, and errors for the log.
 //!
-//! Each task has requests and pauses of its own; the pauses grow while the API server does not answer. The first answer to any
-//! task ends the pauses of all tasks.
+//! Each task has requests and pauses of its own; its pauses grow while the API server does not answer. The first answer to a
+//! request of any task ends the pauses of all tasks.
 
 use std::error::Error;
 use std::hash::{BuildHasher, RandomState};
@@ -27,17 +27,17 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Longest time that opening a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Longest silence of a connection. kube ends each watch after 295 s, so no healthy watch is cut off.
+/// Longest time for which a connection may receive nothing. kube ends each watch after 295 s, so no healthy watch is cut off.
 const SILENCE_LIMIT: Duration = Duration::from_secs(300);
 
-/// Longest time between the first answer after an absence of the API server and the end of the pauses. Each pause ends at a
-/// random time within it, so that the plugins of a cluster do not send all their requests at once.
-const SPREAD: Duration = Duration::from_secs(1);
+/// After an absence of the API server, its first answer ends each pause at a random time within this one, so that the plugins of
+/// a cluster do not send all their requests at once.
+const RESUME_SPREAD: Duration = Duration::from_secs(1);
 
 /// Largest random extension of a pause, as a fraction of the pause.
 const JITTER: f64 = 0.25;
 
-/// A client of the API server, and the record of which of its requests get answers. Cheap to clone.
+/// A client of the API server, and the record of whether its requests get answers. Cheap to clone.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 #[derive(Clone)]
 pub struct Connection {
@@ -47,7 +47,7 @@ pub struct Connection {
     pub contact: Contact,
 }
 
-/// For tests: the answers of such a client end no pauses.
+/// For tests: answers to the requests of this client are not recorded, and end no pauses.
 impl From<Client> for Connection {
     fn from(client: Client) -> Self {
         Self {
@@ -63,20 +63,20 @@ impl Connection {
     /// # Errors
     /// There is no valid configuration.
     pub async fn new() -> anyhow::Result<Self> {
-        let mut found = kube::Config::infer()
+        let mut config = kube::Config::infer()
             .await
             .context("no kubeconfig (KUBECONFIG) and no service account to reach the API server with")?;
         // Each task repeats its own requests, and a bind must know that its request was sent only once.
-        found.default_retry = false;
-        found.connect_timeout = Some(CONNECT_LIMIT);
-        found.read_timeout = Some(SILENCE_LIMIT);
-        let builder = ClientBuilder::try_from(found).context("cannot make a client of the API server")?;
+        config.default_retry = false;
+        config.connect_timeout = Some(CONNECT_LIMIT);
+        config.read_timeout = Some(SILENCE_LIMIT);
+        let builder = ClientBuilder::try_from(config).context("cannot make a client of the API server")?;
         let contact = Contact::default();
-        let noted = contact.clone();
+        let observer = contact.clone();
         // The limit ends with the head of an answer, since a watch may be silent for long after that.
         let builder = builder.with_layer(&TimeoutLayer::new(ANSWER_LIMIT));
         let builder = builder.with_layer(&MapResultLayer::new(
-            move |result: Result<Response<_>, BoxError>| noted.observe(result),
+            move |result: Result<Response<_>, BoxError>| observer.observe(result),
         ));
         Ok(Self {
             client: builder.build(),
@@ -85,14 +85,15 @@ impl Connection {
     }
 }
 
-/// Knows whether the API server answers, from the results of all requests of a client. Clones share their state.
+/// The record of whether the API server answers, from the results of all requests of a client. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Contact(Arc<ContactState>);
 
 #[derive(Debug)]
 struct ContactState {
+    /// True if the last request got no answer of the API server.
     is_lost: AtomicBool,
-    /// Notified by the first answer after a request without one.
+    /// Notified by the first answer after a request that got none.
     regained: watch::Sender<()>,
 }
 
@@ -106,9 +107,9 @@ impl Default for Contact {
 }
 
 impl Contact {
-    /// Records the result of a request.
+    /// Records whether a request got an answer, and returns its result unchanged.
     fn observe<B, E>(&self, result: Result<Response<B>, E>) -> Result<Response<B>, E> {
-        // A load balancer sends these for an API server that does not answer; a 500 is an answer of the API server itself.
+        // A load balancer answers with these in place of an API server that does not; a 500 comes from the API server itself.
         const NO_SERVER: [StatusCode; 3] = [
             StatusCode::BAD_GATEWAY,
             StatusCode::SERVICE_UNAVAILABLE,
@@ -136,7 +137,7 @@ impl Contact {
         self.0.regained.subscribe()
     }
 
-    /// The pauses of a task: the first is `shortest`, and each further one twice as long, up to `longest`.
+    /// The pauses of a task after failures: the first is `shortest`, and each further one twice as long, up to `longest`.
     pub fn backoff(&self, (shortest, longest): (Duration, Duration)) -> Backoff {
         Backoff {
             shortest,
@@ -169,16 +170,16 @@ impl Backoff {
 
     /// Pauses after a failure; ends early when the API server answers any request after an absence.
     pub async fn pause(&mut self) {
-        // Spread, so that the daemons of many nodes do not try at the same moment.
+        // A random extension, so that the daemons of many nodes do not try at the same moment.
         let pause = self.next.mul_f64(1.0 + JITTER * chance());
         self.next = (self.next * 2).min(self.longest);
         let early = async {
             if self.regained.changed().await.is_err() {
-                // All clients are gone, so no answer can end the pause any more.
+                // All clones of `Contact` are gone, so no answer can end the pause any more.
                 std::future::pending::<()>().await;
             }
             // All tasks of all nodes see at about the same moment that the API server is back.
-            sleep(SPREAD.mul_f64(chance())).await;
+            sleep(RESUME_SPREAD.mul_f64(chance())).await;
         };
         tokio::select! {
             () = sleep(pause) => {}
@@ -194,7 +195,7 @@ fn chance() -> f64 {
     f64::from(drawn) / f64::from(u32::MAX)
 }
 
-/// An error and its causes in one line for the log, without causes that the text names already.
+/// An error and its causes in one line for the log, without causes whose text is part of it already.
 ///
 /// A status of the API server is shortened to its code, reason and message.
 pub fn one_line(error: &(dyn Error + 'static)) -> String {
@@ -333,7 +334,7 @@ mod tests {
         contact.note(true);
         pauses.await;
         assert!(
-            began.elapsed() <= SPREAD + Duration::from_millis(2),
+            began.elapsed() <= RESUME_SPREAD + Duration::from_millis(2),
             "{:?}",
             began.elapsed()
         );
@@ -349,7 +350,7 @@ mod tests {
         let began = Instant::now();
         backoff.pause().await;
         assert!(
-            began.elapsed() <= SPREAD + Duration::from_millis(2),
+            began.elapsed() <= RESUME_SPREAD + Duration::from_millis(2),
             "{:?}",
             began.elapsed()
         );

@@ -1,11 +1,11 @@
-//! Durations in flags.
+//! Durations as values of flags.
 
 use std::time::Duration;
 
 /// Parses a duration such as `500ms`, `4s` or `2m`; at most 24 hours.
 ///
 /// # Errors
-/// The text is something else; the error says how to write one.
+/// The text is no such duration; the error says how to write one.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
     parse_time(text, &units)
@@ -13,7 +13,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
 }
 
-/// Parses a whole number and one of these units, each with its milliseconds.
+/// Parses a whole number and one of these units, each with its length in milliseconds.
 pub fn parse_time(text: &str, units: &[(&str, u64)]) -> Option<Duration> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

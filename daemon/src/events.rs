@@ -21,11 +21,11 @@ use crate::api_server::{Backoff, Connection, one_line};
 /// Longest time of one request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// Most events in the channel to the writer, and most different events that wait to be written; more are dropped.
+/// Most events in the channel to the writer, and most different events that wait there to be written; more are dropped.
 const CAPACITY: usize = 64;
 
 /// Time after which an unwritten event is dropped: as long as the API server keeps events by default.
-const KEPT: Duration = Duration::from_secs(3600);
+const KEPT_FOR: Duration = Duration::from_secs(3600);
 
 /// Shortest and longest pause after a request that failed.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -55,7 +55,7 @@ pub struct Subject {
     pub uid: String,
 }
 
-/// An event as the daemon records it. The times are not part of it, so that a repeated event is equal to the first.
+/// An event as the daemon records it. It has no time, so that a repeated event is equal to the first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Event {
     subject: Subject,
@@ -76,8 +76,9 @@ struct EventSource {
 #[derive(Debug)]
 struct WaitingEvent {
     event: Event,
-    /// The time at which the writer received it first.
+    /// The time at which the writer received the event first.
     since: Instant,
+    /// The times at which a task recorded the event first and last.
     first_at: DateTime<Utc>,
     last_at: DateTime<Utc>,
 }
@@ -138,7 +139,7 @@ impl Recorder {
         });
     }
 
-    /// Records an event about the node that this daemon runs on. Its UID is the node's name, as in kubelet's own events.
+    /// Records an event about the node that this daemon runs on. The UID is the node's name, as in kubelet's own events.
     pub fn node(&self, severity: EventType, reason: &'static str, message: String) {
         let subject = Subject {
             kind: "Node",
@@ -188,28 +189,28 @@ impl Writer {
             };
             let (error, may_pass) = problem;
             let (object, reason) = (&waiting.event.subject.name, waiting.event.reason);
-            if !may_pass || waiting.since.elapsed() >= KEPT {
+            if !may_pass || waiting.since.elapsed() >= KEPT_FOR {
                 warn!(object, reason, error, "an event is lost");
                 continue;
             }
             debug!(object, reason, error, "an event is written later");
             self.waiting.push_front(waiting);
-            self.rest().await;
+            self.pause().await;
         }
     }
 
     /// Pauses after a failure, and receives events meanwhile: a full channel would drop them.
-    async fn rest(&mut self) {
-        let mut rest = std::pin::pin!(self.backoff.pause());
+    async fn pause(&mut self) {
+        let mut pause = std::pin::pin!(self.backoff.pause());
         loop {
             tokio::select! {
-                () = &mut rest => return,
+                () = &mut pause => return,
                 Some(event) = self.events.recv() => add(&mut self.waiting, event),
             }
         }
     }
 
-    /// Writes one object per subject, reason and message: a repeated event updates the time of the existing object.
+    /// Creates the Event object; for a repeated event updates the time of the existing object.
     async fn write(&self, waiting: &WaitingEvent) -> kube::Result<()> {
         let subject = &waiting.event.subject;
         let namespace = if subject.namespace.is_empty() {
@@ -279,7 +280,7 @@ fn hash(event: &Event) -> u64 {
     hasher.finish()
 }
 
-/// Adds an event to the waiting ones, or updates the time of an equal waiting one.
+/// Adds an event to those that wait to be written, or updates the time of an equal event there.
 fn add(waiting: &mut VecDeque<WaitingEvent>, event: Event) {
     let now = Utc::now();
     if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
@@ -391,7 +392,7 @@ mod tests {
         let (recorder, mut requests) = start();
         recorder.node(EventType::Normal, "Old", String::new());
         let began = Instant::now();
-        while began.elapsed() < KEPT {
+        while began.elapsed() < KEPT_FOR {
             assert_eq!(next(&mut requests, 500).await, "Old ");
         }
         recorder.node(EventType::Normal, "New", String::new());

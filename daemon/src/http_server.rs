@@ -1,7 +1,7 @@
 //! An HTTP server over TCP or TLS, with limits for slow clients.
 //!
-//! Knows nothing about the routes. It checks the certificates of clients, and marks requests with [`ClientCertificate`] and
-//! [`ClientName`].
+//! Nothing here knows the routes. The server checks the certificates of clients, and marks requests with [`ClientCertificate`]
+//! and [`ClientName`].
 
 mod conversation;
 mod head_limit;
@@ -38,14 +38,14 @@ use conversation::{Answering, AnsweringBody, Conversation, KEEP_ALIVE};
 use head_limit::HeadLimit;
 use places::Places;
 
-/// Time within which the head of a request must have arrived.
+/// Time within which the head (request line and headers) of a request must have arrived.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The largest HTTP/2 frame, in bytes: a request with thousands of node names takes a few frames.
-const FRAME: u32 = 256 << 10;
+const MAX_FRAME_BYTES: u32 = 256 << 10;
 
 /// The ALPN name of HTTP/2.
 const H2: &[u8] = b"h2";
@@ -82,9 +82,9 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 /// A server of one router on one address.
 #[derive(Debug)]
 pub struct HttpServer {
-    /// The listener of its address.
+    /// The listener of the server's address.
     pub listener: TcpListener,
-    /// The routes that it serves.
+    /// The routes that the server serves.
     pub router: Router,
     /// The TLS settings; `None` for a server in plain text.
     pub tls: Option<CurrentTls>,
@@ -92,14 +92,14 @@ pub struct HttpServer {
     pub most_connections: usize,
     /// Time within which a TLS handshake, and the head of a request, must have arrived.
     pub read_timeout: Duration,
-    /// Changes whenever all clients have to connect again.
+    /// Changes whenever the server has to close all connections, so that clients connect again.
     pub connection_resets: watch::Receiver<u64>,
 }
 
 impl HttpServer {
     /// A server in plain text that never resets its connections.
     pub fn new(listener: TcpListener, router: Router, most_connections: usize) -> Self {
-        // A receiver without a sender never sees a change.
+        // Without a sender the receiver never sees a change; its value is not read.
         let (_, never) = watch::channel(0);
         Self {
             listener,
@@ -111,7 +111,7 @@ impl HttpServer {
         }
     }
 
-    /// Serves until `stop` is cancelled, and returns once the requests in work are answered. The caller limits that time.
+    /// Serves until `stop` is cancelled, and returns once the requests in work are answered, which the caller limits in time.
     pub async fn serve(mut self, stop: CancellationToken) {
         let settings = ConnectionSettings {
             router: self.router,
@@ -158,9 +158,9 @@ impl HttpServer {
 /// The open connections of a server.
 #[derive(Default)]
 struct OpenConnections {
-    /// Connections since the last reset.
+    /// Connections that were accepted since the last reset.
     current: GracefulShutdown,
-    /// Connections from before a reset; each closes once its requests in work are answered.
+    /// One task for each reset: it ends when the connections from before the reset have closed.
     closing: JoinSet<()>,
 }
 
@@ -208,7 +208,7 @@ impl ConnectionSettings {
         conversation: Conversation,
         watcher: Watcher,
     ) {
-        // Answers are written whole or in large pieces, so to wait for more bytes only delays them.
+        // Answers are written whole or in large pieces, so Nagle's algorithm, which waits for more bytes, would only delay them.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "cannot set TCP_NODELAY");
         }
@@ -267,12 +267,12 @@ impl ConnectionSettings {
         watcher: Watcher,
     ) {
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        // HTTP/2 has pings of its own, which find clients that are gone, so it needs no `HeadLimit`.
+        // The pings of HTTP/2 find clients that are gone, so that no `HeadLimit` is needed.
         builder
             .timer(TokioTimer::new())
             .keep_alive_interval(self.read_timeout)
             .keep_alive_timeout(self.read_timeout)
-            .max_frame_size(FRAME);
+            .max_frame_size(MAX_FRAME_BYTES);
         let router = self.router;
         let overdue = conversation.clone().overdue();
         let service = service_fn(move |request| {
@@ -294,7 +294,7 @@ fn log_end(ended: Result<(), hyper::Error>) {
     }
 }
 
-/// Has the router answer a request, whose extensions name the client of the connection and say if it has a valid certificate.
+/// The router's answer to a request, after the client of the connection is noted in the request's extensions.
 async fn answer(
     router: Router,
     request: Request<Incoming>,

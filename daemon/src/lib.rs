@@ -1,7 +1,7 @@
 //! The parts that both gpushare daemons share: the process with its log, signals, supervised tasks and watchdog; the HTTP server
 //! for probes, metrics and the daemon's own routes; and the connection to the API server with its watches and events.
 //!
-//! Knows nothing of devices or placement, nor of either daemon.
+//! Nothing here knows devices, placement, or one of the two daemons (scheduler and device plugin).
 
 pub mod api_server;
 pub mod duration;

@@ -1,4 +1,4 @@
-//! Lets one line of a kind into the log each minute: clients that cause a line with every request must not fill it.
+//! Limits the log to one line of a kind each minute, so that clients which cause a line with every request do not fill it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -8,18 +8,18 @@ use tokio::time::Instant;
 /// Time between two lines of one kind.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The lines of one kind: the time of the last one, and the number of those left out since.
+/// The log lines of one kind: the time of the last line that was written, and the number of lines left out since then.
 #[derive(Debug)]
 pub struct LogLimit(Mutex<(Option<Instant>, u64)>);
 
 impl LogLimit {
-    /// A kind without a line yet.
+    /// A kind of which no line has been written yet.
     #[expect(clippy::new_without_default, reason = "it stands in a static")]
     pub const fn new() -> Self {
         Self(Mutex::new((None, 0)))
     }
 
-    /// The number of lines left out since the last one, if a line may be written now; else `None`, and this line counts as left out.
+    /// The number of lines left out since the last one, if a line may be written now; else `None`: this line is left out too.
     pub fn next_line(&self) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, left_out) = &mut *state;

@@ -1,6 +1,6 @@
 //! `/metrics`: all metrics of a daemon as text for Prometheus.
 //!
-//! Knows no metric. On a cluster of 15,000 nodes the text has over 100 MB.
+//! Nothing here knows a metric. On a cluster of 15,000 nodes the text has over 100 MB.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -19,8 +19,8 @@ use tokio::task::spawn_blocking;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The length from which a piece of the text is complete, in bytes.
-const PIECE: usize = 64 << 10;
-/// Memory of a piece beyond [`PIECE`], for the label, value or help text that completes it, in bytes.
+const PIECE_BYTES: usize = 64 << 10;
+/// Memory of a piece beyond [`PIECE_BYTES`], for the label, value or help text that completes it, in bytes.
 const LONGEST_WRITE: usize = 1 << 10;
 
 /// The metrics of a daemon, as text for Prometheus. Clones share one registry.
@@ -36,7 +36,7 @@ impl MetricsText {
     /// The answer to one scrape.
     pub(crate) async fn scrape(&self) -> Response {
         match self.write().await {
-            // The memory of each piece is free again when it is sent.
+            // Each piece is sent by itself, and its memory is free afterwards.
             Ok(pieces) => {
                 let pieces = stream::iter(pieces.into_iter().map(Ok::<_, Infallible>));
                 ([(CONTENT_TYPE, OPENMETRICS)], Body::from_stream(pieces)).into_response()
@@ -45,9 +45,9 @@ impl MetricsText {
         }
     }
 
-    /// Writes all metrics, on a thread for blocking work.
+    /// Writes the text of all metrics, on a thread for blocking work.
     ///
-    /// The text is complete before any of it is sent: collectors hold locks while they write, and a client may be slow.
+    /// The text is complete before the first piece is sent: collectors hold locks while they write, and a client may be slow.
     async fn write(&self) -> Result<Vec<Bytes>, fmt::Error> {
         // The lock admits one scrape at a time.
         let registry = Arc::clone(&self.0).lock_owned().await;
@@ -78,8 +78,8 @@ impl PiecedText {
 impl fmt::Write for PiecedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.piece.push_str(text);
-        if self.piece.len() >= PIECE {
-            let next = String::with_capacity(PIECE + LONGEST_WRITE);
+        if self.piece.len() >= PIECE_BYTES {
+            let next = String::with_capacity(PIECE_BYTES + LONGEST_WRITE);
             let piece = std::mem::replace(&mut self.piece, next);
             self.complete.push(piece.into());
         }
@@ -199,13 +199,13 @@ mod tests {
         while let Some(frame) = body.frame().await {
             let piece = frame.unwrap().into_data().unwrap();
             assert!(
-                piece.len() < PIECE + LONGEST_WRITE,
+                piece.len() < PIECE_BYTES + LONGEST_WRITE,
                 "{} bytes in a piece",
                 piece.len()
             );
             sent.extend_from_slice(&piece);
         }
-        assert!(sent.len() > 5 * PIECE, "the text is short");
+        assert!(sent.len() > 5 * PIECE_BYTES, "the text is short");
         assert!(
             sent == whole.as_bytes(),
             "the text differs from that of one piece"

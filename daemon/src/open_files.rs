@@ -4,16 +4,16 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-/// Files that a daemon opens beside the connections of its listeners: watches, requests to the API server, sockets, its own pipes.
+/// Files that a daemon opens beside the connections of its listeners: watches, requests to the API server, sockets, pipes.
 pub const OWN_FILES: usize = 128;
 
-/// The limit for which the connections of all listeners are planned; most systems give it to every process.
+/// The limit of open files for which the connections of all listeners are planned; most systems give it to every process.
 const USUAL_LIMIT: usize = 1024;
 
-/// The fewest connections of a listener.
-const FEWEST: usize = 4;
+/// The fewest connections of a listener, however low the limit is.
+const FEWEST_CONNECTIONS: usize = 4;
 
-/// Raises the limit to the highest that the process may set for itself.
+/// Raises the limit of open files to the highest that the process may set for itself.
 #[cfg(unix)]
 pub fn raise_limit() {
     let before = getrlimit(Resource::Nofile);
@@ -26,12 +26,12 @@ pub fn raise_limit() {
     }
 }
 
-/// Does nothing: Windows limits no process.
+/// Does nothing: Windows has no limit of open files.
 #[cfg(not(unix))]
 pub fn raise_limit() {}
 
-/// The connections that a listener may have instead of `most` where the process may open fewer files than usual, so that those of
-/// strangers leave room for the daemon's own.
+/// The number of connections that a listener may have: `most`, or fewer where the process may open fewer files than usual, so
+/// that clients leave room for the daemon's own files.
 pub fn connections_within_limit(most: usize) -> usize {
     connections_within(limit(), most)
 }
@@ -39,13 +39,13 @@ pub fn connections_within_limit(most: usize) -> usize {
 /// [`connections_within_limit`] for a given limit.
 fn connections_within(limit: usize, most: usize) -> usize {
     let (left, usually_left) = (limit.saturating_sub(OWN_FILES), USUAL_LIMIT - OWN_FILES);
-    (most * left.min(usually_left) / usually_left).max(FEWEST)
+    (most * left.min(usually_left) / usually_left).max(FEWEST_CONNECTIONS)
 }
 
 /// The number of files that the process may have open.
 #[cfg(unix)]
 fn limit() -> usize {
-    // Without a limit there is room for all.
+    // No limit counts as the largest number.
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
@@ -56,7 +56,7 @@ fn limit() -> usize {
     usize::MAX
 }
 
-/// Logs the limit and the number of files that the listeners leave for everything else.
+/// Logs the limit of open files, and the number that `n_connections` of the listeners leave for everything else.
 pub fn log_room(n_connections: usize) {
     let limit = limit();
     let left = limit.saturating_sub(n_connections);

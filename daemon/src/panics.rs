@@ -8,7 +8,7 @@ tokio::task_local! {
     static NAME: &'static str;
 }
 
-/// Runs a task that has this name in the log if it panics.
+/// Runs a task; if it panics, the log has this name.
 pub async fn named<T>(name: &'static str, task: impl Future<Output = T>) -> T {
     NAME.scope(name, task).await
 }

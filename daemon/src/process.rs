@@ -23,11 +23,11 @@ use crate::panics::{end_at_panics, named};
 use crate::supervise::Tasks;
 use crate::watchdog::{self, Probe};
 
-/// Longest time in which the servers may answer the requests in work at the end.
+/// Longest time for which the process waits at its end until the servers have answered the requests in work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Longest time for which a daemon may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or a
-/// lock is not released.
+/// Longest time for which a daemon may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or
+/// a lock is not released.
 pub const HANG_LIMIT: Duration = Duration::from_secs(10);
 
 /// The most connections of the listener for probes and metrics: kubelet, Prometheus and a few people.
@@ -52,7 +52,7 @@ pub struct ProcessArgs {
     pub log_level: LogFilter,
 }
 
-/// A running daemon: the tasks and servers that it has started, and the signals to end them.
+/// A running daemon: its tasks and servers, and the tokens whose cancellation ends them.
 #[derive(Debug)]
 pub struct Process {
     /// Cancelled by the first SIGTERM or SIGINT.
@@ -71,8 +71,8 @@ pub struct Process {
     args: ProcessArgs,
 }
 
-/// Runs `daemon` on a runtime of this kind, and ends the process when it hangs for `hang_limit`. The exit code is a failure if the
-/// daemon returned an error, which is logged.
+/// Runs `daemon` on a runtime of this kind, and ends the process when it hangs for `hang_limit`. The exit code is a failure if
+/// the daemon returned an error, which is logged.
 pub fn run<F>(
     args: ProcessArgs,
     hang_limit: Duration,
@@ -129,7 +129,7 @@ impl Process {
         })
     }
 
-    /// Ends the process too when a lock is not released: `take` takes the lock and releases it.
+    /// Has the watchdog end the process when a lock is not released; `take` takes the lock and releases it.
     ///
     /// # Errors
     /// The thread that takes the lock cannot be started.
@@ -163,7 +163,7 @@ impl Process {
         self.servers.spawn(name, server.serve(self.stop.clone()));
     }
 
-    /// Completes `work` before the daemon serves. Returns `None` if the signal comes first.
+    /// Completes `work` before the daemon serves. Returns `None` if SIGTERM or SIGINT comes first.
     ///
     /// # Errors
     /// The work failed, or a task has ended meanwhile.
@@ -179,7 +179,7 @@ impl Process {
         }
     }
 
-    /// Runs until the signal, then completes `farewell` while everything goes on, and then closes the servers.
+    /// Runs until SIGTERM or SIGINT, then completes `farewell` while tasks and servers go on, and then closes the servers.
     ///
     /// # Errors
     /// A task ended that should run as long as the process.
@@ -191,7 +191,7 @@ impl Process {
             farewell.await;
         };
         let ended = tokio::select! {
-            // A task that ends because the process ends is no error.
+            // In this order (`biased`): a task that ends because of the signal is no error.
             biased;
             () = service => Ok(()),
             ended = self.tasks.ended() => Err(ended.into()),
@@ -202,7 +202,7 @@ impl Process {
             // A task has ended that kept the answers up to date, so no request may be answered any more.
             self.servers.abort_all();
         }
-        // All servers end together: one without requests must not cut off those of another.
+        // Waits for all servers: the end of one without requests must not cut off the requests of another.
         if timeout(DRAIN_LIMIT, self.servers.all_ended()).await.is_err() {
             warn!("some requests were not answered in time");
         }
@@ -230,7 +230,7 @@ fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
     Ok(token)
 }
 
-/// Returns a token that Ctrl-C cancels. The daemons run on Linux alone; elsewhere the command-line client is built with this crate.
+/// Returns a token that Ctrl-C cancels. The daemons run on Linux alone; elsewhere the CLI is built with this crate.
 #[cfg(not(unix))]
 fn cancelled_by_signal() -> std::io::Result<CancellationToken> {
     let token = CancellationToken::new();

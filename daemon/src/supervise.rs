@@ -1,6 +1,6 @@
 //! Tasks that run as long as the process: when one ends, the process ends.
 //!
-//! Without this a daemon whose watch has ended would go on to decide by its last state, and report that it is ready.
+//! Otherwise a daemon whose watch has ended would go on to decide by the last state that it saw, and report that it is ready.
 //! [`crate::process`] ends the process when [`Tasks::ended`] returns.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use tokio::task::{Id, JoinError, JoinSet};
 
 use crate::panics::named;
 
-/// Tasks with names for the log. All of them are aborted when this is dropped.
+/// Tasks with names for the log. All of the tasks are aborted if this value is dropped.
 #[derive(Debug, Default)]
 pub struct Tasks {
     running: JoinSet<()>,
@@ -40,12 +40,12 @@ pub enum Ended {
 impl Tasks {
     /// Starts a task.
     pub fn spawn(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        // `named` puts the name into the log of a panic, and the map into the error of a task that returns.
+        // `named` has the name for the log line of a panic, `names` for the error of a task that returns.
         let id = self.running.spawn(named(name, task)).id();
         self.names.insert(id, name);
     }
 
-    /// Starts a task that keeps a value up to date. Returns the receiver of the value, which is `first` until the task changes it.
+    /// Starts a task that keeps a value up to date. Returns the receiver of the value, which begins as `first`.
     pub fn spawn_updating<T, F>(
         &mut self,
         name: &'static str,
@@ -60,7 +60,7 @@ impl Tasks {
         receiver
     }
 
-    /// Returns when a task has ended; never returns without tasks. Dropping the future loses nothing.
+    /// Returns when a task has ended; never returns without tasks. Dropping the future loses no end of a task.
     pub async fn ended(&mut self) -> Ended {
         match self.running.join_next_with_id().await {
             Some(Ok((id, ()))) => Ended::Returned { name: self.name(id) },
@@ -68,7 +68,7 @@ impl Tasks {
                 name: self.name(source.id()),
                 source,
             },
-            // Not an end: `crate::process` keeps its servers in a set of their own, which may be empty.
+            // No task has ended: `crate::process` keeps its servers in a set of their own, which may be empty.
             None => std::future::pending().await,
         }
     }

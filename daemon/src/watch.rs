@@ -53,15 +53,17 @@ pub struct ObjectWatch<K: 'static> {
     config: watcher::Config,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     backoff: Backoff,
+    /// The time at which the pause after the last failure ended.
     failed_at: Option<Instant>,
-    /// True during a list, whose objects must arrive without long gaps; a watch may be silent for long.
+    /// True while a list of all objects arrives, without long gaps between them; after it the watch may be silent for long.
     is_listing: bool,
+    /// True from a failure until the watch is restored.
     is_interrupted: bool,
-    /// The step that follows the last update, if it is decided already.
+    /// The step with which the next call of [`Self::next`] begins, if any.
     next: Option<NextStep>,
 }
 
-/// A step between two messages of the API server.
+/// A step that is taken before the watch waits for the next message of the API server.
 enum NextStep {
     /// Report [`Update::Restored`].
     ReportRestored,
@@ -123,7 +125,7 @@ where
                 }
                 Ok(Some(Err(error))) => return self.fail(&error),
                 Err(_) if !self.is_listing => {
-                    // No object of this kind has changed for a while, and the watch has not failed either.
+                    // No object of this kind has changed for a while, but the watch has not failed, so it is restored.
                     if std::mem::take(&mut self.is_interrupted) {
                         return Update::Restored;
                     }
@@ -159,7 +161,7 @@ where
 
     /// Has the next call of [`Self::next`] pause first: longer after each of several failures that follow closely.
     fn lengthen_pause(&mut self) {
-        // Failures that follow closely lengthen the pause; after a stable time it begins with the shortest.
+        // After a time without failures the pauses begin with the shortest again.
         if self.failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
             self.backoff.reset();
         }
@@ -167,7 +169,7 @@ where
     }
 }
 
-/// Returns true if the custom resource is not installed.
+/// Returns true if the API server does not know the kind: the custom resource is not installed.
 fn is_unknown_kind(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
@@ -209,7 +211,7 @@ impl WatchLag {
         *self.last_message.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// A client whose answers reset the age; 404 for an unknown kind does too, other refusals do not.
+    /// A client of which every answer resets the age, also 404 for an unknown kind, but no other refusal.
     pub fn observe(&self, client: &Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let (client, lag) = (client.clone(), self.clone());
@@ -226,7 +228,7 @@ impl WatchLag {
         response: Response<Body>,
     ) -> Response<impl HttpBody<Data = Bytes, Error = kube::Error>> {
         let status = response.status();
-        // A refused watch shows nothing of the objects; one of an unknown kind shows that there are none.
+        // A refusal shows nothing of the objects; 404 shows that the kind is not installed, so that there are none.
         let counts = status.is_success() || status == StatusCode::NOT_FOUND;
         response.map(|body| {
             body.map_frame(move |frame| {

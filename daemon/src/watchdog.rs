@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tracing::error;
 
-/// The number of checks within the limit. A probe is asked again only after its answer, so the limit is accurate to two checks.
+/// The number of checks within the limit. A probe gets no request before its last answer: the limit is accurate to two checks.
 const CHECKS: u32 = 20;
 /// Longest time for the last line of the log, after which the process ends in any case: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,12 +23,13 @@ const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 #[expect(missing_debug_implementations, reason = "a function has none")]
 pub struct Probe {
     name: &'static str,
-    /// Sends a request, which is answered when `answered` has its number.
+    /// Sends the request of a number, which is answered when `answered` has that number.
     ask: Box<dyn FnMut(u64) + Send>,
+    /// The number of the last request that was answered.
     answered: Arc<AtomicU64>,
-    /// The number of the last request.
+    /// The number of the last request that was sent.
     asked: u64,
-    /// The number of checks without an answer to it.
+    /// The number of checks since that request which found no answer.
     missed: u32,
 }
 
@@ -74,7 +75,7 @@ impl Probe {
                 answer.store(number, Ordering::Release);
             }
         };
-        // A thread of its own, since the watchdog's must not wait for the lock.
+        // On a thread of its own, since the watchdog's thread must not wait for the lock.
         let thread = thread::Builder::new().name("watchdog-lock".to_owned());
         thread.spawn(answer_requests)?;
         let ask = move |number| {
@@ -84,7 +85,8 @@ impl Probe {
         Ok(Self::new(name, Box::new(ask), answered))
     }
 
-    /// Checks for the answer, and sends the next request if it is there. Returns true if the probe has hung for the whole limit.
+    /// Checks for the answer to the last request, and sends the next request if there is one. Returns true after [`CHECKS`]
+    /// checks without an answer.
     fn has_hung(&mut self) -> bool {
         if self.answered.load(Ordering::Acquire) == self.asked {
             self.missed = 0;
@@ -119,7 +121,7 @@ fn abort(hung: &'static str, limit: Duration) {
     let (logged, is_logged) = mpsc::channel();
     let log = move || {
         error!(hangs = hung, ?limit, "the process hangs and ends itself");
-        // The receiver is gone after LOG_TIMEOUT.
+        // An error means that the receiver is gone after `LOG_TIMEOUT`.
         let _ = logged.send(());
     };
     if thread::Builder::new()

@@ -1,10 +1,11 @@
-//! Reads two fields of X.509 certificates that rustls does not expose: the end of the validity, and the common name of the subject.
-//! Any bytes are accepted as input.
+//! Reads two fields of X.509 certificates that rustls does not expose: the end of the validity, and the common name of the
+//! subject. Any bytes are accepted as input.
 
 use std::time::{Duration, SystemTime};
 
 use chrono::NaiveDateTime;
 
+// Tags of DER elements.
 const INTEGER: u8 = 0x02;
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
@@ -39,21 +40,21 @@ pub fn common_name(certificate: &[u8]) -> Option<String> {
     None
 }
 
-/// The fields of a certificate, beginning with its validity.
+/// The bytes of a certificate's fields from its validity on.
 fn validity_and_rest(certificate: &[u8]) -> Option<&[u8]> {
     let (certificate, _) = element(certificate, SEQUENCE)?;
     let (mut fields, _) = element(certificate, SEQUENCE)?;
     if let Some((_, rest)) = element(fields, VERSION) {
         fields = rest;
     }
-    // Serial number, signature algorithm, issuer.
+    // Skips serial number, signature algorithm and issuer.
     for tag in [INTEGER, SEQUENCE, SEQUENCE] {
         (_, fields) = element(fields, tag)?;
     }
     Some(fields)
 }
 
-/// Splits off an element with this tag: its content, and the bytes after it.
+/// Splits off a DER element with this tag: its content, and the bytes after it.
 fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (found, rest) = bytes.split_first()?;
     let (length, rest) = length(rest)?;
@@ -63,7 +64,7 @@ fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// Splits off the length of an element.
+/// Splits off the length of a DER element: the number, and the bytes after it.
 fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let (first, rest) = bytes.split_first()?;
     if *first < 0x80 {
@@ -82,7 +83,7 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     ))
 }
 
-/// Splits off a time.
+/// Splits off a DER time: the time, and the bytes after it.
 fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
     let (text, rest) = if let Some((text, rest)) = element(bytes, UTC_TIME) {
         let text = std::str::from_utf8(text).ok()?;

@@ -1,6 +1,6 @@
 //! `AdmissionReview` of `admission.k8s.io/v1`: the API server's request to a webhook, and the webhook's response.
 //!
-//! Objects stay JSON, since a patch names places in them. `kube`'s own types refuse reviews with unknown or missing fields.
+//! Objects stay JSON, as patches name places in them. `kube`'s own types refuse reviews with unknown or missing fields.
 
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub struct AdmissionReview {
     pub api_version: String,
     /// Always [`KIND`].
     pub kind: String,
-    /// The request to the API server that waits for the webhook.
+    /// The request of a user to the API server.
     pub request: AdmissionRequest,
 }
 
@@ -31,7 +31,7 @@ pub struct AdmissionReview {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionRequest {
-    // Go writes empty texts as absent, and other clients as null.
+    // Go leaves empty texts out, and other clients write them as null.
     /// Identifies the request; the response repeats it.
     pub uid: String,
     /// The resource of the request, such as `pods`.
@@ -109,7 +109,7 @@ pub struct AdmissionReviewReply {
     pub response: AdmissionResponse,
 }
 
-/// A response to a request.
+/// The webhook's response to a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdmissionResponse {
@@ -132,7 +132,7 @@ pub struct AdmissionResponse {
     pub warnings: Vec<String>,
 }
 
-/// The reason of a refusal.
+/// The reason of a refusal, as a `metav1.Status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AdmissionStatus {
     /// The sentence that kubectl and controllers show.
@@ -162,7 +162,7 @@ pub enum PatchOperation {
 }
 
 impl AdmissionReviewReply {
-    /// The review with this response.
+    /// The review that carries a response.
     pub fn new(response: AdmissionResponse) -> Self {
         Self {
             api_version: API_VERSION,

@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 
 pub(crate) mod keys;
 
-/// An annotation that cannot be read, or whose value would be refused by its readers.
+/// An annotation that cannot be read, or cannot be written because its readers would refuse it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {key}: {problem}")]
 pub struct AnnotationError {
@@ -26,13 +26,13 @@ impl AnnotationError {
 /// Parses the value of an annotation.
 ///
 /// # Errors
-/// It is longer than `max_bytes`, or is not the JSON of a `T`.
+/// The value is longer than `max_bytes`, or is not the JSON of a `T`.
 pub(crate) fn parse<T: DeserializeOwned>(
     key: &'static str,
     text: &str,
     max_bytes: usize,
 ) -> Result<T, AnnotationError> {
-    // Before parsing, so that a long annotation costs nothing: any user who may write the object may write one.
+    // Before parsing, so that a long annotation costs no time: any user who may write the object may write one.
     if text.len() > max_bytes {
         return Err(AnnotationError::new(
             key,

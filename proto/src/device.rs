@@ -25,7 +25,7 @@ pub const TYPE_FPGA: &str = "fpga";
 /// Label of the Device object and of the node: the vendor of the GPUs, such as `nvidia`.
 pub const GPU_VENDOR_LABEL: &str = "node.koordinator.sh/gpu-vendor";
 /// Label of the Device object and of the node: the model of the GPUs, such as `A100-SXM4-80GB`; absent if the node has several
-/// models. Koordinator's koordlet writes it so too.
+/// models. Koordinator's koordlet writes the same.
 pub const GPU_MODEL_LABEL: &str = "node.koordinator.sh/gpu-model";
 /// Label of the Device object and of the node: the version of the GPU driver, such as `570.133.20`.
 pub const GPU_DRIVER_LABEL: &str = "node.koordinator.sh/gpu-driver-version";
@@ -42,11 +42,11 @@ pub const SHARING_LABEL: &str = "gpushare/sharing";
 /// The only value of [`SHARING_LABEL`].
 pub const SHARING_DISABLED: &str = "disabled";
 
-/// Annotation of the node that the plugin changes after its Device object: kube-scheduler watches nodes, but no Device objects, and
-/// retries pending pods when a node changes.
+/// Annotation of the node that the plugin changes after its Device object: kube-scheduler watches nodes, but no Device objects,
+/// and retries pending pods when a node changes.
 pub const DEVICES_REVISION: &str = "gpushare/devices-revision";
 
-/// Annotation of the Device object with the kernel's boot ID of the node when the plugin wrote the object.
+/// Annotation of the Device object with the boot ID that the node's kernel had when the plugin wrote the object.
 pub const BOOT_ID: &str = "gpushare/boot-id";
 
 /// Annotation of the Device object with which an operator declares unhealthy devices healthy: their IDs, separated by commas,
@@ -60,13 +60,13 @@ pub const ENFORCEMENT: &str = "gpushare/enforcement";
 /// The value of [`ENFORCEMENT`] for limits that the GPU driver enforces.
 pub const ENFORCED_BY_DRIVER: &str = "driver";
 
-/// The label of a GPU with the bytes of its memory that the driver keeps for itself and pods may not share, beside the amount that
-/// the Device object offers.
+/// The label of a GPU with the bytes of its memory that the driver keeps for itself and pods may not share, beside the amount
+/// that the Device object offers.
 pub const RESERVED_MEMORY: &str = "gpushare/reserved-memory";
 
-/// The condition that is true if a device works.
+/// The condition of a device that is true if it works.
 pub const CONDITION_HEALTHY: &str = "Healthy";
-/// The condition that is true if containers of the node can get the device; its message names the injection mode.
+/// The condition of a device that is true if containers of the node can get it; its message names the injection mode.
 pub const CONDITION_INJECTABLE: &str = "Injectable";
 /// The condition of a GPU that is true if the driver enforces the memory limits of containers.
 pub const CONDITION_LIMITED: &str = "Limited";
@@ -121,7 +121,7 @@ impl RawDevice {
     ///
     /// # Errors
     /// The spec has another form than the schema demands.
-    // On demand, so that a spec of another form fails its node and no other.
+    // Decoded on demand, so that a spec of another form fails its node and no other.
     pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
         // An object without a spec, as another program may create it, has no devices.
         Option::<DeviceSpec>::deserialize(&self.spec).map(Option::unwrap_or_default)

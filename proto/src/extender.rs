@@ -37,10 +37,10 @@ pub struct NodeList {
     pub items: Vec<WholeNode>,
 }
 
-/// A whole node of a request.
+/// A whole node of a request, which the answer repeats unchanged.
 #[derive(Debug)]
 pub struct WholeNode {
-    /// All fields of the request.
+    /// All fields of the node in the request.
     pub raw: Value,
     /// The fields that gpushare reads.
     pub node: Node,
@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for WholeNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // All fields are kept: kube-scheduler takes the nodes of the answer in place of its own.
         let raw = Value::deserialize(deserializer)?;
-        // From the parsed value, which is there already: the bytes are not read twice.
+        // From `raw`, which is parsed already, so that the bytes are not read twice.
         let node = Node::deserialize(&raw).map_err(de::Error::custom)?;
         Ok(Self { raw, node })
     }
@@ -232,7 +232,7 @@ impl ExtenderPreemptionArgs {
 }
 
 impl MetaVictims {
-    /// Returns true if both list the same pods, in any order.
+    /// Returns true if two lists of victims have the same pods, in any order.
     pub fn are_same_pods(&self, other: &Self) -> bool {
         self.pods.len() == other.pods.len() && self.pods.iter().all(|pod| other.pods.contains(pod))
     }
@@ -253,7 +253,7 @@ impl From<Victims> for MetaVictims {
     }
 }
 
-/// Fields of volumes that no other pod can use, so that evicting a pod does not free them.
+/// The name of a volume, and the kinds of volumes over which no two pods conflict: evicting one pod helps no other.
 const OWN_VOLUMES: [&str; 6] = [
     "name",
     "configMap",
@@ -263,9 +263,9 @@ const OWN_VOLUMES: [&str; 6] = [
     "secret",
 ];
 
-/// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, by volumes that
-/// one pod or one node may use at a time, or by rules about pods near by. Every victim that kube-scheduler proposes may then be
-/// needed.
+/// Returns true if other pods may keep the pod off a node by more than the resources that they use: by host ports, by volumes
+/// that one pod or one node may use at a time, or by rules about pods near by. Every victim that kube-scheduler proposes may then
+/// be needed.
 ///
 /// # Errors
 /// The request cannot be read.
@@ -275,7 +275,7 @@ pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_js
     struct Request {
         pod: Value,
     }
-    // A second pass over the request: pods in memory do without these fields, which no other code reads.
+    // A second pass over the request: the type `Pod` lacks these fields, which no other code reads.
     let Request { pod: object } = serde_json::from_slice(request)?;
     let spec = object.get("spec").unwrap_or(&Value::Null);
     for container in list(spec, "containers").chain(list(spec, "initContainers")) {
@@ -286,7 +286,7 @@ pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_js
         }
     }
     let volumes = list(spec, "volumes").filter_map(Value::as_object);
-    // A kind of volume that this code does not know may be shared.
+    // Pods may conflict over a kind of volume that this code does not know.
     if volumes
         .flat_map(Map::keys)
         .any(|field| !OWN_VOLUMES.contains(&field.as_str()))

@@ -2,7 +2,7 @@
 //! proposal "Fine-grained device scheduling" (section on compatibility).
 //!
 //! A node's plugin writes it where the vendor's plugin serves the vendor's resource; the scheduler counts those devices as
-//! used. The annotation's readers look up the pods and the devices.
+//! used. Nothing here looks up the pods and the devices that an entry names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +21,10 @@ pub const GPU_CHECKPOINTS: &str = "node.koordinator.sh/gpu-checkpoints";
 /// Longest annotation that is read or written, in bytes; the API server allows 256 KiB for all annotations of an object.
 pub const MAX_BYTES: usize = 128 * 1024;
 
-/// Separates a device's ID from the number of its replica where the vendor's plugin shares devices by time-slicing.
+/// Separates the ID of a GPU from the number of its replica where the vendor's plugin shares GPUs by time-slicing.
 const REPLICA: &str = "::";
 
-/// Prefix of the IDs of MIG instances.
+/// Prefix of kubelet's IDs of MIG instances (parts of a GPU in MIG mode).
 const MIG: &str = "MIG-";
 
 /// The devices of one resource that kubelet allocated to one container.
@@ -60,8 +60,8 @@ impl KubeletAllocations {
     /// Reads the annotations of a Device object; `None` if it has no such annotation.
     ///
     /// # Errors
-    /// It is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its last valid
-    /// value then stay in use.
+    /// The annotation is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its
+    /// last valid value then stay in use.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, AnnotationError> {
         let read = Self::key(annotations).and_then(|key| Some(Self::parse(key, annotations.get(key)?)));
         read.transpose()
@@ -101,7 +101,7 @@ impl KubeletAllocations {
 
     /// The value of the annotation [`DEVICES_CHECKPOINTS`]; `None` if there are no entries.
     ///
-    /// An annotation that would be too long is shortened: first without kubelet's copies of answers, then to one list of
+    /// An annotation that would be too long is shortened: first without the answers to Allocate, then to one list of
     /// devices per resource, without pods. `None` if even that is too long.
     pub fn annotation(&self) -> Option<String> {
         // An empty list would stay behind on every node without such pods.
@@ -124,7 +124,7 @@ impl KubeletAllocations {
         None
     }
 
-    /// All entries without kubelet's copies of the answers to Allocate.
+    /// All entries, without the answers to Allocate that kubelet's checkpoint holds.
     fn without_answers(&self) -> Vec<KubeletAllocation> {
         let mut entries = self.entries.clone();
         for entry in &mut entries {
@@ -158,7 +158,7 @@ impl KubeletAllocations {
 /// GPU. Any other ID, such as an index or an instance's own UUID, is returned unchanged.
 pub fn physical_id(id: &str) -> &str {
     let device = id.split_once(REPLICA).map_or(id, |(device, _)| device);
-    // Drivers before R470 name an instance by its GPU; later ones by a UUID of its own, which shows no GPU.
+    // Drivers before R470 name a MIG instance by its GPU; later drivers by a UUID of its own, which does not name the GPU.
     match device
         .strip_prefix(MIG)
         .and_then(|instance| instance.split_once('/'))

@@ -3,11 +3,11 @@
 
 /// The part of its share by which a container may use more before that counts as an overrun, in percent.
 ///
-/// It covers the rounding of shares and of the driver's pages, and processes that end while the driver lists them. The CUDA context
-/// of each process, several hundred MiB, is part of the use, as it is for limits that the driver enforces.
+/// The tolerance covers the rounding of shares and of the driver's pages, and processes that end while the driver lists them. The
+/// CUDA context of each process, several hundred MiB, is part of the use, as it is for limits that the driver enforces.
 pub const OVERRUN_TOLERANCE_PERCENT: u64 = 5;
 
-/// True if a use of `used` bytes is more than a share of `given` bytes, beyond the tolerance.
+/// Returns true if a container that uses `used` bytes exceeds its share of `given` bytes by more than the tolerance.
 pub fn is_over_share(used: u64, given: u64) -> bool {
     // 128 bits, because percent times bytes may pass 64.
     u128::from(used) * 100 > u128::from(given) * u128::from(100 + OVERRUN_TOLERANCE_PERCENT)

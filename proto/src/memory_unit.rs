@@ -34,7 +34,7 @@ impl MemoryUnit {
 
     /// The unit of this size; `None` if it is no multiple of 1 MiB, is 0 or more than 1 TiB.
     pub fn from_bytes(bytes: u64) -> Option<Self> {
-        // Smaller units would need more device IDs than a message to kubelet holds; larger ones are larger than any GPU.
+        // Smaller units would need more device IDs than a message to kubelet holds; larger units would exceed every GPU.
         (bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= 1024 * GIB).then_some(Self { bytes })
     }
 
@@ -77,7 +77,7 @@ impl FromStr for MemoryUnit {
 impl fmt::Display for MemoryUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bytes {
-            // The words of the old plugin's flag, which its users know.
+            // The values of the old gpushare plugin's flag, which its users know.
             MIB => f.write_str("MiB"),
             GIB => f.write_str("GiB"),
             bytes => Quantity::from_unsigned(bytes).fmt(f),

@@ -70,7 +70,7 @@ pub struct NodeCondition {
     pub message: String,
 }
 
-/// Reads gpushare's condition alone: kubelet's change with every heartbeat.
+/// Reads the condition [`CONDITION_SHARING_READY`] alone: kubelet's conditions change with every heartbeat.
 fn own_conditions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NodeCondition>, D::Error> {
     let mut conditions: Vec<NodeCondition> = null_as_default(deserializer)?;
     conditions.retain(|condition| condition.condition_type == CONDITION_SHARING_READY);
@@ -86,14 +86,14 @@ pub struct NodeInfo {
 }
 
 impl Node {
-    /// The condition that says if the node's plugin has GPUs to share, if the plugin has ever lacked them.
+    /// The condition [`CONDITION_SHARING_READY`]; `None` if the node's plugin has never lacked GPUs to share.
     pub fn sharing_condition(&self) -> Option<&NodeCondition> {
         self.status.conditions.first()
     }
 
     /// The node's capacity of a resource, in whole units; `None` if it is absent, negative or not a whole number.
     pub fn capacity(&self, resource: &str) -> Option<u64> {
-        // Capacity, not allocatable: unhealthy devices are still of the node's size.
+        // Capacity, not allocatable, because it includes unhealthy devices.
         self.status.capacity.get(resource)?.quantity().ok()?.unsigned()
     }
 }

@@ -1,7 +1,7 @@
 //! The Node Resource Interface (NRI) of containerd and CRI-O, by which plugins change containers that the runtime creates.
 //!
-//! The messages are generated from `proto/nri/*.proto`; [`wire`] has their framing on the runtime's socket. The device plugin is an
-//! NRI plugin, and the testbed's runtime its other side.
+//! The messages are generated from `proto/nri/*.proto`; [`wire`] has their framing on the runtime's socket. The device plugin is
+//! an NRI plugin, which the testbed's container runtime calls.
 
 pub mod wire;
 

@@ -1,5 +1,5 @@
-//! Annotations in which a node's plugin reports to the scheduler. On the Device object: the records that it has swapped between
-//! pods, and the pods that kubelet admitted without a device. On the Node: the plugin's own state.
+//! Annotations in which a node's plugin reports to the scheduler. On the Device object: the allocation records that it has
+//! swapped between pods, and the pods that kubelet admitted without a device. On the Node: the plugin's own state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +13,9 @@ use crate::record::DeviceAllocations;
 
 /// Annotation of the Device object: JSON of [`SwappedRecords`].
 ///
-/// kubelet may admit equal pods in another order than they were assumed, so that each sees the other's devices. Then the
-/// plugin swaps their records by one write that names both pods, and the pods' own annotations follow. From that write on
-/// a pod's effective record is its entry here, if it has one, and else its own annotations.
+/// kubelet may admit two equal pods in another order than the scheduler placed them, so that each sees the other's devices. Then
+/// the plugin swaps their records by one write that names both pods, and the pods' own annotations follow. From that write on a
+/// pod's effective record is its entry here, if it has one, and else its own annotations.
 pub const EXCHANGED_RECORDS: &str = "gpushare/exchanged-records";
 
 /// Annotation of the Device object: a JSON list of UIDs of pods that kubelet has admitted without a device although their
@@ -61,8 +61,8 @@ type Annotations = BTreeMap<String, String>;
 /// Reads [`EXCHANGED_RECORDS`]; empty without the annotation.
 ///
 /// # Errors
-/// It does not parse, is longer than 96 KiB, names more than 1,024 pods, or names no device for a pod. Readers keep the last valid
-/// value.
+/// The annotation does not parse, is longer than 96 KiB, names more than 1,024 pods, or names no device for a pod. Readers keep
+/// the last valid value.
 pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<SwappedRecords, AnnotationError> {
     let swapped = read(annotations, EXCHANGED_RECORDS, MAX_SWAPPED_BYTES)?.unwrap_or_default();
     check_swapped_records(&swapped)?;
@@ -90,11 +90,11 @@ fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), AnnotationError
         return Err(swapped_error(format!("more than {MAX_SWAPPED_PODS} pods")));
     }
     for (uid, record) in swapped {
-        // Such an entry would never match a pod, and hide that its writer is broken.
+        // An entry with such a UID would never match a pod, and hide that its writer is broken.
         if uid.is_empty() || uid.len() > MAX_UID_BYTES {
             return Err(swapped_error("an entry whose name is not the UID of a pod"));
         }
-        // A record without devices would free those of a running pod.
+        // A record without devices would free the devices of a running pod.
         if record.values().all(Vec::is_empty) {
             return Err(swapped_error(format!("no device for the pod with UID {uid}")));
         }
@@ -110,14 +110,14 @@ fn swapped_error(rule: impl Into<String>) -> AnnotationError {
 /// Reads [`PODS_WITHOUT_DEVICES`]; `None` if the plugin does not report such pods.
 ///
 /// # Errors
-/// It is not a JSON list of strings, or is longer than 16 KiB.
+/// The annotation is not a JSON list of strings, or is longer than 16 KiB.
 pub fn read_pods_without_devices(
     annotations: Option<&Annotations>,
 ) -> Result<Option<PodUids>, AnnotationError> {
     read(annotations, PODS_WITHOUT_DEVICES, MAX_PODS_BYTES)
 }
 
-/// The value of [`PODS_WITHOUT_DEVICES`]. Leaves out UIDs that would make it too long; the scheduler still counts their pods.
+/// The value of [`PODS_WITHOUT_DEVICES`]. Leaves out UIDs beyond its length: the scheduler counts devices for these pods.
 pub fn write_pods_without_devices<'a>(uids: impl IntoIterator<Item = &'a str>) -> String {
     let mut n_bytes = 2;
     let mut written = BTreeSet::new();
@@ -142,7 +142,7 @@ pub struct PluginState {
     // kubelet fails a pod for good whose device plugin is away at admission.
     pub serving: bool,
     /// The time of the report by the clock of the node, RFC 3339.
-    // No `Time` of Kubernetes, which drops fractions of a second: two reports may be of one second.
+    // Not Kubernetes' `Time`, which drops fractions of a second: a plugin may report twice within one.
     pub since: Timestamp,
     /// UID of the plugin's pod; `None` for a plugin that runs in no pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -153,7 +153,7 @@ impl PluginState {
     /// Reads the annotation of the plugin's state; `None` if the plugin has never reported.
     ///
     /// # Errors
-    /// It does not parse, or is longer than 512 bytes.
+    /// The annotation does not parse, or is longer than 512 bytes.
     pub fn read(annotations: Option<&Annotations>) -> Result<Option<Self>, AnnotationError> {
         read(annotations, PLUGIN_STATE, MAX_STATE_BYTES)
     }

@@ -1,7 +1,7 @@
 //! The fields of a Pod that gpushare reads, decoded from watches and from the extender's requests.
 //!
-//! Decoding skips all other fields, so that 40,000 pods take little time and memory. `kubectl gpushare fits` and tests encode pods;
-//! fields that only kube-scheduler or kubelet evaluates are left out there (`skip_serializing`).
+//! Decoding skips all other fields, so that 40,000 pods take little time and memory. `kubectl gpushare fits` and tests encode
+//! pods; fields that only kube-scheduler or kubelet evaluates are left out there (`skip_serializing`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -103,7 +103,7 @@ pub struct PodSpec {
     /// Volumes; only their kinds are read.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub volumes: Vec<Volume>,
-    /// The marks whose owners have to remove them before kube-scheduler tries the pod.
+    /// The scheduling gates, which other components have to remove before kube-scheduler tries the pod.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub scheduling_gates: Vec<SchedulingGate>,
     /// The `PodGroup` that kube-scheduler places as a whole, with the feature gate `GenericWorkload`.
@@ -115,11 +115,11 @@ pub struct PodSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct SchedulingGate {
-    /// The gate's name, which says whose it is; unique in the pod.
+    /// The gate's name, with the domain of the component that removes it; unique in the pod.
     pub name: String,
 }
 
-/// A claim that a pod uses.
+/// A claim of devices (DRA) that a pod uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PodResourceClaim {
@@ -183,7 +183,7 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// The value, if the pod's spec has it.
+    /// The value that the pod's spec has; `None` if it comes from another object or field.
     pub fn own_value(&self) -> Option<&str> {
         match self.value_from {
             Some(_) => None,
@@ -244,10 +244,10 @@ pub struct PodStatus {
     /// The conditions that components have written.
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<PodCondition>,
-    /// The states of its app containers, written by kubelet.
+    /// The states of the pod's app containers, written by kubelet.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub container_statuses: Vec<ContainerStatus>,
-    /// The states of its init containers, sidecars included.
+    /// The states of the pod's init containers, sidecars included.
     #[serde(deserialize_with = "null_as_default", skip_serializing)]
     pub init_container_statuses: Vec<ContainerStatus>,
 }
@@ -261,7 +261,7 @@ pub struct ContainerStatus {
     /// The container runtime's name and the container's ID there, such as `containerd://0123…`; empty before it was created.
     #[serde(rename = "containerID", deserialize_with = "null_as_default")]
     pub container_id: String,
-    /// True if it runs and its readiness probe succeeds.
+    /// True if the container runs and its readiness probe succeeds.
     pub ready: bool,
     /// The state; empty until kubelet has reported one.
     #[serde(deserialize_with = "null_as_default")]
@@ -311,7 +311,7 @@ impl Pod {
 
     /// Returns true if the pod may hold devices of DRA drivers, which kubelet prepares before its containers start.
     pub fn uses_claims(&self) -> bool {
-        // With `DRAExtendedResource` a pod has a claim that its spec does not show.
+        // With the feature gate `DRAExtendedResource` a pod may have a claim that its spec does not show.
         !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()
     }
 
@@ -342,7 +342,7 @@ impl Pod {
 
     /// The condition of the last attempt to schedule the pod, if that attempt failed.
     pub fn failed_attempt(&self) -> Option<&PodCondition> {
-        // Other reasons mean no attempt: a pod with scheduling gates has the condition too.
+        // Any other reason means that kube-scheduler has not tried the pod, as one with scheduling gates.
         self.unscheduled_condition()
             .filter(|condition| condition.reason == UNSCHEDULABLE || condition.is_error())
     }
@@ -399,7 +399,7 @@ impl PodSpec {
 
     /// Returns true if the pod prefers some of the nodes that it may run on.
     pub fn has_preferences(&self) -> bool {
-        // Only their number is known: kube-scheduler evaluates them.
+        // The number of preferred terms is all that is read of them: kube-scheduler evaluates them.
         let Affinity {
             node_affinity,
             pod_affinity,
@@ -487,7 +487,7 @@ impl QuantityText {
     }
 }
 
-/// Reads `null` as the default: Go writes nil slices and maps so.
+/// Reads `null` as the default value: Go writes nil slices and maps as `null`.
 pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,

@@ -128,7 +128,7 @@ impl Scale {
         })
     }
 
-    /// `number` times the factor, in nano-units.
+    /// The digits of a quantity times the factor, in nano-units; else the rule that they break.
     fn nanos_of(&self, number: &str) -> Result<i128, &'static str> {
         const RANGE: &str = "the value is out of range";
         const FINE: &str = "the value is finer than a billionth";

@@ -23,7 +23,7 @@ pub const PORT: u16 = 12346;
 pub struct State {
     /// Always [`VERSION`].
     pub api_version: String,
-    /// Identifies the snapshot among those of all replicas; also its `ETag`, and the ID of the event that leads to it.
+    /// Identifies the snapshot among those of all replicas; also the `ETag` of this answer, and the ID of the event about it.
     // A text, because revisions of two processes cannot be compared.
     pub revision: String,
     /// The time of the answer, RFC 3339 in whole seconds.
@@ -41,7 +41,7 @@ pub struct State {
     pub pending: Vec<PendingPod>,
     /// The number of all pods that ask for devices and have no node.
     pub pending_total: usize,
-    /// With `?use=true`: the names of nodes whose memory in use is not known, by the reason.
+    /// With `?use=true`: the names of nodes of which the GPU memory in use is not known, by the reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub use_unknown: BTreeMap<String, Vec<String>>,
     /// True if the client may not list the pods of all namespaces. Names of pods are then left out, except in namespaces whose
@@ -54,11 +54,11 @@ pub struct State {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Replica {
-    /// The version of its program, such as `0.1.0`.
+    /// The version of the replica's program, such as `0.1.0`.
     pub version: String,
-    /// True if it holds the Lease, or is the only replica.
+    /// True if the replica holds the Lease, or is the only one.
     pub leading: bool,
-    /// The reason that it is not ready; absent if it is ready.
+    /// The reason that the replica is not ready; absent if it is ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_ready: Option<String>,
     /// The number of filter requests that kube-scheduler has sent since the replica started.
@@ -75,13 +75,13 @@ pub struct Replica {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FilterClient {
-    /// The common name of its certificate, or its address.
+    /// The common name of the client's certificate, or its address.
     pub name: String,
-    /// The `User-Agent` header of its requests.
+    /// The `User-Agent` header of the client's requests.
     pub user_agent: String,
-    /// The number of filter requests that it has sent.
+    /// The number of filter requests that the client has sent.
     pub requests: u64,
-    /// The time of its last filter request, in unix seconds.
+    /// The time of the client's last filter request, in unix seconds.
     // Unix seconds, where `State::time` is a text: clients compute with this one.
     pub last: u64,
 }
@@ -105,8 +105,8 @@ pub struct Totals {
     pub unusable: u64,
     /// Computing power in percent of one GPU: eight whole GPUs have 800.
     pub core: Amount,
-    /// Bytes of memory in use by any process, on the GPUs that device plugins measure; only in the history, and only if some plugin
-    /// measures.
+    /// Bytes of memory in use by any process, on the GPUs that device plugins measure; only in the history, and only if some
+    /// plugin measures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
 }
@@ -127,21 +127,21 @@ pub struct Amount {
 pub struct Node {
     /// The node's name.
     pub name: String,
-    /// The model of its GPUs; absent if the node reports none, or several.
+    /// The model of the node's GPUs; absent if the node reports none, or several.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub model: String,
     /// Bytes of one memory unit (`aliyun.com/gpu-mem`); absent if the node serves none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<u64>,
-    /// The parts of its Device object and annotations that the scheduler cannot use, in sentences.
+    /// The faults of the node's Device object and annotations, by which the scheduler cannot use a part of them; in sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// The reason that its device plugin keeps the scheduler from placing pods here; absent if the plugin serves.
+    /// The reason that the node's device plugin keeps the scheduler from placing pods here; absent if the plugin serves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plugin: Option<String>,
-    /// Its GPUs, in the order of their minor numbers.
+    /// The node's GPUs, in the order of their minor numbers.
     pub gpus: Vec<Gpu>,
-    /// Its devices of other types, by type and minor number; absent if it has none.
+    /// The node's devices of other types, by type and minor number; absent if it has none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other_devices: Vec<OtherDevice>,
 }
@@ -150,24 +150,24 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct OtherDevice {
-    /// Its type, such as `rdma` or `fpga`.
+    /// The device's type, such as `rdma` or `fpga`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its ID in the Device object.
+    /// The device's ID in the Device object.
     pub id: String,
-    /// Its minor number.
+    /// The device's minor number.
     pub minor: u32,
-    /// False if it takes no new pods.
+    /// False if the device takes no new pods.
     pub healthy: bool,
-    /// Its amounts by resource name, in the unit of the resource.
+    /// The device's amounts by resource name, in the unit of the resource.
     pub resources: BTreeMap<String, FreeAmount>,
-    /// Its virtual functions (SR-IOV); absent if it has none.
+    /// The numbers of the device's virtual functions (SR-IOV); absent if it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_functions: Option<FreeAmount>,
-    /// The number of its NUMA node; absent if the node does not report it.
+    /// The number of the device's NUMA node; absent if the node does not report it.
     #[serde(rename = "numaNode", skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
-    /// The PCIe switch or root complex that it is below; absent if the node does not report it.
+    /// The PCIe switch or root complex above the device; absent if the node does not report it.
     #[serde(rename = "pcieID", skip_serializing_if = "Option::is_none")]
     pub pcie: Option<String>,
 }
@@ -186,27 +186,27 @@ pub struct FreeAmount {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Gpu {
-    /// The number of its device file: 0 for `/dev/nvidia0`.
+    /// The number of the GPU's device file: 0 for `/dev/nvidia0`.
     pub minor: u32,
     /// The driver's UUID; absent if the node does not report it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub uuid: String,
-    /// False if the device plugin has found it unhealthy: it takes no new pods, and its pods stay.
+    /// False if the device plugin has found the GPU unhealthy: it takes no new pods, and its pods stay.
     pub healthy: bool,
     /// Bytes of memory.
     pub memory: Amount,
-    /// Bytes of free memory, if no typical pod fits on it: of the requests of running pods, none that makes up 2 % or more of them
-    /// fits into what is free. Absent for 0.
+    /// Bytes of free memory, if no typical pod fits on it: of the requests of running pods, none that makes up 2 % or more of
+    /// them fits into what is free. Absent for 0.
     #[serde(skip_serializing_if = "is_default")]
     pub stranded: u64,
     /// Computing power in percent; a whole GPU has 100 unless its Device object says otherwise.
     pub core: Amount,
-    /// Slots for pods that share it; a GPU has 100 by default.
+    /// Slots for pods that share the GPU, 100 by default.
     pub sharers: Amount,
-    /// The number of its NUMA node; absent if the node does not report it.
+    /// The number of the GPU's NUMA node; absent if the node does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa: Option<u32>,
-    /// The PCIe switch or root complex that it is below; absent if the node does not report it.
+    /// The PCIe switch or root complex above the GPU; absent if the node does not report it.
     #[serde(rename = "pcieID", skip_serializing_if = "Option::is_none")]
     pub pcie: Option<String>,
     /// The level at which memory limits are enforced: `none`, `hami-core` or `driver`; absent if its node reports none.
@@ -215,7 +215,7 @@ pub struct Gpu {
     /// Bytes of memory in use by any process; only with `?use=true`, and if the node's device plugin measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
-    /// The pods that hold a part of it, in the order of namespace and name.
+    /// The pods that hold a part of the GPU, in the order of namespace and name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
 }
@@ -235,25 +235,25 @@ pub struct Holder {
     /// The pod's request in words, such as `8.0 GiB`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub asked: String,
-    /// Bytes of memory that the scheduler counts for it on this GPU; its containers may use no more.
+    /// Bytes of memory that the scheduler counts for the pod on this GPU; its containers may use no more.
     pub memory: u64,
-    /// Percent of this GPU's computing power that the scheduler counts for it; absent for 0.
+    /// Percent of this GPU's computing power that the scheduler counts for the pod; absent for 0.
     #[serde(skip_serializing_if = "is_default")]
     pub core: u64,
-    /// Bytes of memory of this GPU in use by its containers; only with `?use=true`, and if the node's device plugin measures it.
+    /// Bytes of this GPU's memory in use by the pod's containers; only with `?use=true`, and if the node's plugin measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
-    /// True if one of its containers uses more memory of this GPU than its share, by more than 5 %; only beside `used`.
+    /// True if one of the pod's containers uses over 5 % more memory of this GPU than its share; only beside `used`.
     #[serde(skip_serializing_if = "is_default")]
     pub over_share: bool,
     /// True if the scheduler has chosen this GPU, and the API server has not shown the binding yet.
     #[serde(skip_serializing_if = "is_default")]
     pub assumed: bool,
-    /// The reason that the scheduler cannot read its record, and counts as much as it may hold at most.
+    /// The reason that the scheduler cannot read the pod's record; it then counts the most that the pod may hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// The GPUs of its record that the node does not have any more, by UUID, or by minor where the record has no UUID. On a node
-    /// whose plugin checks starts, its amount of each is counted on one GPU, else on all GPUs.
+    /// The GPUs of the pod's record that the node does not have any more, by UUID, or by minor where the record has no UUID. On a
+    /// node whose plugin checks starts, its amount of each such GPU is counted on one GPU, else on all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<String>,
 }
@@ -322,15 +322,15 @@ pub struct Explanation {
     /// True if the scheduler has chosen `node`, and the API server has not shown the binding yet.
     #[serde(skip_serializing_if = "is_default")]
     pub assumed: bool,
-    /// The GPUs of its record that its node does not have any more, by UUID, or by minor where the record has no UUID.
+    /// The GPUs of the pod's record that its node does not have any more, by UUID, or by minor where the record has no UUID.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<String>,
-    /// Bytes of memory that are counted for it on GPUs of its node, by minor; absent unless a GPU of its record is gone.
+    /// Bytes of memory that are counted for the pod on GPUs of its node, by minor; absent unless a GPU of its record is gone.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub counted_on: BTreeMap<u32, u64>,
     /// The number of nodes; 0 for a pod that has a node.
     pub nodes: u32,
-    /// The number of nodes that take the pod now: by kube-scheduler's own checks, by its request and by their devices.
+    /// The number of nodes that take the pod now: by kube-scheduler's own checks, by the pod's request and by the nodes' devices.
     pub fitting: u32,
     /// The names of the scheduling gates for whose removal kube-scheduler waits; absent if there is none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -339,14 +339,14 @@ pub struct Explanation {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub summary: Vec<String>,
     /// kube-scheduler's own reasons for its last attempt's outcome, from the pod's condition `PodScheduled`, without its words on
-    /// preemption; absent if there are none, or if they repeat `invalid`. They may name a reason that is not evaluated here: volumes,
-    /// affinity to pods, spreading, ports.
+    /// preemption; absent if there are none, or if they repeat `invalid`. They may name a reason that is not evaluated here:
+    /// volumes, affinity to pods, spreading, ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kube_scheduler: Option<String>,
-    /// The number of nodes that refuse the pod, by the reason. kube-scheduler counts a node under each resource that is too little.
+    /// The number of nodes that refuse the pod, by the reason. kube-scheduler counts a node under each scarce resource.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, u32>,
-    /// Verdicts of single nodes: up to 3 that take the pod, then the 5 nearest of those that refuse; with `?all=true` of all nodes.
+    /// Verdicts of single nodes: up to 3 that take the pod, then the 5 nearest of those that refuse; with `?all=true` all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verdicts: Vec<NodeVerdict>,
 }
@@ -359,7 +359,7 @@ pub struct NodeVerdict {
     pub node: String,
     /// True if the node takes the pod.
     pub fits: bool,
-    /// The part of the verdict that refuses the node; absent if the node takes the pod, or the scheduler is of an older version.
+    /// The part of the verdict that refuses the pod; absent if the node takes the pod, or the scheduler is of an older version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused_by: Option<RefusedBy>,
     /// The reason as kube-scheduler reports it: its own, or the one that filter gives; absent if the node takes the pod.
@@ -372,12 +372,12 @@ pub struct NodeVerdict {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     // A search may take thousands of comparisons, so that further nodes have none.
     pub would_fit_without: Vec<PodName>,
-    /// The verdicts of its GPUs, the nearest first; absent if the pod asks for no GPU.
+    /// The verdicts of the node's GPUs, those nearest to a fit first; absent if the pod asks for no GPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuVerdict>,
 }
 
-/// The parts of a verdict, in the order in which they decide.
+/// The parts of a node's verdict on a pod, in the order in which they decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusedBy {
@@ -393,25 +393,25 @@ pub enum RefusedBy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GpuVerdict {
-    /// The number of its device file: 0 for `/dev/nvidia0`.
+    /// The number of the GPU's device file: 0 for `/dev/nvidia0`.
     pub minor: u32,
-    /// True if the GPU has room for the pod's part.
+    /// True if the GPU has room for the amounts that the pod needs of it.
     pub fits: bool,
-    /// The reason that it has no room, in words without amounts; absent if it has room.
+    /// The reason that the GPU has no room, in words without amounts; absent if it has room.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The amounts that it lacks, or the reason if it lacks none; absent if it has room.
+    /// The amounts that the GPU lacks, or the reason if it lacks none; absent if it has room.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub lacks: String,
-    /// Bytes of memory that the pod needs of it.
+    /// Bytes of memory that the pod needs of the GPU.
     pub needed: u64,
     /// Bytes of memory that are free for the pod.
     pub free: u64,
-    /// Percent of computing power that the pod needs of it.
+    /// Percent of computing power that the pod needs of the GPU.
     pub needed_core: u32,
     /// Percent of computing power that is free for the pod.
     pub free_core: u32,
-    /// True if all of its slots for pods are taken.
+    /// True if all of the GPU's slots for pods are taken.
     #[serde(skip_serializing_if = "is_default")]
     pub no_sharer: bool,
 }
@@ -456,8 +456,8 @@ pub const MAX_ADDED_NODES: u32 = 1_000;
 
 /// The answer of `POST fit`: the number of equal pods that fit now.
 ///
-/// A pod counts if a node takes it by kube-scheduler's own checks (taints, node affinity, sums of requests) and by its devices. Not
-/// evaluated are volumes, ports, spreading and affinity to pods.
+/// A pod counts if a node takes it by kube-scheduler's own checks (taints, node affinity, sums of requests) and by its devices.
+/// Not evaluated are volumes, ports, spreading and affinity to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FitAnswer {
@@ -567,13 +567,13 @@ impl Totals {
         self.core.add(other.core);
         self.stranded = self.stranded.saturating_add(other.stranded);
         self.unusable = self.unusable.saturating_add(other.unusable);
-        // Without any measured GPU the use stays unknown, which is not 0.
+        // If no GPU is measured, the memory in use stays absent, which does not mean 0.
         if let Some(used) = other.used {
             self.add_used(used);
         }
     }
 
-    /// Adds bytes of memory in use.
+    /// Adds GPU memory in use, in bytes.
     pub fn add_used(&mut self, bytes: u64) {
         self.used = Some(self.used.unwrap_or_default().saturating_add(bytes));
     }

@@ -1,6 +1,7 @@
-//! The allocation record of a pod: the devices that the scheduler assigned to it, in the annotations of both dialects.
+//! The allocation record of a pod: the devices that the scheduler assigned to it, in the annotations of Koordinator and of the
+//! old gpushare extender.
 //!
-//! Reads and writes annotations; its readers compare a record with an inventory.
+//! Nothing here compares a record with the devices of a node.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +31,7 @@ pub const MEM_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
 pub const MEM_DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
 /// Pod annotation: `false` from bind on, `true` once kubelet has allocated the device (gpushare).
 pub const MEM_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
-/// Pod annotation: the assume time in unix nanoseconds (gpushare). The old gpushare plugin writes the time of Allocate over it.
+/// Pod annotation: the assume time in unix nanoseconds (gpushare). The old gpushare plugin replaces it with the time of Allocate.
 pub const MEM_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// Variable of a container: the memory units that the container requests (gpushare).
 pub const MEM_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
@@ -55,8 +56,8 @@ pub const FPGA_FUNCTIONS: &str = "GPUSHARE_FPGA_FUNCTIONS";
 /// Variable of a container: the memory in whole MiB that the driver reserves for it on each of its GPUs. NVIDIA's CDI hook
 /// `apply-cuda-memory-limits` reads it.
 pub const DRIVER_MEMORY_REQUEST: &str = "NVIDIA_GPU_MEMORY_REQUEST";
-/// Variable of a container: the memory in whole MiB to which the driver limits it on each of its GPUs. The hook does nothing unless
-/// both variables are there.
+/// Variable of a container: the memory in whole MiB to which the driver limits it on each of its GPUs. The hook does nothing
+/// unless both variables are there.
 pub const DRIVER_MEMORY_LIMIT: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
 /// Longest record that is read, in bytes; the API server allows 256 KiB for all annotations of an object.
@@ -97,12 +98,12 @@ impl DeviceAllocation {
         match functions {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(entries)) => entries.iter().map(read_function).collect(),
-            // Anything but a list is one function of which nothing is known: no device may be handed out for it.
+            // Anything but a list counts as one unknown function, so that the pod is not taken to hold the device itself.
             Some(_) => vec![read_function(&Value::Null)],
         }
     }
 
-    /// The allocation with virtual functions of the device instead of the device itself; unchanged if there are none.
+    /// The allocation, with these virtual functions of the device instead of the device itself; unchanged if there are none.
     #[must_use]
     pub fn with_functions(self, functions: &[VirtualFunction]) -> Self {
         let extension = (!functions.is_empty()).then(|| json!({FUNCTIONS: functions}));
@@ -113,7 +114,7 @@ impl DeviceAllocation {
     }
 }
 
-/// Reads a virtual function; the number is -1 and the address empty if the entry has none that can be read.
+/// Reads an entry of the list of virtual functions; the number is -1 and the address empty if they cannot be read.
 fn read_function(entry: &Value) -> VirtualFunction {
     let minor = keys::field(entry, "minor").and_then(Value::as_i64);
     let bus_id = keys::field(entry, "busID").and_then(Value::as_str);
@@ -123,7 +124,7 @@ fn read_function(entry: &Value) -> VirtualFunction {
     }
 }
 
-/// The annotations that the old gpushare extender writes, and the scheduler for pods of the gpushare dialect.
+/// The annotations that the old gpushare extender writes, and this scheduler for pods that request `aliyun.com/gpu-mem`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpushareRecord {
     /// Minor number of the chosen GPU.
@@ -143,7 +144,7 @@ pub struct Record {
     pub allocations: DeviceAllocations,
     /// The assume time in unix nanoseconds; koord-scheduler writes it only with the feature gate `DevicePluginAdaption`.
     pub assumed_at: Option<u64>,
-    /// The annotations of the gpushare dialect; `None` on pods of other dialects.
+    /// The annotations of the old gpushare extender; `None` on pods that do not request `aliyun.com/gpu-mem`.
     pub gpushare: Option<GpushareRecord>,
 }
 
@@ -163,22 +164,22 @@ impl Record {
     /// The first annotation that does not parse. The pod must then be counted conservatively, not ignored.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, RecordError> {
         let allocations = read_allocations(annotations)?;
-        let is_decided = allocations
+        let names_devices = allocations
             .as_ref()
             .is_some_and(|by_type| by_type.values().any(|devices| !devices.is_empty()));
         let gpushare = match read_gpushare(annotations) {
-            // A copied manifest may have left annotations of the gpushare dialect; Koordinator's record alone decides.
-            Err(_) if is_decided => None,
+            // Annotations of the old extender may be left over from a copied manifest: Koordinator's record alone decides.
+            Err(_) if names_devices => None,
             read => read?,
         };
         // An assume time alone is no record: a pod may have kept it from a copied manifest.
         if gpushare.is_none() && allocations.is_none() {
             return Ok(None);
         }
-        // Koordinator's key first: pods of its dialect have no other assume time.
+        // Koordinator's key first: pods without the annotations of the old extender have no other assume time.
         let assumed_at = match number(annotations, BIND_TIMESTAMP)? {
             Some(nanos) => Some(nanos),
-            None if is_decided => number(annotations, MEM_ASSUME_TIME).unwrap_or_default(),
+            None if names_devices => number(annotations, MEM_ASSUME_TIME).unwrap_or_default(),
             None => number(annotations, MEM_ASSUME_TIME)?,
         };
         Ok(Some(Self {
@@ -208,7 +209,7 @@ impl Record {
         if let Some(nanos) = self.assumed_at {
             put(BIND_TIMESTAMP, nanos.to_string());
         }
-        // Pods of other dialects do without: the old gpushare plugin would take them for its own.
+        // No other pods get these: the old gpushare plugin would take them for its own.
         if let Some(gpushare) = self.gpushare {
             put(MEM_IDX, gpushare.idx.to_string());
             put(MEM_POD, gpushare.pod_units.to_string());

@@ -1,4 +1,4 @@
-//! A pod's request for devices, read from its containers in every dialect.
+//! A pod's request for devices, read from its containers in every dialect (family of resource names).
 //!
 //! Applies the rules of the proposals "Enhance the GPU Share API" and "GPU Sharing in Kubernetes", per container, and sums up the
 //! pod's containers as kube-scheduler does. Reads no node, so memory units and ratios stay as they are, and so do amounts of
@@ -34,7 +34,7 @@ pub enum Dialect {
     Koordinator,
     /// `nvidia.com/gpu`, `dcu.com/gpu` or `amd.com/gpu`: whole GPUs.
     Vendor,
-    /// The annotation [`ALL_DEVICES`]: sight of all GPUs of the node, and no amounts of any.
+    /// The annotation [`ALL_DEVICES`]: the pod sees all GPUs of the node, and has no amounts of any.
     AllDevices,
 }
 
@@ -51,8 +51,8 @@ pub enum Memory {
 
 /// A request for GPUs: `devices` distinct GPUs, each with an equal share of every amount.
 ///
-/// Amounts are those of the pod: app containers and sidecars summed, or the largest init container if that is more. Whole
-/// devices of a vendor's resource are 100 percent of memory and core each.
+/// The amounts are those of the pod: the sum over app containers and sidecars, or the largest init container if that is more.
+/// Whole devices of a vendor's resource are 100 percent of memory and core each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GpuRequest {
     /// The dialect of the pod's resource names.
@@ -115,26 +115,26 @@ pub struct ContainerRequest {
 /// A request that no node can satisfy, with the rule that it breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A container requests amounts, but no resource for which kubelet calls the plugin: rule 4 of the validating webhook in the
-    /// proposal "Enhance the GPU Share API".
+    /// A container requests amounts, but no resource for which kubelet calls the device plugin: rule 4 of the validating webhook
+    /// in the proposal "Enhance the GPU Share API".
     #[error(
         "container {container:?} asks for {resource} ({value}) but not for {GPU_SHARED}, without which kubelet gives it no device: add {GPU_SHARED}: 1, or the number of GPUs"
     )]
     NotServed {
         /// The container's name.
         container: String,
-        /// One of the amounts that it requests.
+        /// The resource name of one of the amounts that the container requests.
         resource: String,
         /// The beginning of that amount in the manifest.
         value: String,
     },
-    /// The pod uses the names of two dialects: rule 1 of the proposal's webhook for vendors' names, and
-    /// gpushare's own rule for memory units.
+    /// The pod uses the names of two dialects: rule 1 of the same webhook for vendors' names, and gpushare's own rule for memory
+    /// units.
     #[error("the pod asks for both {one} and {other}; use the resources of one dialect only")]
     MixedDialects {
         /// A resource of one dialect, with its amount.
         one: String,
-        /// A resource of the other, with its amount.
+        /// A resource of the other dialect, with its amount.
         other: String,
     },
     /// A quantity that is no whole number, or is out of range.
@@ -162,7 +162,7 @@ pub enum RequestError {
     OldName {
         /// The container's name.
         container: String,
-        /// The name that it uses.
+        /// The old name that the container uses.
         old: &'static str,
         /// The current name of the same resource.
         new: &'static str,
@@ -172,9 +172,9 @@ pub enum RequestError {
     Annotation {
         /// The annotation's key.
         key: &'static str,
-        /// The beginning of its value, in quotes.
+        /// The beginning of the annotation's value, in quotes.
         value: String,
-        /// The rule that it breaks.
+        /// The rule that the value breaks.
         rule: String,
     },
     /// The annotation [`ALL_DEVICES`], which the operator does not allow.
@@ -198,7 +198,7 @@ impl PodRequest {
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
         let request =
             amounts::RequestedAmounts::of_pod(&pod.spec, names, sees_all)?.request(names, sees_all)?;
-        // A pod that requests nothing is not the scheduler's, and costs it no memory.
+        // The scheduler ignores a pod that requests nothing, and keeps no memory for it.
         Ok(Some(request).filter(|request| *request != Self::default()))
     }
 
@@ -214,7 +214,7 @@ impl PodRequest {
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
         amounts::refuse_unserved(pod, names)?;
         let request = Self::read(pod, names)?;
-        // Other resources may belong to any project, so the annotations of their pods are not checked.
+        // Other extended resources may belong to any project, so the annotations of pods that request them alone are not checked.
         if let Some(request) = request.as_ref().filter(|request| request.is_for_known_devices()) {
             hints::Hints::read(pod)?.refuse_impossible(pod, request)?;
             hints::refuse_unknown_policies(pod)?;
@@ -229,8 +229,8 @@ impl PodRequest {
     }
 }
 
-/// Refuses memory units of which the largest GPU of the cluster, with `largest` of them, has a thousandth or less: kube-scheduler
-/// would find no node for the pod, and say nothing of the mistake.
+/// Refuses a request for memory units that is a thousand times the units of the largest GPU of the cluster (`largest`), or more:
+/// kube-scheduler would find no node for the pod, and say nothing of the mistake.
 ///
 /// `unit` is the size of one unit in bytes; `None` if it is not the same on all nodes.
 ///
@@ -263,6 +263,7 @@ pub fn refuse_other_unit(
 /// The number of units of this many bytes that the author of an absurd number probably meant: `8192M` and `8G` are meant in
 /// MiB and GiB, and other numbers in bytes.
 fn meant_units(units: u64, unit_bytes: u64) -> u64 {
+    // The suffixes G and M, each with the binary suffix that was probably meant.
     const DECIMAL: [(u64, u64); 2] = [(1_000_000_000, 1 << 30), (1_000_000, MIB)];
     let suffix = DECIMAL.iter().find(|(decimal, _)| units.is_multiple_of(*decimal));
     let bytes = suffix.map_or(units, |(decimal, binary)| units / decimal * binary);
@@ -314,12 +315,12 @@ impl ContainerRequest {
             kind,
             memory_units: count(&names.memory),
             shared: count(GPU_SHARED),
-            // A container has one vendor's GPUs; a pod with two vendors' is refused elsewhere.
+            // A container has GPUs of one vendor: `refuse_mixed_dialects` refuses a pod with those of two.
             whole: VENDOR_GPUS.iter().map(|name| count(name)).sum(),
             rdma: count(RDMA),
             fpga: count(FPGA),
             memory_bytes: count(GPU_MEMORY),
-            // `gpu` stands for as much ratio and core.
+            // `koordinator.sh/gpu` stands for equal percentages of memory and of computing power.
             memory_ratio: count(GPU_MEMORY_RATIO).saturating_add(count(GPU)),
             core: count(GPU_CORE).saturating_add(count(GPU)),
         };
@@ -357,7 +358,7 @@ impl ContainerRequest {
         } else {
             ratio * u128::from(device_bytes) / u128::from(WHOLE_PERCENT)
         };
-        // A record without devices has none to divide by.
+        // At least 1: a record may have no devices, and there is no division by 0.
         let share = bytes / u128::from(n_devices.max(1));
         self.requests_memory()
             .then(|| u64::try_from(share).unwrap_or(u64::MAX))
@@ -390,7 +391,7 @@ impl GpuRequest {
             return None;
         };
         let suffix = match bytes {
-            // No GPU has so many GiB, and hardly a program does with so few MiB.
+            // Below 256 the author means GiB, as hardly a program needs so few MiB; from 256 on MiB, as no GPU has so many GiB.
             1..256 => "Gi",
             256..MIB => "Mi",
             // 0 is the amount of a pod that sees all GPUs.

@@ -8,7 +8,7 @@ pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
 /// Number of GPUs of a node (gpushare); only in node status, no pod requests it.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
 /// In a pod, the number of GPUs over which its amounts are divided; in node status, [`DEFAULT_SLOTS`] for each GPU (Koordinator).
-/// The device plugin serves it.
+/// The device plugin serves this resource.
 pub const GPU_SHARED: &str = "koordinator.sh/gpu.shared";
 /// GPU memory in bytes, on all GPUs of the pod together (Koordinator).
 pub const GPU_MEMORY: &str = "koordinator.sh/gpu-memory";
@@ -24,11 +24,11 @@ pub const GPU_SHARES: [&str; 5] = [GPU_SHARED, GPU_MEMORY, GPU_MEMORY_RATIO, GPU
 pub const RDMA: &str = "koordinator.sh/rdma";
 /// FPGA cards in percent, 100 for each card (Koordinator).
 pub const FPGA: &str = "koordinator.sh/fpga";
-/// Numbers of whole GPUs under the names of the vendors' own plugins: NVIDIA, Hygon, AMD.
+/// Numbers of whole GPUs, by the resource names of the vendors' own device plugins: NVIDIA, Hygon, AMD.
 pub const VENDOR_GPUS: [&str; 3] = ["nvidia.com/gpu", "dcu.com/gpu", "amd.com/gpu"];
 
-/// Names of "Fine-grained device scheduling", each with its current name. Only pods that pass the webhook may use them: Kubernetes
-/// reserves the domain for itself and accepts no extended resource there.
+/// Names of "Fine-grained device scheduling", each with its current name. Only pods that pass the webhook may use them:
+/// Kubernetes reserves the domain for itself and accepts no extended resource there.
 pub const OLD_NAMES: [(&str, &str); 6] = [
     ("kubernetes.io/gpu", GPU),
     ("kubernetes.io/gpu-core", GPU_CORE),
@@ -51,7 +51,7 @@ pub const WHOLE_PERCENT: u64 = 100;
 /// Default number of slots for sharers on one device (proposal "Enhance the GPU Share API").
 pub const DEFAULT_SLOTS: u32 = 100;
 
-/// Two more spellings of "Fine-grained device scheduling", in its example of an allocation record.
+/// Two more old names, which "Fine-grained device scheduling" uses in its example of an allocation record.
 const SHORT_NAMES: [(&str, &str); 2] = [
     ("kubernetes.io/gpu-mem", GPU_MEMORY),
     ("kubernetes.io/gpu-mem-ratio", GPU_MEMORY_RATIO),
@@ -71,7 +71,7 @@ pub fn canonical(name: &str) -> &str {
 /// Returns true if the resource is one of GPUs in every cluster, whatever its Device objects list.
 pub fn is_gpu_resource(name: &str, names: &ResourceNames) -> bool {
     let is_fixed = [GPU_MEM, GPU_COUNT].contains(&name) || GPU_SHARES.contains(&name);
-    // The default name counts also where the operator chose another: an old manifest must not be taken for another project's.
+    // The default name counts also where the operator chose another: an old manifest is still about GPUs.
     is_fixed || VENDOR_GPUS.contains(&name) || name == names.memory
 }
 

@@ -1,7 +1,7 @@
 //! Connections between the GPUs of a node, in annotations and labels of its Device object: partitions (Koordinator's GPU
 //! partitioning proposal) and links.
 //!
-//! Reads and writes the texts; the scheduler chooses GPUs by them.
+//! Reads and writes these annotations and labels; the scheduler chooses GPUs by them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,7 +25,7 @@ pub const GPU_LINKS: &str = "gpushare/gpu-links";
 /// Label of a device: the PCIe root complex above it, such as `pci0000-3a` for `pci0000:3a` in sysfs. The device's topology names
 /// the switch, if there is one.
 pub const PCIE_ROOT: &str = "gpushare/pcie-root";
-/// Label of a device: [`NUMA_UNKNOWN`] if the kernel reports no NUMA node, so that the 0 of the device's topology is an assumption.
+/// Label of a device: [`NUMA_UNKNOWN`] if the kernel reports no NUMA node, so that the 0 of its topology is an assumption.
 pub const NUMA_NODE: &str = "gpushare/numa-node";
 /// The only value of [`NUMA_NODE`].
 pub const NUMA_UNKNOWN: &str = "unknown";
@@ -51,10 +51,10 @@ pub struct GpuPartition {
     /// Minor numbers of the GPUs.
     #[serde(deserialize_with = "whole_numbers")]
     pub minors: Vec<u32>,
-    /// Type of the links between them, such as `NVLink`.
+    /// Type of the links between these GPUs, such as `NVLink`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub gpu_link_type: String,
-    /// Bandwidth of a ring through the GPUs, in bytes per second; a whole number up to 2^50. The proposal has a second name for it.
+    /// Bandwidth of a ring through the GPUs, in bytes per second; a whole number up to 2^50. The proposal has two names for it.
     #[serde(
         default,
         alias = "ringAllReduceBandwidth",
@@ -77,12 +77,12 @@ struct WholeNumber<T>(T);
 /// Reads a [`WholeNumber`].
 struct WholeNumberVisitor<T>(PhantomData<T>);
 
-/// The effect of the partition table on pods of whole GPUs.
+/// The effect of the partition table on pods that request whole GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum GpuPartitionPolicy {
-    /// Pods of whole GPUs get partitions of the table or nothing.
+    /// Pods that request whole GPUs get a partition of the table or nothing.
     Honor,
-    /// Pods of whole GPUs get a partition if one is free, and other GPUs else; also the meaning of any unknown value.
+    /// Pods that request whole GPUs get a partition if one is free, else other GPUs; also the meaning of any unknown value.
     #[default]
     Prefer,
 }
@@ -92,7 +92,7 @@ pub enum GpuPartitionPolicy {
 pub struct GpuLinks {
     /// Minor numbers of the GPUs.
     pub minors: Vec<u32>,
-    /// The number of links between any two of them.
+    /// The number of links between any two of these GPUs.
     pub links: u32,
 }
 
@@ -135,8 +135,8 @@ impl GpuPartitionPolicy {
     }
 }
 
-/// The partition table of a board of [`BOARD_GPUS`] GPUs on NVLink switches (H100, H800, H20), as Koordinator has it built in: each
-/// GPU alone, and aligned groups of two, four and eight, with equal scores and without bandwidth.
+/// The partition table of a board of [`BOARD_GPUS`] GPUs on NVLink switches (H100, H800, H20), as Koordinator has it built in:
+/// each GPU alone, and aligned groups of two, four and eight, with equal scores and without bandwidth.
 pub fn partitions_of_board() -> GpuPartitionTable {
     let mut table = GpuPartitionTable::new();
     // Aligned groups alone: FabricManager offers no others on such a board.
@@ -165,8 +165,8 @@ pub(crate) fn bandwidth(quantity: Quantity) -> Option<u64> {
 /// Reads [`GPU_PARTITIONS`].
 ///
 /// # Errors
-/// It is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its key, names a
-/// GPU twice, or has a bandwidth that is not a whole number up to 2^50.
+/// The annotation is longer than 256 KiB, does not parse, has more than 512 partitions, or a partition has another size than its
+/// key, names a GPU twice, or has a bandwidth that is not a whole number up to 2^50.
 pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError> {
     let by_size: BTreeMap<String, Vec<GpuPartition>> = annotation::parse(GPU_PARTITIONS, text, MAX_BYTES)?;
     let mut table = GpuPartitionTable::new();
@@ -201,7 +201,7 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError>
 /// Reads [`GPU_LINKS`].
 ///
 /// # Errors
-/// It is longer than 256 KiB, does not parse, has more than 512 groups, or a group names a GPU twice.
+/// The annotation is longer than 256 KiB, does not parse, has more than 512 groups, or a group names a GPU twice.
 pub fn read_links(text: &str) -> Result<Vec<GpuLinks>, AnnotationError> {
     let groups: Vec<GpuLinks> = annotation::parse(GPU_LINKS, text, MAX_BYTES)?;
     if groups.len() > MAX_SETS {

@@ -48,7 +48,7 @@ pub(crate) fn peak<'a, T: Amounts, E>(
     Ok(running.max(&init_peak))
 }
 
-/// CPU and memory of a machine.
+/// CPU and main memory, of a node or of a pod's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct HostResources {
     /// Thousandths of a CPU.
@@ -72,7 +72,7 @@ impl HostResources {
                 requests.memory = memory.units();
             }
         }
-        // On top of either, as kube-scheduler counts it.
+        // The overhead is added to either, as kube-scheduler counts.
         requests.plus(&Self::of_amounts(&pod.spec.overhead))
     }
 

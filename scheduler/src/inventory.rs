@@ -8,8 +8,8 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{
-    Device, DeviceAttributes, DeviceLocation, DeviceType, DevicesOfType, Function, FunctionGroup, FunctionId,
-    Inventory, Labels, LimitLevel, ResourceName, SwitchId,
+    Device, DeviceAttributes, DeviceLocation, DeviceType, DevicesOfType, FunctionGroup, FunctionId,
+    Inventory, Labels, LimitLevel, ResourceName, SwitchId, VirtualFunction,
 };
 use proto::device::{
     DeviceCondition, DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL,
@@ -444,7 +444,7 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
     for group in &info.vf_groups {
         let mut virtual_functions = Vec::new();
         for function in group.vfs.iter().filter(|function| !function.bus_id.is_empty()) {
-            virtual_functions.push(Function {
+            virtual_functions.push(VirtualFunction {
                 id: FunctionId::from(function.bus_id.as_str()),
                 minor: function.minor,
             });
@@ -464,7 +464,7 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
     DeviceAttributes {
         labels: labels(&info.labels),
         location: topology.and_then(|topology| location(topology, is_numa_known)),
-        functions: groups,
+        function_groups: groups,
         limits: limit_level(info.labels.get(ENFORCEMENT)),
     }
 }

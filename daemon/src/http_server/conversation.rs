@@ -21,7 +21,7 @@ enum Stage {
     Handshake { since: Instant },
     /// The client may send its first request, or has begun the head of one. The head must be complete at `until`.
     Head { until: Instant },
-    /// `n` requests are being answered; the handler limits the time of their bodies.
+    /// `n` requests are being answered; the handler limits the time in which their bodies arrive.
     Answering { n: u32 },
     /// No request is being answered.
     Idle { since: Instant },
@@ -33,11 +33,11 @@ pub(super) struct Conversation {
     stage: Arc<Mutex<Stage>>,
     /// Longest time of a handshake, and from the first byte of a head to its end.
     limit: Duration,
-    /// The client.
+    /// The address of the client.
     pub(super) address: IpAddr,
 }
 
-/// Marks a request as being answered until dropped.
+/// Counts a request as being answered until dropped.
 #[derive(Debug)]
 pub(super) struct Answering(Conversation);
 
@@ -68,7 +68,7 @@ impl Conversation {
     /// Notes that bytes of HTTP/1.1 have arrived.
     pub(super) fn note_bytes(&self) {
         let mut stage = self.stage();
-        // Bytes of a body, and those of a pipelined request, change nothing while a request is being answered.
+        // While a request is being answered, the bytes are of its body or of a pipelined request, and change no stage.
         if matches!(*stage, Stage::Idle { .. }) {
             *stage = Stage::Head {
                 until: Instant::now() + self.limit,
@@ -110,7 +110,7 @@ impl Conversation {
         matches!(*self.stage(), Stage::Handshake { .. })
     }
 
-    /// Returns once the client has sent no request in time. Only for HTTP/2, whose pings keep a connection without requests alive.
+    /// Returns when the client has sent no request in time. Only for HTTP/2, whose pings keep idle connections alive.
     pub(super) async fn overdue(self) {
         loop {
             let until = match *self.stage() {
@@ -130,7 +130,7 @@ impl Conversation {
     }
 }
 
-/// The body of an answer, with which the answer ends.
+/// The body of an answer: once it is dropped, its request no longer counts as being answered.
 #[derive(Debug)]
 pub(super) struct AnsweringBody {
     pub(super) body: Body,

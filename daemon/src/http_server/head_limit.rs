@@ -1,5 +1,5 @@
-//! Ends HTTP/1.1 connections of clients that do not send the head of a request in time, or read nothing of an answer. Idle
-//! connections stay.
+//! Ends HTTP/1.1 connections of clients that do not send the head (request line and headers) of a request in time, or read
+//! nothing of an answer. Idle connections stay.
 //!
 //! hyper's timer runs from the end of one request to the head of the next, so it cannot distinguish an idle connection from a
 //! client that stopped in the middle of a head. [`HeadLimit`] sees the bytes as they arrive, and [`Conversation`] knows when a
@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::conversation::Conversation;
 
-/// Time for which a client may read nothing of its answer. The server keeps the memory of an answer until it is read.
+/// Time for which a client may read nothing of its answer: until it is read, the answer takes memory.
 const STALL: Duration = Duration::from_secs(30);
 
 /// A stream that ends when a head is overdue, as if the client had closed it, and fails when the client reads nothing for long.
@@ -23,7 +23,7 @@ const STALL: Duration = Duration::from_secs(30);
 pub(super) struct HeadLimit<S> {
     stream: S,
     conversation: Conversation,
-    /// The timer of the present head.
+    /// The timer of the head that the client is sending.
     overdue: Pin<Box<Sleep>>,
     /// The timer of the present write; `None` while no write waits for the client.
     stalled: Option<Pin<Box<Sleep>>>,
@@ -40,7 +40,7 @@ impl<S> HeadLimit<S> {
         }
     }
 
-    /// Is ready when a head is overdue.
+    /// Returns ready when the head that the client is sending is overdue.
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(until) = self.conversation.head_until() else {
             return Poll::Pending;

@@ -1,7 +1,7 @@
-//! The places of a listener for connections, and the connection that ends when all places are taken.
+//! The places of a listener, one for each open connection, and the connection that ends when all places are taken.
 //!
-//! Every client of the network can connect, so that places are given by address: at most a quarter to one address, and at the limit
-//! the address with the most connections loses the one that has been quiet longest.
+//! Every client of the network can connect, so that places are given by address: at most a quarter to one address, and at the
+//! limit the address with the most connections loses the one that has been quiet longest.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,26 +15,28 @@ use super::conversation::Conversation;
 use crate::log_limit::LogLimit;
 use crate::panics::named;
 
-/// The part of all places that one address may take, and that TLS handshakes may take.
-const SHARE: usize = 4;
+/// One address may take one of this many parts of all places, and so may connections in their TLS handshake.
+const N_PARTS: usize = 4;
 
 /// Addresses at which the connections of many clients end: port-forwards, and the other containers of the pod.
-const SHARED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+const SHARED_ADDRESSES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
+/// Limit the log lines about connections that were refused, and that were ended for others.
 static REFUSED: LogLimit = LogLimit::new();
 static ENDED: LogLimit = LogLimit::new();
 
 /// The places of one listener.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
+    /// The number of places.
     most: usize,
     taken: Arc<Mutex<Taken>>,
 }
 
-/// The connections that have a place, by number.
+/// The connections that have a place, by the order in which they were accepted.
 #[derive(Debug, Default)]
 struct Taken {
-    next: u64,
+    next_number: u64,
     open: BTreeMap<u64, OpenConnection>,
 }
 
@@ -79,8 +81,8 @@ impl Places {
                 return;
             }
         };
-        let number = taken.next;
-        taken.next += 1;
+        let number = taken.next_number;
+        taken.next_number += 1;
         let place = PlaceGuard {
             taken: Arc::clone(&self.taken),
             number,
@@ -112,16 +114,16 @@ impl Places {
 enum Accept {
     /// A place is free.
     Free,
-    /// This connection ends, and leaves its place.
+    /// The connection of this number ends, and leaves its place.
     InsteadOf(u64),
-    /// No connection ends for it.
+    /// No place is free, and no connection may end for the new one.
     Refuse,
 }
 
 impl Taken {
     /// The answer to one more connection of an address, of `most` in all.
     fn accept(&self, address: IpAddr, most: usize) -> Accept {
-        let share = (most / SHARE).max(1);
+        let share = (most / N_PARTS).max(1);
         // No limit can be reached: nothing has to be counted.
         if self.open.len() < share {
             return Accept::Free;
@@ -133,12 +135,12 @@ impl Taken {
             n_handshakes += usize::from(connection.conversation.is_in_handshake());
         }
         let of_address = by_address.get(&address).copied().unwrap_or_default();
-        let ended = if of_address >= share && !SHARED.contains(&address) {
+        let ended = if of_address >= share && !SHARED_ADDRESSES.contains(&address) {
             self.quietest(&by_address, |conversation| conversation.address == address)
         } else if n_handshakes >= share {
             self.quietest(&by_address, Conversation::is_in_handshake)
         } else if self.open.len() >= most {
-            // Requests that never end must not keep other addresses out.
+            // If all connections have requests in work, which may never end, the largest address gives one up.
             let quietest = self.quietest(&by_address, |_| true);
             quietest.or_else(|| self.oldest_of_largest(&by_address, of_address))
         } else {
@@ -155,15 +157,15 @@ impl Taken {
         oldest.map(|(number, _)| *number).filter(|_| *n >= of_address + 2)
     }
 
-    /// Of the connections that `may_end` accepts and that have no request in work, the one that has been quiet longest of the address
-    /// with the most connections.
+    /// Of the connections that `may_end` accepts and that have no request in work, the one that has been quiet longest of the
+    /// address with the most connections.
     fn quietest(
         &self,
         by_address: &BTreeMap<IpAddr, usize>,
         may_end: impl Fn(&Conversation) -> bool,
     ) -> Option<u64> {
         let now = Instant::now();
-        // While a client has many connections, a client with one does not lose it.
+        // While some client has more than two connections, a client with a single connection does not lose it.
         let least = if by_address.values().any(|n| *n > 2) { 2 } else { 1 };
         let mut candidates = Vec::new();
         for (number, OpenConnection { conversation, .. }) in &self.open {
@@ -286,7 +288,7 @@ mod tests {
     async fn the_loopback_address_may_have_all_places() {
         let places = Places::new(MOST);
         for _ in 0..=MOST {
-            connect(&places, SHARED[0], false).await;
+            connect(&places, SHARED_ADDRESSES[0], false).await;
         }
         assert_eq!(open(&places).len(), MOST);
     }

@@ -1,6 +1,7 @@
-//! The keys of JSON objects in annotations: matched without regard to case as Go's `encoding/json` matches them, and known.
+//! The keys of JSON objects in annotations: matched with the fields of a Rust type without regard to case, as Go's
+//! `encoding/json` matches them.
 //!
-//! serde hands every `Deserialize` type's field names to the deserializer, so that one deserializer serves all annotations.
+//! serde hands the field names of every `Deserialize` type to the deserializer, so that one deserializer serves all annotations.
 
 use serde::Deserializer;
 use serde::de::value::{MapDeserializer, SeqDeserializer};
@@ -9,16 +10,16 @@ use serde_json::{Error, Map, Value};
 
 use crate::excerpt::excerpt;
 
-/// The treatment of keys that the type of an object does not have.
+/// The treatment of keys of a JSON object for which its Rust type has no field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnknownKeys {
-    /// An error: the author of a new pod meant something by it.
+    /// The object is refused: the author of a new pod meant something by the key.
     Refuse,
-    /// Nothing: the devices of a placed pod were chosen without it, and tables of other programs may have more fields.
+    /// The key is ignored: the devices of a placed pod were chosen without it, and tables of other programs may have more fields.
     Skip,
 }
 
-/// Reads a value whose objects may have more keys than their types know.
+/// Reads a JSON value; ignores keys for which its types have no field.
 pub(crate) fn read_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
     T::deserialize(Keyed {
         value,
@@ -27,14 +28,14 @@ pub(crate) fn read_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> 
     })
 }
 
-/// The field of an object that was read without a type.
+/// The field of a JSON object by its name, in any case.
 pub(crate) fn field<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
     let mut fields = object.as_object()?.iter();
     let (_, value) = fields.find(|(key, _)| key.eq_ignore_ascii_case(name))?;
     Some(value)
 }
 
-/// Parses a JSON object.
+/// Parses a text that must be a JSON object.
 pub(crate) fn parse_object<T: DeserializeOwned>(text: &str, unknown: UnknownKeys) -> Result<T, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if !value.is_object() {
@@ -45,7 +46,7 @@ pub(crate) fn parse_object<T: DeserializeOwned>(text: &str, unknown: UnknownKeys
     T::deserialize(keyed).map_err(|error| error.to_string())
 }
 
-/// A JSON value whose objects get the keys that their types know.
+/// A deserializer of a JSON value, whose objects' keys become the field names of their types.
 struct Keyed {
     value: Value,
     /// The keys that lead to the value, each with a dot behind it; empty for the whole annotation.
@@ -71,7 +72,7 @@ impl Keyed {
         }
     }
 
-    /// The values of an object of this type's fields, by the names of the fields.
+    /// The values of a JSON object under the names of a type's fields; treats other keys as `unknown` says.
     fn fields(&self, object: Map<String, Value>, names: &[&str]) -> Result<Vec<(String, Self)>, Error> {
         let mut fields = Vec::with_capacity(object.len());
         for (key, value) in object {
@@ -87,7 +88,7 @@ impl Keyed {
         Ok(fields)
     }
 
-    /// The error for a key that is none of these names.
+    /// The error text for a key that is none of these names of fields.
     fn unknown_key(&self, key: &str, names: &[&str]) -> String {
         let path = &self.path;
         let shown = excerpt(&format!("{path}{key}"));
@@ -193,7 +194,8 @@ pub(crate) fn nearest<'a>(key: &str, names: &[&'a str]) -> Option<&'a str> {
     (distance <= name.len() / 3).then_some(name)
 }
 
-/// The number of letters to insert, remove or replace that turns one text into the other, without regard to case.
+/// The least number of letters to insert, remove or replace that turns one text into the other (Levenshtein distance), without
+/// regard to case. `row` has the distances of the letters of `one` so far from every beginning of `other`.
 fn edits(one: &str, other: &str) -> usize {
     let other = other.to_ascii_lowercase();
     let mut row: Vec<usize> = (0..=other.chars().count()).collect();

@@ -13,8 +13,8 @@ pub const MAX_PAYLOAD: usize = 4 << 20;
 /// Longest data of a frame that is read, in bytes: the other side writes each message in one frame at most.
 pub const MAX_FRAME: usize = MAX_PAYLOAD + MESSAGE_HEADER;
 
-/// Longest data of a frame that is written, in bytes. containerd reads a frame into a buffer of this size, and closes the socket on
-/// a longer one.
+/// Longest data of a frame that is written, in bytes. containerd reads a frame into a buffer of this size, and closes the socket
+/// on a longer one.
 const MAX_WRITTEN_FRAME: usize = 4096;
 
 const FRAME_HEADER: usize = 8;
@@ -83,9 +83,9 @@ impl From<u8> for Kind {
 /// A call or an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// The connection that carries it.
+    /// The connection that carries the message.
     pub connection: ConnectionId,
-    /// The number of the call; odd, and larger than that of the call before.
+    /// The number of the call; odd, and larger than that of the call before on this connection.
     pub call: u32,
     /// A call, or the answer to one.
     pub kind: Kind,
@@ -108,7 +108,7 @@ impl Message {
     /// The bytes of the message in its frames.
     ///
     /// # Errors
-    /// It is too long.
+    /// The payload is longer than [`MAX_PAYLOAD`].
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         // Checked here, because the other side closes the socket on a longer message.
         let too_long = WireError::LongMessage(self.payload.len());
@@ -139,9 +139,11 @@ impl Message {
 /// Buffers no more than the bytes it has read of one message per connection, whatever lengths the headers claim.
 #[derive(Debug, Default)]
 pub struct Decoder {
+    /// The part of the next frame's header that has arrived.
     header: Vec<u8>,
-    /// The frame that is being read: its connection, if that is known, and the number of bytes to come.
+    /// The frame that is being read: its connection, `None` if NRI has no such connection, and the number of bytes to come.
     frame: Option<(Option<ConnectionId>, usize)>,
+    /// The message of each connection that has arrived in part.
     partial: BTreeMap<ConnectionId, Partial>,
 }
 
@@ -156,7 +158,7 @@ impl Decoder {
     /// Reads more bytes; returns the messages that they complete.
     ///
     /// # Errors
-    /// A length is too large. The decoder cannot read any further bytes.
+    /// A header has a length that is too large. The decoder cannot read any further bytes.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, WireError> {
         let mut messages = Vec::new();
         while !bytes.is_empty() {
@@ -180,7 +182,7 @@ impl Decoder {
         Ok(messages)
     }
 
-    /// Reads the header of a frame as far as it has arrived; a complete one begins the frame.
+    /// Reads the header of a frame as far as it has arrived; begins the frame if the header is complete.
     fn begin_frame(&mut self, bytes: &mut &[u8]) -> Result<(), WireError> {
         self.header
             .extend(split_front(bytes, FRAME_HEADER - self.header.len()));
@@ -198,7 +200,7 @@ impl Decoder {
 }
 
 impl Partial {
-    /// Reads the message's part of the data; returns the message if that completes it.
+    /// Takes the bytes of this message off the front of `data`; returns the message if they complete it.
     fn feed(&mut self, connection: ConnectionId, data: &mut &[u8]) -> Result<Option<Message>, WireError> {
         self.header
             .extend(split_front(data, MESSAGE_HEADER - self.header.len()));
@@ -223,7 +225,7 @@ impl Partial {
         if self.payload.len() < length {
             return Ok(None);
         }
-        // The header goes too, so that the next message of the connection begins afresh.
+        // The header is taken away too, so that the next message of the connection begins with an empty one.
         let payload = std::mem::take(self).payload;
         Ok(Some(Message {
             connection,

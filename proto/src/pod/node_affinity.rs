@@ -21,7 +21,7 @@ pub struct NodeSelector {
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
-/// Requirements that a node has to meet all; a term without any matches no node.
+/// A term: requirements of which a node has to meet all; a term without requirements matches no node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
@@ -46,10 +46,10 @@ pub struct NodeSelectorRequirement {
     pub values: Vec<String>,
 }
 
-/// The part that a node's name has in kube-scheduler's search, before it looks at any node (`PreFilter` of `NodeAffinity`).
+/// The effect of terms about `metadata.name` on a node: kube-scheduler applies them before it filters nodes (`PreFilter`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameRule {
-    /// kube-scheduler looks at the node.
+    /// kube-scheduler filters the node.
     Searched,
     /// Every term names nodes, and none names this one.
     NotNamed,
@@ -66,7 +66,7 @@ impl NodeSelector {
             .map(|requirement| requirement.key.as_str())
     }
 
-    /// Returns whether kube-scheduler looks at a node of this name at all.
+    /// The effect of the terms about `metadata.name` on a node of this name.
     pub fn name_rule(&self, name: &str) -> NameRule {
         let (mut is_named, mut is_conflict) = (false, true);
         for term in &self.node_selector_terms {
@@ -94,7 +94,7 @@ impl NodeSelector {
 }
 
 impl NodeSelectorTerm {
-    /// The nodes that all requirements with `In` on the name have in common; `None` if there is no such requirement.
+    /// The node names that all requirements with `In` on `metadata.name` have in common; `None` without such a requirement.
     fn named_nodes(&self) -> Option<Vec<&str>> {
         let mut common: Option<Vec<&str>> = None;
         for requirement in &self.match_fields {
@@ -148,7 +148,7 @@ impl NodeSelectorRequirement {
         }
     }
 
-    /// Returns true if a label's value and the one value of the requirement are whole numbers that compare so.
+    /// Returns true if a label's value and the one value of the requirement are whole numbers for which `compare` returns true.
     fn compares(&self, value: &str, compare: impl Fn(i64, i64) -> bool) -> bool {
         let [bound] = self.values.as_slice() else {
             return false;

@@ -170,7 +170,7 @@ impl Toleration {
         let same_value = match self.operator.as_str() {
             "Exists" => true,
             "" | "Equal" => self.value == taint.value,
-            // `Lt` and `Gt`, which newer versions may have, are taken for no match: the node then ranks lower.
+            // Operators of newer Kubernetes versions, such as `Lt` and `Gt`, count as no match: the node then ranks lower.
             _ => false,
         };
         // An empty key stands for all keys, but only with `Exists`.
@@ -196,7 +196,7 @@ fn length<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error>
     null_as_default(deserializer).map(|entries: Vec<IgnoredAny>| entries.len())
 }
 
-/// Returns true if a field is there and not null, whatever it holds.
+/// Returns true if a field is there and not null, whatever its value.
 fn is_set<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Option::<IgnoredAny>::deserialize(deserializer).map(|value| value.is_some())
 }

@@ -81,7 +81,7 @@ impl<'a> RequestedAmounts<'a> {
     fn gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
         // At most one: `refuse_mixed_dialects` has refused a pod with several vendors' names.
         let vendor = VENDOR_GPUS.into_iter().find(|name| self.of(name) > 0);
-        // A vendor's GPU is 100 percent of both ("Fine-grained device scheduling", compatibility with `nvidia.com/gpu`).
+        // A vendor's GPU is 100 percent of memory and core ("Fine-grained device scheduling", section on `nvidia.com/gpu`).
         if let Some(name) = vendor {
             let devices = devices(name, self.of(name))?;
             let percent = self.of(name) * WHOLE_PERCENT;
@@ -102,9 +102,9 @@ impl<'a> RequestedAmounts<'a> {
                 core: 0,
             }));
         }
-        let both = self.of(GPU);
-        let ratio = self.of(GPU_MEMORY_RATIO).saturating_add(both);
-        let core = self.of(GPU_CORE).saturating_add(both);
+        let memory_and_core = self.of(GPU);
+        let ratio = self.of(GPU_MEMORY_RATIO).saturating_add(memory_and_core);
+        let core = self.of(GPU_CORE).saturating_add(memory_and_core);
         let memory = match (self.of(GPU_MEMORY), ratio) {
             (0, 0) => return Ok(None),
             (bytes, 0) => Memory::Bytes(bytes),
@@ -117,7 +117,7 @@ impl<'a> RequestedAmounts<'a> {
         };
         // Only bound pods lack `gpu.shared`; `refuse_unserved` refuses new ones.
         let devices = match self.of(GPU_SHARED) {
-            0 => devices_of_percent(both, ratio, core)?,
+            0 => devices_of_percent(memory_and_core, ratio, core)?,
             shared => devices_of_shares(shared, ratio, core)?,
         };
         Ok(Some(GpuRequest {
@@ -129,14 +129,18 @@ impl<'a> RequestedAmounts<'a> {
     }
 }
 
-/// The number of GPUs that the percentages of a pod without `gpu.shared` stand for.
-fn devices_of_percent(both: u64, ratio: u64, core: u64) -> Result<u32, RequestError> {
-    for (name, percent) in [(GPU, both), (GPU_MEMORY_RATIO, ratio), (GPU_CORE, core)] {
+/// The number of GPUs that the percentages of a pod without `gpu.shared` stand for. `memory_and_core` is the amount of
+/// `koordinator.sh/gpu`, which is a part of the other two.
+fn devices_of_percent(memory_and_core: u64, ratio: u64, core: u64) -> Result<u32, RequestError> {
+    for (name, percent) in [
+        (GPU, memory_and_core),
+        (GPU_MEMORY_RATIO, ratio),
+        (GPU_CORE, core),
+    ] {
         refuse_uneven_percent(name, percent)?;
     }
-    // The ratio decides, as in Koordinator. Without one it is the core, of which Koordinator would put 200 % on one GPU and
-    // fail.
-    let (name, percent) = match (both, ratio) {
+    // The memory ratio decides, as in Koordinator; without one the core (Koordinator fails to place 200 % of it on one GPU).
+    let (name, percent) = match (memory_and_core, ratio) {
         (0, 0) => (GPU_CORE, core),
         (0, ratio) => (GPU_MEMORY_RATIO, ratio),
         (_, ratio) => (GPU, ratio),
@@ -151,7 +155,7 @@ fn devices_of_percent(both: u64, ratio: u64, core: u64) -> Result<u32, RequestEr
 /// The number of devices as 32 bits.
 ///
 /// # Errors
-/// It is larger than [`MAX_DEVICES`].
+/// The number is larger than [`MAX_DEVICES`].
 fn devices(name: &str, n: u64) -> Result<u32, RequestError> {
     let devices = u32::try_from(n).ok().filter(|_| n <= MAX_DEVICES);
     devices.ok_or_else(|| pod_rule(format!("{name} ({n}) is more than {MAX_DEVICES}")))
@@ -236,14 +240,14 @@ fn gpu_amounts(names: &ResourceNames) -> [&str; 6] {
 /// Refuses a container whose amounts of shared GPUs, in the order of [`gpu_amounts`], do not go together.
 fn refuse_mixed_amounts(
     container: &Container,
-    [both, bytes, ratio, core, shared, units]: [Option<&u64>; 6],
+    [memory_and_core, bytes, ratio, core, shared, units]: [Option<&u64>; 6],
     sees_all: bool,
 ) -> Result<(), RequestError> {
     let rule = |rule: String| Err(container_rule(container, rule));
     // `gpu` is short for core and ratio ("Enhance the GPU Share API"), so another amount beside it would count twice.
-    if let (Some(both), Some(_)) = (both, bytes.or(ratio).or(core)) {
+    if let (Some(memory_and_core), Some(_)) = (memory_and_core, bytes.or(ratio).or(core)) {
         return rule(format!(
-            "{GPU} ({both}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
+            "{GPU} ({memory_and_core}) already says {GPU_CORE} and {GPU_MEMORY_RATIO}; do not ask for it together with them or {GPU_MEMORY}"
         ));
     }
     // Rule 2 of the proposal's validating webhook: of two limits on the memory of one GPU its size would decide which holds.
@@ -253,7 +257,7 @@ fn refuse_mixed_amounts(
         ));
     }
     // Rule 3 of the same webhook: a share without memory would count as nothing, and any number of such pods would fit.
-    let has_memory = [units, bytes, ratio, both].iter().any(Option::is_some);
+    let has_memory = [units, bytes, ratio, memory_and_core].iter().any(Option::is_some);
     let lacks_memory = [
         (GPU_CORE, core, has_memory),
         (GPU_SHARED, shared, has_memory || sees_all),
@@ -310,12 +314,12 @@ fn container_rule(container: &Container, rule: String) -> RequestError {
     }
 }
 
-/// Refuses pods that use two dialects of these: memory units, Koordinator's names, and the name of each vendor.
+/// Refuses pods that use resource names of two dialects: of memory units, of Koordinator, or of one of the vendors.
 pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Result<(), RequestError> {
     let amount_of = |resource: &str| {
         let quantity = spec
             .all_containers()
-            .find_map(|container| text(container, resource))?;
+            .find_map(|container| nonzero(container, resource))?;
         Some(format!("{resource} ({})", shown(quantity)))
     };
     // Koordinator's names belong together, however many of them a pod uses.
@@ -339,7 +343,7 @@ pub(super) fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
     for container in spec.all_containers() {
         if let Some((old, new)) = OLD_NAMES
             .into_iter()
-            .find(|(old, _)| text(container, old).is_some())
+            .find(|(old, _)| nonzero(container, old).is_some())
         {
             let container = container.name.clone();
             return Err(RequestError::OldName { container, old, new });
@@ -353,8 +357,8 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
     for container in pod.spec.all_containers() {
         let asked = PATCHED_AMOUNTS
             .into_iter()
-            .find_map(|name| Some((name, text(container, name)?)));
-        // Memory units have kubelet ask the plugin as well, though mixing them with amounts is refused elsewhere.
+            .find_map(|name| Some((name, nonzero(container, name)?)));
+        // kubelet calls the plugin for memory units too; `refuse_mixed_dialects` refuses them beside other amounts.
         let is_served = [GPU_SHARED, &names.memory]
             .into_iter()
             .any(|name| container.asks_for(name));
@@ -367,7 +371,7 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
             });
         }
     }
-    // Without a device ID kubelet asks no plugin, and the container would see what its image asks for.
+    // For a container without device IDs kubelet calls no plugin, and the container would see the GPUs that its image asks for.
     let mut containers = pod.spec.all_containers();
     if sees_all_devices(pod)? && !containers.any(|container| container.asks_for(GPU_SHARED)) {
         return Err(pod_rule(format!(
@@ -378,7 +382,7 @@ pub(super) fn refuse_unserved(pod: &Pod, names: &ResourceNames) -> Result<(), Re
 }
 
 /// The quantity of a resource as the manifest has it, unless it is zero.
-fn text<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
+fn nonzero<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
     container.quantity(resource).filter(|text| !text.is_zero())
 }
 

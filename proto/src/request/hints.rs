@@ -1,5 +1,5 @@
-//! Annotations with which a pod influences the choice of its node and devices: hints and joint allocation (proposal "Device
-//! Allocate Hint APIs"), partitions (proposal "GPU Partitioning APIs"), and gpushare's own policies.
+//! Annotations with which a pod influences the choice of its node and devices: hints and joint allocation (Koordinator's proposal
+//! "Device Allocate Hint APIs"), partitions (proposal "GPU Partitioning APIs"), and gpushare's own policies.
 //!
 //! Reads and refuses the annotations; the scheduler turns them into constraints.
 
@@ -67,7 +67,7 @@ pub struct DeviceHint {
     pub strategy: Option<AllocateStrategy>,
     /// `exclusivePolicy`: the devices that no other pod may use.
     pub exclusive: Option<ExclusivePolicy>,
-    /// `requiredTopologyScope`: the part of the machine in which all devices must lie. Koordinator's code has it, its proposal not.
+    /// `requiredTopologyScope`: the part of the machine in which all devices must lie; in Koordinator's code, not its proposal.
     pub scope: Option<TopologyScope>,
 }
 
@@ -159,7 +159,7 @@ pub struct Hint {
 }
 
 /// Every annotation that [`Hints`] has.
-// In this order the first fault is reported.
+// If several annotations have a fault, that of the first in this order is reported.
 pub const HINTS: [Hint; 3] = [
     Hint {
         key: ALLOCATE_HINT,
@@ -181,7 +181,7 @@ impl Hint {
     /// Checks the pod's annotation, if the pod has it.
     ///
     /// # Errors
-    /// It is longer than 8 KiB, has another form than the proposals demand, or a key or value that they do not know.
+    /// The annotation is longer than 8 KiB, has another form than the proposals demand, or a key or value that they do not know.
     pub fn check(self, pod: &Pod) -> Result<(), RequestError> {
         self.read(pod, UnknownKeys::Refuse, &mut Hints::default())
     }
@@ -191,7 +191,7 @@ impl Hint {
         let Some(text) = pod.annotation(self.key) else {
             return Ok(());
         };
-        // Before parsing, so that a long text costs nothing.
+        // Before parsing, so that a long text costs no time.
         if text.len() > MAX_BYTES {
             return Err(refusal(self.key, text, format!("longer than {MAX_BYTES} bytes")));
         }
@@ -216,18 +216,18 @@ impl Hints {
     pub fn read_placed(pod: &Pod) -> Self {
         let mut hints = Self::default();
         for hint in HINTS {
-            // A rule that cannot be read did not hold when the devices were chosen.
+            // An annotation that cannot be read restricted nothing when the devices were chosen.
             hint.read(pod, UnknownKeys::Skip, &mut hints).unwrap_or_default();
         }
         hints
     }
 
-    /// Refuses hints that no node can satisfy for this request.
+    /// Refuses constraints in the annotations that no node can satisfy for this request.
     pub(super) fn refuse_impossible(&self, pod: &Pod, request: &PodRequest) -> Result<(), RequestError> {
         let Some((gpus, hint)) = request.gpus.as_ref().zip(self.by_type.get(TYPE_GPU)) else {
             return Ok(());
         };
-        // GPUs alone: adapters without virtual functions are a matter of the nodes.
+        // Only rules about GPUs: nodes differ in the virtual functions that their adapters have.
         let rule = if hint.vf_selector.is_some() {
             "gpu.vfSelector: GPUs are not given by virtual functions".to_owned()
         } else if hint.scope == Some(TopologyScope::Device) && gpus.devices > 1 {
@@ -246,8 +246,8 @@ impl Hints {
     }
 }
 
-/// The refusal of a device type in [`ALLOCATE_HINT`] or [`JOINT_ALLOCATE`] (`key`) of which no node has devices, and which is none
-/// of `known`.
+/// The refusal of a device type in [`ALLOCATE_HINT`] or [`JOINT_ALLOCATE`] (`key`) that no node has devices of, and that is none
+/// of the `known` types.
 pub fn unknown_device_type(key: &'static str, device_type: &str, known: &[&str]) -> RequestError {
     let shown = excerpt(device_type);
     let meant = nearest(device_type, known).map(|name| format!("; did you mean {name:?}?"));
@@ -448,7 +448,7 @@ impl HintJson {
 }
 
 impl SelectorJson {
-    /// The selector in this field, or the rule that the JSON breaks.
+    /// The selector in the JSON of a field, or the rule that the JSON breaks.
     fn parse(self, field: &str) -> Result<LabelSelector, String> {
         let mut requirements = Vec::new();
         // `matchLabels` is short for `In` with one value.
@@ -460,7 +460,7 @@ impl SelectorJson {
             let requirement = expression.parse();
             requirements.push(requirement.map_err(|rule| format!("{field}.matchExpressions[{i}].{rule}"))?);
         }
-        // No label has an empty key, so that no device would ever match.
+        // No label has an empty key, so that no device would match.
         if requirements.iter().any(|requirement| requirement.key.is_empty()) {
             return Err(format!("{field} has an empty key"));
         }
@@ -474,7 +474,7 @@ impl ExpressionJson {
         let values = self.values.unwrap_or_default();
         let (operator, n_values) = (self.operator.as_str(), values.len());
         let test = match operator {
-            // The API server's own rules for label selectors; it does not check selectors in annotations.
+            // The API server has the same rules for label selectors, but does not check selectors in annotations.
             "In" | "NotIn" if values.is_empty() => {
                 return Err(format!("values is empty, and {operator} needs one"));
             }

@@ -72,7 +72,7 @@ fn hint_every_tenth(fleet: &mut Fleet, n_nodes: u32) {
             amounts,
             kind: DeviceType::Gpu,
             resources: [].into(),
-            functions: Vec::new(),
+            virtual_functions: Vec::new(),
         }];
         let id = fleet.node_id(&name(node)).unwrap();
         fleet.hint(

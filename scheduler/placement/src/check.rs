@@ -1,6 +1,6 @@
 //! The independent check: computes everything again, naively, and reports every violated invariant.
 //!
-//! It shares no arithmetic with the rows, whose mistakes it would otherwise repeat.
+//! It shares no arithmetic with the rows of free amounts that nodes keep, whose mistakes it would otherwise repeat.
 
 mod amounts;
 mod rules;
@@ -14,7 +14,7 @@ use crate::state::equivalence::EquivalenceClassId;
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
 
-/// A violated invariant. Only amounts count that owners are known to hold, not those that are counted while a record is in doubt.
+/// A violated invariant. Amounts count if an owner is known to hold them, and not if its record is in doubt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// Owners are known to hold more of a device than it has.
@@ -32,7 +32,7 @@ pub enum Violation {
         /// The total, in the same unit.
         total: u128,
     },
-    /// A value that is kept for requests differs from what the inventory and the holdings amount to.
+    /// A value that a node keeps (free amounts, flags, its class) differs from the value that inventory and holdings give.
     RowDiffers {
         /// The node's name.
         node: String,
@@ -70,7 +70,7 @@ pub enum Violation {
         node: String,
         /// The owner with exclusive use.
         keeper: OwnerId,
-        /// The owner that holds the device too, or a device on its switch.
+        /// The other owner of the device, or of a device on the same switch.
         other: OwnerId,
         /// The device's type.
         kind: DeviceType,
@@ -86,7 +86,7 @@ pub enum Violation {
         /// The GPU, as the record identifies it.
         gpu: String,
     },
-    /// Names, owners, hints and nodes are inconsistent.
+    /// The indices of names, owners and hints do not match the nodes.
     Index {
         /// The inconsistency in words.
         detail: String,
@@ -192,7 +192,7 @@ fn check_hints(nodes: &Nodes, violations: &mut Vec<Violation>) {
     }
 }
 
-/// Every equivalence class counts its nodes, and has at least one.
+/// Compares the number of nodes of each equivalence class with the nodes that are in it.
 fn check_classes(nodes: &Nodes, violations: &mut Vec<Violation>) {
     let mut n_nodes: BTreeMap<EquivalenceClassId, usize> = BTreeMap::new();
     for class in nodes.summaries.iter().filter_map(|summary| summary.class) {
@@ -211,11 +211,11 @@ fn check_classes(nodes: &Nodes, violations: &mut Vec<Violation>) {
     }
 }
 
-/// The CPU and memory used of every node is the sum over its owners.
+/// Finds nodes whose used CPU and memory is not the sum over their owners.
 fn check_host_uses(nodes: &Nodes, violations: &mut Vec<Violation>) {
     let mut sums: BTreeMap<u32, (u32, u128, u128)> = BTreeMap::new();
     for used in nodes.host_uses.values() {
-        let (n_owners, cpu_milli, memory) = sums.entry(used.index).or_default();
+        let (n_owners, cpu_milli, memory) = sums.entry(used.node_index).or_default();
         *n_owners += 1;
         // In 128 bits, since the sums of the fleet saturate in 64, which the check must not do as well.
         *cpu_milli += u128::from(used.amounts.cpu_milli);
@@ -232,11 +232,13 @@ fn check_host_uses(nodes: &Nodes, violations: &mut Vec<Violation>) {
     }
 }
 
-/// The CPU-only pods that count are those that hold nothing and run on nodes with GPUs.
+/// Compares the CPU-only pods that count for the workload model with the owners that hold nothing and run on nodes with GPUs.
 fn check_cpu_only(nodes: &Nodes, violations: &mut Vec<Violation>) {
     let mut expected = Workload::default();
     for (owner, used) in &nodes.host_uses {
-        let has_gpus = nodes.at(used.index).is_some_and(|node| !node.gpus().is_empty());
+        let has_gpus = nodes
+            .at(used.node_index)
+            .is_some_and(|node| !node.gpus().is_empty());
         if has_gpus && !used.is_daemon && !nodes.owners.contains_key(owner) {
             expected.add(PodProfile {
                 gpus: RequestedGpus::Nothing,
@@ -250,6 +252,7 @@ fn check_cpu_only(nodes: &Nodes, violations: &mut Vec<Violation>) {
     }
 }
 
+/// The violation of an index that does not match the nodes.
 fn inconsistent(detail: String) -> Violation {
     Violation::Index { detail }
 }

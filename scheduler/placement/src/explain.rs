@@ -1,8 +1,8 @@
-//! Views for users and metrics: which owner holds what, why a device does not fit, and which records are doubtful.
+//! Views for users and metrics: the devices with their holders, the reason that a device does not fit, and doubtful records.
 //!
-//! They allocate freely and are not for the hot path.
+//! They allocate memory freely, and so are not for filters.
 
-use crate::choice::gpu_room::{fit_gpu, free_whole, need};
+use crate::choice::gpu_room::{fit_gpu, free_whole, share_need};
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts};
 use crate::data::device::Device;
 use crate::data::holding::{Held, Hints};
@@ -29,24 +29,24 @@ pub struct DeviceView<'a> {
     pub device: &'a Device,
     /// Amounts of a GPU that are certainly held; may exceed the total.
     pub used: Amounts,
-    /// Amounts of a GPU that may be held besides.
+    /// Amounts of a GPU that may be held besides, by parts whose device, amount or record is in doubt.
     pub suspect: Amounts,
-    /// Amounts of hints on a GPU; `free` still includes them.
+    /// Amounts that hints take of a GPU; `free` still includes them.
     pub hinted: Amounts,
     /// The total of a GPU less used and suspect amounts, at least zero; of an unhealthy GPU too.
     pub free: Amounts,
     /// Named resources that no owner holds, at least zero; of an unhealthy device too.
     pub free_resources: NamedAmounts,
-    /// Its holders, by owner.
+    /// Its holders, sorted by owner; those of pending shares last.
     pub holders: Vec<HolderView<'a>>,
 }
 
-/// The part of one owner in one device.
+/// The part of one device that one owner holds.
 #[derive(Clone, Copy, Debug)]
 pub struct HolderView<'a> {
     /// The owner.
     pub owner: &'a OwnerId,
-    /// Amounts of a GPU.
+    /// Amounts of a GPU that the owner holds.
     pub amounts: Amounts,
     /// True if the part may be on another device, or of another amount.
     pub suspect: bool,
@@ -59,11 +59,11 @@ pub struct DeviceFit<'a> {
     pub gpu: &'a Device,
     /// Amounts that are free for new shares: nothing if the GPU is unhealthy.
     pub free: Amounts,
-    /// Everything that it has.
+    /// Everything that the GPU has.
     pub total: Amounts,
-    /// The amounts that the request takes of it.
+    /// The amounts that the request takes of the GPU.
     pub need: Amounts,
-    /// The reason for which there is no room, if so.
+    /// The reason for which the GPU has no room for the request, if it has none.
     pub fit: Result<(), Reason>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn explain<'a>(
     hints: Hints<'_>,
 ) -> Result<Vec<DeviceFit<'a>>, Reason> {
     let need = match request {
-        RequestedGpus::Share(request) => need(node, &request)?,
+        RequestedGpus::Share(request) => share_need(node, &request)?,
         RequestedGpus::Whole(_) => return Ok(explain_whole(node, hints)),
         RequestedGpus::All { .. } | RequestedGpus::Nothing => return Ok(Vec::new()),
     };
@@ -105,7 +105,7 @@ fn explain_whole<'a>(node: &'a Node, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
         } else if !gpu.healthy {
             Err(Reason::Unhealthy)
         } else if gpu.whole().within(row.free) {
-            // Free, and not for whole requests.
+            // Free, but none of the GPUs that requests by the vendor's resource name may get.
             Err(Reason::Vendor)
         } else {
             Err(Reason::Memory)
@@ -126,7 +126,7 @@ impl<'a> NodeView<'a> {
         Self { id, node }
     }
 
-    /// Its identifier in the fleet.
+    /// The identifier of the node in the fleet.
     pub fn id(self) -> NodeId {
         self.id
     }
@@ -141,7 +141,7 @@ impl<'a> NodeView<'a> {
         self.node.inventory.as_ref()
     }
 
-    /// The holdings on it, by owner.
+    /// The holdings on the node, by owner.
     pub fn held(self) -> impl Iterator<Item = &'a Held> {
         self.node.held.iter()
     }
@@ -151,19 +151,19 @@ impl<'a> NodeView<'a> {
         self.node.host.total.is_some().then(|| self.node.host.free())
     }
 
-    /// The owners of the hints on it.
+    /// The owners of the hints on the node.
     pub fn hinted(self) -> impl Iterator<Item = &'a OwnerId> {
         self.node.hints.iter().map(|hint| &hint.owner)
     }
 
-    /// Its GPUs with their holders, by minor.
+    /// The GPUs of the node with their holders, by minor.
     pub fn gpus(self) -> Vec<DeviceView<'a>> {
         // GPUs are the first type of every inventory.
         let mut types = self.devices().into_iter();
         types.next().unwrap_or_default()
     }
 
-    /// Its devices of other types with their holders, by type and minor.
+    /// The devices of other types on the node with their holders, by type and minor.
     pub fn other_devices(self) -> Vec<DeviceView<'a>> {
         self.devices().into_iter().skip(1).flatten().collect()
     }
@@ -182,7 +182,7 @@ impl<'a> NodeView<'a> {
             }
             views.push(of_type);
         }
-        // All holdings at once, because a pending one is charged where the others leave room.
+        // All holdings at once, because pending shares are charged where the other holdings leave room.
         for (held, charge) in charges_of_all(inventory, &self.node.held) {
             let of_type = views.get_mut(charge.type_at);
             if let Some(view) = of_type.and_then(|of_type| of_type.get_mut(charge.device)) {

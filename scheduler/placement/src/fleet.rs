@@ -1,4 +1,5 @@
-//! The fleet: the engine's interface, over all nodes, their holdings and hints, and the workload model.
+//! The fleet: the engine's interface, over all nodes, their holdings and hints, and the workload model. An owner of holdings or
+//! hints is a pod, by its UID.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ impl Fleet {
         Self::default()
     }
 
-    /// The same fleet with these weights for the policies that weigh resources; by default no resource has any.
+    /// The same fleet with these weights of resources, for the policies that score by them; by default no resource has a weight.
     #[must_use]
     pub fn with_weights(self, weights: ResourceWeights) -> Self {
         Self { weights, ..self }
@@ -52,26 +53,26 @@ impl Fleet {
     pub fn set_inventory(&mut self, node: &str, mut inventory: Inventory) -> Vec<String> {
         let problems = inventory.normalize();
         if let Some(gpu) = inventory.model() {
-            self.model.prepare(gpu);
+            self.model.add_gpu_model(gpu);
         }
         self.nodes.set_inventory(node, inventory);
         problems
     }
 
-    /// Removes a node's devices: the node, or its report, is gone. Its holdings stay until they are released.
+    /// Removes a node's devices: the node, or its report, is gone. The holdings on the node stay until they are released.
     pub fn remove_inventory(&mut self, node: &str) {
         self.nodes.remove_inventory(node);
     }
 
     /// Sets a fact: the holdings of an owner, in place of everything that it held, reserved or hinted at before.
     ///
-    /// Facts are never refused; one that exceeds a device leaves nothing free there. The node need not be known yet.
+    /// Facts are never refused; a fact that exceeds a device leaves nothing free there. The node need not be known yet.
     pub fn hold(&mut self, owner: &OwnerId, node: &str, holdings: impl Into<Holdings>) {
         let index = self.nodes.enter(node);
         self.nodes.hold(owner, index, Origin::Fact, holdings.into());
     }
 
-    /// Reserves a placement. Hints of other owners do not count; the owner's own one is removed.
+    /// Reserves a placement. Hints of other owners do not count; the owner's own hint is removed.
     ///
     /// # Errors
     /// If it would oversubscribe a device in any dimension, a device is unhealthy or gone, or the owner holds something
@@ -136,7 +137,7 @@ impl Fleet {
         self.nodes.clear_host_use(owner);
     }
 
-    /// Counts a change outside the engine by which a refused request may fit now, such as a hint that ended for good.
+    /// Counts a change in [`Self::n_openings`] that the engine does not see, such as a hint that ended without a reservation.
     pub fn note_opening(&mut self) {
         self.nodes.n_openings += 1;
     }
@@ -144,7 +145,7 @@ impl Fleet {
 
 /// Look-ups and views.
 impl Fleet {
-    /// Finds a node that has devices, holdings or hints.
+    /// Finds a node by its name; `None` if nothing is known of it.
     #[inline]
     pub fn node_id(&self, name: &str) -> Option<NodeId> {
         self.nodes.names.get(name)
@@ -155,7 +156,7 @@ impl Fleet {
         self.nodes.names.version()
     }
 
-    /// Number of changes so far by which a refused request may fit: grows with every inventory and release.
+    /// Number of changes so far by which a request that was refused may fit now: grows with every inventory and release.
     pub fn n_openings(&self) -> u64 {
         self.nodes.n_openings
     }
@@ -231,7 +232,7 @@ impl Fleet {
         )
     }
 
-    /// The detailed explanation of a refusal, in the terms of the node; `None` if there is room. Not for the hot path.
+    /// The detailed explanation of a refusal, in the terms of the node; `None` if there is room. Slower than [`Self::fit`].
     pub fn misfit<'r>(
         &self,
         node: NodeId,
@@ -247,7 +248,7 @@ impl Fleet {
     /// The devices to take on a node for a request.
     ///
     /// # Errors
-    /// The reason of [`Fleet::fit`].
+    /// The reason that [`Fleet::fit`] returns.
     pub fn choose_devices<'r>(
         &self,
         node: NodeId,
@@ -326,7 +327,7 @@ impl Fleet {
 
 /// The workload model, by which the policy `fill` looks ahead.
 impl Fleet {
-    /// The pods that ask for GPUs. They take effect with the next [refresh](Self::refresh_workload_model) of the model.
+    /// The pods that ask for GPUs. Changes take effect with the next [refresh](Self::refresh_workload_model) of the model.
     pub fn workload(&self) -> &Workload {
         &self.workload
     }
@@ -338,7 +339,7 @@ impl Fleet {
 
     /// Computes the workload model of the present pods; returns false if it is the same.
     ///
-    /// CPU-only pods count on nodes with GPUs; the workload need not have them. The simulations of all GPU models take
+    /// CPU-only pods on nodes with GPUs are added to the pods of `workload`. The simulations of all GPU models take
     /// milliseconds.
     pub fn refresh_workload_model(&mut self) -> bool {
         let sample = self.workload.sample(self.nodes.cpu_only.workload());

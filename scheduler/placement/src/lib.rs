@@ -6,11 +6,12 @@
 //! hints (placements they expect to bind soon) into a [`Fleet`] and query it.
 //!
 //! One device model serves GPUs, RDMA adapters, FPGAs and all other types. A [`Device`] has an ID, amounts and attributes; a
-//! [`HeldPart`] is a part of a device in a record, and a [`Share`] a chosen part. Charges are the amounts that parts take of
-//! devices (`state/charges`); from them free amounts (`state/node`) and the use of devices (`state/occupancy`) follow, the same way
-//! for each type; one set of rules (`choice/topology/eligible`) leaves the candidates of each type. GPUs differ where their
-//! hardware does: their amounts are dense rows, since every request compares with them (`choice/fit`), they have partitions
-//! and links (`choice/topology/groups`), and they can be asked for whole in the vendor's name.
+//! [`HeldPart`] is a part of a device that a pod holds by its record (its annotations), and a [`Share`] a chosen part. Charges
+//! are the amounts that parts take of devices (`state/charges`); from them free amounts (`state/node`) and the use of devices
+//! (`state/occupancy`) follow, the same way for each type; one set of rules (`choice/topology/eligible`) leaves the candidates of
+//! each type. GPUs differ where their hardware does: their amounts are dense rows, since every request compares with them
+//! (`choice/gpu_room`), they have partitions and links (`choice/topology/groups`), and they can be asked for whole in the
+//! vendor's name.
 //!
 //! Amounts are per device: memory in hundredths of a byte ([`Memory`]), core in percent, slots in pods, and named resources.
 //! Nothing wraps around: a device with more holdings than room has nothing free.
@@ -37,12 +38,12 @@ pub use choice::admit::ReserveError;
 pub use choice::preempt::{Evictable, Preemption, Victims, n_violations};
 pub use data::amounts::{Amounts, Dimension, HostAmounts, HostLoad, Memory, NamedAmounts};
 pub use data::constraints::{
-    Constraints, DeviceConstraint, Exclusion, JointAllocation, PartitionConstraint, Requirement, Scope,
-    Selector, Strategy, Test,
+    Constraints, DeviceConstraint, Exclusion, JointAllocation, LabelCondition, PartitionConstraint,
+    Requirement, Scope, Selector, Strategy,
 };
 pub use data::device::{
-    Device, DeviceAttributes, DeviceLocation, DeviceRef, DevicesOfType, Function, FunctionGroup, Labels,
-    LimitLevel,
+    Device, DeviceAttributes, DeviceLocation, DeviceRef, DevicesOfType, FunctionGroup, Labels, LimitLevel,
+    VirtualFunction,
 };
 pub use data::holding::{Held, HeldMemory, HeldPart, Hints, Holdings, Origin, Placement, Share};
 pub use data::ident::{DeviceId, DeviceType, FunctionId, NodeId, OwnerId, ResourceName, SwitchId};

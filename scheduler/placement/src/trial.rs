@@ -1,4 +1,4 @@
-//! Trials: placements on copies of nodes, for the question how many more pods would fit. The fleet itself does not change.
+//! Trials: placements on copies of nodes, which show how many more pods would fit. The fleet itself does not change.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ impl Trial {
     pub fn copy_empty(&mut self, fleet: &Fleet, node: NodeId) -> Option<usize> {
         let mut copy = fleet.nodes.get(node)?.copy_with_hints(|_| false);
         copy.held.clear();
-        // Nothing is left to remove; the call computes the free amounts again.
+        // No holding is left to remove, but the call computes the free amounts again.
         copy.remove_all_held(&BTreeSet::new());
         copy.host = Host {
             total: copy.host.total,
@@ -72,14 +72,14 @@ impl Trial {
         node.value_cache.take();
         let placement = choose_devices(node, request, policies.device, fleet.context(Hints::Respect))?;
         self.n_placements += 1;
-        // No UID has a slash, so that the name is that of no pod.
+        // No UID of a pod has a slash, so that this owner is none of the fleet's.
         let owner = OwnerId::from(format!("trial/{}", self.n_placements).as_str());
         node.insert_held(Held {
             owner,
             origin: Origin::Decision,
             holdings: Holdings::from(&placement),
         });
-        // The next request must see the CPU that this one takes, as kube-scheduler would.
+        // The next request must see the CPU and memory that this request takes, as kube-scheduler would.
         node.host.used = node.host.used.plus(request.host);
         Ok(placement)
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use placement::{
-    Constraints, DeviceConstraint, DeviceType, Exclusion, JointAllocation, PartitionConstraint, Requirement,
-    Scope, Selector, Strategy, Test,
+    Constraints, DeviceConstraint, DeviceType, Exclusion, JointAllocation, LabelCondition,
+    PartitionConstraint, Requirement, Scope, Selector, Strategy,
 };
 use proto::pod::Pod;
 use proto::request::RequestError;
@@ -72,12 +72,10 @@ fn constraint(hint: DeviceHint) -> DeviceConstraint {
     } = hint;
     DeviceConstraint {
         selector: devices.map(selector),
-        functions: vf_selector.map(selector),
+        virtual_functions: vf_selector.map(selector),
         strategy: strategy.map(|strategy| match strategy {
-            // The requested amount is taken of each selected device.
-            AllocateStrategy::ApplyForAll => Strategy::All,
-            // The requested amount is a number of devices.
-            AllocateStrategy::RequestsAsCount => Strategy::Count,
+            AllocateStrategy::ApplyForAll => Strategy::ApplyForAll,
+            AllocateStrategy::RequestsAsCount => Strategy::RequestsAsCount,
         }),
         exclusion: exclusive.map(|policy| match policy {
             ExclusivePolicy::DeviceLevel => Exclusion::Device,
@@ -99,10 +97,10 @@ fn selector(selector: LabelSelector) -> Selector {
         requirements.push(Requirement {
             key: key.into(),
             test: match test {
-                LabelTest::In(values) => Test::In(boxed(values)),
-                LabelTest::NotIn(values) => Test::NotIn(boxed(values)),
-                LabelTest::Exists => Test::Exists,
-                LabelTest::DoesNotExist => Test::DoesNotExist,
+                LabelTest::In(values) => LabelCondition::In(boxed(values)),
+                LabelTest::NotIn(values) => LabelCondition::NotIn(boxed(values)),
+                LabelTest::Exists => LabelCondition::Exists,
+                LabelTest::DoesNotExist => LabelCondition::DoesNotExist,
             },
         });
     }
@@ -142,14 +140,14 @@ mod tests {
             ..DeviceConstraint::default()
         };
         let npu = DeviceConstraint {
-            strategy: Some(Strategy::All),
+            strategy: Some(Strategy::ApplyForAll),
             scope: Some(Scope::Switch),
             ..DeviceConstraint::default()
         };
-        let functions = Some(Selector::default());
+        let virtual_functions = Some(Selector::default());
         let rdma = DeviceConstraint {
-            functions,
-            strategy: Some(Strategy::Count),
+            virtual_functions,
+            strategy: Some(Strategy::RequestsAsCount),
             exclusion: Some(Exclusion::Device),
             ..DeviceConstraint::default()
         };

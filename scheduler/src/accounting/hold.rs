@@ -208,7 +208,7 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
     // In place of the GPUs of the record that the node does not have any more, the pod may hold any others.
     let gone = whole_not_reported(n_gone, &account.holdings.parts, None, context).holdings;
     account.holdings.pending = gone.pending;
-    account.holdings.unknown_whole = gone.unknown_whole;
+    account.holdings.n_unknown_gpus = gone.n_unknown_gpus;
     account.holdings.is_vendor = true;
     account.problem = account.problem.or(contradiction);
     account.contradicts |= is_contradicted;
@@ -217,7 +217,7 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
 
 /// The account of the GPUs that a pod of a vendor's resource still lacks, besides the `held` ones and those that kubelet reports
 /// ([`kubelet_allocations::add_allocated`] adds those later): their number, as it is not known which they are. On a node where
-/// our plugin serves whole GPUs they are pending, elsewhere `unknown_whole`.
+/// our plugin serves whole GPUs they are pending, elsewhere `n_unknown_gpus`.
 fn whole_not_reported(
     n_requested: u32,
     held: &[HeldPart],
@@ -245,7 +245,7 @@ fn whole_not_reported(
     };
     // On a node where our plugin serves whole GPUs the pod waits for free ones; the vendor's plugin allocates any GPU.
     if !our_plugin_serves {
-        holdings.unknown_whole = missing;
+        holdings.n_unknown_gpus = missing;
     } else if missing > 0 {
         holdings.pending = Some(ShareRequest {
             devices: missing,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use placement::{
-    Device, DeviceRef, DeviceType, Function, HeldMemory, HeldPart, Holdings, Inventory, NamedAmounts,
-    RequestedMemory,
+    Device, DeviceRef, DeviceType, HeldMemory, HeldPart, Holdings, Inventory, NamedAmounts, RequestedMemory,
+    VirtualFunction,
 };
 use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
@@ -95,7 +95,7 @@ pub fn of_unknown_pod(
         let is_certain = inventory.is_none_or(|inventory| {
             find(inventory, &device.id).is_some() || is_certainly_absent(&device.id, inventory)
         });
-        holdings.unknown_whole += u32::from(device.is_gpu && !is_certain);
+        holdings.n_unknown_gpus += u32::from(device.is_gpu && !is_certain);
     }
     (holdings, problem)
 }
@@ -112,7 +112,7 @@ fn hold(holdings: &mut Holdings, allocated: &AllocatedDevice, inventory: Option<
             } else {
                 device.resources.clone()
             },
-            functions: function.into_iter().map(|function| function.id.clone()).collect(),
+            virtual_functions: function.into_iter().map(|function| function.id.clone()).collect(),
             ..HeldPart::new(kind.clone(), DeviceRef::Id(device.id.clone()))
         },
         // As long as the node has not reported its devices, the name of the resource alone says that this is a GPU.
@@ -140,7 +140,7 @@ fn whole_gpu(id: &str, core: u32) -> HeldPart {
 fn find<'a>(
     inventory: &'a Inventory,
     id: &str,
-) -> Option<(&'a DeviceType, &'a Device, Option<&'a Function>)> {
+) -> Option<(&'a DeviceType, &'a Device, Option<&'a VirtualFunction>)> {
     for (kind, devices) in inventory.types() {
         for device in devices {
             if device.id.as_str() == id {
@@ -170,8 +170,9 @@ fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
             DeviceRef::Minor(held) => minor == Some(*held),
             DeviceRef::Any => part.kind == DeviceType::Gpu,
         };
-        let has_function = |function| held.functions.is_empty() || held.functions.contains(function);
-        if is_device && part.functions.iter().all(has_function) {
+        let has_function =
+            |function| held.virtual_functions.is_empty() || held.virtual_functions.contains(function);
+        if is_device && part.virtual_functions.iter().all(has_function) {
             return true;
         }
     }

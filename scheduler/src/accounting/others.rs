@@ -48,14 +48,14 @@ fn held_part(recorded: &RecordedPart, context: NodeContext<'_>) -> (HeldPart, Op
     let found = context
         .inventory
         .and_then(|inventory| inventory.find(kind, device));
-    let (functions, doubt) = functions_held(&recorded.functions, found);
+    let (virtual_functions, doubt) = functions_held(&recorded.functions, found);
     let absent = context.absent(kind, device);
     let counted = if absent.is_some() { &DeviceRef::Any } else { device };
     let doubt = absent
         .or_else(|| doubt.map(|doubt| format!("its record names {doubt} of {}", device_name(kind, device))));
     let part = HeldPart {
         resources: recorded.resources.clone(),
-        functions,
+        virtual_functions,
         trusted: doubt.is_none(),
         ..HeldPart::new(kind.clone(), counted.clone())
     };

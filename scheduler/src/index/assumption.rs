@@ -254,7 +254,7 @@ impl Assumptions<'_> {
     fn hold_unknown_gpus(&mut self, owner: &OwnerId, demand: &ResourceDemand<'_>, node: &str) -> Placement {
         let mut placement = Placement::default();
         if let RequestedGpus::Whole(n) = demand.gpus {
-            (placement.unknown_whole, placement.is_vendor) = (n, true);
+            (placement.n_unknown_gpus, placement.is_vendor) = (n, true);
             self.cluster.fleet.hold(owner, node, Holdings::from(&placement));
         }
         placement

@@ -73,8 +73,8 @@ fn allocation(share: &Share, inventory: Option<&Inventory>, is_unit_unknown: boo
     for (resource, amount) in &share.resources {
         put(resource.as_str(), *amount);
     }
-    let mut virtual_functions = Vec::with_capacity(share.functions.len());
-    for function in &share.functions {
+    let mut virtual_functions = Vec::with_capacity(share.virtual_functions.len());
+    for function in &share.virtual_functions {
         virtual_functions.push(VirtualFunction {
             minor: function.minor,
             bus_id: function.id.to_string(),

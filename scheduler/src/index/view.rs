@@ -78,7 +78,8 @@ fn other_device(node: NodeView<'_>, view: &DeviceView<'_>) -> OtherDevice {
     let mut functions = FreeAmount::default();
     for function in view.device.attributes.all_functions() {
         let mut held = node.held().flat_map(|held| &held.holdings.parts);
-        let is_held = held.any(|held| held.kind == *view.kind && held.functions.contains(&function.id));
+        let is_held =
+            held.any(|held| held.kind == *view.kind && held.virtual_functions.contains(&function.id));
         functions.total += 1;
         functions.free += u64::from(!is_held);
     }

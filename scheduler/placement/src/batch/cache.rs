@@ -1,5 +1,5 @@
-//! The score cache: results of earlier evaluations, so that a request evaluates only the nodes that have
-//! changed since the last request of its kind.
+//! The score cache: results of earlier evaluations, so that a request evaluates only the nodes that have changed since the last
+//! equal request. Equal requests are of one kind.
 //!
 //! For each kind of request there is one word per node: the node's version at its evaluation, and the result. Words are read
 //! and written whole and without locks, so that concurrent requests share them. A word of another version does not count.
@@ -13,15 +13,15 @@ use crate::data::policy::{Policies, Score};
 use crate::data::reason::Reason;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
 
-/// Kinds of requests in the cache; the one that was evaluated longest ago gives way. Each takes one word per node.
+/// Most kinds of requests in the cache; a new one replaces the one that was evaluated longest ago. Each takes one word per node.
 const MAX_REQUESTS: usize = 128;
 
 /// Bits of a result; the rest of a word is a version, which repeats after 68 billion changes.
 const RESULT_BITS: u32 = 28;
 const VERSION_MASK: u64 = u64::MAX >> RESULT_BITS;
-/// The word of a node without a result: its version comes last of all.
+/// The word of a node without a result: its version comes only after 68 billion changes.
 const UNKNOWN: u64 = u64::MAX;
-/// Set in the result if it is a refusal.
+/// The bit of a result that is set for a refusal; the other bits are then the place of the reason in [`Reason::ALL`].
 const REFUSED: u32 = 1 << (RESULT_BITS - 1);
 
 /// Everything that a result depends on besides the node.
@@ -59,7 +59,7 @@ impl RequestKey {
 /// The results of all kinds of requests.
 #[derive(Debug, Default)]
 pub(crate) struct ScoreCache {
-    /// In the order of the last use.
+    /// The results of each kind, in the order of their last use.
     known: Mutex<Vec<(RequestKey, Arc<CachedScores>)>>,
 }
 
@@ -73,12 +73,12 @@ impl ScoreCache {
     ) -> Arc<CachedScores> {
         // A panic of another thread leaves at most a list without one entry, so the poison of the lock is ignored.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // From the end: pods of one owner come in a row.
+        // From the end: the equal pods of a Job or Deployment come in a row.
         let found = known
             .iter()
             .rposition(|(key, _)| key.policies == policies && key.request() == *request);
         let (key, mut scores) = if let Some(at) = found {
-            // It goes to the end of the list again, which is in the order of use.
+            // Pushed to the end of the list again below, which is in the order of use.
             known.remove(at)
         } else {
             if known.len() >= MAX_REQUESTS {
@@ -95,7 +95,7 @@ impl ScoreCache {
         scores
     }
 
-    /// Drops all results, because they depend on the workload model.
+    /// Drops all cached results, for a change of the workload model, on which scores depend.
     pub(crate) fn clear(&mut self) {
         let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
         known.clear();
@@ -105,12 +105,12 @@ impl ScoreCache {
 /// The results of one kind of request on all nodes.
 #[derive(Debug)]
 pub(crate) struct CachedScores {
-    /// By the node's index in the fleet.
+    /// The word of each node, by its index in the fleet.
     words: Box<[AtomicU64]>,
 }
 
 impl CachedScores {
-    /// Results for this number of nodes, none of which is known yet.
+    /// Room for the results of this number of nodes, none of which is known yet.
     fn new(n_nodes: usize) -> Self {
         let words = std::iter::repeat_with(|| AtomicU64::new(UNKNOWN));
         Self {
@@ -150,7 +150,7 @@ impl CachedScores {
         let result = match result {
             Ok(score) => score.points(),
             Err(reason) => {
-                // Reasons are few, so the place in the list is number enough for the bits of a word.
+                // Reasons are few, so the place of one in the list fits into the bits of a result.
                 let at = Reason::ALL.iter().position(|known| *known == reason).unwrap_or(0);
                 REFUSED | u32::try_from(at).unwrap_or(0)
             }

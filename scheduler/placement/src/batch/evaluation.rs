@@ -18,7 +18,7 @@ use crate::data::request::NodeRequest;
 use crate::state::equivalence::{EquivalenceClassId, EquivalenceKey, has_class, key_with};
 use crate::state::nodes::{NodeSummary, Nodes};
 
-/// One request, with the results that are known.
+/// The evaluation of one request on many nodes, with the results that are known.
 #[derive(Debug)]
 pub struct BatchEvaluation<'a> {
     nodes: &'a Nodes,
@@ -29,7 +29,7 @@ pub struct BatchEvaluation<'a> {
     by_class: FxHashMap<ClassKey, Option<(Policies, Evaluated)>>,
     /// The cached results of equal requests, and the policies that they are for.
     cached: Option<(Policies, Arc<CachedScores>)>,
-    /// Index of the node with the requesting owner's own hint.
+    /// Index of the node with the hint of the pod that requests, if it has one.
     own: Option<u32>,
 }
 
@@ -52,7 +52,7 @@ enum Evaluated {
 }
 
 impl<'a> BatchEvaluation<'a> {
-    /// Prepares an evaluation: finds the node on which the requesting owner has a hint of its own.
+    /// Prepares an evaluation: finds the node with a hint of the pod that requests.
     pub(crate) fn new(
         nodes: &'a Nodes,
         context: ChoiceContext<'a>,
@@ -89,36 +89,36 @@ impl<'a> BatchEvaluation<'a> {
         }
     }
 
-    /// The cached result on the node at an index, if it is of this version of the node. Always `None` before the first evaluation by
-    /// these policies.
+    /// The cached result on the node at an index, if it is of this version of the node. Always `None` before the first evaluation
+    /// by these policies.
     #[inline]
     fn cached(&self, index: u32, version: u64, policies: Policies) -> Option<Result<Score, Reason>> {
-        let (of, scores) = self.cached.as_ref()?;
-        if *of == policies && !self.may_differ_by_owner(index) {
+        let (cached_policies, scores) = self.cached.as_ref()?;
+        if *cached_policies == policies && !self.may_differ_by_owner(index) {
             scores.get(index, version)
         } else {
             None
         }
     }
 
-    /// Returns true if the result may hold for the requesting owner alone: the owner has a
-    /// hint on the node, or ignores the hints of others.
+    /// Returns true if the result on a node may hold for no other pod: the pod has a hint there, or the hints of others do not
+    /// count.
     #[inline]
     fn may_differ_by_owner(&self, index: u32) -> bool {
         self.own == Some(index) || self.context.hints == Hints::Ignore
     }
 
-    /// Evaluates a node of which this evaluation knows no result, and puts the result into the cache if it holds for every
-    /// owner.
+    /// Evaluates a node of which this evaluation knows no result, and puts the result into the cache if it holds for every pod
+    /// with an equal request.
     // Out of line, so that the loop over nodes with cached results stays small.
     #[inline(never)]
     fn evaluate_uncached(&mut self, node: NodeId, version: u64, policies: Policies) -> Result<Score, Reason> {
         let summary = *self.nodes.summary(node).ok_or(Reason::NoDevice)?;
-        // A result that holds for one owner alone must not get into the cache.
+        // A result that may hold for this pod alone must not get into the cache.
         if summary.has_hints && self.may_differ_by_owner(node.index) {
             return self.compute(node, &summary, policies);
         }
-        // Other requests may have evaluated the node since this one began.
+        // Another request of this kind may have evaluated the node since this evaluation began.
         let scores = self.cached_scores(policies);
         if let Some(result) = scores.get(node.index, version) {
             return result;
@@ -144,17 +144,17 @@ impl<'a> BatchEvaluation<'a> {
         let (request, context) = (self.request, self.context);
         let node = self.nodes.get(id).ok_or(Reason::NoDevice)?;
         let compute = || score(node, request, policies, context);
-        // If the cost decides which GPU is taken, a class has no GPUs in common.
+        // If the cost decides which GPU is taken, nodes of one class may give different GPUs.
         if cost_decides(node, request) {
             return compute();
         }
         let Some(results) = self.class_results(id, summary) else {
             return compute();
         };
-        // Results by other policies do not hold, and a request has its policies for all nodes.
+        // A result by other policies does not hold; most often all nodes are evaluated by the same.
         results.take_if(|(of, _)| *of != policies);
         let (_, evaluated) = results.get_or_insert_with(|| {
-            // The value of a node depends on its CPU and memory, which a class does not have in common.
+            // The value of a node depends on its CPU and memory, which differ within a class.
             let evaluated = match policies.node {
                 NodePolicy::Fill => Evaluated::Gpus(gpus_by_rules(node, request, policies.device, context)),
                 _ => Evaluated::Score(compute()),
@@ -182,7 +182,7 @@ impl<'a> BatchEvaluation<'a> {
         self.by_class.len()
     }
 
-    /// The results on the class of a node; `None` if it has none.
+    /// The entry for the result on the class of a node, empty before the first; `None` for a node of no class.
     fn class_results(
         &mut self,
         node: NodeId,
@@ -193,8 +193,8 @@ impl<'a> BatchEvaluation<'a> {
         let key = match node.filter(|node| node.any_hint_counts(hints)) {
             // The summary has the class without hints, so the key with them is computed here.
             Some(node) if has_class(node) => ClassKey::WithHints(key_with(node, hints)),
-            // A node of no class (see `has_class`): only the free amounts of GPUs count there, and evaluating them is cheaper than
-            // computing a key.
+            // A node of no class (see `has_class`): only the free amounts of GPUs count there, and evaluating them is cheaper
+            // than computing a key.
             Some(_) => return None,
             None => ClassKey::Class(summary.class?),
         };

@@ -1,4 +1,4 @@
-//! The naive count of one node: for each device of each type, a sum over every part that may be of it.
+//! The naive count of one node: for each device of each type, the sum over every held part that may be of this device.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -13,20 +13,20 @@ use crate::data::inventory::Inventory;
 use crate::data::request::RequestedMemory;
 use crate::state::node::{GpuFlags, Hint, Node};
 
-/// Sums that cannot overflow, by resource. Memory of a GPU is in hundredths of a byte.
+/// Sums of amounts by resource, which cannot overflow. Memory of a GPU is in hundredths of a byte.
 type Sums<'a> = BTreeMap<&'a str, u128>;
 
 /// One part of a holding, with its owner.
 struct Part<'a> {
     owner: &'a OwnerId,
     held: Cow<'a, HeldPart>,
-    /// The GPU that a pending share is charged to.
+    /// The GPU that a share of a pending holding is charged to; `None` for all other parts.
     charged_to: Option<&'a DeviceId>,
     is_vendor: bool,
 }
 
 impl Part<'_> {
-    /// The amounts that the part takes of a device if it is of that device.
+    /// The amounts that the part takes of a device, if this is the device that the part is of.
     fn amounts_of(&self, node: &Node, device: &Device) -> Sums<'_> {
         let mut sums = named(&self.held.resources);
         if self.held.kind == DeviceType::Gpu {
@@ -84,7 +84,7 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
             let totals = totals(kind, device);
             for (resource, total) in &totals {
                 let used = amount(&certain, resource);
-                if used > *total + reserve(kind, device, resource) {
+                if used > *total + kept_by_driver(kind, device, resource) {
                     violations.push(Violation::Oversubscribed {
                         node: node.name.to_string(),
                         kind: kind.clone(),
@@ -98,7 +98,7 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
             let free = free(node, kind, device, &add(certain, suspect));
             let kept = if *kind == DeviceType::Gpu {
                 violations.extend(check_flags(node, at, device, &parts));
-                violations.extend(check_twice(node, device, &parts));
+                violations.extend(check_same_gpu(node, device, &parts));
                 let row = node.rows.get(at);
                 row.map(|row| (sums(row.total), sums(row.free)))
             } else {
@@ -123,9 +123,9 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
     violations
 }
 
-/// Returns true if a GPU takes no shares: it is reserved for the vendor's plugin, or this may have given it away.
+/// Returns true if a GPU takes no shares: it is left to the vendor's plugin, or that plugin may have allocated it.
 fn is_withheld(node: &Node, gpu: &Device) -> bool {
-    let any_unknown = node.held.iter().any(|held| held.holdings.unknown_whole > 0);
+    let any_unknown = node.held.iter().any(|held| held.holdings.n_unknown_gpus > 0);
     !gpu.sharing || (any_unknown && is_for_vendor(node, gpu))
 }
 
@@ -134,7 +134,8 @@ fn is_for_vendor(node: &Node, gpu: &Device) -> bool {
     node.serves_vendor() || !any_reserved || !gpu.sharing
 }
 
-/// All parts of all holdings; pending ones last, owner by owner: where there is room, and there where most memory is free.
+/// All parts of all holdings. Those of pending holdings come last, owner by owner, each charged to the GPUs that have room and
+/// the most free memory.
 fn parts(node: &Node) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     for held in &node.held {
@@ -197,7 +198,7 @@ fn add<'a>(mut sums: Sums<'a>, more: Sums<'a>) -> Sums<'a> {
     sums
 }
 
-/// Memory in hundredths of a byte, and false if that is a guess.
+/// The held memory in hundredths of a byte, and true if it is known; else all memory of the device, and false.
 fn memory_on(device: &Device, memory: HeldMemory, unit_bytes: Option<u64>) -> (u128, bool) {
     let bytes = u128::from(device.memory_bytes);
     match memory {
@@ -225,8 +226,8 @@ fn totals<'a>(kind: &DeviceType, device: &'a Device) -> Sums<'a> {
     totals
 }
 
-/// The amount beyond the total of a resource that may be held without oversubscription: memory that the driver keeps by now.
-fn reserve(kind: &DeviceType, device: &Device, resource: &str) -> u128 {
+/// The amount beyond the total of a resource that may be held without oversubscription: memory that the driver keeps for itself.
+fn kept_by_driver(kind: &DeviceType, device: &Device, resource: &str) -> u128 {
     if *kind == DeviceType::Gpu && resource == "memory" {
         u128::from(device.reserved_bytes) * 100
     } else {
@@ -244,7 +245,7 @@ fn gpu_sums(memory: u128, core: u32, slots: u32) -> Sums<'static> {
     [("memory", memory), ("core", core.into()), ("slots", slots.into())].into()
 }
 
-/// Amounts that are free for new owners when these are taken.
+/// The amounts of a device that are free for new owners when other owners hold the `taken` amounts.
 fn free<'a>(node: &Node, kind: &DeviceType, device: &'a Device, taken: &Sums<'_>) -> Sums<'a> {
     let is_gpu = *kind == DeviceType::Gpu;
     let mut free = totals(kind, device);
@@ -259,9 +260,9 @@ fn free<'a>(node: &Node, kind: &DeviceType, device: &'a Device, taken: &Sums<'_>
     free
 }
 
-/// Compares the flags that a node keeps for a GPU with those that follow from all parts.
+/// Compares the flags that a node keeps for a GPU with the flags that all held parts give.
 fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Option<Violation> {
-    // Reported as a missing row.
+    // A missing row is reported by the comparison of amounts.
     node.rows.get(at)?;
     let mut expected = GpuFlags {
         is_withheld: is_withheld(node, gpu),
@@ -272,7 +273,7 @@ fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Opti
         .filter(|part| part.may_be_of(node, &DeviceType::Gpu, gpu))
     {
         let amounts = part.amounts_of(node, gpu);
-        // A slot alone occupies nothing.
+        // A slot alone does not keep a GPU from being allocated whole.
         if amount(&amounts, "memory") > 0 || amount(&amounts, "core") > 0 {
             expected.is_occupied = true;
             expected.is_shared |= !part.is_vendor;
@@ -286,7 +287,7 @@ fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Opti
 }
 
 /// Finds owners of which two parts name the same GPU.
-fn check_twice(node: &Node, gpu: &Device, parts: &[Part<'_>]) -> Vec<Violation> {
+fn check_same_gpu(node: &Node, gpu: &Device, parts: &[Part<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut last = None;
     for part in parts {
@@ -321,7 +322,7 @@ fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
     })
 }
 
-/// Compares the GPUs and amounts that a hint is charged for with those that its holdings name.
+/// Compares the amounts that a hint is charged on GPUs with those that its holdings name.
 fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
     let mut expected = Vec::new();
     for part in hint
@@ -342,7 +343,7 @@ fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
         }
     }
     for (at, gpu) in node.gpus().iter().enumerate() {
-        if hint.holdings.unknown_whole > 0 && is_for_vendor(node, gpu) {
+        if hint.holdings.n_unknown_gpus > 0 && is_for_vendor(node, gpu) {
             expected.push((at, gpu.total()));
         }
     }

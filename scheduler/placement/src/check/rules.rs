@@ -1,4 +1,4 @@
-//! Compares holdings two by two (virtual functions, exclusive use), and what is derived from a node with the node.
+//! Compares holdings two by two (virtual functions, exclusive use), and nodes with their summary, class and flag of rules.
 
 use super::{Violation, amounts, differs};
 use crate::data::constraints::Exclusion;
@@ -9,7 +9,7 @@ use crate::state::equivalence::{has_class, key_with};
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
 
-/// Checks every two holdings of a node: no two owners have one virtual function, and none uses what another has for itself.
+/// Checks every two holdings of a node: no two owners hold one virtual function, or a device of which one has exclusive use.
 pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
     for (at, one) in node.held.iter().enumerate() {
@@ -38,13 +38,13 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
     if key != has_class(node).then(|| key_with(node, Hints::Ignore)).as_ref() {
         violations.push(differs(node, "its equivalence class does not match it"));
     }
-    let flags = (
+    let kept = (
         summary.exists,
         summary.generation,
         summary.has_hints,
         summary.has_rules,
     );
-    if flags != (true, id.generation, !node.hints.is_empty(), node.has_rules) {
+    if kept != (true, id.generation, !node.hints.is_empty(), node.has_rules) {
         violations.push(differs(node, "its summary does not match it"));
     }
     let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());
@@ -65,9 +65,9 @@ fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<V
                 continue;
             }
             for function in same
-                .functions
+                .virtual_functions
                 .iter()
-                .filter(|function| part.functions.contains(function))
+                .filter(|function| part.virtual_functions.contains(function))
             {
                 violations.push(Violation::FunctionHeldTwice {
                     node: node.name.to_string(),
@@ -81,7 +81,7 @@ fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<V
 
 /// Finds devices of which one owner has exclusive use and another holds them, if both are decisions of the engine.
 fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut Vec<Violation>) {
-    // Facts stand whether or not a rule allows them.
+    // Facts, which are read from records of pods, stand whether or not a rule allows them.
     if [keeper, other].iter().any(|held| held.origin == Origin::Fact) {
         return;
     }

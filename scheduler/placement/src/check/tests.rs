@@ -72,7 +72,7 @@ fn fleet() -> Fleet {
             amounts,
             kind: DeviceType::Gpu,
             resources: [].into(),
-            functions: Vec::new(),
+            virtual_functions: Vec::new(),
         }],
         ..Placement::default()
     };

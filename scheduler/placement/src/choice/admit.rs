@@ -1,4 +1,4 @@
-//! Admission of a placement: the last check, right before a reservation, that there is still room for it.
+//! Admission of a placement: the last check, right before its reservation, that the node still has room for it.
 
 use crate::choice::gpu_room::fit_whole;
 use crate::data::amounts::{Amounts, Memory};
@@ -19,28 +19,28 @@ pub struct ReserveError(pub(crate) String);
 pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveError> {
     let Placement {
         shares,
-        unknown_whole,
+        n_unknown_gpus,
         is_vendor,
         ..
     } = placement;
     let takes_gpus_only = placement.others().next().is_none();
     let takes_no_amounts = placement.gpus().all(|share| share.amounts == Amounts::ZERO);
     // Slots alone are an amount: a pod that sees all GPUs takes nothing else.
-    let is_empty = takes_gpus_only && takes_no_amounts && *unknown_whole == 0;
-    // No container can use computing power without memory, so a share of that alone is a mistake of the caller.
+    let is_empty = takes_gpus_only && takes_no_amounts && *n_unknown_gpus == 0;
+    // No container can use computing power without memory, so a share without memory is a mistake of the caller.
     let lacks_memory =
         |share: &Share| share.amounts.memory == Memory::ZERO && (share.amounts.core > 0 || *is_vendor);
     if is_empty || placement.gpus().any(lacks_memory) {
         return Err(ReserveError("the placement takes nothing".to_owned()));
     }
     // Binds may come long after the choice, so everything is checked again, and hints of other pods do not count.
-    if *unknown_whole > 0 {
-        fit_whole(node, *unknown_whole, Hints::Ignore)
+    if *n_unknown_gpus > 0 {
+        fit_whole(node, *n_unknown_gpus, Hints::Ignore)
             .map_err(|reason| ReserveError(format!("whole GPUs: {reason}")))?;
     }
     for (at, share) in shares.iter().enumerate() {
         admit_share(node, share, *is_vendor)?;
-        // Each share by itself may fit where both together do not.
+        // Two shares of one device may fit one by one, and not together.
         let mut earlier = shares.iter().take(at);
         if earlier.any(|other| (&other.kind, &other.id) == (&share.kind, &share.id)) {
             let (kind, id) = (&share.kind, &share.id);
@@ -92,7 +92,7 @@ fn admit_share_of_gpu(
         .inventory
         .as_ref()
         .is_some_and(|inventory| inventory.is_for_vendor(gpu));
-    // A GPU that takes no shares can be had whole; the free amounts of its row are for shares.
+    // A GPU that takes no shares can still be allocated whole; the free amounts in its row are those for shares.
     let free = if is_vendor && !flags.is_occupied && is_for_vendor {
         gpu.whole()
     } else {
@@ -107,9 +107,12 @@ fn admit_share_of_gpu(
     }
 }
 
-/// Checks exclusive use and virtual functions.
+/// Checks that no device is in exclusive use, and that the virtual functions exist and are free.
 fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError> {
-    let has_functions = placement.shares.iter().any(|share| !share.functions.is_empty());
+    let has_functions = placement
+        .shares
+        .iter()
+        .any(|share| !share.virtual_functions.is_empty());
     // Most placements have nothing to do with rules, and occupancy takes allocations to compute.
     if !node.has_rules && placement.exclusions.is_empty() && !has_functions {
         return Ok(());
@@ -132,17 +135,17 @@ fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError
                 "{kind} {id}: exclusive use does not allow it"
             )));
         }
-        for function in &share.functions {
+        for function in &share.virtual_functions {
             let mut known = device.attributes.all_functions();
             let exists = known.any(|known| known.id == function.id);
-            let is_held = occupancy.functions_of(type_at).contains(&&function.id);
+            let is_held = occupancy.held_functions_of(type_at).contains(&&function.id);
             if !exists || is_held || taken.contains(&&function.id) {
                 let function = &function.id;
                 return Err(ReserveError(format!(
                     "virtual function {function} is gone or taken"
                 )));
             }
-            // The shares of one placement must not have a function in common either.
+            // Two shares of one placement must not take the same virtual function either.
             taken.push(&function.id);
         }
     }

@@ -3,13 +3,13 @@
 //! cost = ½ · (value(node) − value(node after) − size of the choice) + ½ · increase in unusable idle capacity
 //! + weighted loss of whole GPUs that are idle together.
 //!
-//! The first term accounts for CPU, memory and devices together. The second keeps whole nodes for large pods, which small ones
-//! could fill as well if there were enough of them. The third is for pods unlike those seen so far. The choice with the lowest
+//! The first term accounts for CPU, memory and devices together. The second keeps whole nodes for large pods, where enough
+//! small pods could fill them as well. The third is for pods unlike those seen so far. The choice with the lowest
 //! cost is best; of equals, the one that leaves less on its node.
 
 use rustc_hash::FxHashMap;
 
-use crate::choice::gpu_room::need;
+use crate::choice::gpu_room::share_need;
 use crate::choice::simulate::{
     FreeGpus, GpuPart, N_SEQUENCES, Simulation, WHOLE, thousandths_down, thousandths_up,
 };
@@ -21,13 +21,13 @@ use crate::data::request::{NodeRequest, RequestedGpus, ShareNeed, ShareRequest};
 use crate::data::workload::Sample;
 use crate::state::node::{Node, Row};
 
-/// Thousandths of a GPU that do not count as a difference: the simulation is no more exact.
+/// Thousandths of a GPU in one step of a cost: the simulation is not exact enough for smaller differences.
 const STEP: i64 = 10;
 
-/// The rank of a cost of zero, in steps: a choice may cost less than nothing.
+/// The steps in the rank of a cost of zero. Not 0, as a choice may cost less than nothing.
 const ZERO_STEPS: i64 = 1024;
 
-/// Bits of a rank for what is left on the node.
+/// Bits of a rank for the idle part of GPUs that a choice leaves on the node.
 const LEFT_BITS: u32 = 15;
 
 /// The workload model: the pods that are expected, and their simulation on every model of GPU.
@@ -38,7 +38,7 @@ pub(crate) struct WorkloadModel {
 }
 
 impl WorkloadModel {
-    /// Expects the pods of another sample; returns false if it is the same.
+    /// Replaces the sample of expected pods and simulates it; returns false if it is the same sample.
     pub(crate) fn expect(&mut self, sample: Sample) -> bool {
         if sample == self.sample {
             return false;
@@ -50,8 +50,8 @@ impl WorkloadModel {
         true
     }
 
-    /// Prepares the simulation for nodes with this model of GPU.
-    pub(crate) fn prepare(&mut self, gpu: GpuModel) {
+    /// Adds the simulation for nodes with this model of GPU, unless there is one.
+    pub(crate) fn add_gpu_model(&mut self, gpu: GpuModel) {
         // At the report of a node, because a simulation takes too long to be computed while a request waits.
         self.by_gpu
             .entry(gpu)
@@ -71,14 +71,14 @@ pub(crate) struct LookAhead<'a> {
     pub(crate) host: HostAmounts,
 }
 
-/// The cost of a choice in its terms, each of which may be negative.
+/// The cost of a choice, term by term; each term may be negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PlacementCost {
-    /// Loss of value beyond the size of the choice; half of it counts.
+    /// Loss of the node's value beyond the size of the choice; half of it counts.
     value_loss: i64,
     /// Increase in unusable idle capacity; half of it counts.
     unusable: i64,
-    /// Weighted loss of whole GPUs that are idle together.
+    /// Weighted loss of whole GPUs that are idle together; all of it counts.
     broken: i64,
     /// Idle thousandths of the node's GPUs after the choice.
     left: u32,
@@ -88,7 +88,7 @@ impl PlacementCost {
     /// Units of a term per thousandth of a GPU.
     const SCALE: i64 = N_SEQUENCES as i64;
 
-    /// The cost in steps, then what is left on the node; less is better, and always below [`COST_END`].
+    /// The cost in steps, then the idle part of GPUs that is left on the node; less is better, and always below [`COST_END`].
     pub(crate) fn rank(self) -> u32 {
         // Rounded down on both sides of zero: truncation would round negative costs up and positive ones down.
         let sum = (self.value_loss + self.unusable).div_euclid(2) + self.broken;
@@ -112,7 +112,7 @@ pub(crate) struct CostBasis<'a> {
     value: u32,
     /// Unusable idle capacity of the node before the choice.
     unusable: u32,
-    /// Weight of whole idle GPUs on this node, in thousandths.
+    /// Weight of whole GPUs that are idle together on this node, in thousandths.
     idle_weight: u64,
 }
 
@@ -124,7 +124,7 @@ impl<'a> CostBasis<'a> {
         let gpus = FreeGpus::new(node.rows_with(hints).map(free_part));
         let host = node.host.free();
         let compute = || simulation.map_or((0, 0), |simulation| measure(simulation, &gpus, host));
-        // The node caches what holds for most requests: those that count every hint.
+        // The node caches the values for requests that count every hint, as most requests do.
         let (value, unusable) = if node.hints.iter().all(|hint| hints.counts(&hint.owner)) {
             *node.value_cache.get_or_init(compute)
         } else {
@@ -151,7 +151,7 @@ impl<'a> CostBasis<'a> {
             gpus.take(at, part);
             size += i64::from(part.size());
         }
-        // Without a model of the GPUs nothing is expected of the node, and only what is left counts.
+        // Without a simulation for its GPUs the node has no value, and only the idle part that is left decides.
         let (value, unusable) = self
             .simulation
             .map_or((0, 0), |simulation| measure(simulation, &gpus, self.host_after));
@@ -188,7 +188,7 @@ pub(crate) fn cost_of_gpus(
     hints: Hints<'_>,
 ) -> PlacementCost {
     let need = match request.gpus {
-        RequestedGpus::Share(request) => need(node, &request).ok(),
+        RequestedGpus::Share(request) => share_need(node, &request).ok(),
         RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => None,
     };
     let taken = gpus.filter_map(|at| {
@@ -200,7 +200,7 @@ pub(crate) fn cost_of_gpus(
     CostBasis::new(node, look_ahead, hints).cost_of(taken)
 }
 
-/// Rank of the cost; then memory, core and slots that the GPU has left; then its index.
+/// The order of GPUs: rank of the cost; then memory, core and slots that the GPU has left; then its index.
 type CheapestKey = (u32, Memory, u32, u32, usize);
 
 /// The GPU on which a share costs least, and its cost.
@@ -213,7 +213,7 @@ pub(crate) fn cheapest(
     let mut best: Option<(CheapestKey, PlacementCost)> = None;
     for (at, row) in node.rows_with(hints).enumerate() {
         let amounts = need.amounts_on(row.total);
-        // Of GPUs with equal rows the first is as good as any.
+        // A share costs the same on GPUs with equal rows, so the first of them stands for all.
         if !amounts.within(row.free) || node.rows_with(hints).take(at).any(|known| known == row) {
             continue;
         }
@@ -230,7 +230,7 @@ pub(crate) fn cheapest(
 /// Free amounts as a part of a GPU, rounded down.
 fn free_part(row: Row) -> GpuPart {
     let Row { free, total } = row;
-    // If a GPU has no computing power to count, its memory alone decides how much of it is idle.
+    // If a GPU's computing power is not counted, its memory alone decides how much of the GPU is idle.
     let core = if total.core == 0 {
         WHOLE
     } else {

@@ -1,8 +1,9 @@
-//! Fit: whether GPUs of a node have room for a request, apart from rules; the hot path of every filter.
+//! Fit: compares the free amounts of a node's GPUs with a request, apart from rules; most of the time of a filter goes here.
 //!
-//! A few comparisons per GPU, without allocation. Whole GPUs in the vendor's name keep clear of shared ones: where the node
-//! gives out the GPUs that the engine chooses, both kinds of pods use GPUs of their own; where the vendor's plugin takes any
-//! of its GPUs, shared pods stay off all of these.
+//! A few comparisons per GPU, without allocation. Pods that ask for whole GPUs by the vendor's resource name (`nvidia.com/gpu`)
+//! and pods that share never use one GPU: where gpushare's plugin serves that resource, the engine chooses different GPUs for
+//! them. If the vendor's plugin takes any of its GPUs, whole GPUs are refused while one of these is shared, and shares while
+//! that plugin may have allocated any of them.
 
 use crate::data::amounts::Amounts;
 use crate::data::amounts::NamedAmounts;
@@ -14,7 +15,7 @@ use crate::data::reason::Reason;
 use crate::data::request::{RequestedGpus, ShareNeed, ShareRequest};
 use crate::state::node::{GpuFlags, Node, Row};
 
-/// Checks that GPUs have room.
+/// Checks that the GPUs of a node have room for a request.
 #[inline]
 pub(crate) fn fit_gpus(node: &Node, request: &RequestedGpus, hints: Hints<'_>) -> Result<(), Reason> {
     match request {
@@ -25,20 +26,20 @@ pub(crate) fn fit_gpus(node: &Node, request: &RequestedGpus, hints: Hints<'_>) -
     }
 }
 
-/// The request in the terms of this node, if it has GPUs at all.
+/// A request for shares in the terms of this node; else the reason of the refusal, such as a node without GPUs.
 #[inline]
-pub(crate) fn need(node: &Node, request: &ShareRequest) -> Result<ShareNeed, Reason> {
+pub(crate) fn share_need(node: &Node, request: &ShareRequest) -> Result<ShareNeed, Reason> {
     if node.rows.is_empty() {
         return Err(Reason::NoDevice);
     }
     ShareNeed::new(request, node.unit_bytes())
 }
 
-/// The request in the terms of this node, if enough GPUs have room for a share.
+/// The request in the terms of this node, if enough GPUs have room for a share; else the reason of the refusal.
 #[inline]
 pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) -> Result<ShareNeed, Reason> {
-    let need = need(node, request)?;
-    // Rows without hints are compared where they lie, which is the way of nearly all nodes.
+    let need = share_need(node, request)?;
+    // On most nodes no hint counts, and then rows are compared without a copy.
     let comparison = if node.any_hint_counts(hints) {
         compare(need, node.rows_with(hints))
     } else {
@@ -53,8 +54,8 @@ pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) 
     }
 }
 
-/// The reason where some GPUs are unhealthy or withheld: such GPUs lack everything, which would hide what
-/// the available GPUs lack.
+/// The reason of a refusal where some GPUs are unhealthy or withheld. The rows of such GPUs have nothing free, which would hide
+/// what the available GPUs lack.
 fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
     // Health and vendors do not matter if even an empty node were too small.
     if all.has_too_few_large_enough(need) {
@@ -126,7 +127,7 @@ fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
 impl Lacks {
     /// The reason of the GPU that lacks the fewest dimensions.
     fn reason(self, need: ShareNeed) -> Reason {
-        // A GPU that lacks no dimension has room, so that there are too few of such GPUs.
+        // Sets of dimensions as in `Lacks::sets`. A GPU that lacks no dimension has room, so that there are too few of such GPUs.
         const FEWEST_FIRST: [(u8, Reason); 8] = [
             (0b000, Reason::TooFew),
             (0b001, Reason::Memory),
@@ -140,6 +141,7 @@ impl Lacks {
         if self.n_large_enough < need.devices {
             return Reason::TooLarge;
         }
+        // Always found, since a need is for at least one GPU, and so one is large enough here.
         let nearest = FEWEST_FIRST.iter().find(|(set, _)| self.sets & (1 << set) != 0);
         nearest.map_or(Reason::TooLarge, |(_, reason)| *reason)
     }
@@ -174,26 +176,26 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
         return Ok(());
     };
     let n = usize::try_from(n).unwrap_or(usize::MAX);
-    // No eviction would help, so kube-scheduler need not try one.
+    // `TooLarge`, so that kube-scheduler tries no eviction, which would not help.
     if inventory.for_vendor().count() < n {
         return Err(Reason::TooLarge);
     }
-    // The plugin would give a shared GPU away, since it knows nothing of shares.
+    // The vendor's plugin would allocate a shared GPU, since it knows nothing of shares.
     if !inventory.serves_vendor && is_any_shared(node, inventory, hints) {
         return Err(Reason::Vendor);
     }
     let mut n_unknown = node.n_unknown_whole();
     for hint in node.counted_hints(hints) {
-        n_unknown = n_unknown.saturating_add(hint.holdings.unknown_whole);
+        n_unknown = n_unknown.saturating_add(hint.holdings.n_unknown_gpus);
     }
-    // The vendor's plugin knows which of its GPUs are in use; a choice of the engine may hit one of them.
+    // The GPUs in use are not all known, so a choice of the engine might be one of them; the vendor's plugin would know.
     if inventory.serves_vendor && n_unknown > 0 {
         return Err(Reason::Vendor);
     }
     if inventory.for_vendor().filter(|(_, gpu)| gpu.healthy).count() < n {
         return Err(Reason::Unhealthy);
     }
-    // Free GPUs by the holdings may be in use by pods whose GPUs are not known.
+    // GPUs that are free by the holdings may be in use by pods whose GPUs are not known.
     let n_unknown = usize::try_from(n_unknown).unwrap_or(usize::MAX);
     if free_whole(node, hints).count().saturating_sub(n_unknown) < n {
         return Err(Reason::TooFew);
@@ -213,7 +215,7 @@ fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
     false
 }
 
-/// Indices of the healthy unused GPUs that a request for whole ones may get: those first that take no shares anyway.
+/// Indices of the healthy unused GPUs that a request for whole GPUs may get; GPUs that take no shares come first.
 pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = usize> + 'a {
     let for_vendor = node.inventory.iter().flat_map(Inventory::for_vendor);
     let free = for_vendor.filter(move |(at, gpu)| {
@@ -221,11 +223,12 @@ pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<
         gpu.healthy && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
     });
     let of_sharing = move |sharing: bool| free.clone().filter(move |(_, gpu)| gpu.sharing == sharing);
-    // GPUs that take no shares come first, as pods that share can use all other GPUs.
+    // Pods that share can use the GPUs that are left over only if these take shares.
     of_sharing(false).chain(of_sharing(true)).map(|(at, _)| at)
 }
 
-/// A share of all healthy GPUs, of which the pod takes slots on the first alone: on the GPU with most slots free.
+/// Shares of all healthy GPUs, for a pod that sees all: slots on the GPU with most slots free, which comes first, and nothing of
+/// the others.
 pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
     if node.rows.is_empty() {
         return Err(Reason::NoDevice);
@@ -255,7 +258,7 @@ pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Resul
     Ok(shares)
 }
 
-/// A share of a GPU.
+/// A share of a GPU with these amounts.
 pub(crate) fn share_of_gpu(gpu: &Device, amounts: Amounts) -> Share {
     Share {
         kind: DeviceType::Gpu,
@@ -263,6 +266,6 @@ pub(crate) fn share_of_gpu(gpu: &Device, amounts: Amounts) -> Share {
         minor: gpu.minor,
         amounts,
         resources: NamedAmounts::new(),
-        functions: Vec::new(),
+        virtual_functions: Vec::new(),
     }
 }

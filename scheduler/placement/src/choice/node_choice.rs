@@ -1,9 +1,9 @@
-//! Decisions on one node: whether a request fits, which devices it takes, and how good the node is once it has them.
+//! Decisions on one node: the fit of a request, the devices that it takes, and the score of the node with these devices taken.
 
 use crate::choice::cost::{
     CostBasis, LookAhead, PlacementCost, WorkloadModel, cheapest, cost_decides, cost_of_gpus,
 };
-use crate::choice::gpu_room::{fit_gpus, free_whole, need, share_all_gpus, share_of_gpu};
+use crate::choice::gpu_room::{fit_gpus, free_whole, share_all_gpus, share_need, share_of_gpu};
 use crate::choice::order::{DeviceOrder, chosen_gpus, resource_scores};
 use crate::choice::topology::choose_by_rules;
 use crate::data::amounts::Amounts;
@@ -52,10 +52,10 @@ impl<'a> ChoiceContext<'a> {
     }
 }
 
-/// Checks that there is room for everything, by all rules.
+/// Checks that a node has room for all devices of a request, by all rules.
 #[inline]
 pub(crate) fn fit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) -> Result<(), Reason> {
-    // Rules and other devices need a full decision; everything else is a few comparisons.
+    // Rules and devices of other types need a full choice; requests for GPUs alone take a few comparisons.
     if node.has_rules || request.constraints.is_some() || !request.others.is_empty() {
         return match misfit(node, request, hints) {
             Some(misfit) => Err(misfit.into()),
@@ -76,12 +76,12 @@ pub(crate) fn misfit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) ->
     choose_by_rules(node, request, order, hints).err()
 }
 
-/// Returns true if more than the free amounts of GPUs decides which devices are taken.
-fn needs_decision(node: &Node, request: NodeRequest<'_>) -> bool {
+/// Returns true if rules, topology or devices of other types, and not free amounts of GPUs alone, decide which devices are taken.
+fn needs_rules(node: &Node, request: NodeRequest<'_>) -> bool {
     node.has_rules || node.has_topology() || request.constraints.is_some() || !request.others.is_empty()
 }
 
-/// The devices to take for a request.
+/// The devices to take of a node for a request, or the reason for which there is no room.
 pub(crate) fn choose_devices(
     node: &Node,
     request: NodeRequest<'_>,
@@ -94,7 +94,7 @@ pub(crate) fn choose_devices(
         is_vendor: matches!(request.gpus, RequestedGpus::Whole(_)),
         ..Placement::default()
     };
-    let (gpus, mut others) = if needs_decision(node, request) {
+    let (gpus, mut others) = if needs_rules(node, request) {
         let decision = choose_by_rules(node, request, order, hints)?;
         (decision.gpus, decision.others)
     } else {
@@ -108,13 +108,13 @@ pub(crate) fn choose_devices(
         RequestedGpus::Nothing => {}
         RequestedGpus::All { slots } => placement.shares = share_all_gpus(node, slots, hints)?,
         RequestedGpus::Share(request) => {
-            let need = need(node, &request)?;
+            let need = share_need(node, &request)?;
             placement.shares = shares_of(node, &gpus, |gpu| need.amounts_on(gpu.total()));
         }
         RequestedGpus::Whole(n) => {
             placement.shares = shares_of(node, &gpus, Device::whole);
             // If the vendor's plugin chooses, only the number is known.
-            placement.unknown_whole = if gpus.is_empty() { n } else { 0 };
+            placement.n_unknown_gpus = if gpus.is_empty() { n } else { 0 };
         }
     }
     placement.shares.append(&mut others);
@@ -153,7 +153,9 @@ fn gpus_by_free_amounts(
     hints: Hints<'_>,
 ) -> Result<Vec<usize>, Reason> {
     match request {
-        RequestedGpus::Share(request) => Ok(chosen_gpus(node, need(node, &request)?, order, hints).collect()),
+        RequestedGpus::Share(request) => {
+            Ok(chosen_gpus(node, share_need(node, &request)?, order, hints).collect())
+        }
         RequestedGpus::Whole(n) if node.serves_vendor() => {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
             Ok(free_whole(node, hints).take(n).collect())
@@ -192,7 +194,7 @@ pub(crate) fn score(
     };
     let (mut sum, mut best) = (0, 0);
     for score in resource_scores(node, request, context.weights, strategy, hints) {
-        // Every type of device counts alike, so that the best sum is that of as many best scores.
+        // Every type of device counts alike, so the best sum is the best score times the number of types.
         (sum, best) = (sum + u128::from(score), best + u128::from(BEST));
     }
     Ok(Score::of_share(sum, best))
@@ -211,14 +213,14 @@ pub(crate) fn cost(
     let cost_of =
         |gpus: &mut dyn Iterator<Item = usize>| cost_of_gpus(node, request, gpus, look_ahead, hints);
     // If the cost decides, it also decides between GPUs of different locations.
-    if needs_decision(node, request) && !cost_decides {
+    if needs_rules(node, request) && !cost_decides {
         let gpus = gpus_by_rules(node, request, policy, context)?;
         return Ok(cost_of(&mut gpus.into_iter()));
     }
     fit(node, request, hints)?;
     match request.gpus {
         RequestedGpus::Share(share) => {
-            let need = need(node, &share)?;
+            let need = share_need(node, &share)?;
             if policy == DevicePolicy::Fill && cost_decides {
                 let basis = CostBasis::new(node, look_ahead, hints);
                 let (_, cost) = cheapest(node, need, &basis, hints).ok_or(Reason::TooFew)?;
@@ -263,7 +265,7 @@ fn memory_left(
     let mut taken = 0;
     match request {
         RequestedGpus::Share(request) => {
-            if let Ok(need) = need(node, &request) {
+            if let Ok(need) = share_need(node, &request) {
                 for gpu in chosen_gpus(node, need, order, hints) {
                     let total = node.rows.get(gpu).map(|row| row.total).unwrap_or_default();
                     taken += u128::from(need.amounts_on(total).memory.hundredths());

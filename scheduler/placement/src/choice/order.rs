@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::choice::cost::{CostBasis, LookAhead, cheapest};
-use crate::choice::gpu_room::need;
+use crate::choice::gpu_room::share_need;
 use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::Device;
 use crate::data::holding::Hints;
@@ -11,19 +11,19 @@ use crate::data::policy::{BEST, DevicePolicy, ResourceUsage, ResourceWeights, Sc
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus, ShareNeed, StatedAmounts};
 use crate::state::node::{Node, Row};
 
-/// A whole GPU in percent.
-const WHOLE: u64 = 100;
+/// Memory, or computing power, of a whole GPU in percent.
+const WHOLE_PERCENT: u64 = 100;
 
 /// The order of devices: a policy, and the weights and expectations that some policies need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceOrder<'a> {
     pub(crate) policy: DevicePolicy,
     pub(crate) weights: &'a ResourceWeights,
-    /// Without it no policy looks ahead.
+    /// The look-ahead of the policy `fill`; without it no policy looks ahead.
     pub(crate) look_ahead: Option<LookAhead<'a>>,
 }
 
-/// Room that a GPU would have left: memory, core, slots; then its index.
+/// The order of GPUs by the room that they would have left: memory, core, slots; then their index.
 type RowKey = (u64, u32, u32, usize);
 
 impl DeviceOrder<'_> {
@@ -33,7 +33,7 @@ impl DeviceOrder<'_> {
             .filter(|_| self.policy == DevicePolicy::Fill && need.devices == 1)
     }
 
-    /// A key that is smaller for a GPU that the policy prefers; no two GPUs of a node have the same key.
+    /// A key that is smaller for a GPU that the policy prefers (`at` is its index); no two GPUs of a node have the same key.
     fn row_key(&self, need: ShareNeed, at: usize, row: &Row) -> RowKey {
         let left = row.free.less(need.amounts_on(row.total));
         let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
@@ -42,7 +42,7 @@ impl DeviceOrder<'_> {
             (u64::from(BEST.saturating_sub(score)), 0, 0, at)
         };
         match self.policy {
-            // If the cost does not decide, `fill` packs GPUs, which leaves whole ones for large pods.
+            // If the cost does not decide, `fill` packs shares onto few GPUs, which leaves whole GPUs for large pods.
             DevicePolicy::Fill | DevicePolicy::Binpack => (memory, core, slots, at),
             // All bits flipped, so that the GPU with most room left has the smallest key.
             DevicePolicy::Spread => (!memory, !core, !slots, at),
@@ -52,10 +52,10 @@ impl DeviceOrder<'_> {
         }
     }
 
-    /// A key that is smaller for a GPU that the policy prefers; GPUs between which the policy does not decide have the same key.
+    /// As `row_key`, but GPUs between which the policy does not decide have the same key.
     pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> [u64; 4] {
         let (memory, core, slots, at) = self.row_key(need, at, row);
-        // Without the index GPUs that are equal for the policy stay equal, and their locations decide between them.
+        // 0 in place of the index: GPUs between which the policy does not decide get one key, and their locations decide.
         let at = if self.policy == DevicePolicy::InOrder {
             at
         } else {
@@ -101,7 +101,7 @@ pub(crate) fn chosen_gpus<'a>(
     order: &'a DeviceOrder<'a>,
     hints: Hints<'a>,
 ) -> impl Iterator<Item = usize> + 'a {
-    // The look-ahead takes the place of the order; it only applies to a single GPU.
+    // The look-ahead takes the place of the policy's order; it only applies to a share of a single GPU.
     let (mut by_cost, mut n_by_order) = (None, need.devices);
     if let Some(look_ahead) = order.look_ahead_for(need) {
         let basis = CostBasis::new(node, look_ahead, hints);
@@ -165,12 +165,12 @@ pub(crate) fn resource_scores<'a>(
 fn stated(node: &Node, request: RequestedGpus) -> Option<StatedAmounts> {
     match request {
         RequestedGpus::Nothing => None,
-        RequestedGpus::Share(request) => need(node, &request).ok().map(ShareNeed::stated),
+        RequestedGpus::Share(request) => share_need(node, &request).ok().map(ShareNeed::stated),
         // GPUs differ in their bytes, so a whole one counts by its percentage.
         RequestedGpus::Whole(_) => Some(StatedAmounts {
-            ratio: WHOLE,
+            ratio: WHOLE_PERCENT,
             bytes: 0,
-            core: WHOLE,
+            core: WHOLE_PERCENT,
         }),
         RequestedGpus::All { .. } => Some(StatedAmounts::default()),
     }
@@ -186,7 +186,7 @@ fn device_score(
 ) -> Option<u32> {
     let type_at = node.inventory.as_ref()?.type_index(&request.kind)?;
     let devices = node.devices(type_at);
-    let (_, amounts) = request.split(devices)?;
+    let (_, amounts) = request.split_over(devices)?;
     let mut healthy = Vec::with_capacity(devices.len());
     for (at, device) in devices.iter().enumerate() {
         if device.healthy {
@@ -216,9 +216,9 @@ fn gpu_usages(
     for Row { free, total } in rows {
         let Amounts { memory: used, .. } = total.less(free);
         // The used percentage is rounded up, so that the free one is not overstated.
-        let free_ratio = WHOLE.saturating_sub(u64::from(used.percent_of(total.memory)));
+        let free_ratio = WHOLE_PERCENT.saturating_sub(u64::from(used.percent_of(total.memory)));
         let amounts = [
-            (WHOLE, free_ratio),
+            (WHOLE_PERCENT, free_ratio),
             (total.memory.bytes_floor(), free.memory.bytes_floor()),
             (u64::from(total.core), u64::from(free.core)),
         ];

@@ -1,9 +1,9 @@
 //! Preemption: chooses the victims on a node so that a request fits, as few and as unimportant as kube-scheduler would.
 //!
-//! kube-scheduler chooses victims by the sums of a node, and cannot know on which device a pod is. The search chooses them by
-//! device: the holders of one set of GPUs, the least important first, until the request fits; then it reprieves each that can
-//! stay, the most important first. It tries the sets of GPUs that might serve, all of them if they are few, and the cheapest set
-//! of victims wins.
+//! kube-scheduler chooses victims by a node's sums of resources, and cannot know on which device a pod is. The search chooses
+//! them by device: it evicts the holders of one set of GPUs, the least important first, until the request fits; then it reprieves
+//! each that can stay, the most important first. It tries the sets of GPUs that might have room, all of them if they are few, and
+//! returns the cheapest set of victims. All of this happens on a copy of the node.
 //!
 //! The search is bounded. It finds victims wherever evicting all pods that may be evicted helps, and none of its victims could
 //! stay. Of a few pods it tries every set; of more, with many sizes and priorities, a slightly better set may exist.
@@ -22,28 +22,28 @@ use crate::state::node::Node;
 /// Most sets of GPUs that are tried on one node, besides those that its topology defines: all sets of 4 of 8 GPUs.
 const MAX_SETS: usize = 70;
 
-/// Most comparisons of the request with one node: kube-scheduler waits for the answer about all nodes.
+/// Most comparisons of the request with one node, since kube-scheduler waits for the answer about all nodes.
 const MAX_CHECKS: u32 = 4096;
 
-/// Most pods of which every set is tried: 256 sets.
+/// Most pods of which the search tries every set: 256 sets.
 const FEW_PODS: usize = 8;
 
 /// A pod that may be evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evictable {
-    /// Its owner of holdings, if it has any.
+    /// The pod, as an owner of holdings; it may hold nothing.
     pub owner: OwnerId,
-    /// Its priority: pods of low priority go first.
+    /// The pod's priority: pods of low priority are evicted first.
     pub priority: i32,
-    /// The time of its start, on any scale: of equal pods the last to start goes first.
+    /// The time of the pod's start, in any unit: of equal pods the last to start is evicted first.
     pub started: i64,
-    /// True if it is being deleted anyway, so that it is a victim at no cost.
+    /// True if the pod is being deleted anyway, so that its eviction costs nothing.
     pub is_leaving: bool,
-    /// True if it must be among the victims, for reasons that the search does not weigh.
+    /// True if the pod must be among the victims, for reasons that the search does not know.
     pub is_forced: bool,
     /// The disruption budgets that its eviction draws on, by their indices in [`Preemption::budgets`].
     pub budgets: Vec<usize>,
-    /// The amount of each sum that its eviction frees, as in [`Preemption::must_free`].
+    /// The amounts that its eviction frees, of the resources and in the order of [`Preemption::must_free`].
     pub frees: Vec<u64>,
 }
 
@@ -54,18 +54,18 @@ pub struct Preemption<'a> {
     pub pods: &'a [Evictable],
     /// The number of evictions that each budget allows.
     pub budgets: &'a [i64],
-    /// The amounts that victims must free together, by sums other than those of devices.
+    /// The amounts that all victims together must free of resources that kube-scheduler counts by node, such as CPU.
     pub must_free: &'a [u64],
-    /// The owners whose hints do not count against the request: the preemptor, and those of lower priority.
+    /// The pods whose hints do not count against the request: the preemptor, and pods of lower priority.
     pub outranked: &'a [OwnerId],
 }
 
 /// The pods to evict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Victims {
-    /// The owners of the pods by falling importance: priority, then start.
+    /// The pods by falling importance: priority, then start.
     pub owners: Vec<OwnerId>,
-    /// The number of these pods whose eviction violates a budget.
+    /// The number of these pods whose eviction violates a disruption budget.
     pub n_violations: usize,
 }
 
@@ -77,7 +77,7 @@ struct EvictionCost {
     /// The priority of the most important victim.
     highest_priority: i64,
     /// Sum of the priorities, each raised so that none is negative: more victims cost more.
-    sum: i64,
+    priority_sum: i64,
     n_victims: usize,
     /// The earliest start among the victims with the highest priority.
     started: Reverse<i64>,
@@ -95,10 +95,10 @@ pub(crate) fn preempt(node: &Node, request: NodeRequest<'_>, preemption: Preempt
     })
 }
 
-/// Groups of pods to evict, one group after the other, until the request fits.
+/// Groups of pods, by their indices, to evict one group after the other until the request fits.
 type EvictionOrder = Vec<Vec<usize>>;
 
-/// The best victims so far and their cost.
+/// The cheapest victims so far, by their indices, and their cost.
 type Best = Option<(EvictionCost, Vec<usize>)>;
 
 /// The search for victims on one node, with the pods that it has evicted from its copy of the node at the moment.
@@ -117,9 +117,9 @@ struct VictimSearch<'a> {
 struct PodState {
     /// Its holding on the node, which comes back when the search restores the pod.
     held: Option<Held>,
-    /// The GPUs that it holds something of.
+    /// Indices of the GPUs that it holds a part of.
     gpus: BTreeSet<usize>,
-    /// True if it holds a device of another type that is requested.
+    /// True if it holds a device of another type that the preemptor requests.
     holds_requested_devices: bool,
     /// All GPU memory that it holds, in bytes.
     size: u128,
@@ -132,7 +132,7 @@ struct PodState {
 impl<'a> VictimSearch<'a> {
     /// A search that has evicted no pod yet.
     fn new(node: &Node, request: NodeRequest<'a>, preemption: Preemption<'a>) -> Self {
-        // The search evicts and restores pods many times, so it works on a copy: requests must not see a half-empty node.
+        // The search evicts and restores pods many times, so it works on a copy, which no other request sees.
         let node = node.copy_with_hints(|owner| !preemption.outranked.contains(owner));
         let mut pods = Vec::with_capacity(preemption.pods.len());
         for pod in preemption.pods {
@@ -150,8 +150,8 @@ impl<'a> VictimSearch<'a> {
     /// The cheapest set of victims that the search finds.
     fn best(&mut self) -> Best {
         // If the eviction of all pods does not help, no smaller set does.
-        let everything: Vec<usize> = (0..self.pods.len()).collect();
-        self.evict(&everything);
+        let all_pods: Vec<usize> = (0..self.pods.len()).collect();
+        self.evict(&all_pods);
         if !self.fits() {
             return None;
         }
@@ -189,7 +189,7 @@ impl<'a> VictimSearch<'a> {
                     set.push(at);
                 }
             }
-            // Costs are cheap to compare; whether the request fits is not.
+            // The cost is compared first, as it takes less time than the comparison of the request with the node.
             let cost = self.cost(&set);
             // Of equal costs the smaller set: pods that are being deleted anyway cost nothing, but need not all go.
             let is_cheapest = match best {
@@ -220,7 +220,7 @@ impl<'a> VictimSearch<'a> {
             last = group;
             fits = self.fits();
         }
-        // Without the last group the request does not fit, so at least one of its pods is a victim.
+        // Without the eviction of the last group the request does not fit, so at least one pod of this group is a victim.
         let least_important = self.by_importance(last).pop();
         // Each set of this order has that pod as a victim, so a known set of less important pods without a violation stays
         // better.
@@ -234,7 +234,7 @@ impl<'a> VictimSearch<'a> {
             return;
         }
         let evicted = self.evicted();
-        // Among pods of one priority small ones first spares more pods, and early ones first those that have run long.
+        // Among pods of one priority: small ones first, which spares more pods; or early ones first, which spares long work.
         for small_first in [false, true] {
             self.restore_all();
             self.evict(&evicted);
@@ -248,7 +248,7 @@ impl<'a> VictimSearch<'a> {
         }
     }
 
-    /// Restores each of these pods without which the request still fits, the most important first.
+    /// Restores each evicted pod beside which the request still fits, the most important first.
     fn reprieve(&mut self, evicted: &[usize], small_first: bool) {
         let mut keyed = Vec::with_capacity(evicted.len());
         for at in evicted {
@@ -284,7 +284,7 @@ impl<'a> VictimSearch<'a> {
             let mut freed = 0_u64;
             for (state, pod) in self.pods.iter().zip(self.preemption.pods) {
                 if state.is_evicted {
-                    // A sum at the end of the type is enough for any amount that is needed.
+                    // A saturated sum is enough for any amount that is needed.
                     freed = freed.saturating_add(pod.frees.get(sum).copied().unwrap_or(0));
                 }
             }
@@ -317,7 +317,7 @@ impl<'a> VictimSearch<'a> {
         let Some(state) = self.pods.get_mut(at) else {
             return;
         };
-        // Holdings are computed again at each insertion, so a pod that is there already stays as it is.
+        // Each insertion computes the node's free amounts again, so a pod that is not evicted is not inserted.
         if std::mem::take(&mut state.is_evicted)
             && let Some(held) = &state.held
         {
@@ -347,12 +347,13 @@ impl<'a> VictimSearch<'a> {
         self.preemption.pods.get(at)
     }
 
-    /// The order in which to evict pods for a set of GPUs: pods that cost nothing, then the GPUs' holders, holders of other
-    /// requested devices, and the rest, in each by protection and priority; or by protection before all.
+    /// The order in which to evict pods for a set of GPUs: pods that cost nothing, then holders of these GPUs, holders of other
+    /// requested devices, and the rest; within each group by protection and priority. Without `by_device_first` the protection
+    /// weighs more than the group.
     fn eviction_order(&self, gpus: &BTreeSet<usize>, by_device_first: bool) -> EvictionOrder {
         let mut keyed = Vec::with_capacity(self.pods.len());
         for (at, (state, pod)) in self.pods.iter().zip(self.preemption.pods).enumerate() {
-            let distance = if !state.gpus.is_disjoint(gpus) {
+            let group = if !state.gpus.is_disjoint(gpus) {
                 0
             } else if state.holds_requested_devices {
                 1
@@ -360,12 +361,12 @@ impl<'a> VictimSearch<'a> {
                 2_u8
             };
             let (first, second) = if by_device_first {
-                (distance, state.protection)
+                (group, state.protection)
             } else {
-                (state.protection, distance)
+                (state.protection, group)
             };
             let key = (first, second, pod.priority);
-            // Pods that cost nothing go in any case, so their room counts before any other pod is evicted.
+            // Pods that cost nothing are evicted in any case, so the search evicts them before any other pod.
             let costs_nothing = pod.is_leaving || pod.is_forced;
             // `None` sorts before every key, so that such pods form the first group.
             keyed.push((Some(key).filter(|_| !costs_nothing), at));
@@ -417,7 +418,7 @@ impl<'a> VictimSearch<'a> {
             }
         }
         sets.retain(|set| set.len() >= n_needed);
-        // Small sets first: they have the fewest holders.
+        // Small sets first, since fewer pods hold a part of them.
         sets.sort_unstable_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
         sets.dedup();
         sets
@@ -434,7 +435,7 @@ impl<'a> VictimSearch<'a> {
         there
     }
 
-    /// The GPUs whose holders cost least, more and more of them.
+    /// Sets of the GPUs whose holders cost least to evict: as many as needed, one more, and so on.
     fn growing_sets(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
         let mut gpus: Vec<usize> = (0..self.node.gpus().len()).collect();
         // Cached, since each cost walks through all holders of a GPU and their budgets.
@@ -459,12 +460,12 @@ impl<'a> VictimSearch<'a> {
 
     /// The cost of evicting the pods at these indices.
     fn cost(&self, victims: &[usize]) -> EvictionCost {
-        // The budgets are drawn on in this order too.
+        // `n_violations` draws on the budgets in this order too.
         let order = self.by_importance(victims);
         let mut cost = EvictionCost {
             n_violations: n_violations(order.iter().copied(), self.preemption.budgets),
             highest_priority: i64::MIN,
-            sum: 0,
+            priority_sum: 0,
             n_victims: 0,
             started: Reverse(i64::MAX),
         };
@@ -479,7 +480,7 @@ impl<'a> VictimSearch<'a> {
                 (cost.highest_priority, cost.started) = (priority, Reverse(pod.started));
             }
             cost.n_victims += 1;
-            cost.sum = cost.sum.saturating_add(priority - i64::from(i32::MIN));
+            cost.priority_sum = cost.priority_sum.saturating_add(priority - i64::from(i32::MIN));
         }
         cost
     }
@@ -490,7 +491,7 @@ impl<'a> VictimSearch<'a> {
 }
 
 impl PodState {
-    /// The state of a pod before the search: what it holds of the node, and how far budgets protect it.
+    /// The state of a pod before the search, with its holdings on the node and its protection by disruption budgets.
     fn new(pod: &Evictable, node: &Node, requests: &[DeviceRequest], budgets: &[i64]) -> Self {
         let held = node.held_by(pod.owner.as_str()).cloned();
         let (mut gpus, mut size, mut holds_requested_devices) = (BTreeSet::new(), 0_u128, false);
@@ -499,8 +500,8 @@ impl PodState {
                 gpus.insert(charge.device);
                 size += u128::from(charge.amounts.memory.bytes_ceil());
             }
-            if held.holdings.unknown_whole > 0 {
-                // The vendor's plugin may have given it any GPU.
+            if held.holdings.n_unknown_gpus > 0 {
+                // The vendor's plugin may have allocated any GPU to the pod.
                 gpus.extend(0..inventory.gpus.len());
             }
         }

@@ -6,15 +6,15 @@
 //! because large pods need unfragmented GPUs and would otherwise always lose to small ones. Amounts are thousandths of a GPU,
 //! of memory and of computing power, so that one step is a few instructions over all GPUs of a node.
 //!
-//! The simulation also measures unusable capacity: what is idle on a node but of no use to a typical pod. On a node without
-//! the CPU, the memory or enough GPUs for the pod that is everything idle, else what is idle on GPUs that are too full for
-//! it. "Beware of Fragmentation" (USENIX ATC '23) places pods by this measure.
+//! The simulation also measures unusable capacity: what is idle on a node but of no use to a typical pod. If the node
+//! lacks the CPU, the memory or enough GPUs for the pod, all that is idle is unusable; else what is idle on GPUs that are too
+//! full for the pod. "Beware of Fragmentation" (USENIX ATC '23) places pods by this measure.
 //!
 //! Pods to come need not be like those seen so far. So whole GPUs that are idle together have a value besides, as a pod may
 //! come that needs any number of them. It is halved where pods ask for more CPU or memory per GPU than the node has: there
 //! these run out first.
 //!
-//! All of this estimates. Labels, topology, other devices and slots are ignored, GPUs beyond [`MAX_GPUS`] count as full, and
+//! The results are estimates. Labels, topology, other devices and slots are ignored, GPUs beyond [`MAX_GPUS`] count as full, and
 //! on a node of different models every GPU counts as the largest.
 
 use std::cmp::Reverse;
@@ -27,12 +27,12 @@ use crate::data::workload::{N_PLACES, PodProfile, Sample};
 /// Number of simulated sequences.
 pub(crate) const N_SEQUENCES: u8 = 8;
 
-/// Pods of one sequence: the sample is cut into half as many parts as there are sequences, and each part makes two of them.
-const LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
+/// Number of pods in one sequence: each part of the sample makes two sequences, so there are half as many parts as sequences.
+const SEQUENCE_LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
 
-/// Weight of whole idle GPUs in thousandths, where CPU and memory suffice. With 200, one of 500 random mixes of pod sizes takes up
-/// to three times the nodes that it needs; with 300, none of 1,000 does (`tests/engine/nodes_used.rs`). With 400, the default pod
-/// list of the openb trace fills 0.25 percentage points less of the GPUs than with 300.
+/// Weight of whole idle GPUs in thousandths, where CPU and memory suffice. With 200, one of 500 random mixes of pod sizes takes
+/// up to three times the nodes that it needs; with 300, none of 1,000 does (`tests/engine/nodes_used.rs`). With 400, the default
+/// pod list of the openb trace fills 0.25 percentage points less of the GPUs than with 300.
 const IDLE_WEIGHT: u64 = 300;
 
 /// A whole GPU, in thousandths.
@@ -57,9 +57,9 @@ pub(crate) struct Simulation {
 /// Pods that arrive one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sequence {
-    /// At most 64 pods, each with the places of equal pods as bits.
+    /// At most 64 pods; each with a bit for every pod of the sequence that is equal to it.
     pods: Vec<(SimulatedPod, u64)>,
-    /// The places of pods that ask for GPUs, as bits.
+    /// A bit for every pod of the sequence that asks for GPUs.
     with_gpus: u64,
 }
 
@@ -68,7 +68,7 @@ struct Sequence {
 struct SimulatedPod {
     cpu_milli: u64,
     host_memory: u64,
-    /// The part that it takes of each of its GPUs.
+    /// The part that the pod takes of each of its GPUs.
     part: GpuPart,
     n_gpus: u16,
 }
@@ -101,8 +101,8 @@ impl GpuPart {
 /// The free parts of the GPUs of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeGpus {
-    /// Number of GPUs that count.
-    n: u32,
+    /// Number of GPUs that count, at most [`MAX_GPUS`].
+    n_gpus: u32,
     /// Number of blocks that have any of these GPUs.
     n_blocks: usize,
     // Of a fixed size, so that each trial on a copy of the node needs no allocation.
@@ -117,8 +117,8 @@ struct Block {
     core: [i16; LANES],
 }
 
-/// GPUs on which no pod fits.
-// Less than nothing, so that even a pod that asks for no computing power does not fit.
+/// A block of GPUs on which no pod fits.
+// Less than nothing is free, so that even a pod that asks for no computing power does not fit.
 const FULL: Block = Block {
     memory: [-1; LANES],
     core: [-1; LANES],
@@ -138,7 +138,7 @@ impl Simulation {
             }
         }
         let mut sequences = Vec::with_capacity(usize::from(N_SEQUENCES));
-        for profiles in sample.chunks(LENGTH) {
+        for profiles in sample.chunks(SEQUENCE_LENGTH) {
             // Pods that no GPU of the model can take say nothing about its nodes.
             let pods = profiles
                 .iter()
@@ -217,7 +217,7 @@ fn host_per_gpu(sample: &Sample, kinds: &[(SimulatedPod, u32)]) -> HostAmounts {
 }
 
 impl Sequence {
-    /// The sequence of these pods, each with the places of the pods equal to it.
+    /// The sequence of these pods, each with the bits of the pods equal to it.
     fn new(pods: &[SimulatedPod]) -> Self {
         let mut sequence = Self {
             pods: Vec::with_capacity(pods.len()),
@@ -238,8 +238,8 @@ impl Sequence {
     fn simulate(&self, mut gpus: FreeGpus, mut host: HostAmounts) -> u32 {
         let (mut taken, mut most_memory) = (0, gpus.most_memory());
         let n_unused_bits = u64::BITS - u32::try_from(self.pods.len()).unwrap_or(0);
-        // A pod that did not fit never will, since nothing is given back; nor will one that is equal.
-        // For a sequence without pods the shift is by all bits and has no result, which stands for no pods.
+        // One bit for each pod that may still fit. A pod that did not fit never will, since no pod ends here; nor will an equal
+        // pod. For a sequence without pods the shift is by all bits and has no result, and 0 stands for no pods.
         let mut fitting = u64::MAX.checked_shr(n_unused_bits).unwrap_or(0);
         while fitting & self.with_gpus != 0 {
             let mut round = fitting;
@@ -278,12 +278,12 @@ impl SimulatedPod {
         })
     }
 
-    /// Thousandths of all its GPUs together.
+    /// Thousandths that the pod takes of all its GPUs together.
     fn size(&self) -> u32 {
         u32::from(self.n_gpus) * u32::from(self.part.size().unsigned_abs())
     }
 
-    /// Takes the pod's GPUs, CPU and memory if it fits. No GPU has more memory free than `most_memory`.
+    /// Takes the pod's GPUs, CPU and memory; returns false if it does not fit. No GPU has more memory free than `most_memory`.
     #[inline]
     fn take(&self, gpus: &mut FreeGpus, host: &mut HostAmounts, most_memory: i16) -> bool {
         // Comparisons of single numbers come first, as they spare most pods that do not fit the walk over all GPUs.
@@ -299,7 +299,7 @@ impl SimulatedPod {
     }
 }
 
-/// The part of each GPU, and the number of GPUs; `None` if that is more than a GPU has, or nothing.
+/// The part of each GPU (ten thousandths for each percent), and the number of GPUs; `None` if it is more than a GPU, or nothing.
 fn requested_part(gpus: RequestedGpus, model: GpuModel) -> Option<(GpuPart, u16)> {
     match gpus {
         RequestedGpus::Whole(n) => Some((GpuPart::WHOLE, u16::try_from(n).ok().filter(|n| *n > 0)?)),
@@ -338,19 +338,19 @@ impl FreeGpus {
     /// The free parts in the order of the inventory.
     pub(crate) fn new(parts: impl Iterator<Item = GpuPart>) -> Self {
         let mut gpus = Self {
-            n: 0,
+            n_gpus: 0,
             n_blocks: 0,
             blocks: [FULL; MAX_GPUS / LANES],
         };
         for (at, part) in parts.enumerate().take(MAX_GPUS) {
-            gpus.n += 1;
+            gpus.n_gpus += 1;
             gpus.n_blocks = at / LANES + 1;
             gpus.set(at, part);
         }
         gpus
     }
 
-    /// Takes a part of one GPU, as much as there is.
+    /// Takes a part of one GPU; if less is free, all that is free.
     pub(crate) fn take(&mut self, at: usize, part: GpuPart) {
         if let Some(free) = self.get(at) {
             // A request that is rounded up may take a thousandth more than is free.
@@ -367,7 +367,7 @@ impl FreeGpus {
     pub(crate) fn idle_value(&self) -> u64 {
         let n_idle: u64 = self.parts().map(|part| u64::from(part == GpuPart::WHOLE)).sum();
         (n_idle * n_idle * u64::from(WHOLE.unsigned_abs()))
-            .checked_div(u64::from(self.n))
+            .checked_div(u64::from(self.n_gpus))
             .unwrap_or(0)
     }
 
@@ -376,7 +376,7 @@ impl FreeGpus {
         self.parts().map(GpuPart::idle).sum()
     }
 
-    /// The free part of the GPU at an index; `None` beyond the GPUs that count.
+    /// The free part of the GPU at an index; `None` from [`MAX_GPUS`] on.
     fn get(&self, at: usize) -> Option<GpuPart> {
         let block = self.blocks.get(at / LANES)?;
         Some(GpuPart {
@@ -399,7 +399,7 @@ impl FreeGpus {
         self.blocks.iter().take(self.n_blocks)
     }
 
-    /// All parts, and full ones to the end of the last block.
+    /// The free parts of all GPUs, followed by full GPUs up to the end of the last block.
     fn parts(&self) -> impl Iterator<Item = GpuPart> {
         let parts = self
             .used_blocks()
@@ -410,7 +410,7 @@ impl FreeGpus {
         })
     }
 
-    /// The most memory that is free on one GPU.
+    /// The most thousandths of memory that are free on one GPU.
     fn most_memory(&self) -> i16 {
         self.used_blocks()
             .flat_map(|block| block.memory)
@@ -418,7 +418,8 @@ impl FreeGpus {
             .unwrap_or(0)
     }
 
-    /// Idle thousandths that are of no use to a pod.
+    /// Idle thousandths of no use to a pod: those of GPUs that are too full for it, or of all GPUs if the node has no room for
+    /// it.
     fn unusable_to(&self, pod: &SimulatedPod, host: HostAmounts) -> u32 {
         let (mut n_fitting, mut too_full) = (0, 0);
         for part in self.parts() {
@@ -441,7 +442,7 @@ impl FreeGpus {
             self.take(at, part);
             return true;
         }
-        // A copy takes less time than a list of what was taken: no node has more than 64 GPUs here.
+        // A copy takes less time than a list of the GPUs that were taken: no node has more than 64 GPUs here.
         let untouched = *self;
         let mut taken = 0_u64;
         for _ in 0..n {

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 use crate::choice::gpu_room::{fit_gpus, free_whole};
 use crate::choice::order::DeviceOrder;
-use crate::choice::topology::candidates::{MAX_MEMBERS, Pool, Set};
+use crate::choice::topology::candidates::{CandidateSet, MAX_MEMBERS, Pool};
 use crate::choice::topology::eligible::{DecisionContext, TypeDemand, takes_whole_gpus};
 use crate::choice::topology::groups::{GpuSet, Links, Partitions};
 use crate::choice::topology::problem::{Follower, FollowerRank, Problem, Rank};
@@ -30,14 +30,14 @@ use crate::data::device::LimitLevel;
 use crate::data::holding::{Hints, Share};
 use crate::data::ident::{DeviceType, SwitchId};
 use crate::data::inventory::GPUS;
-use crate::data::misfit::{Misfit, count};
+use crate::data::misfit::{Misfit, number_of};
 use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::state::hardware::Location;
 use crate::state::node::Node;
 use crate::state::occupancy::Occupancy;
 
-/// Chosen devices.
+/// The devices that a request gets.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceChoice {
     /// Indices of GPUs, where the engine chooses them.
@@ -49,7 +49,7 @@ pub(crate) struct DeviceChoice {
 /// Chosen devices of one type, by their indices in the inventory.
 type Chosen<'p> = (&'p DeviceType, Vec<usize>);
 
-/// The devices that a request gets, or the rule that no choice meets.
+/// The devices that a request gets on a node, or the refusal with the rule that no choice meets.
 pub(crate) fn choose_by_rules(
     node: &Node,
     request: NodeRequest<'_>,
@@ -78,7 +78,7 @@ pub(crate) fn choose_by_rules(
         hints,
     };
     let sees_all = matches!(request.gpus, RequestedGpus::All { .. });
-    // A pod that sees a GPU can use it, so it must not see one that another pod has for itself.
+    // A pod that sees a GPU can use it, so it must not see a GPU of which another pod has exclusive use.
     if sees_all && context.occupancy.of_type(GPUS).iter().any(|gpu| gpu.is_exclusive) {
         let text = "another pod has exclusive use of a GPU, and a pod that sees all GPUs would see it";
         return Err(Misfit::new(Reason::Selected, text));
@@ -113,9 +113,9 @@ fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfi
     Ok(())
 }
 
-/// Chooses devices of all types: those of a joint allocation together, the others one by one.
+/// Chooses devices of all types: those of a joint allocation together, other types one by one.
 fn choose_by_type(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Result<DeviceChoice, Misfit> {
-    // Without a report of other devices, kube-scheduler's check against kubelet's resources must do.
+    // Without a report of devices of other types, kube-scheduler's own check of extended resources has to do.
     let reports_devices = context.inventory.other_devices.is_some();
     let requests = if reports_devices { request.others } else { &[] };
     let (mut demands, mut pools) = (Vec::new(), Vec::new());
@@ -147,8 +147,8 @@ fn choose_by_type(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Re
         }
         let is_joint = joint.is_some_and(|joint| joint.kinds.contains(&pool.kind));
         match &vendor_gpus {
-            // If the GPUs are known beforehand, the other types only follow them, and no search is needed.
-            Some(gpus) if is_joint && pool.n <= MAX_MEMBERS => {
+            // If the vendor's plugin can only choose these GPUs, the other types are taken near them, and no search is needed.
+            Some(gpus) if is_joint && pool.n_requested <= MAX_MEMBERS => {
                 chosen.push((&pool.kind, devices_near(pool, gpus)));
             }
             _ => chosen.extend(choose_close_devices(context, &[pool], &gpu_sets, false)?),
@@ -188,7 +188,7 @@ fn leading_vendor_gpus(
     (leads && takes_all_free && !context.inventory.serves_vendor).then_some(free)
 }
 
-/// Devices that follow GPUs at these locations.
+/// The devices of a pool that are nearest to GPUs at these locations.
 fn devices_near(pool: &Pool, gpus: &[Location]) -> Vec<usize> {
     let pool = &*pool.narrowed();
     let follower = Follower {
@@ -221,7 +221,7 @@ fn choose_joint_devices<'p>(
             types.push(requested.remove(at));
         }
     }
-    let is_too_large = types.iter().any(|pool| pool.n > MAX_MEMBERS);
+    let is_too_large = types.iter().any(|pool| pool.n_requested > MAX_MEMBERS);
     if types.len() < 2 || (is_too_large && !joint.same_switch) {
         return Ok(Vec::new());
     }
@@ -242,8 +242,8 @@ fn choose_close_devices<'p>(
     if pools.len() == 1 {
         // If only preferences matter, no search is needed.
         let is_unrestricted = !is_gpu || *gpu_sets == [GpuSet::plain(lead.all())];
-        let takes_all = lead.n == lead.candidates.len() && !is_gpu;
-        if lead.n > MAX_MEMBERS || (lead.n == 1 && is_unrestricted) || takes_all {
+        let takes_all = lead.n_requested == lead.candidates.len() && !is_gpu;
+        if lead.n_requested > MAX_MEMBERS || (lead.n_requested == 1 && is_unrestricted) || takes_all {
             return Ok(vec![(&lead.kind, lead.preferred())]);
         }
     }
@@ -269,13 +269,13 @@ fn best_sets(
     gpu_sets: &[GpuSet],
     same_switch: bool,
     links: Option<&Links>,
-) -> Option<Vec<Set>> {
+) -> Option<Vec<CandidateSet>> {
     let (lead, rest) = pools.split_first()?;
-    let without_gpus = [GpuSet::plain(Set::EMPTY)];
+    let without_gpus = [GpuSet::plain(CandidateSet::EMPTY)];
     let has_gpus = pools.iter().any(|pool| pool.kind == DeviceType::Gpu);
     let gpu_sets = if has_gpus { gpu_sets } else { &without_gpus };
     let only_partitions = gpu_sets.iter().all(GpuSet::is_partition);
-    let mut best: Option<(Rank, Vec<FollowerRank>, Vec<Set>)> = None;
+    let mut best: Option<(Rank, Vec<FollowerRank>, Vec<CandidateSet>)> = None;
     for gpu_set in gpu_sets {
         let mut followers = Vec::with_capacity(rest.len());
         for pool in rest.iter().copied() {
@@ -284,31 +284,33 @@ fn best_sets(
         }
         let problem = Problem::new(lead, gpu_set.allowed_of(lead), followers, same_switch, links);
         // A partition has as many GPUs as are requested, which leaves nothing to search.
-        let found = if problem.allowed.len() == lead.n {
+        let found = if problem.allowed.len() == lead.n_requested {
             problem.rank(problem.allowed).map(|rank| (problem.allowed, rank))
         } else {
             search(&problem)
         };
         let Some((chosen, rank)) = found else { continue };
-        // The problem knows no partitions, so their part of the rank is added here.
+        // `Problem::rank` knows no partitions, so their part of the rank is added here.
         let (partition, partition_after) = match (&lead.kind, rest) {
-            (DeviceType::Gpu, []) => (gpu_set.partition, 0),
-            // GPUs that follow are taken near the leading devices before they are a partition, if they need not be one.
-            (DeviceType::Other(_), _) if !only_partitions => (0, gpu_set.partition),
-            _ => (gpu_set.score, gpu_set.partition),
+            // GPUs alone: no other type has to be near, so the order of preference among partitions decides at once.
+            (DeviceType::Gpu, []) => (gpu_set.preference_place, 0),
+            // GPUs that follow and need not be a partition: nearness to the leading devices weighs more.
+            (DeviceType::Other(_), _) if !only_partitions => (0, gpu_set.preference_place),
+            _ => (gpu_set.score_place, gpu_set.preference_place),
         };
         let rank = Rank {
             partition,
             partition_after,
             ..rank
         };
-        // The devices that follow only decide between equal ranks, and take longer to find.
+        // The devices of following types only decide between equal ranks, and take longer to find.
         if let Some((least, ..)) = &best
             && *least < rank
         {
             continue;
         }
-        let (followers, ranks): (Vec<Set>, Vec<FollowerRank>) = problem.follow(chosen).into_iter().unzip();
+        let (followers, ranks): (Vec<CandidateSet>, Vec<FollowerRank>) =
+            problem.follow(chosen).into_iter().unzip();
         match &best {
             Some((least, least_followers, _)) if (least, least_followers) <= (&rank, &ranks) => {}
             _ => best = Some((rank, ranks, [chosen].into_iter().chain(followers).collect())),
@@ -326,22 +328,22 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
         .unwrap_or(Scope::Machine);
     let mut scopes = sets_within(pool, scope);
     let is_about_places = [Scope::Switch, Scope::Numa].contains(&scope);
-    // Without a set, no GPU is known to be anywhere.
+    // No candidate has a known location.
     let are_unknown = is_about_places && scopes.is_empty() && !pool.candidates.is_empty();
     let most = scopes.iter().map(|set| set.len()).max().unwrap_or(0);
     let misfit = || {
         if are_unknown {
             return Misfit::places_unknown(&DeviceType::Gpu, scope);
         }
-        let (scope, gpus) = (scope.name(), count(pool.n, &DeviceType::Gpu));
+        let (scope, gpus) = (scope.name(), number_of(pool.n_requested, &DeviceType::Gpu));
         let text = format!("no {scope} has {gpus} that may be taken; the most on one {scope} is {most}");
         Misfit::new(Reason::Together, text)
     };
-    // A pool of the whole machine is narrowed, so that it may have fewer candidates than the request takes.
+    // A pool has at most `MAX_MEMBERS` candidates here, so that the machine may seem to have fewer than the request takes.
     let least = if scope == Scope::Machine {
-        pool.n.min(MAX_MEMBERS)
+        pool.n_requested.min(MAX_MEMBERS)
     } else {
-        pool.n
+        pool.n_requested
     };
     scopes.retain(|set| set.len() >= least);
     if scopes.is_empty() {
@@ -375,16 +377,16 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
     Ok(sets)
 }
 
-/// Sets of candidates that are within one scope each.
-fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
+/// Sets of candidates, each of those in one part of the machine: a device, a switch, a NUMA node, or all of it.
+fn sets_within(pool: &Pool, scope: Scope) -> Vec<CandidateSet> {
     if scope == Scope::Machine {
         return vec![pool.all()];
     }
     // Two devices are never within one device.
-    if scope == Scope::Device && pool.n > 1 {
+    if scope == Scope::Device && pool.n_requested > 1 {
         return Vec::new();
     }
-    let mut sets: BTreeMap<usize, Set> = BTreeMap::new();
+    let mut sets: BTreeMap<usize, CandidateSet> = BTreeMap::new();
     for (at, candidate) in pool.candidates.iter().enumerate() {
         let location = candidate.location;
         // A device of unknown location is within no scope for certain.
@@ -401,7 +403,7 @@ fn sets_within(pool: &Pool, scope: Scope) -> Vec<Set> {
     sets.into_values().collect()
 }
 
-/// The misfit at the choice that would be nearest without the rule of the same switch; `None` if there is no such choice.
+/// The refusal in terms of the choice that would be best if types need not share switches; `None` if there is no such choice.
 fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misfit> {
     let mut unknown = pools.iter().filter(|pool| knows_no_switch(pool));
     if let Some(pool) = unknown.next() {
@@ -415,6 +417,7 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
     }
     // Without the rule of the same switch, the nearest choice shows what is missing on its switches.
     let mut problem = Problem::new(lead, lead.all(), followers, false, None);
+    // The choice nearest to the other types, however far its leading devices are from one another.
     problem.closeness_first = false;
     let (nearest, _) = search(&problem)?;
     let mut lacking = *rest.first()?;
@@ -429,7 +432,7 @@ fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misf
             break;
         }
     }
-    let (lead, lacking) = (count(lead.n, &lead.kind), &lacking.kind);
+    let (lead, lacking) = (number_of(lead.n_requested, &lead.kind), &lacking.kind);
     let text = match switch {
         Some(switch) => format!("{lead} fit, no {lacking} left on switch {switch}"),
         None => format!("{lead} fit, too few {lacking} left on their switches"),

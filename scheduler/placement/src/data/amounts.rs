@@ -11,7 +11,7 @@ const HUNDREDTHS: u64 = 100;
 
 /// An amount of memory, kept in hundredths of a byte so that any whole percentage of a device is exact.
 ///
-/// The largest amount is about 160 PiB; larger ones count as that.
+/// The largest amount is about 160 PiB; a larger one counts as this amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Memory(u64);
 
@@ -73,7 +73,7 @@ impl Memory {
     /// The difference, at least zero.
     #[must_use]
     pub const fn less(self, other: Self) -> Self {
-        // Records may exceed a device, which then has nothing free and not almost everything.
+        // Records may exceed a device: below zero the number would wrap around, and almost everything would seem free.
         Self(self.0.saturating_sub(other.0))
     }
 }
@@ -153,7 +153,8 @@ impl Amounts {
         }
     }
 
-    /// Returns true if a request for the whole GPU would miss some of this; it needs no slots.
+    /// Returns true if an owner of these amounts keeps the GPU from being allocated whole. Slots alone do not, as a request for
+    /// whole GPUs needs none.
     pub(crate) fn occupies(self) -> bool {
         self.memory > Memory::ZERO || self.core > 0
     }
@@ -208,7 +209,7 @@ pub(crate) fn subtract(free: &mut NamedAmounts, amounts: &NamedAmounts) {
 pub struct HostAmounts {
     /// Thousandths of a CPU.
     pub cpu_milli: u64,
-    /// Bytes.
+    /// Bytes of memory.
     pub memory: u64,
 }
 
@@ -217,7 +218,7 @@ pub struct HostAmounts {
 pub struct HostLoad {
     /// The amounts.
     pub amounts: HostAmounts,
-    /// True for pods that are tied to one node, as those of a `DaemonSet` are: they say nothing about pods to come.
+    /// True for pods that are tied to one node, as those of a `DaemonSet` are: the workload model does not count them.
     pub is_daemon: bool,
 }
 

@@ -8,7 +8,7 @@ use crate::data::ident::DeviceType;
 /// Devices of several types that are allocated close to one another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JointAllocation {
-    /// The types, the leading one first.
+    /// The types: the engine chooses devices of the first, and devices of the others near them.
     pub kinds: Vec<DeviceType>,
     /// True if devices of all types must share their PCIe switches: every switch has devices of all types, or of none.
     pub same_switch: bool,
@@ -17,18 +17,19 @@ pub struct JointAllocation {
 /// Demands on a partition of GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartitionConstraint {
-    /// True if only partitions of the best score will do.
+    /// True if only partitions of the highest score will do that the node's table has for the number of GPUs.
     pub restricted: bool,
     /// Least bandwidth of a ring through the GPUs, in bytes per second.
     pub bandwidth: Option<u64>,
 }
 
-/// The conversion of an amount of a type to devices, if it is neither one device nor a number of whole ones.
+/// The conversion of a requested amount to a number of devices (Koordinator's `allocateStrategy`). Without one, the amount is a
+/// part of one device or a number of whole devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// The full amount is taken from each selected device.
+    /// Every device that the label selector selects gives the full amount.
     All,
-    /// The amount is a number of devices.
+    /// The amount is the number of devices.
     Count,
 }
 
@@ -37,7 +38,7 @@ pub enum Strategy {
 pub enum Exclusion {
     /// The devices of the type that the pod holds.
     Device,
-    /// All devices of the type on the PCIe switches of those that the pod holds.
+    /// All devices of the type on the PCIe switches of the devices that the pod holds.
     Switch,
 }
 
@@ -66,25 +67,25 @@ impl Scope {
     }
 }
 
-/// Constraints on the devices of one type.
+/// Constraints on the devices of one type that a pod gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceConstraint {
-    /// Only devices with these labels.
+    /// If given, the pod gets only devices with these labels.
     pub selector: Option<Selector>,
-    /// One virtual function of each device, out of groups with these labels, instead of the device itself.
-    pub functions: Option<Selector>,
-    /// The conversion of the amount to devices.
+    /// If given, the pod gets one virtual function (SR-IOV), out of groups with these labels, instead of each device.
+    pub virtual_functions: Option<Selector>,
+    /// The conversion of the requested amount to a number of devices.
     pub strategy: Option<Strategy>,
-    /// Exclusive use.
+    /// The devices that no other pod may use; `None` if others may use all.
     pub exclusion: Option<Exclusion>,
     /// The widest part of the machine that the devices may be spread over.
     pub scope: Option<Scope>,
 }
 
-/// No constraint at all.
+/// No constraint on the devices of a type.
 pub(crate) static UNCONSTRAINED: DeviceConstraint = DeviceConstraint {
     selector: None,
-    functions: None,
+    virtual_functions: None,
     strategy: None,
     exclusion: None,
     scope: None,
@@ -98,7 +99,7 @@ pub struct Constraints {
     /// Demands on the partition, a set of GPUs that the node's partition table lists; if given, the pod's GPUs must be such a
     /// set.
     pub partition: Option<PartitionConstraint>,
-    /// The weakest enforcement of memory limits on GPUs that the pod shares.
+    /// The weakest enforcement of memory limits that the pod accepts on GPUs that it shares.
     pub limits: LimitLevel,
     /// Constraints by type, each type once.
     pub by_kind: Vec<(DeviceType, DeviceConstraint)>,
@@ -124,21 +125,21 @@ impl Constraints {
         };
         self.partition.is_some()
             || gpus.selector.is_some()
-            || gpus.functions.is_some()
+            || gpus.virtual_functions.is_some()
             || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
             // Exclusive use of a device alone restricts other pods, not the choice.
             || gpus.exclusion == Some(Exclusion::Switch)
     }
 }
 
-/// The widest exclusion that a list has for a type.
+/// The widest exclusive use that a list has for a device type; `None` without any.
 pub(crate) fn widest_exclusion(
     exclusions: &[(DeviceType, Exclusion)],
     kind: &DeviceType,
 ) -> Option<Exclusion> {
     let mut widest = None;
-    for (of, exclusion) in exclusions {
-        if of == kind {
+    for (excluded_kind, exclusion) in exclusions {
+        if excluded_kind == kind {
             widest = widest.max(Some(*exclusion));
         }
     }
@@ -147,7 +148,7 @@ pub(crate) fn widest_exclusion(
 
 /// A condition on one label, as Kubernetes defines the operators of label selectors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Test {
+pub enum LabelCondition {
     /// The label has one of these values.
     In(Vec<Box<str>>),
     /// The label has none of these values, or is missing.
@@ -164,7 +165,7 @@ pub struct Requirement {
     /// The label's key.
     pub key: Box<str>,
     /// The condition.
-    pub test: Test,
+    pub test: LabelCondition,
 }
 
 /// A label selector: all requirements must hold; without any, it selects everything.
@@ -187,7 +188,7 @@ impl Selector {
     }
 }
 
-impl Test {
+impl LabelCondition {
     /// Returns true if the condition holds for the value of a label, `None` if the label is missing.
     fn passes(&self, value: Option<&str>) -> bool {
         match self {
@@ -217,11 +218,11 @@ impl fmt::Display for Requirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, test } = self;
         match test {
-            Test::In(values) if values.len() == 1 => write!(f, "{key}={}", values.join("")),
-            Test::In(values) => write!(f, "{key} in ({})", values.join(", ")),
-            Test::NotIn(values) => write!(f, "{key} notin ({})", values.join(", ")),
-            Test::Exists => f.write_str(key),
-            Test::DoesNotExist => write!(f, "!{key}"),
+            LabelCondition::In(values) if values.len() == 1 => write!(f, "{key}={}", values.join("")),
+            LabelCondition::In(values) => write!(f, "{key} in ({})", values.join(", ")),
+            LabelCondition::NotIn(values) => write!(f, "{key} notin ({})", values.join(", ")),
+            LabelCondition::Exists => f.write_str(key),
+            LabelCondition::DoesNotExist => write!(f, "!{key}"),
         }
     }
 }
@@ -230,9 +231,9 @@ impl fmt::Display for Requirement {
 mod tests {
     use rstest::rstest;
 
-    use super::{Requirement, Selector, Test};
+    use super::{LabelCondition, Requirement, Selector};
 
-    fn one(test: Test) -> Selector {
+    fn one(test: LabelCondition) -> Selector {
         Selector {
             requirements: vec![Requirement {
                 key: "type".into(),
@@ -243,11 +244,11 @@ mod tests {
 
     #[rstest]
     #[case::empty(&Selector::default(), [true, true, true])]
-    #[case::is_in(&one(Test::In(vec!["a".into(), "c".into()])), [true, false, false])]
-    #[case::in_nothing(&one(Test::In(vec![])), [false, false, false])]
-    #[case::not_in(&one(Test::NotIn(vec!["a".into()])), [false, true, true])]
-    #[case::exists(&one(Test::Exists), [true, true, false])]
-    #[case::does_not_exist(&one(Test::DoesNotExist), [false, false, true])]
+    #[case::is_in(&one(LabelCondition::In(vec!["a".into(), "c".into()])), [true, false, false])]
+    #[case::in_nothing(&one(LabelCondition::In(vec![])), [false, false, false])]
+    #[case::not_in(&one(LabelCondition::NotIn(vec!["a".into()])), [false, true, true])]
+    #[case::exists(&one(LabelCondition::Exists), [true, true, false])]
+    #[case::does_not_exist(&one(LabelCondition::DoesNotExist), [false, false, true])]
     fn selects_by_labels(#[case] selector: &Selector, #[case] expected: [bool; 3]) {
         let labels = [&[("type", "a")][..], &[("type", "b")], &[("other", "a")]];
         let labels = labels.map(|pairs| {
@@ -262,10 +263,13 @@ mod tests {
     #[test]
     fn a_selector_matches_only_if_all_its_requirements_do() {
         let both = Selector {
-            requirements: [one(Test::Exists), one(Test::NotIn(vec!["a".into()]))]
-                .into_iter()
-                .flat_map(|one| one.requirements)
-                .collect(),
+            requirements: [
+                one(LabelCondition::Exists),
+                one(LabelCondition::NotIn(vec!["a".into()])),
+            ]
+            .into_iter()
+            .flat_map(|one| one.requirements)
+            .collect(),
         };
         let labels = |value: &str| [("type".into(), value.into())].into();
         assert!(both.selects(&labels("b")));

@@ -13,14 +13,14 @@ use crate::data::ident::{DeviceId, DeviceType, FunctionId, ResourceName, SwitchI
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
-    /// Identifies it among the devices of its type: the UUID of a GPU.
+    /// Identifies the device among those of its type: the UUID of a GPU, the PCI address of another device.
     pub id: DeviceId,
     /// Its minor number, unique among those of its type on its node; for display and to order equals.
     pub minor: u32,
     /// Memory of a GPU in bytes, from 1 to 2^50; 0 for other types.
     pub memory_bytes: u64,
-    /// Memory of a GPU in bytes that its driver keeps for itself, beside `memory_bytes`. No request gets it. It may be held by owners
-    /// that were given it before the driver's share was kept, and that is no oversubscription.
+    /// Memory of a GPU in bytes that its driver keeps for itself, beside `memory_bytes`. No request gets this memory. Owners that
+    /// were placed before the node reported it may hold it, which is not counted as oversubscription.
     pub reserved_bytes: u64,
     /// Computing power of a GPU in percent, up to 2^20 and usually 100; 0 for other types.
     pub core: u32,
@@ -30,14 +30,14 @@ pub struct Device {
     pub resources: NamedAmounts,
     /// False if the device takes no new owners; its present owners stay counted.
     pub healthy: bool,
-    /// False for a GPU that takes no shares at all: it is left to requests for whole GPUs in the vendor's name.
+    /// False for a GPU that takes no shares at all: it is left to requests for whole GPUs by the vendor's resource name.
     pub sharing: bool,
     /// Labels, location, virtual functions and enforcement of memory limits.
     pub attributes: DeviceAttributes,
 }
 
 impl Device {
-    /// A healthy device without amounts and attributes, to be completed.
+    /// A healthy device without amounts and attributes, which the caller adds.
     pub fn new(id: impl Into<DeviceId>, minor: u32) -> Self {
         Self {
             id: id.into(),
@@ -67,7 +67,7 @@ impl Device {
         }
     }
 
-    /// Everything but slots: a request for whole GPUs needs none.
+    /// The amounts that a request for this GPU as a whole takes: all but slots.
     pub(crate) fn whole(&self) -> Amounts {
         Amounts {
             slots: 0,
@@ -97,11 +97,11 @@ pub(crate) fn largest_amount(devices: &[Device], resource: &ResourceName) -> Opt
 /// The way in which a record identifies a device of a known type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceRef {
-    /// By its ID, which is exact.
+    /// By the device's ID, which is exact.
     Id(DeviceId),
-    /// By its minor number on its node at the time of the record.
+    /// By the device's minor number at the time when the record was written.
     Minor(u32),
-    /// Not at all: the part is charged to each device of the type.
+    /// Not at all: the held part is charged to each device of the type.
     Any,
 }
 
@@ -130,8 +130,8 @@ pub struct DeviceLocation {
 
 /// A virtual function (SR-IOV), which an owner can hold instead of its device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Function {
-    /// Identifies it on its node, such as its PCI address.
+pub struct VirtualFunction {
+    /// Identifies the function on its node: its PCI address.
     pub id: FunctionId,
     /// Its number, for records; -1 if unknown.
     pub minor: i32,
@@ -142,38 +142,38 @@ pub struct Function {
 pub struct FunctionGroup {
     /// The labels.
     pub labels: Labels,
-    /// The functions, in any order.
-    pub functions: Vec<Function>,
+    /// The virtual functions, in any order.
+    pub functions: Vec<VirtualFunction>,
 }
 
 /// The enforcement of memory limits on a GPU, as its node reports it; a later level is stronger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LimitLevel {
-    /// Nothing that is known.
+    /// The node reports no enforcement.
     #[default]
     None,
-    /// A library in containers that load it.
+    /// A library (`HAMi-core`), in containers that load it.
     Library,
     /// The GPU's driver.
     Driver,
 }
 
-/// Distinguishes a device from others of its type, besides its amounts.
+/// The properties of a device by which requests choose among devices of its type, besides amounts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceAttributes {
     /// Its labels.
     pub labels: Labels,
     /// Its location; `None` if nothing is known.
     pub location: Option<DeviceLocation>,
-    /// Its virtual functions; empty if it has none.
-    pub functions: Vec<FunctionGroup>,
-    /// The enforcement of memory limits on it.
+    /// Its virtual functions, grouped by their labels; empty if it has none.
+    pub function_groups: Vec<FunctionGroup>,
+    /// The enforcement of memory limits on the device, if it is a GPU.
     pub limits: LimitLevel,
 }
 
 impl DeviceAttributes {
     /// All virtual functions, of all groups.
-    pub fn all_functions(&self) -> impl Iterator<Item = &Function> {
-        self.functions.iter().flat_map(|group| &group.functions)
+    pub fn all_functions(&self) -> impl Iterator<Item = &VirtualFunction> {
+        self.function_groups.iter().flat_map(|group| &group.functions)
     }
 }

@@ -1,4 +1,4 @@
-//! Holdings: the devices that an owner holds, as a record states them or as the engine has chosen them.
+//! Holdings: the devices that an owner (a pod, by its UID) holds, as its record states them or as the engine has chosen them.
 
 use crate::data::amounts::{Amounts, Memory, NamedAmounts};
 use crate::data::constraints::Exclusion;
@@ -11,7 +11,7 @@ use crate::data::request::{RequestedMemory, ShareRequest};
 pub enum HeldMemory {
     /// An exact amount.
     Exact(Memory),
-    /// In terms that depend on the GPU or the node; evaluated again whenever they change.
+    /// An amount as a request has it; in units or percent it depends on the node or the GPU, and changes with these.
     Requested(RequestedMemory),
 }
 
@@ -30,14 +30,14 @@ pub struct HeldPart {
     pub slots: u32,
     /// Amounts of the named resources of a device of another type.
     pub resources: NamedAmounts,
-    /// Virtual functions of the device that are held, if it is not held itself.
-    pub functions: Vec<FunctionId>,
-    /// False if the record is doubtful: the part takes its room from the device, but does not count as oversubscription.
+    /// Virtual functions of the device that the owner holds instead of the device itself.
+    pub virtual_functions: Vec<FunctionId>,
+    /// False if the record is doubtful: the part reduces what is free on the device, but never counts as oversubscription.
     pub trusted: bool,
 }
 
 impl HeldPart {
-    /// A part without amounts, to be completed.
+    /// A part without amounts, which the caller adds.
     pub fn new(kind: DeviceType, device: DeviceRef) -> Self {
         Self {
             kind,
@@ -46,7 +46,7 @@ impl HeldPart {
             core: 0,
             slots: 0,
             resources: NamedAmounts::new(),
-            functions: Vec::new(),
+            virtual_functions: Vec::new(),
             trusted: true,
         }
     }
@@ -59,7 +59,7 @@ impl From<&ShareRequest> for HeldPart {
             memory: HeldMemory::Requested(request.memory),
             core: request.core,
             slots: request.slots,
-            // The pod holds this of one GPU, so none of the others is oversubscribed by it.
+            // The pod holds the share of one GPU, and it is not known of which, so that none counts as oversubscribed by it.
             trusted: false,
             ..Self::new(DeviceType::Gpu, DeviceRef::Any)
         }
@@ -75,8 +75,8 @@ pub struct Holdings {
     /// once, to the GPUs with the most room.
     pub pending: Option<ShareRequest>,
     /// Number of whole GPUs that the vendor's plugin has given, or will give, to the owner and whose UUIDs are unknown.
-    pub unknown_whole: u32,
-    /// True if the owner asks in the vendor's name, and so shares its GPUs with no other.
+    pub n_unknown_gpus: u32,
+    /// True if the owner asks for whole GPUs by the vendor's resource name (`nvidia.com/gpu`), and so shares them with no other.
     pub is_vendor: bool,
     /// Exclusive use, by type.
     pub exclusions: Vec<(DeviceType, Exclusion)>,
@@ -92,7 +92,7 @@ impl From<Vec<HeldPart>> for Holdings {
 }
 
 impl Holdings {
-    /// Shares that the node has not allocated yet.
+    /// The holdings of an owner whose shares the node has not allocated yet.
     pub fn pending(request: ShareRequest) -> Self {
         Self {
             pending: Some(request),
@@ -102,12 +102,12 @@ impl Holdings {
 
     /// Returns true if nothing is held.
     pub fn is_empty(&self) -> bool {
-        self.parts.is_empty() && self.pending.is_none() && self.unknown_whole == 0
+        self.parts.is_empty() && self.pending.is_none() && self.n_unknown_gpus == 0
     }
 
     /// Returns true if some device of a type is held, known or not.
     pub fn has(&self, kind: &DeviceType) -> bool {
-        self.has_parts_of(kind) || (*kind == DeviceType::Gpu && self.unknown_whole > 0)
+        self.has_parts_of(kind) || (*kind == DeviceType::Gpu && self.n_unknown_gpus > 0)
     }
 
     /// Returns true if a part of some device of a type is held; whole GPUs of unknown UUID do not count.
@@ -121,7 +121,7 @@ impl Holdings {
 /// The source of a holding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A record from elsewhere, which stands whether or not there is room.
+    /// A record that the caller has read from a pod, which stands whether or not there is room.
     Fact,
     /// A reservation by this engine, after a check that there is room.
     Decision,
@@ -143,7 +143,7 @@ pub(crate) fn n_unknown_whole(held: &[Held]) -> u32 {
     let mut n_unknown: u32 = 0;
     for held in held {
         // A record may state any number, and more than all GPUs means the same as all.
-        n_unknown = n_unknown.saturating_add(held.holdings.unknown_whole);
+        n_unknown = n_unknown.saturating_add(held.holdings.n_unknown_gpus);
     }
     n_unknown
 }
@@ -161,8 +161,8 @@ pub struct Share {
     pub amounts: Amounts,
     /// Amounts of the named resources of a device of another type.
     pub resources: NamedAmounts,
-    /// Virtual functions of the device that are taken, if it is not taken itself.
-    pub functions: Vec<Function>,
+    /// Virtual functions of the device that the owner gets instead of the device itself.
+    pub virtual_functions: Vec<VirtualFunction>,
 }
 
 /// Chosen devices of one node.
@@ -172,8 +172,8 @@ pub struct Placement {
     /// owner that sees all GPUs, the one whose slots it takes comes first.
     pub shares: Vec<Share>,
     /// Number of whole GPUs that the vendor's plugin will choose.
-    pub unknown_whole: u32,
-    /// True if the request is in the vendor's name.
+    pub n_unknown_gpus: u32,
+    /// True if the request is for whole GPUs by the vendor's resource name (`nvidia.com/gpu`).
     pub is_vendor: bool,
     /// Exclusive use, by type.
     pub exclusions: Vec<(DeviceType, Exclusion)>,
@@ -201,8 +201,8 @@ impl From<&Share> for HeldPart {
             core,
             slots,
             resources: share.resources.clone(),
-            functions: share
-                .functions
+            virtual_functions: share
+                .virtual_functions
                 .iter()
                 .map(|function| function.id.clone())
                 .collect(),
@@ -216,14 +216,14 @@ impl From<&Placement> for Holdings {
         Self {
             parts: placement.shares.iter().map(HeldPart::from).collect(),
             pending: None,
-            unknown_whole: placement.unknown_whole,
+            n_unknown_gpus: placement.n_unknown_gpus,
             is_vendor: placement.is_vendor,
             exclusions: placement.exclusions.clone(),
         }
     }
 }
 
-/// Selects the hints that count as taken.
+/// Selects the hints (room that is kept for pods which are not bound yet) that count as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hints<'a> {
     /// No hint counts.
@@ -235,6 +235,7 @@ pub enum Hints<'a> {
 }
 
 impl Hints<'_> {
+    /// Returns true if the hint of this owner counts.
     pub(crate) fn counts(self, owner: &OwnerId) -> bool {
         match self {
             Self::Ignore => false,

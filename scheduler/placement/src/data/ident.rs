@@ -51,7 +51,7 @@ macro_rules! ident {
 }
 
 ident! {
-    /// The owner of a share, such as a pod by its UID; cheap to clone.
+    /// The owner of holdings and hints: a pod, by its UID; cheap to clone.
     OwnerId
 }
 
@@ -67,7 +67,7 @@ ident! {
 }
 
 ident! {
-    /// Identifies a virtual function on its node, such as its PCI address; cheap to clone.
+    /// Identifies a virtual function (SR-IOV) on its node by its PCI address; cheap to clone.
     FunctionId
 }
 
@@ -117,7 +117,7 @@ impl fmt::Display for DeviceType {
     }
 }
 
-/// A node of a fleet. It refers to nothing once the node is gone, even after another node has taken its index.
+/// Refers to a node of a fleet; to nothing once the node is gone, even after another node has taken its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId {
     pub(crate) index: u32,

@@ -8,7 +8,7 @@ use crate::data::ident::{DeviceId, DeviceType};
 
 /// Most memory that a GPU may have: 1 PiB. In hundredths of a byte that is far from the end of 64 bits.
 const MAX_MEMORY_BYTES: u64 = 1 << 50;
-/// Most core percent, and most slots, that a GPU may have.
+/// Most percent of computing power, and most slots, that a GPU may have.
 const MAX_COUNT: u32 = 1 << 20;
 
 /// Index of GPUs among the device types of an inventory: they come first, whether the node has any or not.
@@ -19,17 +19,17 @@ pub(crate) const GPUS: usize = 0;
 pub struct Inventory {
     /// The GPUs, in any order. They are apart from other types, because units, partitions and links refer to them.
     pub gpus: Vec<Device>,
-    /// Bytes of one memory unit on this node; `None` if it serves no units or they are unknown.
+    /// Bytes of one memory unit (`aliyun.com/gpu-mem`) on this node; `None` if it serves no units or their size is unknown.
     pub unit_bytes: Option<u64>,
-    /// True if the node gives a pod exactly the whole GPUs that the engine chooses. Otherwise the vendor's plugin takes
-    /// any, and its choice becomes known only afterwards.
+    /// True if gpushare's plugin serves the vendor's resource (`nvidia.com/gpu`): a pod gets exactly the whole GPUs that the
+    /// engine chooses. Otherwise the vendor's plugin takes any, and its choice becomes known only afterwards.
     pub serves_vendor: bool,
     /// Devices of other types; `None` if they are not known, as without a Device object: the engine then refuses no request for
     /// them.
     pub other_devices: Option<Vec<DevicesOfType>>,
     /// The sets of GPUs that may be allocated together; `None` if the node reports none.
     pub partitions: Option<PartitionTable>,
-    /// True if the node has a table of such sets that cannot be read. `partitions` then has no set.
+    /// True if the node has a partition table that cannot be read. `partitions` then has no set.
     pub has_unreadable_partitions: bool,
     /// Links between GPUs.
     pub links: Vec<LinkGroup>,
@@ -47,11 +47,11 @@ pub struct LinkGroup {
 /// A set of GPUs that may be allocated together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Partition {
-    /// Minors of its GPUs.
+    /// Minor numbers of the GPUs in the set.
     pub minors: Vec<u32>,
-    /// Bandwidth of a ring through them, in bytes per second; `None` if unknown.
+    /// Bandwidth of a ring through these GPUs, in bytes per second; `None` if unknown.
     pub bandwidth: Option<u64>,
-    /// Its allocation score; higher is better.
+    /// The score of the partition in the node's table; a higher score is better.
     pub score: i64,
 }
 
@@ -60,7 +60,7 @@ pub struct Partition {
 pub struct PartitionTable {
     /// True if whole GPUs are allocated in these sets only; otherwise the sets are preferred.
     pub is_binding: bool,
-    /// The sets, in the order of the table.
+    /// The partitions, in the order of the node's table.
     pub partitions: Vec<Partition>,
 }
 
@@ -95,6 +95,7 @@ impl Inventory {
         1 + self.other_devices.as_ref().map_or(0, Vec::len)
     }
 
+    /// The devices of the type at an index; empty if the node has no such type.
     pub(crate) fn devices(&self, type_at: usize) -> &[Device] {
         if type_at == GPUS {
             return &self.gpus;
@@ -147,7 +148,7 @@ impl Inventory {
         self.partitions.as_ref().is_some_and(|table| table.is_binding)
     }
 
-    /// The model of the GPUs: that of the largest. `None` without GPUs.
+    /// The model of the node's GPUs: that of the largest GPU. `None` without GPUs.
     pub(crate) fn model(&self) -> Option<GpuModel> {
         // Nodes rarely have GPUs of several models; the largest one decides which pods fit at all.
         let memory = self.gpus.iter().map(|gpu| gpu.total().memory).max()?;
@@ -157,13 +158,13 @@ impl Inventory {
         })
     }
 
-    /// Returns true if a request for whole GPUs in the vendor's name may get this GPU.
+    /// Returns true if a request for whole GPUs by the vendor's resource name may get this GPU.
     pub(crate) fn is_for_vendor(&self, gpu: &Device) -> bool {
         // The vendor's plugin is configured to serve the GPUs that are marked as not shared; all, if none is marked.
         self.serves_vendor || !gpu.sharing || self.gpus.iter().all(|gpu| gpu.sharing)
     }
 
-    /// Indices of the GPUs that a request for whole GPUs in the vendor's name may get.
+    /// Indices of the GPUs that a request for whole GPUs by the vendor's resource name may get.
     pub(crate) fn for_vendor(&self) -> impl Iterator<Item = (usize, &Device)> + Clone {
         self.gpus
             .iter()
@@ -177,7 +178,7 @@ impl Inventory {
         !gpu.sharing || (n_unknown > 0 && self.is_for_vendor(gpu))
     }
 
-    /// Orders devices by minor, and types by name; removes and reports those that cannot be used.
+    /// Orders devices by minor, and types by name; removes and reports devices, and a memory unit, that cannot be used.
     pub(crate) fn normalize(&mut self) -> Vec<String> {
         let mut problems = remove_unusable(&DeviceType::Gpu, &mut self.gpus);
         if let Some(types) = &mut self.other_devices {
@@ -233,7 +234,7 @@ fn problem_of(kind: &DeviceType, device: &Device, is_id_taken: bool, is_minor_ta
         slots,
         ..
     } = *device;
-    // A GPU's own amounts come first: they are wrong whatever other devices the node lists.
+    // A GPU's own amounts come first: such a fault does not depend on the other devices of the node.
     if *kind == DeviceType::Gpu && !is_possible_memory(memory_bytes) {
         Some(format!(
             "GPU {id} has {memory_bytes} bytes of memory, which is not from 1 to 2^50; it is ignored"

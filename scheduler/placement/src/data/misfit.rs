@@ -21,27 +21,27 @@ pub(crate) struct CandidateCounts {
     pub(crate) all: usize,
     /// The requested labels.
     pub(crate) selector: Option<Selector>,
-    /// Of all, those with the requested labels.
+    /// Number of devices with the requested labels.
     pub(crate) selected: usize,
     /// True if virtual functions are requested.
-    pub(crate) wants_functions: bool,
-    /// Of the selected, those with a free virtual function of the requested kind.
-    pub(crate) with_function: usize,
+    pub(crate) wants_virtual_functions: bool,
+    /// Of these, those with a free virtual function of the requested kind; all of these if none is requested.
+    pub(crate) with_free_function: usize,
     /// Of these, those that are healthy and have room.
     pub(crate) with_room: usize,
-    /// Of these, those that exclusive use leaves.
+    /// Of these, those that exclusive use of this or another pod does not rule out.
     pub(crate) permitted: usize,
 }
 
 impl Misfit {
-    /// A refusal for this reason, explained by this text.
+    /// A refusal for a reason, with a text that explains it.
     pub(crate) fn new(reason: Reason, text: impl Into<Cow<'static, str>>) -> Self {
         let text = text.into();
         Self { reason, text }
     }
 
-    /// The refusal of a node that does not report where devices of a type are, so that a rule about their places is met by none
-    /// for certain.
+    /// The refusal of a node that does not report where devices of a type are, so that none of them meets a rule about
+    /// places for certain.
     pub(crate) fn places_unknown(kind: &DeviceType, scope: Scope) -> Self {
         let (scope, noun) = (scope.name(), noun(kind));
         let text = format!(
@@ -50,13 +50,13 @@ impl Misfit {
         Self::new(Reason::Together, text)
     }
 
-    /// The refusal reason, of which there are few.
+    /// The refusal reason, whose text names no amount.
     pub fn reason(&self) -> Reason {
         self.reason
     }
 }
 
-/// The reason says everything: too little is free, for example.
+/// For a reason that needs no further words, such as too little free memory.
 impl From<Reason> for Misfit {
     fn from(reason: Reason) -> Self {
         Self::new(reason, reason.as_str())
@@ -76,7 +76,7 @@ impl fmt::Display for Misfit {
 }
 
 impl CandidateCounts {
-    /// The counts up to the first rule that leaves too few devices, in words.
+    /// The counts up to the first rule that leaves fewer devices than needed, in words.
     pub(crate) fn describe(&self, kind: &DeviceType, needed: usize) -> String {
         let mut noun = noun(kind);
         if self.all < needed {
@@ -90,16 +90,18 @@ impl CandidateCounts {
             }
             noun = format!("{noun} with labels {labels}");
         }
-        if self.with_function < needed {
-            let (with_function, selected) = (self.with_function, self.selected);
-            return format!("{with_function} of the {selected} {noun} have a free VF of the requested kind");
+        if self.with_free_function < needed {
+            let (with_free_function, selected) = (self.with_free_function, self.selected);
+            return format!(
+                "{with_free_function} of the {selected} {noun} have a free VF of the requested kind"
+            );
         }
-        if self.wants_functions {
+        if self.wants_virtual_functions {
             noun += " with a free VF";
         }
         if self.with_room < needed {
-            let (with_room, with_function) = (self.with_room, self.with_function);
-            return format!("{with_room} of the {with_function} {noun} are healthy and have room");
+            let (with_room, with_free_function) = (self.with_room, self.with_free_function);
+            return format!("{with_room} of the {with_free_function} {noun} are healthy and have room");
         }
         let (permitted, with_room) = (self.permitted, self.with_room);
         format!("{permitted} of the {with_room} {noun} that have room are not ruled out by exclusive use")
@@ -115,7 +117,7 @@ fn noun(kind: &DeviceType) -> String {
 }
 
 /// A number of devices in words, such as `2 GPUs`.
-pub(crate) fn count(n: usize, kind: &DeviceType) -> String {
+pub(crate) fn number_of(n: usize, kind: &DeviceType) -> String {
     match kind {
         DeviceType::Gpu if n == 1 => "1 GPU".to_owned(),
         DeviceType::Gpu => format!("{n} GPUs"),

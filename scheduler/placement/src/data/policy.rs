@@ -12,7 +12,7 @@ pub(crate) const BEST: u32 = 100;
 /// Preference among the devices of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DevicePolicy {
-    /// The fitting device without which typical pods still fill most of the node.
+    /// The fitting device after whose choice typical pods can still fill most of the node.
     #[default]
     Fill,
     /// The fitting device that will have the least room left.
@@ -30,7 +30,7 @@ pub enum DevicePolicy {
 /// Preference among nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NodePolicy {
-    /// The node of which typical pods still fill most, with the least left on it.
+    /// The node that loses the least room for typical pods; of equal nodes the one with the least left.
     #[default]
     Fill,
     /// The fullest node.
@@ -60,7 +60,8 @@ pub struct PolicyError {
     choice: String,
 }
 
-macro_rules! named {
+/// Implements parsing and printing of a policy by the names that flags and annotations have for it.
+macro_rules! policy_names {
     ($policy:ident { $($variant:ident = $name:literal),+ }) => {
         impl FromStr for $policy {
             type Err = PolicyError;
@@ -83,7 +84,7 @@ macro_rules! named {
     };
 }
 
-named!(DevicePolicy {
+policy_names!(DevicePolicy {
     Fill = "fill",
     Binpack = "binpack",
     Spread = "spread",
@@ -91,7 +92,7 @@ named!(DevicePolicy {
     LeastAllocated = "least-allocated",
     MostAllocated = "most-allocated"
 });
-named!(NodePolicy {
+policy_names!(NodePolicy {
     Fill = "fill",
     Binpack = "binpack",
     Spread = "spread",
@@ -107,7 +108,7 @@ pub struct Score(u32);
 const BEST_SCORE: u32 = 134_000_000;
 /// Points per millionth of the best score.
 const POINTS_PER_MILLIONTH: u32 = BEST_SCORE / 1_000_000;
-/// Ranks of costs are less than this.
+/// Ranks of costs (`choice/cost`) are less than this.
 pub(crate) const COST_END: u32 = 1 << 27;
 
 impl Score {
@@ -116,7 +117,7 @@ impl Score {
         Self(points)
     }
 
-    /// The score of a share of the best, `part / total`.
+    /// The best score times `part / total`.
     pub(crate) fn of_share(part: u128, total: u128) -> Self {
         let millionths = (part * 1_000_000).checked_div(total).unwrap_or(0);
         let millionths = u32::try_from(millionths).unwrap_or(u32::MAX).min(1_000_000);
@@ -166,7 +167,7 @@ pub struct ResourceWeights {
 /// One resource of a device, or of several together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceUsage {
-    /// Its weight.
+    /// The weight of the resource in the score.
     pub weight: u32,
     /// The total amount.
     pub total: u64,

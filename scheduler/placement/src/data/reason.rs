@@ -21,7 +21,7 @@ pub enum Reason {
     Core,
     /// No single GPU has a slot free.
     Slots,
-    /// Some GPUs have room, but fewer than the request needs at once.
+    /// Some GPUs have room, but fewer than the number that the request needs.
     TooFew,
     /// The node could not take the request even if it were empty.
     TooLarge,
@@ -29,7 +29,7 @@ pub enum Reason {
     UnitUnknown,
     /// The node lacks the isolation provider that the pod demands.
     NoIsolationProvider,
-    /// Pods of the vendor's plugin and pods that share would meet on a GPU.
+    /// A pod that asks for whole GPUs by the vendor's resource name, and one that shares, would meet on a GPU.
     Vendor,
     /// Devices of another type than GPU are too few or too full.
     OtherDevices,
@@ -44,7 +44,7 @@ pub enum Reason {
     Selected,
     /// The pod demands memory limits that the driver enforces; too few GPUs of the node have them, and the others have none.
     Unlimited,
-    /// The same, and a library enforces the limits of some of the others.
+    /// As [`Self::Unlimited`], but a library enforces the limits of some of the others.
     LimitedByLibrary,
     /// The device plugin of the node does not serve kubelet, or has returned so recently that few pods are tried there.
     PluginAway,
@@ -81,6 +81,7 @@ impl Reason {
     pub(crate) const fn weak_limits(best: LimitLevel) -> Self {
         match best {
             LimitLevel::None => Self::Unlimited,
+            // Never `Driver`, since GPUs whose driver enforces limits meet every demand.
             LimitLevel::Library | LimitLevel::Driver => Self::LimitedByLibrary,
         }
     }

@@ -24,7 +24,7 @@ pub struct ShareRequest {
     pub devices: u32,
     /// Memory of each GPU, more than zero.
     pub memory: RequestedMemory,
-    /// Percent of computing power of each GPU; 0 if it does not matter.
+    /// Percent of computing power of each GPU; 0 if the request does not limit it.
     pub core: u32,
     /// Slots on each GPU; usually 1.
     pub slots: u32,
@@ -36,9 +36,9 @@ pub enum RequestedGpus {
     /// None.
     #[default]
     Nothing,
-    /// Shares.
+    /// Shares of GPUs, which other pods may share too.
     Share(ShareRequest),
-    /// A number of whole GPUs in the vendor's name, which no other pod may use.
+    /// A number of whole GPUs by the vendor's resource name (`nvidia.com/gpu`), which no other pod may use.
     Whole(u32),
     /// Access to all GPUs, of which the pod takes nothing but slots on one.
     All {
@@ -54,7 +54,7 @@ pub struct DeviceRequest {
     pub kind: DeviceType,
     /// Amounts of all devices together.
     pub amounts: NamedAmounts,
-    /// The amount of each resource that is a whole device; `None` if the node's largest device defines it.
+    /// The amount of each resource that stands for a whole device; `None` if the node's largest device has it.
     pub whole: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ pub struct NodeRequest<'a> {
     pub others: &'a [DeviceRequest],
     /// Rules for the choice of devices, if the pod has any.
     pub constraints: Option<&'a Constraints>,
-    /// CPU and memory of the node itself. No node is refused for it: kube-scheduler checks it.
+    /// CPU and memory of the node itself. The engine refuses no node for them, as kube-scheduler checks them.
     pub host: HostAmounts,
 }
 
@@ -120,10 +120,10 @@ impl RequestedMemory {
 impl DeviceRequest {
     /// The number of devices that the request comes to on a node with these devices, and the amounts on each; `None` if it is
     /// neither a part of one device nor a number of whole devices.
-    pub(crate) fn split(&self, devices: &[Device]) -> Option<(usize, NamedAmounts)> {
+    pub(crate) fn split_over(&self, devices: &[Device]) -> Option<(usize, NamedAmounts)> {
         let mut n_devices = 1;
         for (resource, amount) in &self.amounts {
-            let whole = self.whole_device(devices, resource)?;
+            let whole = self.whole_amount(devices, resource)?;
             if whole == 0 {
                 return None;
             }
@@ -145,7 +145,7 @@ impl DeviceRequest {
     }
 
     /// The amount of a resource that is a whole device on a node with these devices.
-    pub(crate) fn whole_device(&self, devices: &[Device], resource: &ResourceName) -> Option<u64> {
+    pub(crate) fn whole_amount(&self, devices: &[Device], resource: &ResourceName) -> Option<u64> {
         self.whole.or_else(|| largest_amount(devices, resource))
     }
 }
@@ -159,14 +159,14 @@ pub(crate) struct ShareNeed {
     pub(crate) devices: usize,
 }
 
-/// The amounts asked of one GPU. One of `ratio` and `bytes` is zero: a request has its memory in one form.
+/// The amounts that a request asks of one GPU. One of `ratio` and `bytes` is zero: a request has its memory in one form.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StatedAmounts {
-    /// Percent of its memory.
+    /// Percent of the GPU's memory.
     pub(crate) ratio: u64,
-    /// Bytes of its memory.
+    /// Bytes of the GPU's memory.
     pub(crate) bytes: u64,
-    /// Percent of its computing power.
+    /// Percent of the GPU's computing power.
     pub(crate) core: u64,
 }
 
@@ -178,7 +178,7 @@ enum NeededMemory {
 }
 
 impl ShareNeed {
-    /// Translates a request for a node with this memory unit.
+    /// The need of a request on a node with this memory unit; else the reason of the refusal.
     #[inline]
     pub(crate) fn new(request: &ShareRequest, unit_bytes: Option<u64>) -> Result<Self, Reason> {
         // A share without memory would hold a GPU that others count as free.

@@ -1,18 +1,18 @@
 //! The workload: what pods usually ask for, as numbers of pods of each kind and as a sample that represents all of them.
 //!
-//! A sample is a function of the numbers alone: kinds lie in line, each as long as it has pods, and the places of the sample
-//! are points at equal distances. So each kind has places in proportion to its pods, to within one place, and a pod that
-//! comes or goes moves few points from one kind to the next.
+//! A sample is a function of the numbers alone: the kinds lie in line, each as long as it has pods, and the places of the sample
+//! are points of this line at equal distances. So each kind has places in proportion to its pods, to within one place, and a pod
+//! that comes or goes moves few points from one kind to the next.
 
 use rustc_hash::FxHashMap;
 
 use crate::data::amounts::HostAmounts;
 use crate::data::request::RequestedGpus;
 
-/// Places in a sample.
+/// Number of places in a sample, one for each sampled pod.
 pub(crate) const N_PLACES: u8 = 144;
 
-/// The golden ratio, as a part of all numbers: its multiples are scattered more evenly than random ones.
+/// The golden ratio as a fraction of 2^64: its multiples, modulo 2^64, are scattered more evenly than random numbers.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The request of one kind of pod.
@@ -38,7 +38,7 @@ pub(crate) type Sample = Vec<PodProfile>;
 impl Workload {
     /// Counts one more pod of this kind, unless it asks for nothing.
     pub fn add(&mut self, profile: PodProfile) {
-        // Such a pod fits anywhere, so it says nothing about room.
+        // A pod that asks for nothing fits anywhere, so it says nothing about room.
         if !profile.asks_for_gpus() && profile.host == HostAmounts::default() {
             return;
         }

@@ -8,7 +8,7 @@ use crate::data::holding::{Held, HeldMemory, HeldPart, Holdings, n_unknown_whole
 use crate::data::inventory::{GPUS, Inventory};
 use crate::data::request::ShareRequest;
 
-// A charge borrows its resources, and a charge on a GPU has none to borrow.
+// A charge borrows its named resources; a charge on a GPU, which has none, borrows this empty map.
 static NO_RESOURCES: NamedAmounts = NamedAmounts::new();
 
 /// The amounts that one part of a holding takes of one device.
@@ -22,14 +22,13 @@ pub(crate) struct Charge<'a> {
     pub(crate) amounts: Amounts,
     /// Named resources of a device of another type.
     pub(crate) resources: &'a NamedAmounts,
-    /// True if the part may be on another device or of another amount, or its record is doubtful: it takes its room, and
-    /// explanations list it apart from amounts that are certainly used.
+    /// True if the part may be on another device or of another amount, or its record is doubtful: the amounts count as taken, and
+    /// explanations list them apart from amounts that are certainly used.
     pub(crate) suspect: bool,
 }
 
 impl Charge<'_> {
-    /// Returns true if the device is in use by the charge: a slot of a GPU alone leaves the GPU free for requests for whole
-    /// GPUs.
+    /// Returns true if the charge keeps its device from being allocated whole; a slot of a GPU alone does not.
     pub(crate) fn occupies(&self) -> bool {
         self.type_at != GPUS || self.amounts.occupies()
     }
@@ -37,7 +36,7 @@ impl Charge<'_> {
 
 /// All charges of the holdings of a node, which are ordered by owner.
 ///
-/// Pending holdings come last: each goes to the GPUs where the most room is left by then.
+/// Pending holdings (shares that the node has not allocated yet) come last: each is charged to the GPUs with the most room left.
 pub(crate) fn charges_of_all<'a>(inventory: &'a Inventory, held: &'a [Held]) -> Vec<(&'a Held, Charge<'a>)> {
     let mut all = Vec::with_capacity(held.len());
     let mut any_pending = false;
@@ -47,14 +46,14 @@ pub(crate) fn charges_of_all<'a>(inventory: &'a Inventory, held: &'a [Held]) -> 
             all.extend(charges_of_part(inventory, part).map(|charge| (one, charge)));
         }
     }
-    // Only nodes whose plugin reports containers that wait have such holdings, and a look at all GPUs takes time.
+    // Few nodes have pending holdings (their plugins have to report waiting containers), and comparing all GPUs takes time.
     if any_pending {
         add_pending(inventory, held, &mut all);
     }
     all
 }
 
-/// Adds the charges of pending holdings to those of all other holdings, owner by owner.
+/// Adds the charges of pending holdings to `all`, which has those of all other holdings; owner by owner.
 fn add_pending<'a>(inventory: &'a Inventory, held: &'a [Held], all: &mut Vec<(&'a Held, Charge<'a>)>) {
     let n_unknown = n_unknown_whole(held);
     let mut free: Vec<Amounts> = Vec::with_capacity(inventory.gpus.len());
@@ -143,7 +142,7 @@ fn charges_of_part<'a>(inventory: &'a Inventory, part: &'a HeldPart) -> impl Ite
     listed.map(move |(at, device)| {
         let known = memory_on(device, part.memory, inventory.unit_bytes);
         Charge {
-            // Without the type there is no device, so the index in its place is never seen.
+            // Without the type there is no device and so no charge: this index is never read.
             type_at: type_at.unwrap_or(GPUS),
             device: at,
             amounts: Amounts {

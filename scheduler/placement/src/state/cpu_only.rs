@@ -1,7 +1,7 @@
 //! CPU-only pods on nodes with GPUs: they take CPU and memory that pods with GPUs need, so they count in the [`Workload`], from
 //! which the engine expects the pods to come.
 //!
-//! They are counted as they come and go, so that no update of the model has to visit all pods.
+//! They are counted as they come and go, so that no refresh of the workload model has to visit all pods.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,12 +11,12 @@ use crate::data::request::RequestedGpus;
 use crate::data::workload::{PodProfile, Workload};
 use crate::state::node::HostUse;
 
-/// The pods that use nodes without holding devices.
+/// The pods that use CPU and memory of nodes without holding devices.
 #[derive(Debug, Default)]
 pub(crate) struct CpuOnlyPods {
-    /// By the node's index in the fleet.
+    /// The CPU-only pods of each node, by its index in the fleet.
     nodes: Vec<CpuOnlyNode>,
-    /// The pods on nodes with GPUs.
+    /// The CPU-only pods of all nodes with GPUs.
     workload: Workload,
 }
 
@@ -30,14 +30,14 @@ struct CpuOnlyNode {
 }
 
 impl CpuOnlyPods {
-    /// The pods on nodes with GPUs.
+    /// The CPU-only pods of all nodes with GPUs.
     pub(crate) fn workload(&self) -> &Workload {
         &self.workload
     }
 
-    /// Counts one more pod.
+    /// Counts one more CPU-only pod, by its use of CPU and memory.
     pub(crate) fn add(&mut self, used: HostUse) {
-        let (Some(node), workload) = self.node(used.index) else {
+        let (Some(node), workload) = self.node(used.node_index) else {
             return;
         };
         // Pods of a DaemonSet come with the node, so they are no part of the workload to come.
@@ -50,9 +50,9 @@ impl CpuOnlyPods {
         }
     }
 
-    /// Counts one pod less: it ended, or holds devices now.
+    /// Counts one CPU-only pod less: it has ended, or holds devices now.
     pub(crate) fn remove(&mut self, used: HostUse) {
-        let (Some(node), workload) = self.node(used.index) else {
+        let (Some(node), workload) = self.node(used.node_index) else {
             return;
         };
         let Entry::Occupied(mut count) = node.counts.entry(used.amounts) else {
@@ -77,7 +77,7 @@ impl CpuOnlyPods {
             return;
         };
         node.has_gpus = has_gpus;
-        // Its pods came before it was known to have GPUs, or stay although its report is gone.
+        // Pods that were counted while the node had no GPUs count for the workload now, or the other way round.
         for (amounts, count) in &node.counts {
             for _ in 0..*count {
                 if has_gpus {
@@ -89,7 +89,7 @@ impl CpuOnlyPods {
         }
     }
 
-    /// The entry of a node, which always exists afterwards, and the workload of all.
+    /// The entry of a node, which is added if it is missing, and the workload of all nodes.
     fn node(&mut self, index: u32) -> (Option<&mut CpuOnlyNode>, &mut Workload) {
         let at = index as usize;
         if self.nodes.len() <= at {

@@ -1,4 +1,4 @@
-//! Equivalence classes: nodes of one hardware class and one state of use give the same answer to every request.
+//! Equivalence classes: nodes with equal hardware, of which the same is in use, give the same answer to every request.
 //!
 //! The fleet keeps each class once, so that comparing two nodes is comparing two numbers.
 
@@ -12,7 +12,7 @@ use crate::data::inventory::{GPUS, Inventory};
 use crate::state::node::Node;
 use crate::state::occupancy::Occupancy;
 
-/// Everything of a node that an answer depends on.
+/// Everything of a node that the answer to a request depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EquivalenceKey {
     /// Number of the hardware class.
@@ -28,9 +28,11 @@ pub(crate) struct EquivalenceClassId(u32);
 /// The equivalence classes of all nodes, each once.
 #[derive(Debug, Default)]
 pub(crate) struct EquivalenceClasses {
+    /// The number of each class.
     ids: FxHashMap<Arc<EquivalenceKey>, EquivalenceClassId>,
     /// By number; `None` where the class has no node.
     classes: Vec<Option<CountedClass>>,
+    /// Numbers that no class has at the moment.
     vacant: Vec<EquivalenceClassId>,
 }
 
@@ -50,7 +52,7 @@ impl EquivalenceClasses {
             }
             return id;
         }
-        // A number means its class only while a node is in the class, so it can serve another class afterwards.
+        // A number is used only while a node is in its class, so that another class can have it afterwards.
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.classes.push(None);
             EquivalenceClassId(u32::try_from(self.classes.len() - 1).unwrap_or(u32::MAX))
@@ -93,22 +95,22 @@ impl EquivalenceClasses {
     }
 }
 
-/// Returns true if a node belongs to an equivalence class: its devices differ in more than the free amounts of GPUs, so
-/// that an answer takes more than a few comparisons.
+/// Returns true if a node belongs to an equivalence class: its answers depend on more than the free amounts of GPUs, and take
+/// more than a few comparisons.
 pub(crate) fn has_class(node: &Node) -> bool {
-    // Named resources are listed on nodes with devices of other types alone.
+    // Only nodes with devices of other types than GPU have lists of free named resources.
     !node.free_resources.is_empty() || node.has_rules || node.has_topology()
 }
 
-/// The key of a node with the hints that count.
+/// The key of a node on which these hints count.
 pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
     let occupancy = Occupancy::new(node, hints);
     let hinted = node.counted_hints(hints);
-    let mut n_hinted_unknown = 0_u64;
+    let mut n_hinted_whole_gpus = 0_u64;
     for hint in hinted.clone() {
-        n_hinted_unknown += u64::from(hint.holdings.unknown_whole);
+        n_hinted_whole_gpus += u64::from(hint.holdings.n_unknown_gpus);
     }
-    let mut words = vec![u64::from(node.n_unknown_whole()), n_hinted_unknown];
+    let mut words = vec![u64::from(node.n_unknown_whole()), n_hinted_whole_gpus];
     // Flags are packed apart from the amounts, or each of them would take a word of the key.
     let mut bits = Bits::default();
     for (at, (row, flags)) in node.rows_with(hints).zip(&node.flags).enumerate() {
@@ -122,7 +124,7 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
     }
     let n_types = node.inventory.as_ref().map_or(0, Inventory::n_types);
     for type_at in 0..n_types {
-        let functions = occupancy.functions_of(type_at);
+        let held_functions = occupancy.held_functions_of(type_at);
         let devices = node.devices(type_at).iter().zip(occupancy.of_type(type_at));
         for (at, (device, device_use)) in devices.enumerate() {
             if type_at != GPUS {
@@ -133,11 +135,11 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
             bits.push(device_use.is_occupied);
             bits.push(device_use.is_exclusive);
             for function in device.attributes.all_functions() {
-                bits.push(functions.contains(&&function.id));
+                bits.push(held_functions.contains(&&function.id));
             }
         }
     }
-    // Words of all nodes of a hardware class are as many, so that no separator is needed.
+    // All nodes of a hardware class have the same number of words, so that no separator is needed.
     words.append(&mut bits.words);
     EquivalenceKey {
         hardware: node.hardware.as_ref().map(|hardware| hardware.number),
@@ -149,17 +151,17 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
 #[derive(Default)]
 struct Bits {
     words: Vec<u64>,
-    n: usize,
+    n_bits: usize,
 }
 
 impl Bits {
     fn push(&mut self, bit: bool) {
-        if self.n.is_multiple_of(64) {
+        if self.n_bits.is_multiple_of(64) {
             self.words.push(0);
         }
         if let Some(word) = self.words.last_mut() {
-            *word |= u64::from(bit) << (self.n % 64);
+            *word |= u64::from(bit) << (self.n_bits % 64);
         }
-        self.n += 1;
+        self.n_bits += 1;
     }
 }

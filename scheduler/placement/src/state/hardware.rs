@@ -1,6 +1,6 @@
-//! Hardware classes: inventories without identifiers, which nodes that were bought together share.
+//! Hardware classes: inventories without identifiers of devices. Nodes that were bought together are of one class.
 //!
-//! A class has the location of every device in small numbers, so that the choice of devices compares no texts.
+//! A class has the location of every device as small numbers, so that the choice of devices compares numbers and no texts.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::data::inventory::Inventory;
 /// The location of a device. A device of unknown location shares its switch and NUMA node with no other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Location {
-    /// Number of its PCIe switch; the same switch name below two NUMA nodes is two switches.
+    /// Number of the device's PCIe switch; the same switch name below two NUMA nodes is two switches.
     pub(crate) switch: u16,
-    /// Number of its NUMA node.
+    /// Number of the device's NUMA node.
     pub(crate) numa: u16,
-    /// True if the node reports anything about its location.
+    /// True if the node reports anything about the device's location.
     pub(crate) is_reported: bool,
     /// True if the switch is known.
     pub(crate) knows_switch: bool,
@@ -55,6 +55,7 @@ impl Locations {
 pub(crate) struct HardwareClass {
     /// The inventory without identifiers.
     inventory: Inventory,
+    /// The locations of all devices, as numbers.
     pub(crate) locations: Locations,
     /// True if devices differ in more than their amounts.
     pub(crate) has_topology: bool,
@@ -68,7 +69,7 @@ impl HardwareClass {
     /// The class of an inventory, with the number that it gets if it is new.
     fn new(inventory: &Inventory, number: u64) -> Self {
         let inventory = without_identifiers(inventory);
-        // A hash of its own, since an inventory is large and is compared only if hashes agree.
+        // The hash is kept, since an inventory is large and is compared only if the hashes are equal.
         let mut hasher = FxHasher::default();
         inventory.hash(&mut hasher);
         let mut has_topology = inventory.partitions.is_some() || !inventory.links.is_empty();
@@ -92,20 +93,21 @@ impl HardwareClass {
 pub(crate) struct HardwareClasses {
     // A list for each hash, since two inventories may have the same one.
     by_hash: FxHashMap<u64, Vec<Arc<HardwareClass>>>,
-    n_numbers: u64,
+    /// The number that the next new class gets.
+    next_number: u64,
 }
 
 impl HardwareClasses {
     /// The class of an inventory.
     pub(crate) fn class_of(&mut self, inventory: &Inventory) -> Arc<HardwareClass> {
         // Built before the look-up, because only inventories without identifiers compare as equal.
-        let class = HardwareClass::new(inventory, self.n_numbers);
+        let class = HardwareClass::new(inventory, self.next_number);
         let same_hash = self.by_hash.entry(class.hash).or_default();
         if let Some(known) = same_hash.iter().find(|known| known.inventory == class.inventory) {
             return Arc::clone(known);
         }
         // Numbers are never reused, so that equivalence keys of a dropped class match no later one.
-        self.n_numbers += 1;
+        self.next_number += 1;
         let class = Arc::new(class);
         same_hash.push(Arc::clone(&class));
         class
@@ -117,7 +119,7 @@ impl HardwareClasses {
             return;
         };
         if let Some(same_hash) = self.by_hash.get_mut(&hash) {
-            // One count is that of this list.
+            // This list itself holds one reference to each class.
             same_hash.retain(|known| Arc::strong_count(known) > 1);
             if same_hash.is_empty() {
                 self.by_hash.remove(&hash);
@@ -137,7 +139,7 @@ fn without_identifiers(inventory: &Inventory) -> Inventory {
     for device in devices {
         // Amounts, health and attributes stay: answers depend on them.
         device.id = "".into();
-        for group in &mut device.attributes.functions {
+        for group in &mut device.attributes.function_groups {
             for function in &mut group.functions {
                 (function.id, function.minor) = ("".into(), 0);
             }
@@ -176,7 +178,7 @@ fn is_same_numa(one: &DeviceLocation, other: &DeviceLocation) -> bool {
     one.numa == other.numa && (one.numa.is_some() || one.switch == other.switch)
 }
 
-/// The number of a known location; a number of its own for an unknown one.
+/// The number of a location that is in the list, else a new number; an unknown location gets a new number each time.
 fn number<'a>(
     known: &mut Vec<Option<&'a DeviceLocation>>,
     location: Option<&'a DeviceLocation>,

@@ -5,11 +5,11 @@ use rustc_hash::FxHashMap;
 use crate::data::ident::NodeId;
 
 /// Nodes by name.
-// A plain table: the lists of names that requests repeat are remembered with their nodes, as long as the version is the same.
+// A plain table: the scheduler remembers the nodes of the name lists that requests repeat, as long as the version is the same.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     nodes: FxHashMap<Box<str>, NodeId>,
-    /// Number of changes so far: a look-up is right as long as it is the same.
+    /// Number of changes so far: the result of a look-up stays right as long as it is the same.
     version: u64,
 }
 

@@ -13,7 +13,7 @@ use crate::data::inventory::{GPUS, GpuModel, Inventory};
 use crate::state::charges::{charges, charges_of_all, gpu_charges};
 use crate::state::hardware::HardwareClass;
 
-/// Most rows that are kept inside the node; nodes rarely have more GPUs.
+/// Most rows (one for each GPU) that are kept inside the node; nodes rarely have more GPUs.
 const N_IN_PLACE: usize = 8;
 
 /// One node of a fleet.
@@ -26,7 +26,7 @@ pub(crate) struct Node {
     pub(crate) hardware: Option<Arc<HardwareClass>>,
     /// CPU and memory of the node itself.
     pub(crate) host: Host,
-    /// The model of its GPUs; `None` without any.
+    /// The model of its GPUs; `None` if the node has no GPUs.
     pub(crate) model: Option<GpuModel>,
     /// The node's value and its unusable idle capacity with every hint counted; empty again at each change of the node or of the
     /// workload model.
@@ -36,20 +36,20 @@ pub(crate) struct Node {
     pub(crate) has_rules: bool,
     /// Free amounts of the GPUs, one row per GPU of the inventory in its order.
     pub(crate) rows: Rows,
-    /// One per GPU of the inventory, in its order.
+    /// The flags of each GPU of the inventory, in its order.
     // Apart from the rows, so that a filter reads amounts alone.
     pub(crate) flags: Box<[GpuFlags]>,
     /// True if some GPU is unhealthy or takes no shares.
     pub(crate) any_unavailable: bool,
-    /// Free named resources, by the index of the device's type and its own; none for GPUs, whose free amounts are rows.
+    /// Free named resources of each device, by the index of its type and its own; none for GPUs, whose free amounts are rows.
     pub(crate) free_resources: Vec<Vec<NamedAmounts>>,
-    /// Sorted by owner.
+    /// The holdings of each owner (a pod, by its UID), sorted by owner.
     pub(crate) held: Vec<Held>,
-    /// Sorted by owner.
+    /// The hints on the node, sorted by owner.
     pub(crate) hints: Vec<Hint>,
 }
 
-/// A placement that one owner is expected to reserve soon.
+/// A hint: the placement that was chosen for an owner, for which the caller expects to reserve it soon.
 #[derive(Clone, Debug)]
 pub(crate) struct Hint {
     pub(crate) owner: OwnerId,
@@ -60,21 +60,22 @@ pub(crate) struct Hint {
 }
 
 impl Hint {
-    /// Returns true if the hint leaves no whole GPU at this index. Whole GPUs of unknown UUID are counted, not located.
+    /// Returns true if the hint keeps the GPU at this index from being allocated whole. False for whole GPUs of unknown UUID, of
+    /// which only the number counts.
     pub(crate) fn occupies(&self, gpu: usize) -> bool {
         let is_occupied = |(at, amounts): &(usize, Amounts)| *at == gpu && amounts.occupies();
-        self.holdings.unknown_whole == 0 && self.gpu_charges.iter().any(is_occupied)
+        self.holdings.n_unknown_gpus == 0 && self.gpu_charges.iter().any(is_occupied)
     }
 }
 
-/// The state of a GPU besides its row.
+/// The state of a GPU besides its row of amounts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GpuFlags {
-    /// True if an owner may hold memory or computing power of it.
+    /// True if an owner may hold memory or computing power of the GPU.
     pub(crate) is_occupied: bool,
-    /// True if such an owner holds a share of it, not all of it in the vendor's name.
+    /// True if such an owner holds a share of it, and not the whole GPU by the vendor's resource name.
     pub(crate) is_shared: bool,
-    /// True if it takes no shares, whatever is free.
+    /// True if the GPU takes no shares, whatever is free.
     pub(crate) is_withheld: bool,
 }
 
@@ -83,8 +84,9 @@ pub(crate) struct GpuFlags {
 pub(crate) struct Host {
     /// All that pods can use; `None` if unknown, and then taken to be enough.
     pub(crate) total: Option<HostAmounts>,
+    /// The amounts that all owners together use.
     pub(crate) used: HostAmounts,
-    /// Number of owners that use something.
+    /// Number of owners that use some CPU or memory of the node.
     pub(crate) n_owners: u32,
 }
 
@@ -96,13 +98,13 @@ impl Host {
     }
 }
 
-/// CPU and memory that one owner uses of one node.
+/// CPU and memory that one owner (a pod, by its UID) uses of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostUse {
-    pub(crate) index: u32,
+    pub(crate) node_index: u32,
     /// The CPU and memory that the owner uses.
     pub(crate) amounts: HostAmounts,
-    /// True if the pod is tied to the node, as that of a `DaemonSet` is: it says nothing about pods to come.
+    /// True if the pod is tied to the node, as that of a `DaemonSet` is: the workload model does not count it.
     pub(crate) is_daemon: bool,
 }
 
@@ -142,7 +144,7 @@ impl Node {
         copy
     }
 
-    /// Returns true if nothing is known or counted of the node, so that its entry can go.
+    /// Returns true if nothing is known or counted of the node, so that its entry can be removed.
     pub(crate) fn is_idle(&self) -> bool {
         let is_host_unknown = self.host.total.is_none() && self.host.n_owners == 0;
         self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty() && is_host_unknown
@@ -174,7 +176,7 @@ impl Node {
             .is_some_and(|inventory| inventory.serves_vendor)
     }
 
-    /// Returns true if its devices have attributes, links or partitions that bear on the choice.
+    /// Returns true if the node's devices have attributes, links or partitions that matter for the choice of devices.
     pub(crate) fn has_topology(&self) -> bool {
         self.hardware
             .as_ref()
@@ -193,7 +195,7 @@ impl Node {
         self.held.get(at.ok()?)
     }
 
-    /// Hints that count.
+    /// The hints on the node that count.
     pub(crate) fn counted_hints<'a>(&'a self, hints: Hints<'a>) -> impl Iterator<Item = &'a Hint> + Clone {
         self.hints.iter().filter(move |hint| hints.counts(&hint.owner))
     }
@@ -299,12 +301,12 @@ impl Node {
             gpu_charges: Box::default(),
         };
         self.hints.insert(at, hint);
-        self.locate_hints();
+        self.update_hints();
     }
 
     pub(crate) fn remove_hint(&mut self, owner: &str) {
         self.hints.retain(|hint| hint.owner.as_str() != owner);
-        // Rows are without hints, so nothing that is free has changed.
+        // Rows are free amounts without any hint taken off, so they stay.
         self.update_rules();
     }
 
@@ -319,11 +321,11 @@ impl Node {
         let replaced = std::mem::replace(&mut self.hardware, hardware);
         // Records by minor may mean other GPUs now, and shares in percent other amounts.
         self.update_free();
-        self.locate_hints();
+        self.update_hints();
         replaced
     }
 
-    /// Computes everything that is free from the inventory and the holdings.
+    /// Computes free amounts, flags of GPUs and [`Self::has_rules`] from the inventory and the holdings.
     fn update_free(&mut self) {
         self.update_rules();
         self.any_unavailable = false;
@@ -344,7 +346,7 @@ impl Node {
                 is_withheld: inventory.is_withheld(gpu, n_unknown),
                 ..GpuFlags::default()
             };
-            // An unavailable GPU has no free amounts, so that the hot path need not look at flags.
+            // An unavailable GPU has no free amounts, so that a filter does not have to read flags.
             let is_available = gpu.healthy && !flags.is_withheld;
             row.total = gpu.total();
             row.free = if is_available { row.total } else { Amounts::ZERO };
@@ -388,8 +390,8 @@ impl Node {
         self.has_rules = is_binding || any_held || any_hinted;
     }
 
-    /// Finds the GPUs of all hints in the current inventory.
-    fn locate_hints(&mut self) {
+    /// Finds the GPUs of all hints in the current inventory, and updates [`Self::has_rules`], which depends on hints too.
+    fn update_hints(&mut self) {
         self.update_rules();
         for hint in &mut self.hints {
             let mut taken = Vec::new();
@@ -397,7 +399,7 @@ impl Node {
                 for charge in gpu_charges(inventory, &hint.holdings) {
                     taken.push((charge.device, charge.amounts));
                 }
-                if hint.holdings.unknown_whole > 0 {
+                if hint.holdings.n_unknown_gpus > 0 {
                     // The vendor's plugin may take any of its GPUs.
                     taken.extend(inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
                 }
@@ -409,7 +411,7 @@ impl Node {
     /// Replaces device IDs of a holding by clones of the inventory's, so that their texts are in memory once.
     fn share_ids(&self, holdings: &mut Holdings) {
         let Some(inventory) = &self.inventory else { return };
-        // A cluster has very many holdings whose parts stay as they are, so spare room would only take memory.
+        // A cluster has very many holdings whose parts stay as they are, so spare capacity of their vectors only takes memory.
         holdings.parts.shrink_to_fit();
         for HeldPart { kind, device, .. } in &mut holdings.parts {
             if let DeviceRef::Id(id) = device
@@ -436,19 +438,19 @@ pub(crate) struct Row {
 /// The rows of one node, inside the node where there are few, so that a filter over many nodes reads memory in order.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    n: usize,
+    len: usize,
     in_place: [Row; N_IN_PLACE],
-    /// All rows, if they are too many to be kept in place.
+    /// All rows, if there are more than fit in `in_place`.
     elsewhere: Box<[Row]>,
 }
 
 impl Rows {
     /// Sets the number of rows, whose contents are then unspecified.
     pub(crate) fn resize(&mut self, n: usize) {
-        if n != self.n {
+        if n != self.len {
             let n_elsewhere = if n > N_IN_PLACE { n } else { 0 };
             self.elsewhere = vec![Row::default(); n_elsewhere].into();
-            self.n = n;
+            self.len = n;
         }
     }
 }
@@ -459,12 +461,12 @@ impl Deref for Rows {
     #[inline]
     fn deref(&self) -> &[Row] {
         // The range is out of bounds exactly where the rows lie elsewhere.
-        self.in_place.get(..self.n).unwrap_or(&self.elsewhere)
+        self.in_place.get(..self.len).unwrap_or(&self.elsewhere)
     }
 }
 
 impl DerefMut for Rows {
     fn deref_mut(&mut self) -> &mut [Row] {
-        self.in_place.get_mut(..self.n).unwrap_or(&mut self.elsewhere)
+        self.in_place.get_mut(..self.len).unwrap_or(&mut self.elsewhere)
     }
 }

@@ -1,4 +1,5 @@
-//! All nodes, by name and by dense index; which owner holds something where; and every change of these.
+//! All nodes, by name and by dense index; the node on which each owner (a pod, by its UID) holds something; and every change of
+//! these.
 
 use std::sync::Arc;
 
@@ -26,16 +27,17 @@ pub(crate) struct Nodes {
     pub(crate) versions: Vec<NodeVersion>,
     /// Indices that no node has at the moment.
     vacant: Vec<u32>,
-    /// Index of the node that each owner holds something of.
+    /// Index of the node on which each owner holds devices.
     pub(crate) owners: FxHashMap<OwnerId, u32>,
     /// Index of the node that each owner's hint is on.
     pub(crate) hinted: FxHashMap<OwnerId, u32>,
-    /// CPU and memory that owners use.
+    /// CPU and memory that each owner uses of its node.
     pub(crate) host_uses: FxHashMap<OwnerId, HostUse>,
+    /// The owners that use CPU and memory without holding devices.
     pub(crate) cpu_only: CpuOnlyPods,
     hardware: HardwareClasses,
     pub(crate) classes: EquivalenceClasses,
-    /// Number of changes by which a refused request may fit.
+    /// Number of changes so far by which a request that was refused may fit now.
     pub(crate) n_openings: u64,
     /// Number of changes of all nodes; the version of a node is this number at its last change.
     n_changes: u64,
@@ -52,13 +54,13 @@ pub(crate) struct Slot {
 /// The version of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeVersion {
-    /// Grows with every change of the node at the index, also from one node to its successor there; 0 before the first one.
+    /// Grows with every change of the node at the index, also from one node to its successor there; 0 before the first node.
     pub(crate) number: u64,
     /// The generation of the node, or of the next node at the index if there is none.
     generation: u32,
 }
 
-/// The part of a node that evaluations without a cached result read first, dense, so that few of them read the node itself.
+/// The part of a node that an evaluation without a cached result reads first. Summaries are dense in memory, unlike nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSummary {
     /// The generation of the node, or of the next node at the index if there is none.
@@ -118,14 +120,14 @@ impl Nodes {
 
     /// Sets a node's inventory, which is normalized.
     pub(crate) fn set_inventory(&mut self, name: &str, inventory: Inventory) {
-        // A report that is no larger may still make room: a GPU has become healthy, or takes shares again.
+        // Even a report with no more devices may let a refused request fit: a GPU has become healthy, or takes shares again.
         self.n_openings += 1;
         let index = self.enter(name);
         let hardware = self.hardware.class_of(&inventory);
         self.replace_inventory(index, Some((inventory, hardware)));
     }
 
-    /// Removes a node's inventory. Its holdings stay until they are released.
+    /// Removes a node's inventory. The holdings on the node stay until they are released.
     pub(crate) fn remove_inventory(&mut self, name: &str) {
         if let Some(node) = self.names.get(name) {
             self.replace_inventory(node.index, None);
@@ -143,11 +145,11 @@ impl Nodes {
         self.hardware.drop_unused(replaced.flatten());
     }
 
-    /// Sets an owner's holding in place of everything that it held or hinted at before.
+    /// Sets an owner's holding in place of its earlier holding and its hint.
     pub(crate) fn hold(&mut self, owner: &OwnerId, index: u32, origin: Origin, holdings: Holdings) {
         let replaced = self.owners.insert(owner.clone(), index);
         if replaced.is_some() {
-            // The new holding may be smaller, or on another node.
+            // A refused request may fit now: the new holding may be smaller, or on another node.
             self.n_openings += 1;
         } else if let Some(used) = self.host_uses.get(owner) {
             // An owner of devices is no CPU-only pod any more.
@@ -158,7 +160,7 @@ impl Nodes {
             origin,
             holdings,
         };
-        // The new node gets its holding first: the owner's hint may be all that it exists for.
+        // The new node gets the holding before the hint is removed: a node without either could be removed.
         self.change(index, |node| node.insert_held(held));
         if let Some(replaced) = replaced
             && replaced != index
@@ -166,7 +168,7 @@ impl Nodes {
             self.change(replaced, |node| node.remove_held(owner.as_str()));
             self.remove_if_idle(replaced);
         }
-        // The hint was for this holding, or is out of date.
+        // The hint stood for this holding, or is out of date.
         self.unhint(owner.as_str());
     }
 
@@ -177,7 +179,7 @@ impl Nodes {
             return false;
         };
         if let Some(used) = self.host_uses.get(owner) {
-            // The pod still runs, without devices as far as is known, until its CPU is released too.
+            // The pod counts as a CPU-only pod until its CPU and memory are released too.
             self.cpu_only.add(*used);
         }
         self.change(index, |node| node.remove_held(owner));
@@ -201,7 +203,7 @@ impl Nodes {
 
     /// Removes an owner's hint; returns false if it had none.
     pub(crate) fn unhint(&mut self, owner: &str) -> bool {
-        // No opening is counted here: most hints end with the reservation that they stood for.
+        // Not counted in `n_openings`: most hints end with the reservation that they stood for.
         let Some(index) = self.hinted.remove(owner) else {
             return false;
         };
@@ -218,7 +220,7 @@ impl Nodes {
             return;
         };
         // Nodes are reported again and again without a change, and a change makes the cached results of a node worthless.
-        // No opening is counted, as no request is refused for CPU or memory.
+        // Not counted in `n_openings`, as no request is refused for CPU or memory.
         if self.at(index).is_some_and(|node| node.host.total != total) {
             self.change(index, |node| node.host.total = total);
         }
@@ -229,7 +231,7 @@ impl Nodes {
     pub(crate) fn set_host_use(&mut self, owner: &OwnerId, name: &str, load: HostLoad) {
         let HostLoad { amounts, is_daemon } = load;
         let used = HostUse {
-            index: self.enter(name),
+            node_index: self.enter(name),
             amounts,
             is_daemon,
         };
@@ -237,7 +239,7 @@ impl Nodes {
         if self.host_uses.get(owner) == Some(&used) {
             return;
         }
-        self.change(used.index, |node| {
+        self.change(used.node_index, |node| {
             node.host.used = node.host.used.plus(amounts);
             node.host.n_owners += 1;
         });
@@ -263,14 +265,14 @@ impl Nodes {
         if !holds_devices {
             self.cpu_only.remove(used);
         }
-        self.change(used.index, |node| {
+        self.change(used.node_index, |node| {
             node.host.used = node.host.used.less(used.amounts);
             node.host.n_owners -= 1;
         });
-        self.remove_if_idle(used.index);
+        self.remove_if_idle(used.node_index);
     }
 
-    /// Drops the values of all nodes, because they depend on the workload model.
+    /// Drops the cached values of all nodes, which depend on the workload model.
     pub(crate) fn clear_values(&mut self) {
         for node in self.slots.iter_mut().filter_map(|slot| slot.node.as_mut()) {
             node.value_cache.take();
@@ -282,7 +284,7 @@ impl Nodes {
         let slot = self.slots.get_mut(index as usize)?;
         let node = slot.node.as_mut()?;
         let result = change(node);
-        // Every change may change the value, and a new value is only computed when a request needs it.
+        // Every change may change the node's value, which is computed again when a request needs it.
         node.value_cache.take();
         // The node enters its new class before it leaves the old one: most often both are the same.
         let key = has_class(node).then(|| key_with(node, Hints::Ignore));
@@ -343,7 +345,7 @@ impl Nodes {
         let Some(node) = slot.node.take_if(|node| node.is_idle()) else {
             return;
         };
-        // Identifiers of the node that is gone must not find its successor.
+        // A `NodeId` of the removed node must not find the next node at the index.
         slot.generation = slot.generation.wrapping_add(1);
         let summary = NodeSummary {
             generation: slot.generation,

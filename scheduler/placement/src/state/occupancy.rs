@@ -1,4 +1,4 @@
-//! Occupancy: which devices of a node are in use, as far as exclusive use, whole groups and virtual functions depend on it.
+//! Occupancy: the devices of a node that are in use, as rules about exclusive use, whole groups and virtual functions need it.
 
 use crate::data::constraints::Exclusion;
 use crate::data::holding::{Held, Hints, Holdings};
@@ -11,20 +11,21 @@ use crate::state::node::{Hint, Node};
 /// The use of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceUse {
-    /// True if an owner may hold a part of it, or see it.
+    /// True if an owner may hold a part of the device, or see it.
     pub(crate) is_held: bool,
-    /// True if an owner may hold memory or computing power of it, or any amount of a device of another type than GPU.
+    /// True if an owner may hold memory or computing power of the GPU, or any amount of a device of another type.
     pub(crate) is_occupied: bool,
-    /// True if an owner has exclusive use of it.
+    /// True if an owner has exclusive use of the device.
     pub(crate) is_exclusive: bool,
 }
 
 /// The use of all devices of a node, by the index of their type and in the order of its inventory.
 #[derive(Debug, Default)]
 pub(crate) struct Occupancy<'a> {
+    /// The use of each device, by the index of its type and its own.
     uses: Vec<Vec<DeviceUse>>,
     /// Virtual functions that are held, by the index of the device's type.
-    functions: Vec<Vec<&'a FunctionId>>,
+    held_functions: Vec<Vec<&'a FunctionId>>,
 }
 
 /// A device that an owner may hold a part of, as far as is known.
@@ -44,8 +45,8 @@ impl<'a> Occupancy<'a> {
         for (_, devices) in inventory.types() {
             uses.push(vec![DeviceUse::default(); devices.len()]);
         }
-        let functions = vec![Vec::new(); uses.len()];
-        let mut occupancy = Self { uses, functions };
+        let held_functions = vec![Vec::new(); uses.len()];
+        let mut occupancy = Self { uses, held_functions };
         for held in &node.held {
             let in_use = devices_of_held(node, inventory, held);
             occupancy.add(inventory, &hardware.locations, &held.holdings, &in_use);
@@ -68,16 +69,20 @@ impl<'a> Occupancy<'a> {
         for one in in_use {
             let uses = self.uses.get_mut(one.type_at);
             if let Some(device) = uses.and_then(|uses| uses.get_mut(one.device)) {
-                // Even an owner of nothing but sight of the device keeps others from having it for themselves.
+                // An owner that only sees the device, without an amount of it, keeps others from its exclusive use too.
                 device.is_held = true;
                 device.is_occupied |= one.is_occupied;
             }
         }
-        for part in holdings.parts.iter().filter(|part| !part.functions.is_empty()) {
+        for part in holdings
+            .parts
+            .iter()
+            .filter(|part| !part.virtual_functions.is_empty())
+        {
             let type_at = inventory.type_index(&part.kind);
-            if let Some(functions) = type_at.and_then(|at| self.functions.get_mut(at)) {
-                // Functions have IDs of their own, so they are held even if the device of the part is not found.
-                functions.extend(&part.functions);
+            if let Some(held) = type_at.and_then(|at| self.held_functions.get_mut(at)) {
+                // Virtual functions have IDs of their own, so they are held even if the device of the part is not found.
+                held.extend(&part.virtual_functions);
             }
         }
         for (kind, exclusion) in &holdings.exclusions {
@@ -95,13 +100,14 @@ impl<'a> Occupancy<'a> {
         }
     }
 
+    /// The use of each device of the type at an index.
     pub(crate) fn of_type(&self, type_at: usize) -> &[DeviceUse] {
         self.uses.get(type_at).map_or(&[], Vec::as_slice)
     }
 
     /// The virtual functions of the type at an index that are held.
-    pub(crate) fn functions_of(&self, type_at: usize) -> &[&'a FunctionId] {
-        self.functions.get(type_at).map_or(&[], Vec::as_slice)
+    pub(crate) fn held_functions_of(&self, type_at: usize) -> &[&'a FunctionId] {
+        self.held_functions.get(type_at).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -147,9 +153,9 @@ fn devices_of_held(node: &Node, inventory: &Inventory, held: &Held) -> Vec<Devic
             add(charge.type_at, charge.device, charge.occupies());
         }
     }
-    if held.holdings.unknown_whole > 0 {
+    if held.holdings.n_unknown_gpus > 0 {
         for (at, _) in inventory.for_vendor() {
-            // It is not known which of these GPUs are in use, only how many, and the number is counted apart.
+            // Not occupied for certain: only the number of these GPUs in use is known, which `n_unknown_whole` counts.
             add(GPUS, at, false);
         }
     }
@@ -176,7 +182,8 @@ fn devices_of_hint(inventory: &Inventory, hint: &Hint) -> Vec<DeviceInUse> {
     in_use
 }
 
-/// Returns true if exclusive use, of other owners and of the asking one, leaves the device at an index.
+/// Returns true if the device at an index may be taken: no other owner has exclusive use of it, and the exclusive use that the
+/// request asks for (`own`) is possible.
 pub(crate) fn permits(own: Option<Exclusion>, at: usize, locations: &[Location], uses: &[DeviceUse]) -> bool {
     // The exclusive use of another owner holds, whether or not this request asks for any.
     let Some(device) = uses.get(at).filter(|device| !device.is_exclusive) else {

@@ -387,7 +387,7 @@ fn misplacement(node: &'static str) -> impl Strategy<Value = Placement> {
         },
         kind: DeviceType::Gpu,
         resources: [].into(),
-        functions: Vec::new(),
+        virtual_functions: Vec::new(),
     });
     proptest::collection::vec(share, 1..3).prop_map(|shares| Placement {
         shares,

@@ -51,7 +51,10 @@ fn chosen(query: &Query, policy: DevicePolicy) -> (Result<Choice, Reason>, Resul
     let nic = |share: &placement::Share| {
         (
             share.minor,
-            share.functions.first().map(|function| function.id.to_string()),
+            share
+                .virtual_functions
+                .first()
+                .map(|function| function.id.to_string()),
         )
     };
     let gpus = placement.gpus().map(|share| share.minor).collect();

@@ -18,7 +18,7 @@ fn share(gpu: &str, minor: u32, mib_taken: u64) -> Share {
         },
         kind: DeviceType::Gpu,
         resources: [].into(),
-        functions: Vec::new(),
+        virtual_functions: Vec::new(),
     }
 }
 

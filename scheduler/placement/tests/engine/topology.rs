@@ -2,9 +2,9 @@
 
 use placement::{
     Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceLocation, DevicePolicy, DeviceRequest,
-    DeviceType, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, Hints, Inventory, JointAllocation,
+    DeviceType, DevicesOfType, Exclusion, Fleet, FunctionGroup, Hints, Inventory, JointAllocation,
     LimitLevel, NodeRequest, Partition, PartitionConstraint, PartitionTable, Placement, Reason,
-    RequestedGpus, Scope, Selector, Strategy,
+    RequestedGpus, Scope, Selector, Strategy, VirtualFunction,
 };
 use rstest::rstest;
 
@@ -535,7 +535,7 @@ fn an_exclusive_switch_excludes_earlier_and_later_pods() {
             id: "nic1".into(),
             minor: 1,
             resources: [("rdma".into(), 1)].into(),
-            functions: Vec::new(),
+            virtual_functions: Vec::new(),
             amounts: placement::Amounts::ZERO,
         }],
         ..Placement::default()
@@ -550,7 +550,7 @@ fn an_exclusive_switch_excludes_earlier_and_later_pods() {
 fn with_functions(minor: u32, label: &str, ids: &[&str]) -> Device {
     let functions = (0..)
         .zip(ids)
-        .map(|(minor, id)| Function {
+        .map(|(minor, id)| VirtualFunction {
             id: (*id).into(),
             minor,
         })
@@ -562,7 +562,7 @@ fn with_functions(minor: u32, label: &str, ids: &[&str]) -> Device {
     let device = nic_at(minor, 0, minor);
     Device {
         attributes: DeviceAttributes {
-            functions: vec![group],
+            function_groups: vec![group],
             ..device.attributes.clone()
         },
         ..device
@@ -572,7 +572,7 @@ fn with_functions(minor: u32, label: &str, ids: &[&str]) -> Device {
 fn functions(placement: &Placement) -> Vec<String> {
     placement
         .others()
-        .flat_map(|share| &share.functions)
+        .flat_map(|share| &share.virtual_functions)
         .map(|function| function.id.to_string())
         .collect()
 }
@@ -585,11 +585,11 @@ fn a_count_of_two_takes_one_function_of_each_of_two_nics() {
         with_functions(2, "b", &["d1"]),
     ];
     let mut fleet = fleet_of_nics(nics);
-    let strategy = Some(Strategy::Count);
+    let strategy = Some(Strategy::RequestsAsCount);
     let any = constraint_of(
         nic(),
         DeviceConstraint {
-            functions: Some(Selector::default()),
+            virtual_functions: Some(Selector::default()),
             strategy,
             ..DeviceConstraint::default()
         },
@@ -608,13 +608,13 @@ fn a_count_of_two_takes_one_function_of_each_of_two_nics() {
     let of_a = Selector {
         requirements: vec![placement::Requirement {
             key: "type".into(),
-            test: placement::Test::In(vec!["a".into()]),
+            test: placement::LabelCondition::In(vec!["a".into()]),
         }],
     };
     let only_a = constraint_of(
         nic(),
         DeviceConstraint {
-            functions: Some(of_a),
+            virtual_functions: Some(of_a),
             strategy,
             ..DeviceConstraint::default()
         },
@@ -632,12 +632,12 @@ fn a_count_of_two_takes_one_function_of_each_of_two_nics() {
 }
 
 #[rstest]
-#[case::all(Strategy::All, None, 100, Ok(vec![100, 100, 100]))]
-#[case::a_part_of_all(Strategy::All, None, 7, Ok(vec![7, 7, 7]))]
-#[case::count(Strategy::Count, None, 2, Ok(vec![1, 1]))]
-#[case::count_of_whole_ones(Strategy::Count, Some(Exclusion::Device), 2, Ok(vec![100, 100]))]
-#[case::too_many(Strategy::Count, None, 4, Err(Reason::OtherDevices))]
-#[case::so_many_whole_ones(Strategy::All, None, 200, Ok(vec![100, 100]))]
+#[case::all(Strategy::ApplyForAll, None, 100, Ok(vec![100, 100, 100]))]
+#[case::a_part_of_all(Strategy::ApplyForAll, None, 7, Ok(vec![7, 7, 7]))]
+#[case::count(Strategy::RequestsAsCount, None, 2, Ok(vec![1, 1]))]
+#[case::count_of_whole_ones(Strategy::RequestsAsCount, Some(Exclusion::Device), 2, Ok(vec![100, 100]))]
+#[case::too_many(Strategy::RequestsAsCount, None, 4, Err(Reason::OtherDevices))]
+#[case::so_many_whole_ones(Strategy::ApplyForAll, None, 200, Ok(vec![100, 100]))]
 fn the_allocation_strategy_turns_amounts_into_devices(
     #[case] strategy: Strategy,
     #[case] exclusion: Option<Exclusion>,
@@ -888,7 +888,7 @@ fn constraints_refuse_gpus_that_the_vendors_plugin_chooses() {
     );
     let choice = try_choose(&fleet, RequestedGpus::Whole(2), &[rdma(1)], Some(&joint(false)));
     assert_eq!(
-        choice.map(|placement| (placement.unknown_whole, placement.others().count())),
+        choice.map(|placement| (placement.n_unknown_gpus, placement.others().count())),
         Ok((2, 1)),
         "NICs are chosen by themselves"
     );
@@ -951,7 +951,7 @@ fn one_result_per_equivalence_class() {
                 id: "nic0".into(),
                 minor: 0,
                 resources: [("rdma".into(), 100)].into(),
-                functions: vec![],
+                virtual_functions: vec![],
                 amounts: placement::Amounts::ZERO,
             };
             let hinted = id.is_some_and(|id| {
@@ -1109,7 +1109,7 @@ fn check_finds_double_holdings_and_broken_exclusive_use() {
     fleet.release("other");
     let held = placement::HeldPart {
         resources: [("rdma".into(), 1)].into(),
-        functions: vec!["f".into()],
+        virtual_functions: vec!["f".into()],
         trusted: true,
         ..placement::HeldPart::new("rdma".into(), placement::DeviceRef::Id("nic1".into()))
     };

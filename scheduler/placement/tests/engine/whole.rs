@@ -42,7 +42,7 @@ fn place(fleet: &mut Fleet, owner: &str, ask: RequestedGpus) -> Result<(Vec<u32>
     fleet.reserve(&owner.into(), id, &placement).unwrap();
     assert!(fleet.reserve(&owner.into(), id, &placement).is_err(), "once more");
     assert_eq!(fleet.check(), []);
-    Ok((minors(&placement), placement.unknown_whole))
+    Ok((minors(&placement), placement.n_unknown_gpus))
 }
 
 fn whole(fleet: &mut Fleet, owner: &str, n: u32) -> Result<(Vec<u32>, u32), Reason> {
@@ -188,7 +188,7 @@ fn a_node_without_inventory_refuses_whole_gpus_while_a_pod_shares_one() {
         &"v".into(),
         "n",
         Holdings {
-            unknown_whole: 1,
+            n_unknown_gpus: 1,
             is_vendor: true,
             ..Holdings::default()
         },
@@ -209,7 +209,7 @@ fn no_whole_gpu_is_chosen_while_allocated_uuids_are_unknown() {
         &"v".into(),
         "n",
         Holdings {
-            unknown_whole: 1,
+            n_unknown_gpus: 1,
             is_vendor: true,
             ..Holdings::default()
         },
@@ -316,7 +316,7 @@ fn empty_and_partial_placements_are_not_reserved() {
     fleet.set_inventory("n", inventory(4, false, &[]));
     let unknown = Placement {
         shares: Vec::new(),
-        unknown_whole: 1,
+        n_unknown_gpus: 1,
         ..whole
     };
     let error = fleet.reserve(&"v".into(), id, &unknown).unwrap_err();
@@ -432,7 +432,7 @@ proptest! {
                 }
                 RequestedGpus::Whole(n) => {
                     let left = (0..4).filter(|gpu| for_vendor(*gpu) && !is_whole(*gpu)).count();
-                    prop_assert!(chosen.is_empty() && placement.unknown_whole == n);
+                    prop_assert!(chosen.is_empty() && placement.n_unknown_gpus == n);
                     prop_assert!((0..4).all(|gpu| !for_vendor(gpu) || !is_shared(gpu)), "the vendor's plugin may take a shared one");
                     prop_assert!(left >= (n + n_unknown) as usize, "more than there are");
                     Has::Unknown(n)

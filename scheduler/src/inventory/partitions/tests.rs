@@ -1,7 +1,7 @@
 //! Partition tables of Device objects and of GPU models; places, labels and virtual functions of devices.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use placement::{DeviceAttributes, DeviceLocation, Function, Inventory, LinkGroup};
+use placement::{DeviceAttributes, DeviceLocation, Inventory, LinkGroup, VirtualFunction};
 use proto::node::Node;
 use proto::resource::ResourceNames;
 use rstest::rstest;
@@ -260,21 +260,21 @@ fn labels_and_virtual_functions_are_read() {
     let DeviceAttributes {
         labels,
         location: place,
-        functions,
+        function_groups,
         ..
     } = &inventory.other_devices.as_ref().unwrap()[0].devices[0].attributes;
     assert_eq!(
         (labels.get("type").map(|label| &**label), place),
         (Some("fakeW"), &None)
     );
-    let function = |id: &str, minor| Function { id: id.into(), minor };
-    assert_eq!(functions.len(), 1);
+    let function = |id: &str, minor| VirtualFunction { id: id.into(), minor };
+    assert_eq!(function_groups.len(), 1);
     assert_eq!(
-        functions[0].functions,
+        function_groups[0].functions,
         [function("0000:1f:00.3", -1), function("0000:1f:00.2", 4)]
     );
     assert_eq!(
-        functions[0].labels.get("type").map(|label| &**label),
+        function_groups[0].labels.get("type").map(|label| &**label),
         Some("general")
     );
 }

@@ -1,4 +1,4 @@
-//! Candidates: the devices of one type that a request may take, and sets of them.
+//! Candidates: the devices of one type on one node that a request may take, and sets of them.
 
 use std::borrow::Cow;
 
@@ -8,29 +8,29 @@ use crate::state::hardware::Location;
 /// Most members that a set can have.
 pub(crate) const MAX_MEMBERS: usize = 64;
 
-/// A device that may be taken.
+/// A device that a request may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Candidate {
     /// Its index in the inventory, which orders devices by minor.
     pub(crate) device: usize,
     pub(crate) location: Location,
-    /// Its place in the order of preference: 0 for the best; equals share one.
+    /// Its place in the order of preference: 0 for the best; devices that are equal have the same place.
     pub(crate) preference: u32,
 }
 
-/// All devices of one type that may be taken.
+/// All devices of one type that a request may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pool {
     pub(crate) kind: DeviceType,
     /// Number of devices that the request takes.
-    pub(crate) n: usize,
-    /// By rising minor.
+    pub(crate) n_requested: usize,
+    /// The candidates, by rising minor. Sets of candidates name them by their indices here.
     pub(crate) candidates: Vec<Candidate>,
 }
 
 impl Pool {
-    /// A pool of devices with keys that are smaller for preferred ones.
-    pub(crate) fn new<K: Ord>(kind: DeviceType, n: usize, keyed: &[(usize, Location, K)]) -> Self {
+    /// A pool of devices: of each its index in the inventory, its location, and a key that is smaller if it is preferred.
+    pub(crate) fn new<K: Ord>(kind: DeviceType, n_requested: usize, keyed: &[(usize, Location, K)]) -> Self {
         let mut order: Vec<&K> = keyed.iter().map(|(.., key)| key).collect();
         // Equal keys share a place, so that locations decide between devices that the policy does not distinguish.
         order.sort_unstable();
@@ -44,7 +44,11 @@ impl Pool {
                 preference: u32::try_from(preference).unwrap_or(u32::MAX),
             });
         }
-        Self { kind, n, candidates }
+        Self {
+            kind,
+            n_requested,
+            candidates,
+        }
     }
 
     /// The pool with at most [`MAX_MEMBERS`] candidates, the preferred ones.
@@ -62,9 +66,9 @@ impl Pool {
         Cow::Owned(pool)
     }
 
-    /// The set of candidates that a condition holds for.
-    pub(crate) fn select(&self, is_meant: impl Fn(&Candidate) -> bool) -> Set {
-        let mut set = Set::EMPTY;
+    /// The set of all candidates that meet a condition.
+    pub(crate) fn select(&self, is_meant: impl Fn(&Candidate) -> bool) -> CandidateSet {
+        let mut set = CandidateSet::EMPTY;
         for (at, candidate) in self.candidates.iter().enumerate() {
             if is_meant(candidate) {
                 set = set.with(at);
@@ -73,18 +77,18 @@ impl Pool {
         set
     }
 
-    pub(crate) fn all(&self) -> Set {
+    pub(crate) fn all(&self) -> CandidateSet {
         self.select(|_| true)
     }
 
-    /// Members of a set, the preferred ones first.
-    pub(crate) fn by_preference(&self, set: Set) -> Vec<usize> {
+    /// Members of a set, in the order of preference.
+    pub(crate) fn by_preference(&self, set: CandidateSet) -> Vec<usize> {
         let mut members: Vec<usize> = set.members().collect();
         members.sort_by_key(|at| (self.preference(*at), *at));
         members
     }
 
-    /// The candidate at an index; the default one if there is none, which no set of this pool leads to.
+    /// The candidate at an index of this pool; for any other index, which no set of this pool has, a default that is not used.
     fn candidate(&self, at: usize) -> Candidate {
         self.candidates.get(at).copied().unwrap_or_default()
     }
@@ -94,7 +98,7 @@ impl Pool {
     }
 
     /// Sum of the members' places in the order of preference: of two sets, the one with the smaller sum has the better devices.
-    pub(crate) fn preference_sum(&self, set: Set) -> u32 {
+    pub(crate) fn preference_sum(&self, set: CandidateSet) -> u32 {
         let mut sum: u32 = 0;
         for at in set.members() {
             sum = sum.saturating_add(self.preference(at));
@@ -107,15 +111,15 @@ impl Pool {
     }
 
     /// Indices in the inventory of the members of a set.
-    pub(crate) fn devices(&self, set: Set) -> Vec<usize> {
+    pub(crate) fn devices(&self, set: CandidateSet) -> Vec<usize> {
         set.members().map(|at| self.candidate(at).device).collect()
     }
 
-    /// Indices in the inventory of the preferred candidates, regardless of their locations.
+    /// Indices in the inventory of as many candidates as the request takes, chosen by preference alone, not by location.
     pub(crate) fn preferred(&self) -> Vec<usize> {
         let mut order: Vec<&Candidate> = self.candidates.iter().collect();
         order.sort_by_key(|candidate| (candidate.preference, candidate.device));
-        order.truncate(self.n);
+        order.truncate(self.n_requested);
         let mut devices: Vec<usize> = order.into_iter().map(|candidate| candidate.device).collect();
         // By minor, as a search returns devices too.
         devices.sort_unstable();
@@ -125,9 +129,9 @@ impl Pool {
 
 /// A set of candidates of one pool, as one bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Set(u64);
+pub(crate) struct CandidateSet(u64);
 
-impl Set {
+impl CandidateSet {
     pub(crate) const EMPTY: Self = Self(0);
 
     /// The set with one more member, if its index is below [`MAX_MEMBERS`].
@@ -169,13 +173,13 @@ impl Set {
         let mut rest = self.0;
         std::iter::from_fn(move || {
             let lowest = (rest != 0).then_some(rest.trailing_zeros() as usize);
-            // Clears the lowest bit, so that the steps are as many as the members and not as many as the bits.
+            // Clears the lowest bit, so that there is one step for each member and not for each bit.
             rest &= rest.wrapping_sub(1);
             lowest
         })
     }
 
-    /// Larger for the one of two sets of one size that has the lower members, compared from the lowest on.
+    /// A number that is larger for the one of two sets of one size that has the lower members, compared from the lowest on.
     pub(crate) fn lowness(self) -> u64 {
         // The lowest member decides first, so its bit has to weigh most.
         self.0.reverse_bits()
@@ -184,12 +188,17 @@ impl Set {
     /// Visits every subset of `n` members.
     pub(crate) fn for_each_subset(self, n: usize, visit: &mut impl FnMut(Self)) {
         /// Completes a chosen set with `n` members of the rest, in every way.
-        fn extend(chosen: Set, mut rest: Set, n: usize, visit: &mut impl FnMut(Set)) {
+        fn extend(
+            chosen: CandidateSet,
+            mut rest: CandidateSet,
+            n: usize,
+            visit: &mut impl FnMut(CandidateSet),
+        ) {
             if n == 0 {
                 return visit(chosen);
             }
             while rest.len() >= n {
-                let lowest = Set(rest.0 & rest.0.wrapping_neg());
+                let lowest = CandidateSet(rest.0 & rest.0.wrapping_neg());
                 // No later subset may have this member, or each subset would come up once for every order of its members.
                 rest = rest.without(lowest);
                 extend(chosen.or(lowest), rest, n - 1, visit);
@@ -198,7 +207,7 @@ impl Set {
         extend(Self::EMPTY, self, n, visit);
     }
 
-    /// Number of subsets of `n` members, at most what the type holds.
+    /// Number of subsets of `n` members; a number beyond every limit here if 64 bits do not hold it.
     pub(crate) fn n_subsets(self, n: usize) -> u64 {
         let all = self.len();
         if n > all {
@@ -215,16 +224,16 @@ impl Set {
 
 #[cfg(test)]
 mod tests {
-    use super::Set;
+    use super::CandidateSet;
 
-    fn set(members: &[usize]) -> Set {
-        members.iter().fold(Set::EMPTY, |set, at| set.with(*at))
+    fn set(members: &[usize]) -> CandidateSet {
+        members.iter().fold(CandidateSet::EMPTY, |set, at| set.with(*at))
     }
 
     #[test]
     fn members_of_a_set_come_lowest_first() {
         assert_eq!(set(&[63, 0, 5]).members().collect::<Vec<_>>(), [0, 5, 63]);
-        assert_eq!(set(&[64]), Set::EMPTY, "a set has no room for more");
+        assert_eq!(set(&[64]), CandidateSet::EMPTY, "a set has no room for more");
     }
 
     #[test]
@@ -239,7 +248,7 @@ mod tests {
         let mut seen = Vec::new();
         all.for_each_subset(3, &mut |subset| seen.push(subset));
         assert_eq!((seen.len(), all.n_subsets(3)), (10, 10));
-        let is_new = |(at, one): (usize, &Set)| {
+        let is_new = |(at, one): (usize, &CandidateSet)| {
             one.len() == 3 && one.is_within(all) && !seen.iter().take(at).any(|other| other == one)
         };
         assert!(seen.iter().enumerate().all(is_new));

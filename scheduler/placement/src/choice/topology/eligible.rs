@@ -1,16 +1,16 @@
 //! Eligible devices: the devices of each type that health, room, labels, virtual functions and exclusive use leave.
 //!
-//! All types pass the same rules in the same order. They differ in one thing, the amounts that are taken of a device:
+//! Devices of all types pass the same rules in the same order. Types differ only in the amounts that are taken of a device:
 //! [`NeededAmounts`].
 
 use crate::choice::cost::{CostBasis, taken_part};
-use crate::choice::gpu_room::{free_whole, need};
+use crate::choice::gpu_room::{free_whole, share_need};
 use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::Pool;
 use crate::choice::topology::groups::{Loss, losses};
 use crate::data::amounts::{Amounts, NamedAmounts, is_within};
 use crate::data::constraints::{Constraints, DeviceConstraint, Exclusion, Strategy, UNCONSTRAINED};
-use crate::data::device::{Device, Function, Labels};
+use crate::data::device::{Device, Labels, VirtualFunction};
 use crate::data::holding::{Hints, Share};
 use crate::data::ident::{DeviceType, FunctionId};
 use crate::data::inventory::{GPUS, Inventory};
@@ -47,11 +47,11 @@ struct RuleCheck<'a> {
 }
 
 impl<'a> RuleCheck<'a> {
-    /// A check by these constraints that has counted no device yet.
+    /// A check by the constraints of one device type that has counted no device yet.
     fn new(constraint: &'a DeviceConstraint) -> Self {
         let counts = CandidateCounts {
             selector: constraint.selector.clone(),
-            wants_functions: constraint.functions.is_some(),
+            wants_virtual_functions: constraint.virtual_functions.is_some(),
             ..CandidateCounts::default()
         };
         Self { constraint, counts }
@@ -63,10 +63,10 @@ impl<'a> RuleCheck<'a> {
         let is_selected = selector.is_none_or(|selector| selector.selects(labels));
         let counts = &mut self.counts;
         counts.all += 1;
-        // In the order in which an explanation names them: the first rule that leaves too few devices.
+        // In the order of `CandidateCounts::describe`, which names the first rule that leaves too few devices.
         for (passes, count) in [
             (is_selected, &mut counts.selected),
-            (has_function, &mut counts.with_function),
+            (has_function, &mut counts.with_free_function),
             (has_room, &mut counts.with_room),
             (is_permitted, &mut counts.permitted),
         ] {
@@ -84,14 +84,15 @@ pub(crate) struct TypeDemand<'a> {
     kind: &'a DeviceType,
     /// Index of the type in the inventory.
     type_at: usize,
+    /// All devices of the type on the node.
     devices: &'a [Device],
-    /// Number of devices to take.
-    n: usize,
+    /// Number of devices to take; 0 if `takes_all` is true.
+    n_requested: usize,
     /// True if every selected device is taken, whatever their number.
     pub(crate) takes_all: bool,
     amounts: NeededAmounts<'a>,
     constraint: &'a DeviceConstraint,
-    /// Virtual functions of these devices that pods hold.
+    /// Virtual functions of these devices that other pods hold.
     held_functions: &'a [&'a FunctionId],
 }
 
@@ -101,15 +102,15 @@ pub(crate) struct TypeDemand<'a> {
     reason = "a decision has one for each device type; a box would only allocate"
 )]
 enum NeededAmounts<'a> {
-    /// A share of a GPU; with it the basis of a choice's cost, if the cost decides (policy `fill`, one GPU).
+    /// A share of a GPU. With it the basis of the costs of choices, if the cost decides: for one GPU under the policy `fill`.
     Share(ShareNeed, Option<CostBasis<'a>>),
-    /// A whole GPU in the vendor's name, out of those at these indices.
+    /// A whole GPU by the vendor's resource name (`nvidia.com/gpu`), out of those at these indices.
     Whole(Vec<usize>),
-    /// Named resources.
+    /// Named resources, the same amounts of each device.
     Resources(NamedAmounts),
 }
 
-/// The preference among devices of one type that may be taken; smaller is better, the first field weighs most.
+/// The preference for a device that may be taken over others of its type; smaller is better, the first field weighs most.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Preference {
     /// Rank of the cost of taking the GPU, where the cost decides.
@@ -118,18 +119,18 @@ struct Preference {
     gpu: [u64; 4],
     /// The key of a device of another type by the device policy.
     resources: Vec<u64>,
-    /// The groups of free devices that are broken when the device is taken.
+    /// The groups of free devices (partitions, links, switches, NUMA nodes) that are broken when the device is taken.
     loss: Option<Loss>,
 }
 
 impl<'a> TypeDemand<'a> {
-    /// The demand for GPUs; `None` if the engine chooses none.
+    /// The demand for GPUs; `None` if the request takes none of them, or the vendor's plugin chooses them.
     pub(crate) fn of_gpus(
         context: &'a DecisionContext<'a>,
         request: RequestedGpus,
     ) -> Result<Option<Self>, Misfit> {
         let (node, hints) = (context.node, context.hints);
-        let (n, amounts) = match request {
+        let (n_requested, amounts) = match request {
             RequestedGpus::Nothing | RequestedGpus::All { .. } => return Ok(None),
             RequestedGpus::Whole(_) if !context.inventory.serves_vendor => return Ok(None),
             RequestedGpus::Whole(n) => {
@@ -137,7 +138,7 @@ impl<'a> TypeDemand<'a> {
                 (n, NeededAmounts::Whole(free_whole(node, hints).collect()))
             }
             RequestedGpus::Share(request) => {
-                let need = need(node, &request)?;
+                let need = share_need(node, &request)?;
                 let look_ahead = context.order.look_ahead_for(need);
                 let basis = look_ahead.map(|look_ahead| CostBasis::new(node, look_ahead, hints));
                 (need.devices, NeededAmounts::Share(need, basis))
@@ -147,7 +148,7 @@ impl<'a> TypeDemand<'a> {
             kind: &DeviceType::Gpu,
             type_at: GPUS,
             devices: &context.inventory.gpus,
-            n,
+            n_requested,
             takes_all: false,
             amounts,
             constraint: context.constraint(&DeviceType::Gpu),
@@ -166,20 +167,20 @@ impl<'a> TypeDemand<'a> {
         };
         let devices = context.inventory.devices(type_at);
         let constraint = context.constraint(&request.kind);
-        let (n, amounts, takes_all) = split(request, devices, constraint).ok_or(lacking)?;
+        let (n_requested, amounts, takes_all) = n_and_amounts(request, devices, constraint).ok_or(lacking)?;
         Ok(Self {
             kind: &request.kind,
             type_at,
             devices,
-            n,
+            n_requested,
             takes_all,
             amounts: NeededAmounts::Resources(amounts),
             constraint,
-            held_functions: context.occupancy.functions_of(type_at),
+            held_functions: context.occupancy.held_functions_of(type_at),
         })
     }
 
-    /// The devices that may be taken.
+    /// The devices that pass all rules and have room, with their preferences; the refusal if they are too few.
     pub(crate) fn eligible(&self, context: &DecisionContext<'_>) -> Result<Pool, Misfit> {
         let locations = context.hardware.locations.of_type(self.type_at);
         let uses = context.occupancy.of_type(self.type_at);
@@ -191,7 +192,7 @@ impl<'a> TypeDemand<'a> {
             if !self.has_limits(context, device) {
                 continue;
             }
-            let has_function = !check.counts.wants_functions || self.function(device).is_some();
+            let has_function = !check.counts.wants_virtual_functions || self.function(device).is_some();
             let preference = self.preference(context, at, device);
             let is_permitted = permits(check.constraint.exclusion, at, locations, uses);
             let labels = &device.attributes.labels;
@@ -211,7 +212,11 @@ impl<'a> TypeDemand<'a> {
             return Err(Misfit::new(Reason::OtherDevices, text));
         }
         // All selected devices are eligible here, so their number is the number to take.
-        let needed = if self.takes_all { keyed.len() } else { self.n };
+        let needed = if self.takes_all {
+            keyed.len()
+        } else {
+            self.n_requested
+        };
         if keyed.len() < needed {
             let reason = match kind {
                 DeviceType::Gpu => Reason::Selected,
@@ -228,7 +233,7 @@ impl<'a> TypeDemand<'a> {
 
     /// Returns true if memory limits are enforced on a device as strongly as the request demands of shared GPUs.
     fn has_limits(&self, context: &DecisionContext<'_>, device: &Device) -> bool {
-        // A pod that has GPUs whole needs no limits, and other devices know none.
+        // A pod with whole GPUs needs no memory limits, and devices of other types have none.
         let NeededAmounts::Share(..) = self.amounts else {
             return true;
         };
@@ -236,7 +241,7 @@ impl<'a> TypeDemand<'a> {
         device.attributes.limits >= demanded.unwrap_or_default()
     }
 
-    /// The preference for a device, apart from the groups that it breaks; `None` if it has no room.
+    /// The preference for a device without its `loss`, which the caller adds; `None` if the device has no room.
     fn preference(&self, context: &DecisionContext<'_>, at: usize, device: &Device) -> Option<Preference> {
         let mut preference = Preference::default();
         match &self.amounts {
@@ -272,10 +277,10 @@ impl<'a> TypeDemand<'a> {
     }
 
     /// The virtual function to take of a device: the first by ID that is free and of the requested kind.
-    fn function<'d>(&self, device: &'d Device) -> Option<&'d Function> {
-        let selector = self.constraint.functions.as_ref()?;
-        let mut first: Option<&Function> = None;
-        for group in &device.attributes.functions {
+    fn function<'d>(&self, device: &'d Device) -> Option<&'d VirtualFunction> {
+        let selector = self.constraint.virtual_functions.as_ref()?;
+        let mut first: Option<&VirtualFunction> = None;
+        for group in &device.attributes.function_groups {
             // Pods take no virtual functions of GPUs.
             if self.type_at == GPUS || !selector.selects(&group.labels) {
                 continue;
@@ -291,7 +296,7 @@ impl<'a> TypeDemand<'a> {
         first
     }
 
-    /// Shares of devices of another type than GPU, by their indices.
+    /// The shares of the devices at these indices; none for GPUs, whose shares the caller builds.
     pub(crate) fn shares(&self, devices: &[usize]) -> Vec<Share> {
         let NeededAmounts::Resources(resources) = &self.amounts else {
             return Vec::new();
@@ -304,20 +309,20 @@ impl<'a> TypeDemand<'a> {
                 minor: device.minor,
                 amounts: Amounts::ZERO,
                 resources: resources.clone(),
-                functions: self.function(device).cloned().into_iter().collect(),
+                virtual_functions: self.function(device).cloned().into_iter().collect(),
             });
         }
         shares
     }
 }
 
-/// Returns true if the request takes its GPUs whole, be it as whole GPUs or as shares of all their memory. Only such a request gets
-/// a partition: a set of GPUs that may be allocated together.
+/// Returns true if the request takes its GPUs whole, be it as whole GPUs or as shares of all their memory. Only such a request
+/// gets a partition: a set of GPUs that may be allocated together.
 pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: RequestedGpus, pool: &Pool) -> bool {
     let RequestedGpus::Share(share) = request else {
         return matches!(request, RequestedGpus::Whole(_));
     };
-    let Ok(need) = need(context.node, &share) else {
+    let Ok(need) = share_need(context.node, &share) else {
         return false;
     };
     for candidate in &pool.candidates {
@@ -330,29 +335,31 @@ pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: Requested
     true
 }
 
-/// The number of devices to take, the amounts of each, and true if all selected ones are taken; `None` if none can be.
-fn split(
+/// The number of devices to take, the amounts of each, and true if every device that the selector selects is taken (the number is
+/// 0 then, and not read); `None` if the amounts are no number of devices.
+fn n_and_amounts(
     request: &DeviceRequest,
     devices: &[Device],
     constraint: &DeviceConstraint,
 ) -> Option<(usize, NamedAmounts, bool)> {
-    let split = request.split(devices);
-    // A request for two or more whole devices takes that number: the pod's strategy does not apply.
+    let split = request.split_over(devices);
+    // An amount of two or more whole devices takes that number: the pod's strategy is for smaller amounts alone.
     let is_several = matches!(split, Some((2.., _)));
     let strategy = if is_several { None } else { constraint.strategy };
     match strategy {
         None => split.map(|(n, amounts)| (n, amounts, false)),
-        Some(Strategy::All) => Some((0, request.amounts.clone(), true)),
-        Some(Strategy::Count) => {
+        Some(Strategy::ApplyForAll) => Some((0, request.amounts.clone(), true)),
+        Some(Strategy::RequestsAsCount) => {
             let is_exclusive = constraint.exclusion == Some(Exclusion::Device);
-            let n = request.amounts.values().max().copied()?;
+            let n_devices = request.amounts.values().max().copied()?;
             let mut amounts = NamedAmounts::new();
             for resource in request.amounts.keys() {
-                // A counted device is taken whole for exclusive use, else a unit of it.
-                let whole = request.whole_device(devices, resource).filter(|_| is_exclusive);
-                amounts.insert(resource.clone(), whole.unwrap_or(1));
+                // With `RequestsAsCount` the amount is used up as the number of devices. Of each device the pod takes all for
+                // exclusive use, and else one unit.
+                let exclusive = request.whole_amount(devices, resource).filter(|_| is_exclusive);
+                amounts.insert(resource.clone(), exclusive.unwrap_or(1));
             }
-            Some((usize::try_from(n).ok()?, amounts, false))
+            Some((usize::try_from(n_devices).ok()?, amounts, false))
         }
     }
 }

@@ -4,12 +4,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::choice::topology::candidates::{Pool, Set};
+use crate::choice::topology::candidates::{CandidateSet, Pool};
 use crate::data::constraints::PartitionConstraint;
 use crate::data::device::Device;
 use crate::data::ident::DeviceType;
 use crate::data::inventory::{GPUS, Inventory, LinkGroup, Partition, PartitionTable};
-use crate::data::misfit::{Misfit, count};
+use crate::data::misfit::{Misfit, number_of};
 use crate::data::reason::Reason;
 use crate::state::hardware::Location;
 use crate::state::occupancy::DeviceUse;
@@ -17,29 +17,30 @@ use crate::state::occupancy::DeviceUse;
 /// A set of GPUs to choose from: those of a partition, or all within a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSet {
-    pub(crate) allowed: Set,
-    /// Place of its partition's score among the scores, 0 for the best; the last place if it is none.
-    pub(crate) score: u32,
-    /// Place of the partition in the order of preference; the last place if it is none.
-    pub(crate) partition: u32,
+    /// The GPUs of the set, as candidates of the pool of GPUs.
+    pub(crate) allowed: CandidateSet,
+    /// Place of its partition's score among the scores, 0 for the best; `u32::MAX` if the set is no partition.
+    pub(crate) score_place: u32,
+    /// Place of its partition in the order of preference, 0 for the best; `u32::MAX` if the set is no partition.
+    pub(crate) preference_place: u32,
 }
 
 impl GpuSet {
     /// A set that is no partition.
-    pub(crate) const fn plain(allowed: Set) -> Self {
+    pub(crate) const fn plain(allowed: CandidateSet) -> Self {
         Self {
             allowed,
-            score: u32::MAX,
-            partition: u32::MAX,
+            score_place: u32::MAX,
+            preference_place: u32::MAX,
         }
     }
 
     pub(crate) const fn is_partition(&self) -> bool {
-        self.partition != u32::MAX
+        self.preference_place != u32::MAX
     }
 
-    /// The candidates of a pool that may be taken: the set restricts GPUs alone.
-    pub(crate) fn allowed_of(self, pool: &Pool) -> Set {
+    /// The candidates of a pool that may be taken with this set of GPUs, which restricts no other type.
+    pub(crate) fn allowed_of(self, pool: &Pool) -> CandidateSet {
         match pool.kind {
             DeviceType::Gpu => self.allowed,
             DeviceType::Other(_) => pool.all(),
@@ -47,10 +48,12 @@ impl GpuSet {
     }
 }
 
-/// The partitions of a node at present, for one request.
+/// The partition table of a node and the use of its GPUs at present, for one request.
 pub(crate) struct Partitions<'a> {
     pub(crate) table: Option<&'a PartitionTable>,
+    /// True if the node has a partition table that cannot be read.
     pub(crate) is_unreadable: bool,
+    /// The request's demands on the partition; if given, only a partition will do.
     pub(crate) constraint: Option<PartitionConstraint>,
     pub(crate) gpus: &'a [Device],
     pub(crate) uses: &'a [DeviceUse],
@@ -73,16 +76,20 @@ impl Partitions<'_> {
             return Err(Reason::PartitionsUnreadable.into());
         }
         let misfit = |text| Misfit::new(Reason::Partition, text);
-        let gpus = || count(self.pool.n, &DeviceType::Gpu);
+        let gpus = || number_of(self.pool.n_requested, &DeviceType::Gpu);
         let no_table = || misfit("the node has no table of GPU partitions".to_owned());
         let table = self.table.ok_or_else(no_table)?;
-        let of_size = table.partitions.iter().filter(|one| size(one) == self.pool.n);
+        let of_size = table
+            .partitions
+            .iter()
+            .filter(|one| size(one) == self.pool.n_requested);
         let best_score = of_size.clone().map(|one| one.score).max();
         let no_size = || misfit(format!("the node's table has no partition of {}", gpus()));
         let best_score = best_score.ok_or_else(no_size)?;
         let constraint = self.constraint.unwrap_or_default();
-        let mut usable: Vec<(&Partition, Set)> = Vec::new();
-        let (mut best_free, mut best_fast) = (None::<i64>, None::<i64>);
+        let mut usable: Vec<(&Partition, CandidateSet)> = Vec::new();
+        // The best score of a free partition, and of a free one with the demanded bandwidth.
+        let (mut best_free, mut best_with_bandwidth) = (None::<i64>, None::<i64>);
         for partition in of_size {
             let Some(members) = self.free_members(partition) else {
                 continue;
@@ -92,14 +99,14 @@ impl Partitions<'_> {
             if constraint.bandwidth.is_some() && partition.bandwidth < constraint.bandwidth {
                 continue;
             }
-            best_fast = best_fast.max(Some(partition.score));
+            best_with_bandwidth = best_with_bandwidth.max(Some(partition.score));
             if !constraint.restricted || partition.score == best_score {
                 usable.push((partition, members));
             }
         }
         if usable.is_empty() {
             let gpus = gpus();
-            return Err(misfit(match (best_fast, best_free) {
+            return Err(misfit(match (best_with_bandwidth, best_free) {
                 (Some(free), _) => format!(
                     "no free partition of {gpus} with score {best_score}; the best free one has score {free}"
                 ),
@@ -109,37 +116,39 @@ impl Partitions<'_> {
         }
         self.sort(table, &mut usable);
         let mut choices: Vec<GpuSet> = Vec::with_capacity(usable.len());
-        // Places instead of scores: a rank compares partitions and sets that are none.
-        let (mut last, mut score) = (None, 0);
-        for (place, (partition, allowed)) in (0..).zip(usable) {
-            score += u32::from(last.is_some_and(|last| last != partition.score));
-            last = Some(partition.score);
+        // Places instead of scores: a rank compares partitions with sets that have no score.
+        let (mut last_score, mut score_place) = (None, 0);
+        for (preference_place, (partition, allowed)) in (0..).zip(usable) {
+            score_place += u32::from(last_score.is_some_and(|last| last != partition.score));
+            last_score = Some(partition.score);
             choices.push(GpuSet {
                 allowed,
-                score,
-                partition: place,
+                score_place,
+                preference_place,
             });
         }
         Ok(choices)
     }
 
     /// Sorts partitions that may be taken, the best first, as [`Self::choices`] defines it.
-    fn sort(&self, table: &PartitionTable, usable: &mut [(&Partition, Set)]) {
-        let (mut whole, mut none) = (Vec::new(), LeftBySize::new());
+    fn sort(&self, table: &PartitionTable, usable: &mut [(&Partition, CandidateSet)]) {
+        let (mut whole, mut none_left) = (Vec::new(), LeftBySize::new());
         for partition in &table.partitions {
             // Every size of the table is counted, so that the counts of two partitions compare size by size.
-            none.insert(Reverse(size(partition)), (0, None));
+            none_left.insert(Reverse(size(partition)), (0, None));
             if is_whole(partition, self.gpus, self.uses) {
                 whole.push(partition);
             }
         }
         // Cached, since each key takes a walk over all whole partitions of the table.
-        usable.sort_by_cached_key(|(one, _)| (Reverse(one.score), left_without(one, &whole, none.clone())));
+        usable.sort_by_cached_key(|(one, _)| {
+            (Reverse(one.score), left_without(one, &whole, none_left.clone()))
+        });
     }
 
-    /// The candidates that a partition consists of, if all of them may be taken and none is in use.
-    fn free_members(&self, partition: &Partition) -> Option<Set> {
-        let mut members = Set::EMPTY;
+    /// The candidates that make up a partition; `None` unless all of its GPUs may be taken and are free.
+    fn free_members(&self, partition: &Partition) -> Option<CandidateSet> {
+        let mut members = CandidateSet::EMPTY;
         for (at, candidate) in self.pool.candidates.iter().enumerate() {
             let minor = self.gpus.get(candidate.device)?.minor;
             if partition.minors.contains(&minor) && is_free(self.uses, candidate.device) {
@@ -150,10 +159,11 @@ impl Partitions<'_> {
     }
 }
 
-/// Number of partitions that are left, and their largest bandwidth, by size.
+/// Number of partitions that are left, and their largest bandwidth, by size in GPUs, the largest size first.
 type LeftBySize = BTreeMap<Reverse<usize>, (u32, Option<u64>)>;
 
-/// A key that is smaller for a partition which leaves the better table of whole ones when it is taken.
+/// A key that is smaller for a partition which, when it is taken, leaves better ones of the `whole` partitions. `left` has every
+/// size of the table, with no partition.
 fn left_without(taken: &Partition, whole: &[&Partition], mut left: LeftBySize) -> impl Ord + use<> {
     for one in whole {
         if one.minors.iter().all(|minor| !taken.minors.contains(minor)) {
@@ -191,17 +201,17 @@ fn size(partition: &Partition) -> usize {
 /// The groups that are broken when a device is taken; smaller for a device to prefer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Loss {
-    /// GPUs of the largest partition, or group of linked GPUs, that is whole and has the device.
-    largest: usize,
-    /// Number of groups of that size.
-    n: usize,
-    /// True if the NUMA node's devices of its type are all free.
-    numa: bool,
-    /// True if the switch's devices of its type are all free.
-    switch: bool,
+    /// Number of GPUs in the largest partition, or group of linked GPUs, that is free as a whole and has the device.
+    largest_group: usize,
+    /// Number of groups of that size that have the device.
+    n_largest: usize,
+    /// True if all devices of the type on the device's NUMA node are free.
+    is_numa_free: bool,
+    /// True if all devices of the type on the device's switch are free.
+    is_switch_free: bool,
 }
 
-/// The loss with each device of the type at an index. A device that is alone in its group breaks nothing.
+/// The groups that each device of the type at an index would break. A device that is alone in its group breaks nothing.
 pub(crate) fn losses(
     inventory: &Inventory,
     type_at: usize,
@@ -223,8 +233,8 @@ pub(crate) fn losses(
             }
         }
         losses.push(Loss {
-            numa: n_on_numa > 1 && is_numa_free,
-            switch: n_on_switch > 1 && is_switch_free,
+            is_numa_free: n_on_numa > 1 && is_numa_free,
+            is_switch_free: n_on_switch > 1 && is_switch_free,
             ..Loss::default()
         });
     }
@@ -259,10 +269,10 @@ fn add_loss(losses: &mut [Loss], group: &BTreeSet<usize>) {
     }
     for at in group {
         let Some(loss) = losses.get_mut(*at) else { continue };
-        if group.len() > loss.largest {
-            (loss.largest, loss.n) = (group.len(), 1);
-        } else if group.len() == loss.largest {
-            loss.n += 1;
+        if group.len() > loss.largest_group {
+            (loss.largest_group, loss.n_largest) = (group.len(), 1);
+        } else if group.len() == loss.largest_group {
+            loss.n_largest += 1;
         }
     }
 }
@@ -270,25 +280,24 @@ fn add_loss(losses: &mut [Loss], group: &BTreeSet<usize>) {
 /// Numbers of links between every two candidates of a pool.
 #[derive(Debug)]
 pub(crate) struct Links {
-    /// Number of candidates.
-    n: usize,
-    /// One number for each ordered pair of candidates: that of `one` and `other` is at `one * n + other`.
+    n_candidates: usize,
+    /// One number for each ordered pair of candidates: that of `one` and `other` is at `one * n_candidates + other`.
     between: Vec<u32>,
 }
 
 impl Links {
-    /// `None` if the node has no links.
+    /// The links between the candidates of a pool of GPUs; `None` if the node has no links.
     pub(crate) fn new(groups: &[LinkGroup], gpus: &[Device], pool: &Pool) -> Option<Self> {
         if groups.is_empty() {
             return None;
         }
-        let n = pool.candidates.len();
+        let n_candidates = pool.candidates.len();
         let mut links = Self {
-            n,
-            between: vec![0; n * n],
+            n_candidates,
+            between: vec![0; n_candidates * n_candidates],
         };
         for group in groups {
-            let mut members = Set::EMPTY;
+            let mut members = CandidateSet::EMPTY;
             for (at, candidate) in pool.candidates.iter().enumerate() {
                 let gpu = gpus.get(candidate.device);
                 if gpu.is_some_and(|gpu| group.minors.contains(&gpu.minor)) {
@@ -297,7 +306,7 @@ impl Links {
             }
             for one in members.members() {
                 for other in members.members().filter(|other| *other != one) {
-                    if let Some(between) = links.between.get_mut(one * n + other) {
+                    if let Some(between) = links.between.get_mut(one * n_candidates + other) {
                         // A pair may be in several groups, and a node may report any number of links for each.
                         *between = between.saturating_add(group.n_links);
                     }
@@ -307,14 +316,18 @@ impl Links {
         Some(links)
     }
 
-    /// The fewest links between any two members, the most, and the links of all pairs together; zero for less than two
-    /// members.
-    pub(crate) fn among(&self, set: Set) -> (u32, u32, u32) {
+    /// The fewest and the most links between any two members of a set, and the links of all pairs together; zero for less than
+    /// two members.
+    pub(crate) fn among(&self, set: CandidateSet) -> (u32, u32, u32) {
         let (mut fewest, mut most, mut sum) = (u32::MAX, 0, 0_u32);
         for one in set.members() {
             // Members come lowest first, so that each pair is counted once.
             for other in set.members().take_while(|other| *other < one) {
-                let links = self.between.get(one * self.n + other).copied().unwrap_or(0);
+                let links = self
+                    .between
+                    .get(one * self.n_candidates + other)
+                    .copied()
+                    .unwrap_or(0);
                 (fewest, most) = (fewest.min(links), most.max(links));
                 sum = sum.saturating_add(links);
             }
@@ -327,7 +340,7 @@ impl Links {
     }
 
     /// Returns true if all pairs of members have the same number of links.
-    pub(crate) fn are_equal(&self, set: Set) -> bool {
+    pub(crate) fn are_equal(&self, set: CandidateSet) -> bool {
         let (fewest, most, _) = self.among(set);
         fewest == most
     }

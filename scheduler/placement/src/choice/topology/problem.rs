@@ -1,12 +1,12 @@
-//! The problem of choosing leading devices so that the devices of other types that follow them are near.
+//! The problem of choosing leading devices so that devices of other types, which follow them, are near.
 //!
-//! [`Rank`] is the specification: of all choices of leading devices that break no rule, the one with the least rank is taken.
-//! In a joint allocation, which asks for devices of several types near each other, the devices of the first type lead, and those of
+//! [`Rank`] is the specification: of all choices of leading devices that break no rule, the one with the least rank is taken. In
+//! a joint allocation, which asks for devices of several types near each other, the devices of the first type lead, and those of
 //! the other types follow from them, see [`Follower::follow`]. A type outside a joint allocation leads, and no other follows it.
 
 use std::cmp::Reverse;
 
-use crate::choice::topology::candidates::{Pool, Set};
+use crate::choice::topology::candidates::{CandidateSet, Pool};
 use crate::choice::topology::groups::Links;
 use crate::data::ident::DeviceType;
 use crate::state::hardware::Location;
@@ -17,15 +17,15 @@ use crate::state::hardware::Location;
 /// other types have nothing to exchange, so they are taken where the devices that follow are near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// Place of the partition by score; if no type follows, by preference.
+    /// Place of the partition by score (`GpuSet::score_place`); if no type follows, by preference. 0 if it does not count here.
     pub(crate) partition: u32,
     /// Closeness of the leading devices, if it weighs more than the devices that follow.
     pub(crate) closeness: Closeness,
-    /// For each following type, the distance of the farthest requested device from the leading ones.
+    /// For each type that follows the leading one, the distance of the farthest requested device from the leading devices.
     pub(crate) distances: Distances,
-    /// Places of the leading devices without a device of a following type.
+    /// Switches and NUMA nodes of the leading devices without a device of some type that follows.
     pub(crate) bare: BarePlaces,
-    /// Place of the partition by preference, if a type follows.
+    /// Place of the partition by preference (`GpuSet::preference_place`), if a type follows.
     pub(crate) partition_after: u32,
     /// Closeness of the leading devices, if it weighs less than the devices that follow.
     pub(crate) closeness_after: Closeness,
@@ -48,60 +48,62 @@ pub(crate) struct Closeness {
     n_switches: u32,
 }
 
-/// Numbers of places without a device of a following type, summed over these types.
+/// Numbers of switches and NUMA nodes without a device of a type that follows, summed over these types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BarePlaces {
     pub(crate) n_switches: u32,
-    /// Decides where the farthest requested device is on no NUMA node of a leading one, but another may be.
+    /// Decides where the farthest requested device is on no NUMA node of a leading device, but a nearer requested one may be.
     pub(crate) n_numas: u32,
 }
 
-/// Distances by type, the first type in the highest digit.
+/// The distance of each type that follows, as one number: the first type is the highest digit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Distances(u64);
 
 impl Distances {
-    /// These distances followed by that of one more type, in the lowest digit.
+    /// The number with the distance of one more type, as a new lowest digit.
     fn then(self, distance: Distance) -> Self {
         // There are three distances, so that numbers to the base of three compare type by type.
         Self(self.0.saturating_mul(3).saturating_add(distance as u64))
     }
 }
 
-/// The distance of a device from the leading ones.
+/// The distance of a device that follows from the nearest leading device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
     /// On the switch of a leading device.
     Switch,
     /// On the NUMA node of a leading device.
     Numa,
-    /// Elsewhere on the machine.
+    /// On no NUMA node of a leading device.
     Machine,
 }
 
-/// The quality of the following devices of one type; it decides between choices with the same leading devices.
+/// The rank of the devices of one type that follow: their distances, the farthest first; the sum of their preferences; their
+/// minors. It decides between choices with the same leading devices.
 pub(crate) type FollowerRank = (Vec<Distance>, u32, Reverse<u64>);
 
-/// The devices of a type that follow leading devices.
+/// A device type that follows: its devices are taken near the leading devices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Follower<'a> {
     pub(crate) pool: &'a Pool,
     /// The devices that may be taken.
-    pub(crate) allowed: Set,
+    pub(crate) allowed: CandidateSet,
 }
 
 impl Follower<'_> {
-    /// Returns true if more devices may be taken than requested. Not for GPUs, which are the expensive part.
+    /// Returns true if more devices may be taken than requested: one on each switch of a leading device. Not for GPUs, which are
+    /// the expensive part.
     pub(crate) fn may_exceed_request(&self) -> bool {
         self.pool.kind != DeviceType::Gpu
     }
 
-    /// The devices that follow leading ones at these locations.
+    /// The devices of the type to take for leading devices at these locations, and their rank.
     ///
     /// On every switch of a leading device the preferred device of the type is taken, requested or not, if there is one;
     /// but no more GPUs than requested. If more are requested, the nearest are taken, of these the preferred, of these the
     /// lowest minors.
-    pub(crate) fn follow(&self, lead: &[Location]) -> (Set, FollowerRank) {
+    pub(crate) fn follow(&self, lead: &[Location]) -> (CandidateSet, FollowerRank) {
         let Self { pool, allowed } = *self;
         let mut order = Vec::with_capacity(allowed.len());
         for at in pool.by_preference(allowed) {
@@ -110,19 +112,19 @@ impl Follower<'_> {
         // Devices at one distance stay in the order of preference.
         order.sort_by_key(|(distance, _)| *distance);
         let mut switches = Vec::new();
-        let mut taken = Set::EMPTY;
+        let mut taken = CandidateSet::EMPTY;
         // One device per switch first, so that no leading device has to go without while another has two.
         for (distance, at) in &order {
             let switch = pool.location(*at).switch;
-            let may_take = self.may_exceed_request() || taken.len() < pool.n;
+            let may_take = self.may_exceed_request() || taken.len() < pool.n_requested;
             if *distance == Distance::Switch && may_take && !switches.contains(&switch) {
                 switches.push(switch);
                 taken = taken.with(*at);
             }
         }
-        let mut distances = Vec::with_capacity(taken.len().max(pool.n));
+        let mut distances = Vec::with_capacity(taken.len().max(pool.n_requested));
         for (distance, at) in order {
-            if taken.len() < pool.n {
+            if taken.len() < pool.n_requested {
                 taken = taken.with(at);
             }
             if taken.contains(at) {
@@ -155,9 +157,11 @@ fn distance(location: Location, lead: &[Location]) -> Distance {
 /// The devices to choose from and the rules between their types.
 #[derive(Debug)]
 pub(crate) struct Problem<'a> {
+    /// The leading type.
     pub(crate) lead: &'a Pool,
     /// Leading devices that may be taken.
-    pub(crate) allowed: Set,
+    pub(crate) allowed: CandidateSet,
+    /// The types that follow, in the order of the joint allocation.
     pub(crate) followers: Vec<Follower<'a>>,
     /// True if every switch must have devices of all types or of none.
     pub(crate) same_switch: bool,
@@ -172,32 +176,33 @@ pub(crate) struct Problem<'a> {
 #[derive(Debug)]
 pub(crate) struct Numa {
     pub(crate) switches: Vec<Switch>,
-    /// Number of devices of each following type on the NUMA node.
+    /// Number of devices on the NUMA node of each type that follows.
     pub(crate) n_followers: Vec<usize>,
 }
 
 /// A switch with leading devices.
 #[derive(Debug)]
 pub(crate) struct Switch {
-    pub(crate) lead: Set,
-    /// Number of devices of each following type on the switch.
+    /// The leading devices on the switch that may be taken.
+    pub(crate) lead: CandidateSet,
+    /// Number of devices on the switch of each type that follows.
     pub(crate) n_followers: Vec<usize>,
 }
 
 impl Numa {
-    fn is_used(&self, chosen: Set) -> bool {
+    fn is_used(&self, chosen: CandidateSet) -> bool {
         self.switches.iter().any(|switch| switch.is_used(chosen))
     }
 }
 
 impl Switch {
     /// Returns true if the switch has a chosen leading device.
-    pub(crate) fn is_used(&self, chosen: Set) -> bool {
+    pub(crate) fn is_used(&self, chosen: CandidateSet) -> bool {
         !self.lead.and(chosen).is_empty()
     }
 }
 
-/// Number of following types without a device, by the number of devices of each type.
+/// Number of types that have no device, where `n_followers` has the number of devices of each type.
 pub(crate) fn n_bare(n_followers: &[usize]) -> u32 {
     n_followers.iter().map(|n| u32::from(*n == 0)).sum()
 }
@@ -206,7 +211,7 @@ impl<'a> Problem<'a> {
     /// Groups the leading devices that may be taken by NUMA node and switch, and counts the followers there.
     pub(crate) fn new(
         lead: &'a Pool,
-        allowed: Set,
+        allowed: CandidateSet,
         followers: Vec<Follower<'a>>,
         same_switch: bool,
         links: Option<&'a Links>,
@@ -238,7 +243,7 @@ impl<'a> Problem<'a> {
         problem
     }
 
-    /// The switch at a location; `None` if it must not be used.
+    /// The switch at a location; `None` if it lacks a type that every switch must have.
     fn switch_at(&self, location: Location) -> Option<Switch> {
         let on_switch = self
             .lead
@@ -250,7 +255,7 @@ impl<'a> Problem<'a> {
         (!self.same_switch || n_bare(&switch.n_followers) == 0).then_some(switch)
     }
 
-    /// Number of devices of each following type at some locations.
+    /// Number of devices of each type that follows, at the locations for which `is_there` returns true.
     fn count_followers(&self, is_there: impl Fn(&Location) -> bool) -> Vec<usize> {
         let mut counts = Vec::with_capacity(self.followers.len());
         for follower in &self.followers {
@@ -273,11 +278,11 @@ impl<'a> Problem<'a> {
             .followers
             .iter()
             .filter(|follower| !follower.may_exceed_request());
-        limited.map(|follower| follower.pool.n).min()
+        limited.map(|follower| follower.pool.n_requested).min()
     }
 
-    /// The devices of each type that follow chosen leading ones.
-    pub(crate) fn follow(&self, chosen: Set) -> Vec<(Set, FollowerRank)> {
+    /// The devices of each type that follow these leading devices, and their ranks.
+    pub(crate) fn follow(&self, chosen: CandidateSet) -> Vec<(CandidateSet, FollowerRank)> {
         let lead: Vec<Location> = chosen.members().map(|at| self.lead.location(at)).collect();
         self.followers
             .iter()
@@ -286,7 +291,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The rank of a choice of leading devices, apart from its partition; `None` if it breaks a rule.
-    pub(crate) fn rank(&self, chosen: Set) -> Option<Rank> {
+    pub(crate) fn rank(&self, chosen: CandidateSet) -> Option<Rank> {
         let (fewest_links, _, links) = self.links.map_or((0, 0, 0), |links| links.among(chosen));
         let mut closeness = Closeness {
             fewest_links: Reverse(fewest_links),
@@ -294,7 +299,7 @@ impl<'a> Problem<'a> {
             ..Closeness::default()
         };
         let mut bare = BarePlaces::default();
-        let mut on_switches = Set::EMPTY;
+        let mut on_switches = CandidateSet::EMPTY;
         for numa in self.numas.iter().filter(|numa| numa.is_used(chosen)) {
             closeness.n_numas += 1;
             bare.n_numas += n_bare(&numa.n_followers);
@@ -307,7 +312,7 @@ impl<'a> Problem<'a> {
         let max_switches = self.max_switches();
         let is_too_wide = max_switches.is_some_and(|max| closeness.n_switches as usize > max);
         // A switch that must not be used is in no NUMA node's list, so its devices are on none of these switches.
-        if chosen.len() != self.lead.n || !chosen.is_within(on_switches) || is_too_wide {
+        if chosen.len() != self.lead.n_requested || !chosen.is_within(on_switches) || is_too_wide {
             return None;
         }
         let (closeness, closeness_after) = if self.closeness_first {
@@ -316,7 +321,7 @@ impl<'a> Problem<'a> {
             (Closeness::default(), closeness)
         };
         let mut rank = Rank {
-            // The places of the partition belong to the set of GPUs, and the caller adds them.
+            // The caller adds the places of the partition, which belong to its `GpuSet`.
             partition: 0,
             closeness,
             distances: Distances::default(),
@@ -332,8 +337,8 @@ impl<'a> Problem<'a> {
         Some(rank)
     }
 
-    /// The distance of the farthest requested device of a following type; `None` if they are too few, or too far.
-    fn distance(&self, at: usize, chosen: Set) -> Option<Distance> {
+    /// The distance of the farthest requested device of the following type at an index; `None` if these are too few, or too far.
+    fn distance(&self, at: usize, chosen: CandidateSet) -> Option<Distance> {
         let follower = self.followers.get(at)?;
         let (mut on_switches, mut on_numas) = (0, 0);
         for numa in &self.numas {
@@ -348,7 +353,7 @@ impl<'a> Problem<'a> {
             }
         }
         // More devices may follow than are requested, but only as many have to be near.
-        let n = follower.pool.n;
+        let n = follower.pool.n_requested;
         if on_switches >= n {
             Some(Distance::Switch)
         } else if self.same_switch {

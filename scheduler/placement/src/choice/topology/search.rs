@@ -10,7 +10,7 @@
 //! Beyond [`MAX_STEPS`], which two types of that size do not reach, the search chooses leading devices by themselves, and may
 //! miss a solution in which all types share switches. Beyond [`MAX_SUBSETS`] it ignores links.
 
-use crate::choice::topology::candidates::Set;
+use crate::choice::topology::candidates::CandidateSet;
 use crate::choice::topology::problem::{Distance, Numa, Problem, Rank, Switch, n_bare};
 
 /// Most steps of one search.
@@ -19,15 +19,15 @@ const MAX_STEPS: usize = 1 << 22;
 const MAX_SUBSETS: u64 = 13_000;
 
 /// The best choice of leading devices and its rank; `None` if there is none.
-pub(crate) fn search(problem: &Problem<'_>) -> Option<(Set, Rank)> {
-    let n = problem.lead.n;
+pub(crate) fn search(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
+    let n = problem.lead.n_requested;
     let links = problem.links;
     // Links between pairs do not add up over switches, so the search by states cannot count them.
     let has_different_links = links.is_some_and(|links| n > 1 && !links.are_equal(problem.allowed));
     if has_different_links && problem.allowed.n_subsets(n) <= MAX_SUBSETS {
         return try_all(problem);
     }
-    // The closest leading devices may have no device of another type near.
+    // Closeness of the leading devices comes first here, and the closest ones may have no device of another type near.
     if problem.closeness_first && !problem.same_switch {
         return search_nearer(problem);
     }
@@ -39,9 +39,9 @@ pub(crate) fn search(problem: &Problem<'_>) -> Option<(Set, Rank)> {
     search_nearer(problem)
 }
 
-/// The best choice where not all types need to be on the switches: as near as the rank allows for the first type, then for
-/// the next.
-fn search_nearer(problem: &Problem<'_>) -> Option<(Set, Rank)> {
+/// The best choice where not all types need to be on the switches of leading devices: as near as the rank allows for the first
+/// type that follows, then for the next.
+fn search_nearer(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
     let mut limits = vec![Distance::Machine; problem.followers.len()];
     let mut found = search_within(problem, &limits)?;
     for at in 0..limits.len() {
@@ -60,8 +60,8 @@ fn search_nearer(problem: &Problem<'_>) -> Option<(Set, Rank)> {
     Some(found)
 }
 
-/// The cheapest choice within these distances of the following types, and its rank.
-fn search_within(problem: &Problem<'_>, limits: &[Distance]) -> Option<(Set, Rank)> {
+/// The cheapest choice with each following type within its distance in `limits`, and its rank.
+fn search_within(problem: &Problem<'_>, limits: &[Distance]) -> Option<(CandidateSet, Rank)> {
     let mut table = StateTable::new(problem, limits)?;
     let n_steps_per_state = problem.allowed.len() + problem.n_switches();
     if table.n_states().saturating_mul(n_steps_per_state) > MAX_STEPS {
@@ -73,9 +73,10 @@ fn search_within(problem: &Problem<'_>, limits: &[Distance]) -> Option<(Set, Ran
 }
 
 /// Tries every set of leading devices, for GPUs of which some pairs have more links than others.
-fn try_all(problem: &Problem<'_>) -> Option<(Set, Rank)> {
-    let mut best: Option<(Set, Rank)> = None;
-    problem.allowed.for_each_subset(problem.lead.n, &mut |chosen| {
+fn try_all(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
+    let mut best: Option<(CandidateSet, Rank)> = None;
+    let n = problem.lead.n_requested;
+    problem.allowed.for_each_subset(n, &mut |chosen| {
         let Some(rank) = problem.rank(chosen) else { return };
         if best.is_none_or(|(_, best)| rank < best) {
             best = Some((chosen, rank));
@@ -84,49 +85,51 @@ fn try_all(problem: &Problem<'_>) -> Option<(Set, Rank)> {
     best
 }
 
-/// The cheapest way to a state: its cost, and the devices that it takes.
+/// The cheapest way to a state: its cost, and the leading devices that it takes.
 #[derive(Clone, Copy)]
 struct Way {
     cost: u128,
-    chosen: Set,
+    chosen: CandidateSet,
 }
 
-/// A state that no way leads to; any way costs less.
+/// The entry of a state that no way leads to; any way costs less.
 const NO_WAY: Way = Way {
     cost: u128::MAX,
-    chosen: Set::EMPTY,
+    chosen: CandidateSet::EMPTY,
 };
 
 /// The dimensions of the table of states, the fastest index first: followers near, switches used, leading devices taken, and
 /// whether the current NUMA node is used.
 struct StateTable {
-    /// For each following type, one more than the most devices that are counted.
+    /// For each type that follows, one more than the most devices that are counted: the base of its digit in a state.
     bases: Vec<usize>,
+    /// For each type that follows, the distance within which its requested devices must be.
     limits: Vec<Distance>,
-    n: usize,
+    /// Number of leading devices to take.
+    n_leading: usize,
     /// Most switches that may be used; `None` without a limit.
     max_switches: Option<usize>,
 }
 
 impl StateTable {
-    /// `None` if there are too few devices of a type.
+    /// The table for one search; `None` if a type that follows has fewer devices than requested.
     fn new(problem: &Problem<'_>, limits: &[Distance]) -> Option<Self> {
         let mut bases = Vec::with_capacity(limits.len());
         for (limit, follower) in limits.iter().zip(&problem.followers) {
-            if follower.allowed.len() < follower.pool.n {
+            if follower.allowed.len() < follower.pool.n_requested {
                 return None;
             }
             // Devices anywhere on the machine need no count.
             bases.push(if *limit == Distance::Machine {
                 1
             } else {
-                follower.pool.n + 1
+                follower.pool.n_requested + 1
             });
         }
         Some(Self {
             bases,
             limits: limits.to_vec(),
-            n: problem.lead.n,
+            n_leading: problem.lead.n_requested,
             max_switches: problem.max_switches(),
         })
     }
@@ -137,7 +140,7 @@ impl StateTable {
         Self {
             bases: vec![1; n_types],
             limits: vec![Distance::Machine; n_types],
-            n: problem.lead.n,
+            n_leading: problem.lead.n_requested,
             // The number of switches is not counted either; a choice that uses too many has no rank.
             max_switches: None,
         }
@@ -146,7 +149,9 @@ impl StateTable {
     /// Number of states in the table.
     fn n_states(&self) -> usize {
         // Saturated, because the number is only compared with `MAX_STEPS`.
-        let counted = (self.n + 1).saturating_mul(2).saturating_mul(self.n_used());
+        let counted = (self.n_leading + 1)
+            .saturating_mul(2)
+            .saturating_mul(self.n_used());
         counted.saturating_mul(self.n_near())
     }
 
@@ -160,12 +165,12 @@ impl StateTable {
         self.bases.iter().fold(1, |n, base| n.saturating_mul(*base))
     }
 
-    /// The leading devices of the cheapest choice, found switch by switch. They are of the leading type: the first type of a joint
-    /// allocation, which the devices of the others (the followers) must be near. `None` if no choice takes all leading devices, with
-    /// enough followers near and on no more switches than allowed.
-    fn run(&self, problem: &Problem<'_>) -> Option<Set> {
+    /// The leading devices of the cheapest choice, found switch by switch. They are of the leading type: the first type of a
+    /// joint allocation, which the devices of the others (the followers) must be near. `None` if no choice takes all leading
+    /// devices, with enough followers near and on no more switches than allowed.
+    fn run(&self, problem: &Problem<'_>) -> Option<CandidateSet> {
         let (n_near, n_used) = (self.n_near(), self.n_used());
-        let half = n_near * n_used * (self.n + 1);
+        let half = n_near * n_used * (self.n_leading + 1);
         // The first half has the ways that use nothing of the current NUMA node.
         let mut ways = vec![NO_WAY; half * 2];
         // The first state has no device yet, and every way begins there.
@@ -190,7 +195,7 @@ impl StateTable {
         let mut best = NO_WAY;
         for used in 0..n_used {
             // All leading devices are taken, and as many followers are near as the limits demand.
-            let complete = ways.get((self.n * n_used + used) * n_near + n_near - 1)?;
+            let complete = ways.get((self.n_leading * n_used + used) * n_near + n_near - 1)?;
             if complete.cost < best.cost {
                 best = *complete;
             }
@@ -202,12 +207,12 @@ impl StateTable {
     fn step(&self, problem: &Problem<'_>, numa: &Numa, switch: &Switch, ways: &[Way], next: &mut [Way]) {
         let order = problem.lead.by_preference(switch.lead);
         let (n_near, n_used) = (self.n_near(), self.n_used());
-        let half = n_near * n_used * (self.n + 1);
+        let half = n_near * n_used * (self.n_leading + 1);
         for (state, way) in ways.iter().enumerate().filter(|(_, way)| way.cost != u128::MAX) {
             let is_numa_used = state >= half;
             let taken = state % half / n_near / n_used;
             let used = state / n_near % n_used + usize::from(self.max_switches.is_some());
-            // Every switch that the pod's followers allow is in use already.
+            // The state uses as many switches as are allowed.
             if used == n_used && self.max_switches.is_some() {
                 continue;
             }
@@ -217,7 +222,7 @@ impl StateTable {
                 chosen: way.chosen,
             };
             // Of one switch the preferred devices are taken first: any others would cost more and be no nearer.
-            for (count, at) in (1..).zip(order.iter().take(self.n - taken)) {
+            for (count, at) in (1..).zip(order.iter().take(self.n_leading - taken)) {
                 way.cost += cost_of_device(problem.lead.preference(*at), *at);
                 way.chosen = way.chosen.with(*at);
                 let to = half + ((taken + count) * n_used + used) * n_near + near;
@@ -228,7 +233,8 @@ impl StateTable {
         }
     }
 
-    /// The followers near once a switch is used, and its NUMA node if that is new; in the digits of [`Self::bases`].
+    /// The numbers of followers near, in the digits of [`Self::bases`]: those `before`, and those that a switch adds, and its
+    /// NUMA node if it is new.
     fn near(&self, before: usize, switch: &Switch, new_numa: Option<&Numa>) -> usize {
         let (mut rest, mut near, mut digit) = (before, 0, 1);
         for (at, (base, limit)) in self.bases.iter().zip(&self.limits).enumerate() {
@@ -261,5 +267,5 @@ fn cost_of_switch(problem: &Problem<'_>, switch: &Switch, new_numa: Option<&Numa
 
 /// The cost of using a device: its preference, then its minor, such that the lowest minors cost least.
 fn cost_of_device(preference: u32, at: usize) -> u128 {
-    u128::from(preference) << 72 | ((1 << 64) - u128::from(Set::EMPTY.with(at).lowness()))
+    u128::from(preference) << 72 | ((1 << 64) - u128::from(CandidateSet::EMPTY.with(at).lowness()))
 }

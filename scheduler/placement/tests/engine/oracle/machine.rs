@@ -2,10 +2,10 @@
 
 use placement::{
     Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceLocation, DeviceRef, DeviceRequest,
-    DeviceType, DevicesOfType, Exclusion, Fleet, Function, FunctionGroup, HeldMemory, HeldPart, Holdings,
-    Inventory, JointAllocation, Labels, LimitLevel, LinkGroup, NodeRequest, Partition, PartitionConstraint,
-    PartitionTable, Placement, RequestedGpus, RequestedMemory, Requirement, Scope, Selector, Share,
-    Strategy as Count, Test,
+    DeviceType, DevicesOfType, Exclusion, Fleet, FunctionGroup, HeldMemory, HeldPart, Holdings, Inventory,
+    JointAllocation, LabelCondition, Labels, LimitLevel, LinkGroup, NodeRequest, Partition,
+    PartitionConstraint, PartitionTable, Placement, RequestedGpus, RequestedMemory, Requirement, Scope,
+    Selector, Share, Strategy as Count, VirtualFunction,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::option;
@@ -197,9 +197,9 @@ fn labels(label: bool) -> Labels {
 
 fn selector(label: bool) -> Selector {
     let test = if label {
-        Test::In(vec!["a".into()])
+        LabelCondition::In(vec!["a".into()])
     } else {
-        Test::NotIn(vec!["a".into()])
+        LabelCondition::NotIn(vec!["a".into()])
     };
     Selector {
         requirements: vec![Requirement {
@@ -232,11 +232,11 @@ fn constraints(asked: &Asked) -> Option<Constraints> {
         scope: asked.scope,
         ..DeviceConstraint::default()
     };
-    let functions = asked.functions.then(Selector::default);
+    let virtual_functions = asked.functions.then(Selector::default);
     let (selector, strategy) = (asked.nic_label.map(selector), asked.strategy);
     let nics = DeviceConstraint {
         selector,
-        functions,
+        virtual_functions,
         strategy,
         exclusion: keeps_nics,
         scope: None,
@@ -264,7 +264,7 @@ fn attributes(part: &Part, minor: u32) -> DeviceAttributes {
         switch: switch.map(|switch| format!("s{switch}").into()),
     });
     let functions = (0..part.n_functions)
-        .map(|at| Function {
+        .map(|at| VirtualFunction {
             id: function(minor, at).as_str().into(),
             minor: 0,
         })
@@ -272,7 +272,7 @@ fn attributes(part: &Part, minor: u32) -> DeviceAttributes {
     DeviceAttributes {
         labels: labels(part.label),
         location: place,
-        functions: vec![FunctionGroup {
+        function_groups: vec![FunctionGroup {
             labels: Labels::new(),
             functions,
         }],
@@ -300,7 +300,7 @@ impl Query {
     fn inventory(&self) -> Inventory {
         let gpus = (0..).zip(&self.gpus).map(|(minor, part)| {
             let attributes = DeviceAttributes {
-                functions: Vec::new(),
+                function_groups: Vec::new(),
                 ..attributes(part, minor)
             };
             Device {
@@ -371,7 +371,7 @@ impl Query {
     fn holdings(owner: &Owner) -> Holdings {
         let nics = owner.nics.iter().map(|(minor, amount, at)| HeldPart {
             resources: [("rdma".into(), *amount)].into(),
-            functions: at
+            virtual_functions: at
                 .map(|at| function(*minor, at).as_str().into())
                 .into_iter()
                 .collect(),
@@ -406,7 +406,7 @@ impl Query {
                 amounts,
                 kind: DeviceType::Gpu,
                 resources: [].into(),
-                functions: Vec::new(),
+                virtual_functions: Vec::new(),
             }
         };
         let nic = |(minor, amount, at): &(u32, u64, Option<u32>)| Share {
@@ -414,8 +414,8 @@ impl Query {
             id: format!("nic{minor}").as_str().into(),
             minor: *minor,
             resources: [("rdma".into(), *amount)].into(),
-            functions: at
-                .map(|at| Function {
+            virtual_functions: at
+                .map(|at| VirtualFunction {
                     id: function(*minor, at).as_str().into(),
                     minor: 0,
                 })

@@ -207,9 +207,11 @@ impl Machine<'_> {
         let amount = i64::try_from(query.asked.nics.unwrap_or(0)).ok()?;
         let (n, each, takes_all) = match query.asked.strategy {
             _ if amount > 100 => (amount / 100, 100, false),
-            Some(Strategy::All) => (0, amount, true),
-            Some(Strategy::Count) if query.asked.keeps[1] == Some(Exclusion::Device) => (amount, 100, false),
-            Some(Strategy::Count) => (amount, 1, false),
+            Some(Strategy::ApplyForAll) => (0, amount, true),
+            Some(Strategy::RequestsAsCount) if query.asked.keeps[1] == Some(Exclusion::Device) => {
+                (amount, 100, false)
+            }
+            Some(Strategy::RequestsAsCount) => (amount, 1, false),
             None => (1, amount, false),
         };
         let held = |owner: &super::machine::Owner| {
