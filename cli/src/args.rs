@@ -103,7 +103,7 @@ pub(crate) enum Format {
     Table,
     /// Every column.
     Wide,
-    /// The answer of the read API.
+    /// The answer of the read API; of `top pods` its rows.
     Json,
     /// The same as YAML.
     Yaml,
@@ -209,7 +209,7 @@ pub(crate) struct FitsArgs {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(proto::read_api::MAX_REPLICAS)))]
     pub(crate) replicas: Option<u32>,
     /// Empty nodes to add, as NODE=NUMBER: copies of an existing node, which may be named by its instance type.
-    #[arg(long, value_name = "TYPE=NUMBER", value_parser = added_nodes)]
+    #[arg(long, value_name = "NODE=NUMBER", value_parser = added_nodes)]
     pub(crate) add_nodes: Vec<(String, u32)>,
 }
 

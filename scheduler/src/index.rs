@@ -254,7 +254,8 @@ impl Index {
         namespace: &'a str,
         name: &'a str,
     ) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
-        // A scan: only the read API asks, about one pod at a time, and UIDs are the keys of all other look-ups.
+        // A scan: UIDs are the keys. The read API asks about one pod at a time, and the guard of bindings about those that another
+        // user makes without a record.
         let entries = self.cluster.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
     }

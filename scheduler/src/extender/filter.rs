@@ -27,6 +27,9 @@ use crate::metrics::Metrics;
 /// kube-scheduler would write the pod's condition, and so try the pod again, for each.
 const NO_NODE: &str = "none of the nodes that were asked about has devices for the pod now; the scheduler's view of the pod says why";
 
+/// The metrics label of a pod whose gang waits, as no node gives a reason for it.
+const GANG_PAUSED_LABEL: &str = "gang_paused";
+
 /// The result of a request.
 #[derive(Debug)]
 pub struct FilterResult {
@@ -478,8 +481,8 @@ impl RefusalTexts<'_> {
 /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
 fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> [u64; Reason::ALL.len()] {
     let mut counts = [0; Reason::ALL.len()];
-    // With a binding under way the other nodes were not evaluated.
-    if matches!(demand, Demand::AssumedOn(_)) {
+    // With a binding under way, or while the pod's gang waits, the nodes were not evaluated.
+    if matches!(demand, Demand::AssumedOn(_) | Demand::GangPaused) {
         return counts;
     }
     for (_, misfit) in &evaluation.misfits {
@@ -508,8 +511,10 @@ impl FilterResult {
 
     /// The metrics label of the reason that most nodes have, if no node fits.
     fn refusal_label(&self) -> Option<&'static str> {
-        if let Outcome::Fits = self.outcome {
-            return None;
+        match self.outcome {
+            Outcome::Fits => return None,
+            Outcome::GangPaused => return Some(GANG_PAUSED_LABEL),
+            _ => {}
         }
         let (mut reason, mut n_most) = (None, 0);
         for (nth, n_nodes) in Reason::ALL.into_iter().zip(self.n_refused) {

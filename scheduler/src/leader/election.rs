@@ -334,8 +334,11 @@ impl TermSource for Election {
             WriteOutcome::Unknown => self.no_answer(received),
         }
         if self.is_resigning {
-            // The end of the process waits for the release of the Lease, so a further attempt must not wait as long as a renewal.
-            self.next_step = self.next_step.min(received + self.times.retry / 2);
+            // The end of the process waits for the release of the Lease. Only an API server that does not answer gets a pause.
+            self.next_step = match self.known {
+                Known::Exists => received,
+                Known::Nothing | Known::Absent => self.next_step.min(received + self.times.retry / 2),
+            };
         }
     }
 }

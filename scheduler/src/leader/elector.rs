@@ -300,7 +300,11 @@ impl Elector {
             warn!("the outcome of a binding is unknown: the Lease is left to expire");
         } else if has_led {
             let released = tokio::time::timeout(RESIGN_TIMEOUT, self.release()).await;
-            info!(in_time = released.is_ok(), "the Lease is released");
+            if released.is_ok() {
+                info!("the Lease is released");
+            } else {
+                warn!("the Lease cannot be released, and expires: the API server does not answer");
+            }
         }
         self.leadership.end();
         // The Service must not send clients to a pod that ends.

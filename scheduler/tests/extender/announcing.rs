@@ -190,6 +190,9 @@ async fn the_end_of_the_pause_of_a_gang_is_announced() {
     assert_eq!(world.fitting(&member, &["n1"]).await, ["n1"]);
     sleep(HINT + SOON).await;
     assert_eq!(world.fitting(&member, &["n1"]).await, Vec::<String>::new());
+    let (_, metrics) = world.send("GET", "/metrics", String::new()).await;
+    let is_counted = metrics.contains("unplaced_pods{reason=\"gang_paused\"} 1");
+    assert!(is_counted && !metrics.contains("invalid_request"), "{metrics}");
     sleep(HINT + SOON).await;
     assert_eq!(n_announced(&world), 1);
     assert_eq!(world.fitting(&member, &["n1"]).await, ["n1"]);

@@ -28,9 +28,9 @@ pub struct PartitionConstraint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
     /// Every device that the label selector selects gives the full amount.
-    All,
+    ApplyForAll,
     /// The amount is the number of devices.
-    Count,
+    RequestsAsCount,
 }
 
 /// Exclusive use: the devices that other pods must not use.

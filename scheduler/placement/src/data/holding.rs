@@ -2,7 +2,7 @@
 
 use crate::data::amounts::{Amounts, Memory, NamedAmounts};
 use crate::data::constraints::Exclusion;
-use crate::data::device::{DeviceRef, Function};
+use crate::data::device::{DeviceRef, VirtualFunction};
 use crate::data::ident::{DeviceId, DeviceType, FunctionId, OwnerId};
 use crate::data::request::{RequestedMemory, ShareRequest};
 

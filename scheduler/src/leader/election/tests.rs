@@ -192,7 +192,7 @@ fn a_lease_is_released_and_the_release_is_repeated_until_it_is_written() {
         later + secs(1),
         WriteOutcome::Done("3".to_owned()),
     );
-    assert_eq!(a.next(later + secs(2)), LeaseAction::End);
+    assert_eq!(a.next(later + secs(1)), LeaseAction::End);
 }
 
 #[rstest]

@@ -134,7 +134,7 @@ fn asked() -> impl Strategy<Value = Asked> {
         6 => Just(None),
         1 => prop::sample::select(vec![Scope::Device, Scope::Switch, Scope::Numa, Scope::Machine]).prop_map(Some)
     ];
-    let strategy = prop_oneof![4 => Just(None), 1 => Just(Some(Count::All)), 1 => Just(Some(Count::Count))];
+    let strategy = prop_oneof![4 => Just(None), 1 => Just(Some(Count::ApplyForAll)), 1 => Just(Some(Count::RequestsAsCount))];
     let how = (
         partition,
         label(),
