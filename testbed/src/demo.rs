@@ -2,7 +2,7 @@
 //!
 //! Everything goes through the API as on a real cluster, and the checks read their values from there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_de
 use kit::console::{Check, Console, table};
 use kit::daemons::{Binaries, Program};
 use kit::files;
-use kit::invariants::{self, Accounts, ContainerView, GpuUse};
+use kit::invariants::{self, ContainerView, GpuUse, HeldAmounts};
 use kit::kube_scheduler::{SchedulingAttempt, SchedulingOutcome};
 use kit::manifests;
 use kit::observer::ClusterSnapshot;
@@ -392,7 +392,7 @@ impl Demo {
 
     /// Checks the free GiB of each GPU of a node.
     fn check_free(&mut self, name: &str, node: &str, wanted: &[u64]) {
-        let accounts = invariants::accounts(&self.cluster.observer().now(), &BTreeSet::new());
+        let accounts = invariants::held_amounts(&self.cluster.observer().now(), &invariants::NONE_EXCUSED);
         let free: Vec<u64> = of_node(&accounts, node)
             .map(|gpu| (gpu.total - gpu.used().min(gpu.total)) >> 30)
             .collect();
@@ -406,7 +406,7 @@ impl Demo {
     /// Checks that no GPU is oversubscribed and that each container sees the GPUs of its pod's record.
     async fn check_everything(&mut self, when: &str) -> Result<()> {
         let snapshot = self.cluster.observer().now();
-        let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
+        let accounts = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED);
         self.checks.push(Check::new(
             format!("{when}: nothing is oversubscribed, every record is right"),
             accounts.violations,
@@ -426,14 +426,14 @@ impl Demo {
     }
 }
 
-fn of_node<'a>(accounts: &'a Accounts, node: &'a str) -> impl Iterator<Item = &'a GpuUse> {
+fn of_node<'a>(accounts: &'a HeldAmounts, node: &'a str) -> impl Iterator<Item = &'a GpuUse> {
     accounts.gpus.values().filter(move |gpu| gpu.node == node)
 }
 
 /// Prints the GPUs, the devices that each container sees, and the checks; returns true if all checks hold.
 async fn show(cluster: &LocalCluster, console: &Console, checks: Vec<Check>) -> Result<bool> {
     let snapshot = cluster.observer().now();
-    let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
+    let accounts = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED);
     let views = invariants::container_views(cluster.client(), &snapshot).await?;
     let mut gpus = table(["NODE", "GPU", "UUID", "MEMORY GiB", "CORE %", "PODS"]);
     for gpu in accounts.gpus.values() {

@@ -137,7 +137,7 @@ async fn annotate(pods: &NamespacePods, name: &str, annotations: &Value) -> Resu
 /// Nothing that has started sees what is not counted for it, and nothing is counted twice.
 async fn verify(cluster: &LocalCluster) -> Result<()> {
     let snapshot = cluster.observer().now();
-    let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
+    let accounts = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED);
     ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
     let misfits = invariants::misfits(&invariants::container_views(cluster.client(), &snapshot).await?);
     ensure!(misfits.is_empty(), "{misfits:?}");

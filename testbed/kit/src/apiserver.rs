@@ -1,11 +1,10 @@
 //! A model of kube-apiserver, for real clients that talk to it over HTTP on loopback.
 //!
-//! It models the rules of the API over untyped objects in memory: resource versions, lists, watches, patches,
-//! server-side apply, grace periods, binding and eviction, custom resources, `ValidatingAdmissionPolicy`
-//! objects and admission webhooks. It was compared with kube-apiserver 1.36.2 for admission policies, by the
-//! answers recorded in `testbed/kit/tests/apiserver/policies.rs`. The other rules are not compared with recordings:
-//! they follow the code and documents of 1.33, the version that the model reports. Names such as `BeforeDelete`
-//! in comments are functions of that code.
+//! It models the rules of the API over untyped objects in memory: resource versions, lists, watches, patches, server-side apply,
+//! grace periods, binding and eviction, custom resources, `ValidatingAdmissionPolicy` objects and admission webhooks. It was
+//! compared with kube-apiserver 1.36.2 for admission policies, by the answers recorded in
+//! `testbed/kit/tests/apiserver/policies.rs`. The other rules are not compared with recordings: they follow the code and
+//! documents of 1.33, the version that the model reports. Names such as `BeforeDelete` in comments are functions of that code.
 //!
 //! It leaves out authorisation (every request is allowed, and recorded), built-in admission plugins, the garbage collector,
 //! controllers and persistence. Of the API it leaves out lists at past revisions (pages after the first show the present), the
@@ -63,7 +62,7 @@ use self::http::Server;
 /// The number of past changes per resource that lists and watches can start from; a start before them gets 410.
 const EVENT_WINDOW: usize = 50_000;
 
-/// Settings of a server.
+/// Settings of an API server.
 #[derive(Debug, Clone)]
 pub struct ApiServerConfig {
     /// The address to listen on; port 0 takes a free port.
@@ -82,7 +81,7 @@ impl ApiServerConfig {
     }
 }
 
-/// A running server. Dropping it stops it without waiting for running requests.
+/// A running API server. Dropping this handle stops the server, which does not wait for running requests.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -149,8 +148,7 @@ impl ApiServer {
         self.server.audit.snapshot()
     }
 
-    /// Adds a token for a user. The first token turns authentication on: from then on requests without a token
-    /// get 401.
+    /// Adds a token for a user. The first token turns authentication on: from then on requests without a token get 401.
     pub fn add_token(&self, token: &str, user: User) {
         self.server.tokens.add(token.to_owned(), user);
     }
@@ -162,7 +160,7 @@ impl ApiServer {
         self.kubeconfig_with(path, user, self.server.tokens.token_of(user).as_deref())
     }
 
-    /// Writes a kubeconfig file with this token, for users with several tokens.
+    /// Writes a kubeconfig file for a user with this token: a user may have several.
     pub fn kubeconfig_with(&self, path: &Path, user: &str, token: Option<&str>) -> io::Result<()> {
         let text = access::kubeconfig(&self.url(), user, token);
         // A daemon may be reading the file at this moment; a rename never shows it half of the text.

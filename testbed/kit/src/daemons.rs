@@ -1,5 +1,4 @@
-//! gpushare's real binaries as child processes: locating or building them, and starting, watching and killing
-//! their processes.
+//! gpushare's real binaries as child processes: locating or building them, and starting, watching and killing their processes.
 //!
 //! A daemon's output goes to a file. Dropping a daemon kills its process, so no process outlives a panic or
 //! Ctrl-C. A daemon that ends by itself is recorded in [`Crashes`], and never restarted silently.
@@ -19,7 +18,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-/// Interval at which the threads of a process are looked at until they have stopped.
+/// The pause between looks at the threads of a process that is to stop.
 const STOP_POLL: Duration = Duration::from_millis(1);
 
 /// The number of lines that an error quotes from the end of a log.
@@ -29,7 +28,7 @@ const TAIL_LINES: usize = 15;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} ended by itself ({status}); the last lines of its log {}:\n{tail}", log.display())]
 pub struct Crash {
-    /// The daemon.
+    /// Name of the daemon.
     pub name: String,
     /// Exit status or signal.
     pub status: String,
@@ -44,7 +43,7 @@ pub struct Crash {
 pub struct Crashes(Arc<watch::Sender<Vec<Crash>>>);
 
 impl Crashes {
-    /// Waits for a crash; one that has happened before counts until [`Crashes::clear`].
+    /// Waits for a crash of a daemon; one that has happened already counts until [`Crashes::clear`].
     pub async fn first(&self) -> Crash {
         let mut seen = self.0.subscribe();
         loop {
@@ -204,8 +203,8 @@ async fn build(cargo: &OsString, manifest_dir: &Path, profile_dir: &Path, is_qui
     Ok(())
 }
 
-/// True for variables that cargo sets for the program it runs. Build scripts depend on some of them (that of ring on
-/// `CARGO_PKG_NAME`), and would be run again.
+/// True for variables that cargo sets for the program that it runs. Build scripts depend on some, as ring's on
+/// `CARGO_PKG_NAME`, and cargo would run them again.
 fn is_of_this_package(variable: &str) -> bool {
     let variable = variable.strip_prefix("CARGO_").unwrap_or_default();
     let mut prefixes = ["PKG_", "MANIFEST_", "BIN_", "CRATE_", "PRIMARY_"].iter();
@@ -265,7 +264,7 @@ impl Invocation {
         self.args.get(at + 1).map(String::as_str)
     }
 
-    /// Replaces the value of a flag that the start has; false if it has none.
+    /// Replaces the value of a flag; false if the command line does not have the flag.
     pub fn set(&mut self, flag: &str, value: &(impl ToString + ?Sized)) -> bool {
         let at = self.args.iter().position(|arg| arg == flag);
         let old = at.and_then(|at| self.args.get_mut(at + 1));
@@ -284,15 +283,17 @@ pub struct Daemon {
     invocation: Invocation,
     crashes: Crashes,
     pid: Option<u32>,
-    /// Set before the testbed ends the process.
+    /// True once the testbed has begun to end the process, whose end is then no crash.
     is_ending: Arc<AtomicBool>,
+    /// Asks the keeper to kill the process.
     kill: mpsc::Sender<()>,
+    /// The exit status, once the process has ended.
     ended: watch::Receiver<Option<ExitStatus>>,
     _keeper: AbortOnDropHandle<()>,
 }
 
 impl Daemon {
-    /// Starts the process; `crashes` records its end unless the testbed ends it.
+    /// Starts the daemon's process. An end that the testbed does not cause is added to `crashes`.
     pub fn start(invocation: Invocation, crashes: &Crashes) -> Result<Self> {
         let failure = || format!("cannot start {}", invocation.name);
         let output = File::options()
@@ -312,7 +313,7 @@ impl Daemon {
             .stderr(output);
         let child = command.spawn().with_context(failure)?;
         let pid = child.id();
-        // Only the task that owns the child can kill it; everybody else asks the task.
+        // Only the task that owns the child can kill it; the daemon's methods ask the task.
         let (kill, kill_requested) = mpsc::channel(1);
         let (report, ended) = watch::channel(None);
         let is_ending = Arc::new(AtomicBool::new(false));
@@ -335,27 +336,27 @@ impl Daemon {
         })
     }
 
-    /// Its process id.
+    /// The daemon's process id.
     pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// The file of its output.
+    /// The file that has the daemon's output.
     pub fn log(&self) -> &Path {
         &self.invocation.log
     }
 
-    /// The command line that it was started with.
+    /// The command line that the daemon was started with.
     pub fn invocation(&self) -> &Invocation {
         &self.invocation
     }
 
-    /// True if it has ended.
+    /// True if the process has ended.
     pub fn is_down(&self) -> bool {
         self.ended.borrow().is_some()
     }
 
-    /// Kills it (SIGKILL) and waits for its end.
+    /// Kills the process (SIGKILL) and waits for its end.
     pub async fn kill(&self) {
         self.is_ending.store(true, Ordering::Release);
         // The send fails if the process has ended already.
@@ -364,8 +365,7 @@ impl Daemon {
         let _ = ended.wait_for(Option::is_some).await;
     }
 
-    /// Waits until it ends by itself, which is not recorded as a crash from now on; false if it still runs at
-    /// the deadline.
+    /// Waits until the daemon ends by itself, which is no crash from now on; false if it still runs after `deadline`.
     pub async fn until_ended(&self, deadline: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         let mut ended = self.ended.clone();
@@ -374,20 +374,20 @@ impl Daemon {
             .is_ok_and(|ended| ended.is_ok())
     }
 
-    /// Kills it and starts it again with the same arguments.
+    /// Kills the daemon and starts it again with the same arguments.
     pub async fn restart(&mut self) -> Result<()> {
         self.restart_as(self.invocation.clone()).await
     }
 
-    /// Kills it and starts it with another command line.
+    /// Kills the daemon and starts it with another command line.
     pub async fn restart_as(&mut self, invocation: Invocation) -> Result<()> {
         self.kill().await;
         *self = Self::start(invocation, &self.crashes)?;
         Ok(())
     }
 
-    /// Stops it (SIGSTOP), and returns when all of its threads have stopped. The kernel delivers the signal to
-    /// one thread, and until that one gets a processor the others keep running.
+    /// Stops the process (SIGSTOP), and returns when all of its threads have stopped. The kernel delivers the signal to one
+    /// thread, and the others run on until that one gets a processor.
     pub async fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
         while self.pid.is_some_and(|pid| !is_stopped(pid)) && !self.is_down() {
@@ -396,12 +396,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// Resumes it (SIGCONT).
+    /// Resumes the process (SIGCONT).
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// By a system call, since the testbed's image has no program that sends signals. A process that has ended gets none.
+    /// Sends a signal by a system call, since the testbed's image has no program for that. A process that has ended gets none.
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = self.pid.filter(|_| !self.is_down());
         let pid = pid.and_then(|pid| i32::try_from(pid).ok());
@@ -416,7 +416,7 @@ impl Daemon {
         }
     }
 
-    /// Sends SIGTERM, and SIGKILL if it has not ended within `grace`; true if it ended by itself with success.
+    /// Sends SIGTERM, and SIGKILL if the process has not ended within `grace`; true if it exited with success by itself.
     pub async fn stop(self, grace: Duration) -> bool {
         self.is_ending.store(true, Ordering::Release);
         // If the signal cannot be sent, the kill below ends it.
@@ -430,14 +430,14 @@ impl Daemon {
         success
     }
 
-    /// The last lines of its log.
+    /// The last lines of the daemon's log.
     pub fn log_tail(&self) -> String {
         tail(&self.invocation.log)
     }
 }
 
 impl Drop for Daemon {
-    /// Its keeper sees the end of `kill` before it is aborted itself, and would record the kill as a crash.
+    /// The keeper sees that `kill` is closed before it is aborted itself, and would record the kill as a crash.
     fn drop(&mut self) {
         self.is_ending.store(true, Ordering::Release);
     }
@@ -498,7 +498,6 @@ impl ProcessKeeper {
     }
 }
 
-/// The last lines of a log file.
 fn tail(log: &Path) -> String {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -1,7 +1,6 @@
 //! Checks the invariants of a cluster with gpushare, from API objects and container logs alone.
 //!
-//! It shares no arithmetic with the scheduler or the plugin, on purpose: a mistake there must not be repeated
-//! here.
+//! It shares no arithmetic with the scheduler or the plugin, on purpose: a mistake there must not be repeated here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,8 +30,8 @@ use others::OtherDevices;
 mod constraints;
 mod others;
 
-/// The plugin's own resources whose requests make kubelet call the plugin.
-const SERVED: [&str; 2] = [GPU_MEM, GPU_SHARED];
+/// gpushare's resources for shares of GPUs: kubelet calls the plugin for containers that request them.
+const SHARE_RESOURCES: [&str; 2] = [GPU_MEM, GPU_SHARED];
 /// The variable by which NVIDIA's runtime gives a container its GPUs.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
@@ -47,7 +46,7 @@ pub struct GpuUse {
     pub uuid: String,
     /// True if the plugin reports it as healthy.
     pub healthy: bool,
-    /// Memory in bytes.
+    /// Its memory in bytes.
     pub total: u64,
     /// Hundredths of bytes that pods hold: a percentage of a GPU is not always a whole number of bytes.
     used_hundredths: u128,
@@ -64,12 +63,12 @@ impl GpuUse {
     }
 }
 
-/// The amounts of all devices that pods hold, and the violations.
+/// The amounts that pods hold of all devices, and the violations of the invariants.
 #[derive(Clone, Debug, Default)]
-pub struct Accounts {
+pub struct HeldAmounts {
     /// Every GPU, by node and minor.
     pub gpus: BTreeMap<(String, i32), GpuUse>,
-    /// Devices of other types.
+    /// Devices of other types than GPUs.
     others: OtherDevices,
     /// Violations, a sentence each.
     pub violations: Vec<String>,
@@ -91,9 +90,13 @@ enum GpuUseKind {
 struct RequestedShare {
     use_kind: GpuUseKind,
     n_devices: u64,
+    /// Memory units (`aliyun.com/gpu-mem`).
     units: u64,
+    /// Bytes of memory (`koordinator.sh/gpu-memory`).
     bytes: u64,
+    /// Percent of a GPU's memory.
     ratio: u64,
+    /// Percent of a GPU's computing power.
     core: u64,
 }
 
@@ -101,8 +104,8 @@ impl RequestedShare {
     /// The share that a pod requests; `None` if it requests no GPU.
     fn of(pod: &Pod) -> Option<Self> {
         let amounts = ResourceAmounts::of_pod(pod).ok()?;
-        let whole = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
-        let n_whole: u64 = VENDOR_GPUS.into_iter().map(whole).sum();
+        let whole_units = |name: &str| u64::try_from(amounts.get(name) / 1000).unwrap_or(0);
+        let n_whole: u64 = VENDOR_GPUS.into_iter().map(whole_units).sum();
         if n_whole > 0 {
             return Some(Self {
                 use_kind: GpuUseKind::Whole,
@@ -113,11 +116,12 @@ impl RequestedShare {
                 core: 100 * n_whole,
             });
         }
-        let both = whole(GPU);
-        let units = whole(GPU_MEM);
-        let n_devices = if units > 0 { 1 } else { whole(GPU_SHARED) };
-        let is_marked = pod.annotations().get(ALL_DEVICES).map(String::as_str) == Some("true");
-        let use_kind = if is_marked {
+        // `koordinator.sh/gpu` requests a percentage of memory and of computing power alike.
+        let percent = whole_units(GPU);
+        let units = whole_units(GPU_MEM);
+        let n_devices = if units > 0 { 1 } else { whole_units(GPU_SHARED) };
+        let sees_all_gpus = pod.annotations().get(ALL_DEVICES).map(String::as_str) == Some("true");
+        let use_kind = if sees_all_gpus {
             GpuUseKind::All
         } else {
             GpuUseKind::Shares
@@ -126,13 +130,13 @@ impl RequestedShare {
             use_kind,
             n_devices,
             units,
-            bytes: whole(GPU_MEMORY),
-            ratio: whole(GPU_MEMORY_RATIO) + both,
-            core: whole(GPU_CORE) + both,
+            bytes: whole_units(GPU_MEMORY),
+            ratio: whole_units(GPU_MEMORY_RATIO) + percent,
+            core: whole_units(GPU_CORE) + percent,
         })
     }
 
-    /// Hundredths of bytes that the pod requests of each device.
+    /// Hundredths of bytes that the pod requests of each device, which has `total` bytes on a node with this memory unit.
     fn hundredths(&self, unit: u64, total: u64) -> u128 {
         let exact = u128::from(self.units) * u128::from(unit) * 100
             + u128::from(self.bytes) * 100
@@ -167,18 +171,17 @@ fn gpus_in(record: &DeviceAllocations) -> Vec<(i32, String)> {
     gpus
 }
 
-/// The record that applies to a pod.
+/// The devices that a pod runs with: those of its record, or of another pod's that the plugin has swapped for it.
 #[derive(Debug, Default)]
-struct Effective {
-    /// Minors and UUIDs.
+struct EffectiveRecord {
+    /// Minors and UUIDs of its GPUs.
     devices: Vec<(i32, String)>,
-    /// The whole record, if it is another pod's that the plugin has exchanged for the pod's own.
+    /// The whole record, if it is another pod's.
     exchanged: Option<DeviceAllocations>,
 }
 
-/// The record that applies to a pod: another pod's that the plugin has exchanged for its own, if the node's
-/// Device object names one.
-fn effective_record(pod: &Pod, device: Option<&Device>) -> Result<Effective, String> {
+/// Reads the devices that a pod runs with; the node's Device object names swapped records.
+fn effective_record(pod: &Pod, device: Option<&Device>) -> Result<EffectiveRecord, String> {
     let annotations = device.and_then(|device| device.metadata.annotations.as_ref());
     let mut exchanged = plugin_reports::read_swapped_records(annotations).map_err(error_text)?;
     let exchanged = exchanged.remove(&pod.uid().unwrap_or_default());
@@ -186,15 +189,14 @@ fn effective_record(pod: &Pod, device: Option<&Device>) -> Result<Effective, Str
         Some(other) => gpus_in(other),
         None => record(pod)?,
     };
-    Ok(Effective { devices, exchanged })
+    Ok(EffectiveRecord { devices, exchanged })
 }
 
 fn error_text(error: impl Into<Box<dyn std::error::Error>>) -> String {
     error.into().to_string()
 }
 
-/// The UUIDs that a container should see, sorted, by the record that applies to its pod; none if the container
-/// requests no GPU.
+/// The UUIDs that a container should see, sorted, by the record that applies to its pod; none if it requests no GPU.
 pub fn should_see(pod: &Pod, device: Option<&Device>, container: &str) -> Vec<String> {
     if !containers(pod).any(|one| one.name == container && requests_gpus(one)) {
         return Vec::new();
@@ -223,22 +225,24 @@ fn is_gpu(info: &DeviceInfo) -> bool {
     info.device_type == TYPE_GPU
 }
 
-/// Returns true if the vendor's plugin serves the node's whole GPUs; gpushare cannot steer its choice.
+/// Returns true if the vendor's plugin, whose choice gpushare does not steer, serves the node's whole GPUs.
 fn is_served_by_vendor(device: &Device) -> bool {
     device.labels().get(SERVES_VENDOR_LABEL).map(String::as_str) != Some("true")
 }
 
-/// Adds up the amounts that pods hold, and lists the violations. Broken records of pods in `excused` are no
-/// violations.
-pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accounts {
-    let mut accounts = Accounts::default();
+/// No pods are excused.
+pub static NONE_EXCUSED: BTreeSet<String> = BTreeSet::new();
+
+/// Adds up the amounts that pods hold of devices, and lists the violations, except for the records of `excused` pods.
+pub fn held_amounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> HeldAmounts {
+    let mut held = HeldAmounts::default();
     for (node, device) in &snapshot.devices {
         for info in &device.spec.devices {
             if is_gpu(info) {
-                accounts.add_gpu(node, info);
+                held.add_gpu(node, info);
             }
         }
-        accounts.others.add_node(node, device);
+        held.others.add_node(node, device);
     }
     for (name, pod) in &snapshot.pods {
         let Some(node) = node_of(pod) else { continue };
@@ -246,27 +250,26 @@ pub fn accounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Accou
             continue;
         }
         let mut added = match RequestedShare::of(pod) {
-            Some(share) => accounts.add_pod(snapshot, name, pod, node, share),
+            Some(share) => held.add_pod(snapshot, name, pod, node, share),
             None => Ok(()),
         };
         if added.is_ok() {
-            added = accounts.others.add_pod(node, name, pod);
+            added = held.others.add_pod(node, name, pod);
         }
         if let Err(what) = added
             && !excused.contains(name)
         {
-            accounts.violations.push(format!("pod {name} on {node}: {what}"));
+            held.violations.push(format!("pod {name} on {node}: {what}"));
         }
     }
-    accounts.check_limits();
-    let overfull = accounts.others.oversubscribed();
-    accounts.violations.extend(overfull);
-    accounts.violations.extend(unmet_demands(snapshot, excused));
-    accounts
+    held.check_limits();
+    let overfull = held.others.oversubscribed();
+    held.violations.extend(overfull);
+    held.violations.extend(unmet_demands(snapshot, excused));
+    held
 }
 
-/// Returns a sentence for each demand of a pod's annotations that is not met, and for each device that an
-/// exclusive pod shares.
+/// Returns a sentence for each demand of a pod's annotations that is not met, and for each device that an exclusive pod shares.
 fn unmet_demands(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<String> {
     let mut sentences = Vec::new();
     for (node, device) in &snapshot.devices {
@@ -286,7 +289,7 @@ fn unmet_demands(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<
     sentences
 }
 
-impl Accounts {
+impl HeldAmounts {
     /// Adds a GPU of a node's Device object, which no pod holds yet.
     fn add_gpu(&mut self, node: &str, info: &DeviceInfo) {
         let minor = info.minor.unwrap_or(-1);
@@ -326,25 +329,27 @@ impl Accounts {
             // Only the pod's containers show which devices it has: see `clashes`.
             return Ok(());
         }
-        let Effective { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;
-        let mut distinct = BTreeSet::new();
+        let EffectiveRecord { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;
+        let mut distinct_minors = BTreeSet::new();
         for (minor, _) in &devices {
-            distinct.insert(*minor);
+            distinct_minors.insert(*minor);
         }
         if share.use_kind == GpuUseKind::All {
-            let mut all = BTreeSet::new();
+            let mut minors_of_node = BTreeSet::new();
             for gpu in self.gpus.values() {
                 if gpu.node == node {
-                    all.insert(gpu.minor);
+                    minors_of_node.insert(gpu.minor);
                 }
             }
-            return if distinct == all {
+            return if distinct_minors == minors_of_node {
                 Ok(())
             } else {
-                Err(format!("it is to see GPUs {all:?} and has {devices:?}"))
+                Err(format!(
+                    "it is to see GPUs {minors_of_node:?} and has {devices:?}"
+                ))
             };
         }
-        if distinct.len() as u64 != share.n_devices || devices.len() != distinct.len() {
+        if distinct_minors.len() as u64 != share.n_devices || devices.len() != distinct_minors.len() {
             return Err(format!(
                 "it asks for {} devices and has {devices:?}",
                 share.n_devices
@@ -368,7 +373,7 @@ impl Accounts {
             gpu.core += share.core / share.n_devices;
             gpu.pods.push(name.to_owned());
         }
-        // The plugin writes the annotations of a pod whose record was exchanged later, so they are not checked here.
+        // The plugin writes the annotations of a pod with a swapped record only later, so they are not checked here.
         if exchanged.is_some() {
             Ok(())
         } else {
@@ -425,7 +430,7 @@ fn check_recorded_amounts(
     }
 }
 
-/// Checks the annotations of the old gpushare extender: GPU and units of the pod, and the time of its binding.
+/// Checks the annotations that the old gpushare extender wrote too: GPU and units of the pod, and the time of its binding.
 fn check_gpushare_annotations(
     pod: &Pod,
     share: RequestedShare,
@@ -445,8 +450,8 @@ fn check_gpushare_annotations(
             ));
         }
     }
-    let is_ours = pod.annotations().contains_key(DEVICE_ALLOCATED);
-    if is_ours && annotation(BIND_TIMESTAMP).parse::<u64>().is_err() {
+    let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
+    if is_recorded && annotation(BIND_TIMESTAMP).parse::<u64>().is_err() {
         return Err(format!("{BIND_TIMESTAMP} is {:?}", annotation(BIND_TIMESTAMP)));
     }
     Ok(())
@@ -473,15 +478,15 @@ pub struct ContainerView {
     pub should_see: Vec<String>,
 }
 
-/// Reads from the log of each started container of a pod with devices which devices the container sees.
+/// Reads the GPUs that the started containers of pods with GPUs see from the containers' logs.
 pub async fn container_views(
     client: &Client,
     snapshot: &ClusterSnapshot,
 ) -> kube::Result<Vec<ContainerView>> {
     let mut views = Vec::new();
     for (name, pod) in &snapshot.pods {
-        let known = node_of(pod).is_some_and(|node| snapshot.devices.contains_key(node));
-        if !known || RequestedShare::of(pod).is_none() || phase(pod) == "Failed" {
+        let has_device_object = node_of(pod).is_some_and(|node| snapshot.devices.contains_key(node));
+        if !has_device_object || RequestedShare::of(pod).is_none() || phase(pod) == "Failed" {
             continue;
         }
         let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
@@ -494,9 +499,10 @@ pub async fn container_views(
             let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
             let sees = seen(&log, device);
             let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-            let is_vendors =
+            let is_vendors_choice =
                 requests_whole_gpus(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
-            let should_see = if is_vendors {
+            // Any GPU that the vendor's plugin gives is right.
+            let should_see = if is_vendors_choice {
                 sees.clone()
             } else {
                 should_see(pod, device, &container.name)
@@ -515,7 +521,7 @@ pub async fn container_views(
 /// Returns evidence that the content of a started container's CDI specs was not written for this start, if there is any.
 ///
 /// The runtime resolves names by the specs it has read: a name that had other content, or whose spec is gone, is stale.
-/// And a spec of the right name must say how many memory units this container has.
+/// The variable of a spec must have the number of memory units that this container holds.
 pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
     if let Some(name) = container.stale_devices.first() {
         return Some(format!(
@@ -532,22 +538,21 @@ pub fn stale_spec(container: &kubelet::RuntimeContainer) -> Option<String> {
     ))
 }
 
-/// Returns evidence that the driver limit of a started container is not its share of a GPU of this size, in
-/// MiB.
+/// Returns evidence that the driver limit of a started container is not its share of a GPU of this size, in MiB.
 ///
 /// Containers request memory units of a GiB, or shares of a tenth of each GPU.
 pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Option<String> {
     let held = |resource: &str| container.devices.get(resource).map_or(0, Vec::len) as u64;
-    let part = match (held(GPU_MEM), held(GPU_SHARED)) {
+    let share_mib = match (held(GPU_MEM), held(GPU_SHARED)) {
         (0, 0) => return None,
         (0, _) => gpu_mib / 10,
         (units, _) => units * 1024,
     };
-    // The variables by the part, and one hook for each GPU that it sees.
+    // A part of a GPU comes with both variables, and with one hook for each GPU; a whole GPU with neither.
     let variable = |name: &str| container.env.get(name).map(String::as_str);
     let n_gpus = variable(GPU_DEVICES).map_or(0, |seen| seen.split(',').count());
-    let limit = part.to_string();
-    let (expected, n_expected) = if part < gpu_mib {
+    let limit = share_mib.to_string();
+    let (expected, n_expected) = if share_mib < gpu_mib {
         ([Some(limit.as_str()), Some("0")], n_gpus)
     } else {
         ([None, None], 0)
@@ -561,7 +566,7 @@ pub fn wrong_limit(container: &kubelet::RuntimeContainer, gpu_mib: u64) -> Optio
         return None;
     }
     Some(format!(
-        "its limits are {found:?} with {n_hooks} hooks, its part is {part} MiB on {n_gpus} GPUs"
+        "its limits are {found:?} with {n_hooks} hooks, its part is {share_mib} MiB on {n_gpus} GPUs"
     ))
 }
 
@@ -579,7 +584,7 @@ pub fn misfits(views: &[ContainerView]) -> Vec<String> {
     sentences
 }
 
-/// Returns a sentence for each GPU that a running pod has whole and that a container of another pod sees.
+/// Returns a sentence for each GPU that a running pod holds whole and a container of another pod sees.
 pub fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<String> {
     let mut whole = Vec::new();
     let mut others = Vec::new();
@@ -599,13 +604,13 @@ pub fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<Strin
         }
     }
     let mut clashes = Vec::new();
-    for one in whole {
+    for holder in whole {
         for other in &others {
-            for uuid in &one.sees {
-                if other.pod != one.pod && other.sees.contains(uuid) {
+            for uuid in &holder.sees {
+                if other.pod != holder.pod && other.sees.contains(uuid) {
                     clashes.push(format!(
                         "{} has GPU {uuid} whole, and {} sees it too",
-                        one.pod, other.pod
+                        holder.pod, other.pod
                     ));
                 }
             }
@@ -616,7 +621,7 @@ pub fn clashes(snapshot: &ClusterSnapshot, views: &[ContainerView]) -> Vec<Strin
 
 /// Returns true if a container requests shares of a GPU or whole GPUs.
 fn requests_gpus(container: &Container) -> bool {
-    is_limited(container, &SERVED) || requests_whole_gpus(container)
+    is_limited(container, &SHARE_RESOURCES) || requests_whole_gpus(container)
 }
 
 fn requests_whole_gpus(container: &Container) -> bool {
@@ -642,9 +647,8 @@ fn started_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     containers(pod).filter(move |container| started.contains(container.name.as_str()))
 }
 
-/// The GPUs that a container sees by its output, sorted: those of its device nodes if it prints them, else, of
-/// simulated GPUs without nodes, those that its variables name. Of a line that is there several times the last one counts,
-/// as the container may have started more than once.
+/// The GPUs that a container sees by its log, sorted: those of its device nodes if it prints them, else (simulated GPUs have no
+/// nodes) those that its variables name. The last of equal lines counts, as the container may have started more than once.
 pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
     let Some(nodes) = last_value(log, DEVICE_NODES) else {
         return match last_value(log, VISIBLE_DEVICES) {

@@ -5,11 +5,10 @@
 //! its back-offs, the sampling of nodes, the fit of resources, the messages of conditions and events, preemption, leader
 //! election, and the scheduling of a `PodGroup` with the feature gates `GenericWorkload` and `GangScheduling`.
 //!
-//! Requests to extenders have the form of those recorded from 1.36.2 (`scheduler/tests/extender/golden`). The
-//! rest follows the real program's code, and `testbed/kit/tests/scheduler_loop.rs` states the behaviour; names such as
-//! `selectHost` in comments are functions of that code. It leaves out plugins that no extender can notice:
-//! affinity between pods, spreading, images, and the scores of preferences. It filters one node after the other, as
-//! kube-scheduler does on one processor.
+//! Requests to extenders have the form of those recorded from 1.36.2 (`scheduler/tests/extender/golden`). The rest follows the
+//! real program's code, and `testbed/kit/tests/scheduler_loop.rs` states the behaviour; names such as `selectHost` in comments
+//! are functions of that code. It leaves out plugins that no extender can notice: affinity between pods, spreading, images, and
+//! the scores of preferences. It filters one node after the other, as kube-scheduler does on one processor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -85,7 +84,7 @@ pub struct SchedulingAttempt {
     pub outcome: SchedulingOutcome,
 }
 
-/// Settings of the model that are not in a `KubeSchedulerConfiguration`.
+/// Settings of the model beside the `KubeSchedulerConfiguration`.
 #[derive(Debug, Default)]
 pub struct Options {
     /// Seed of the random choice among nodes of equal score; without a seed the first name wins.
@@ -136,7 +135,7 @@ struct BindingCycle {
     result: Result<(), String>,
 }
 
-/// The names or UIDs that a list has shown so far, and whether one list is complete.
+/// The progress of a watch's list: the names or UIDs that it has shown, and true once a first list is complete.
 #[derive(Debug, Default)]
 struct ListProgress {
     seen: BTreeSet<String>,
@@ -151,7 +150,7 @@ struct Loop {
     binder: PodBinder,
     client: Client,
     budgets: BTreeMap<String, PodDisruptionBudget>,
-    /// Versions of storage capacities, by UID.
+    /// Resource versions of `CSIStorageCapacity` objects, by UID.
     capacities: BTreeMap<String, Option<String>>,
     groups: Groups,
     /// Nodes that are nominated for pods, by the pods' UIDs; the API server may not show a nomination yet.
@@ -161,6 +160,7 @@ struct Loop {
     pods: ListProgress,
     journal: Option<mpsc::UnboundedSender<SchedulingAttempt>>,
     reports: Option<mpsc::UnboundedSender<Report>>,
+    /// Sends the loop its own input: the ends of binding cycles.
     own_inbox: Option<mpsc::UnboundedSender<Input>>,
 }
 
@@ -203,11 +203,10 @@ impl Loop {
         })
     }
 
-    /// Runs the loop: handles what the watches show, and schedules the next pod of the queue, until its future is
-    /// dropped.
+    /// Runs the loop: handles what the watches show, and schedules the next pod of the queue, until its future is dropped.
     async fn run(mut self, client: Client) {
         let (sender, mut inbox) = mpsc::unbounded_channel();
-        let (reports, written) = mpsc::unbounded_channel();
+        let (reports, pending_reports) = mpsc::unbounded_channel();
         let component = self.configuration.schedulers.first().cloned().unwrap_or_default();
         self.reports = Some(reports);
         self.own_inbox = Some(sender.clone());
@@ -237,7 +236,11 @@ impl Loop {
                 Input::Group,
                 sender,
             ))),
-            AbortOnDropHandle::new(tokio::spawn(report::write_all(client, component, written))),
+            AbortOnDropHandle::new(tokio::spawn(report::write_all(
+                client,
+                component,
+                pending_reports,
+            ))),
         ];
         loop {
             // All known events are handled before the next attempt, so that the attempt sees the newest state.
@@ -268,7 +271,7 @@ impl Loop {
         }
     }
 
-    /// Handles one input: an event of a watch, or the end of a binding.
+    /// Handles one input: an event of a watch, or the end of a binding cycle.
     fn handle(&mut self, input: Input) {
         match input {
             Input::Node(event) => self.handle_node(*event),
@@ -297,13 +300,13 @@ impl Loop {
             watcher::Event::InitDone => {
                 self.nodes.synced = true;
                 // A node that the new list no longer shows was deleted while the watch was broken.
-                let gone: Vec<String> = self
+                let deleted: Vec<String> = self
                     .cache
                     .node_names()
                     .filter(|name| !self.nodes.seen.contains(*name))
                     .cloned()
                     .collect();
-                gone.iter().filter(|name| self.cache.remove_node(name)).count() > 0
+                deleted.iter().filter(|name| self.cache.remove_node(name)).count() > 0
             }
             watcher::Event::Apply(node) => self.cache.put_node(&node.name_any(), node),
             watcher::Event::Delete(node) => self.cache.remove_node(&node.name_any()),
@@ -343,8 +346,8 @@ impl Loop {
         }
     }
 
-    /// Wakes the pods that an extender refused: for them kube-scheduler takes every event of a cluster as one
-    /// that may help. gpushare's scheduler changes a `CSIStorageCapacity` for this purpose.
+    /// Wakes the pods that an extender refused, which kube-scheduler tries again after any event of a cluster. gpushare's
+    /// scheduler changes a `CSIStorageCapacity` to cause one.
     fn handle_capacity(&mut self, event: watcher::Event<CSIStorageCapacity>) {
         let (watcher::Event::InitApply(capacity) | watcher::Event::Apply(capacity)) = event else {
             return;
@@ -363,14 +366,14 @@ impl Loop {
     /// Puts a pod where it belongs: a bound one into the cache, a waiting one of this scheduler into the queue.
     fn update_pod(&mut self, pod: Pod, arrived: Instant) {
         let Some(uid) = pod.uid() else { return };
-        let pod = Arc::new(pod);
+        let pod = Arc::is_new(pod);
         if has_ended(&pod) {
             self.remove_pod(&uid);
         } else if let Some(node) = node_of(&pod) {
             self.queue.remove(&uid);
             self.nominated.remove(&uid);
-            let new = self.cache.bind(&uid, node, &pod);
-            self.wake_if(new);
+            let is_new = self.cache.bind(&uid, node, &pod);
+            self.wake_if(is_new);
         } else if pod.metadata.deletion_timestamp.is_some() {
             // An assumed pod keeps its place until its binding ends, although it is being deleted.
             if !self.cache.is_assumed(&uid) {
@@ -407,6 +410,7 @@ impl Loop {
             .get(uid)
             .is_some_and(|before| nominated_node(before).is_some())
         {
+            // One that the API server has not shown yet stays.
             self.nominated.remove(uid);
         }
     }
@@ -415,10 +419,11 @@ impl Loop {
     fn remove_pod(&mut self, uid: &str) {
         self.queue.remove(uid);
         self.nominated.remove(uid);
-        let held = self.cache.release(uid);
-        self.wake_if(held);
+        let was_counted = self.cache.release(uid);
+        self.wake_if(was_counted);
     }
 
+    /// Wakes all waiting pods after a change that may let them fit.
     fn wake_if(&mut self, something_changed: bool) {
         if something_changed {
             self.queue.wake_all(Instant::now());
@@ -429,7 +434,7 @@ impl Loop {
     /// error is tried again when its back-off is over.
     async fn schedule(&mut self, uid: &str, pod: Arc<Pod>) {
         let mut diagnosis = SchedulingDiagnosis::default();
-        let found = match ResourceAmounts::of_pod(&pod) {
+        let placed = match ResourceAmounts::of_pod(&pod) {
             Ok(request) => {
                 let nodes = self.nodes_for(uid, &pod);
                 self.cycle
@@ -439,7 +444,7 @@ impl Loop {
             }
             Err(error) => Err(CycleFailure::Error(error.to_string())),
         };
-        match found {
+        match placed {
             Ok((node, request)) => {
                 self.cache.assume(uid, &node, &pod, request);
                 self.nominated.remove(uid);
@@ -480,14 +485,14 @@ impl Loop {
         };
         let (nodes, pods) = (self.nodes_for(uid, pod), self.cache.pods());
         let budgets: Vec<PodDisruptionBudget> = self.budgets.values().cloned().collect();
-        let scene = PreemptionContext {
+        let context = PreemptionContext {
             nodes: &nodes,
             pods: &pods,
             budgets: &budgets,
             extenders: &self.cycle.extenders,
             ignored: &self.cycle.ignored,
         };
-        let round = scene.preempt(pod, &request, diagnosis).await;
+        let round = context.preempt(pod, &request, diagnosis).await;
         if let Some((node, victims)) = round.evicted {
             evict(&self.client, &victims).await;
             // Less important pods that were nominated to this node may not fit there any more.
@@ -566,12 +571,12 @@ impl Loop {
         self.record(pod, diagnosis, SchedulingOutcome::Error(message));
     }
 
-    /// Passes news about a pod to the task that writes its condition and event.
-    fn report(&self, uid: &str, pod: &Arc<Pod>, news: ReportContent) {
+    /// Passes the result of an attempt to the task that writes the pod's condition and event.
+    fn report(&self, uid: &str, pod: &Arc<Pod>, content: ReportContent) {
         let newest = self.queue.get(uid).unwrap_or(pod);
         if let Some(reports) = &self.reports {
             // The writer ends only with the loop.
-            let _ = reports.send((Arc::clone(newest), news));
+            let _ = reports.send((Arc::clone(newest), content));
         }
     }
 

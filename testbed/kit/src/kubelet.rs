@@ -57,7 +57,7 @@ pub use probe_program::ProbeProgram;
 
 pub use runtime::{ContainersHook, DEVICE_NODES, RunState, RuntimeContainer};
 
-use config::Hold;
+use config::{BatchOrder, Hold};
 use machine::{KubeletCounts, KubeletMachine};
 use pod_table::PodCommand;
 use process::KubeletProcess;
@@ -193,7 +193,7 @@ impl Kubelet {
     pub fn release(&self, rule: OrderRule, seed: u64) {
         self.machine.hold.send_replace(Hold {
             is_held: false,
-            order: Some((rule, seed)),
+            order: Some(BatchOrder { rule, seed }),
         });
     }
 

@@ -29,6 +29,7 @@ pub struct ClusterSnapshot {
     pub pods: BTreeMap<String, Pod>,
     /// By name, which is that of the node.
     pub devices: BTreeMap<String, Device>,
+    /// The kinds whose first list is complete.
     synced: BTreeSet<&'static str>,
 }
 
@@ -95,7 +96,7 @@ impl Observer {
         }
     }
 
-    /// The current view.
+    /// The snapshot as it is now.
     pub fn now(&self) -> ClusterSnapshot {
         self.snapshot.borrow().clone()
     }
@@ -132,8 +133,7 @@ impl Observer {
             loop {
                 tokio::select! {
                     changed = snapshot.changed(), if has_sender => {
-                        // Without a sender nothing can change any more, and polling it again would spin until
-                        // the deadline.
+                        // Without a sender nothing can change any more, and polling it again would spin until the deadline.
                         has_sender = changed.is_ok();
                         break;
                     }
@@ -168,8 +168,8 @@ impl ClusterSnapshot {
     }
 
     /// True if each of these pods exists and meets the condition.
-    pub fn has_all(&self, names: &[String], is_so: impl Fn(&Pod) -> bool) -> bool {
-        names.iter().all(|name| self.pod(name).is_some_and(&is_so))
+    pub fn has_all(&self, names: &[String], meets: impl Fn(&Pod) -> bool) -> bool {
+        names.iter().all(|name| self.pod(name).is_some_and(&meets))
     }
 
     /// True if none of these pods exists.
@@ -244,7 +244,7 @@ fn key(object: &impl ResourceExt) -> String {
 fn watch_kind<K>(
     client: &Client,
     name: &'static str,
-    part: fn(&mut ClusterSnapshot) -> &mut BTreeMap<String, K>,
+    objects_of_kind: fn(&mut ClusterSnapshot) -> &mut BTreeMap<String, K>,
     sender: watch::Sender<ClusterSnapshot>,
 ) -> AbortOnDropHandle<()>
 where
@@ -261,14 +261,14 @@ where
                     listed.insert(key(&object), object);
                 }
                 Ok(watcher::Event::InitDone) => sender.send_modify(|snapshot| {
-                    *part(snapshot) = std::mem::take(&mut listed);
+                    *objects_of_kind(snapshot) = std::mem::take(&mut listed);
                     snapshot.synced.insert(name);
                 }),
                 Ok(watcher::Event::Apply(object)) => sender.send_modify(|snapshot| {
-                    part(snapshot).insert(key(&object), object);
+                    objects_of_kind(snapshot).insert(key(&object), object);
                 }),
                 Ok(watcher::Event::Delete(object)) => sender.send_modify(|snapshot| {
-                    part(snapshot).remove(&key(&object));
+                    objects_of_kind(snapshot).remove(&key(&object));
                 }),
                 Err(error) => debug!(%error, name, "a watch starts again"),
             }

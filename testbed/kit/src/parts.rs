@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use crate::command::value_name;
 use crate::files;
 
-/// Longest time of one command.
-const LIMIT: Duration = Duration::from_secs(120);
+/// The longest time that one command may take.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A part of a cluster that scenarios kill or stop; all other parts have to survive that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
@@ -28,7 +28,7 @@ pub enum ClusterPart {
     Plugin,
     /// `gpushare-scheduler`.
     Scheduler,
-    /// The kube-scheduler that asks it.
+    /// The kube-scheduler that calls gpushare's scheduler.
     KubeScheduler,
     /// kubelet of a node.
     Kubelet,
@@ -66,13 +66,13 @@ impl std::fmt::Display for NodeFile {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartCommands {
-    /// Ends its process at once, as SIGKILL does; of a part with replicas, all of them.
+    /// Ends the part's process at once, as SIGKILL does; of a part with replicas, all processes.
     pub kill: String,
-    /// Starts it, and returns when it serves; none where something else starts it again.
+    /// Starts the part, and returns when it serves; `None` where something else starts it again.
     pub start: Option<String>,
-    /// Stops its process, as SIGSTOP does.
+    /// Stops the part's process, as SIGSTOP does.
     pub pause: Option<String>,
-    /// Lets the stopped process go on.
+    /// Resumes the part's process.
     pub resume: Option<String>,
 }
 
@@ -148,13 +148,15 @@ impl Commands {
     pub fn allow(&self, need: Need) -> bool {
         match need {
             Need::Kill(part) => self.parts.contains_key(&part),
-            Need::Pause(part) => self.of(part).is_ok_and(|commands| commands.pause.is_some()),
+            Need::Pause(part) => self
+                .commands_of(part)
+                .is_ok_and(|commands| commands.pause.is_some()),
             Need::Remove(file) => self.remove.contains_key(&file),
             Need::Evict => self.evict,
         }
     }
 
-    fn of(&self, part: ClusterPart) -> Result<&PartCommands> {
+    fn commands_of(&self, part: ClusterPart) -> Result<&PartCommands> {
         self.parts
             .get(&part)
             .with_context(|| format!("the file has no commands for parts.{part}"))
@@ -162,13 +164,13 @@ impl Commands {
 
     /// Kills a part; `node` names the node for parts that run on every node.
     pub async fn kill(&self, part: ClusterPart, node: &str) -> Result<()> {
-        let command = &self.of(part)?.kill;
+        let command = &self.commands_of(part)?.kill;
         self.run(&format!("parts.{part}.kill"), Some(command), node).await
     }
 
     /// Starts a part that was killed, unless something else does.
     pub async fn start(&self, part: ClusterPart, node: &str) -> Result<()> {
-        match &self.of(part)?.start {
+        match &self.commands_of(part)?.start {
             None => Ok(()),
             command => {
                 self.run(&format!("parts.{part}.start"), command.as_ref(), node)
@@ -179,13 +181,13 @@ impl Commands {
 
     /// Stops a part.
     pub async fn pause(&self, part: ClusterPart, node: &str) -> Result<()> {
-        let command = self.of(part)?.pause.as_ref();
+        let command = self.commands_of(part)?.pause.as_ref();
         self.run(&format!("parts.{part}.pause"), command, node).await
     }
 
     /// Resumes a part that was stopped.
     pub async fn resume(&self, part: ClusterPart, node: &str) -> Result<()> {
-        let command = self.of(part)?.resume.as_ref();
+        let command = self.commands_of(part)?.resume.as_ref();
         self.run(&format!("parts.{part}.resume"), command, node).await
     }
 
@@ -207,9 +209,9 @@ impl Commands {
             .kill_on_drop(true);
         // A part that the command starts may keep its standard output open.
         let status = shell.stdout(Stdio::null()).stderr(Stdio::inherit()).status();
-        let status = timeout(LIMIT, status)
+        let status = timeout(COMMAND_TIMEOUT, status)
             .await
-            .with_context(|| format!("{name} takes longer than {LIMIT:?}"))?;
+            .with_context(|| format!("{name} takes longer than {COMMAND_TIMEOUT:?}"))?;
         match status.with_context(|| format!("cannot run {name}"))? {
             status if status.success() => Ok(()),
             status => bail!("{name} of node {node:?} failed ({status}): {command}"),
@@ -249,7 +251,7 @@ evict: true
 
     #[rstest]
     #[case::unknown_part("parts: {disk: {kill: x}}", "unknown variant `disk`")]
-    #[case::unknown_deed("parts: {plugin: {kill: x, halt: y}}", "unknown field `halt`")]
+    #[case::unknown_command("parts: {plugin: {kill: x, halt: y}}", "unknown field `halt`")]
     #[case::no_kill("parts: {plugin: {start: x}}", "missing field `kill`")]
     #[case::empty_kill("parts: {plugin: {kill: ' '}}", "parts.plugin.kill is empty")]
     #[case::pause_alone("parts: {plugin: {kill: x, pause: y}}", "has one of pause and resume")]

@@ -89,7 +89,7 @@ impl PodBuilder {
         self
     }
 
-    /// With one more container, of this image, that asks for nothing.
+    /// With one more container, of this image, that requests no resource.
     #[must_use]
     pub fn idle(mut self, name: &str, image: &str) -> Self {
         let mut idle = container(name, &[]);
@@ -245,7 +245,6 @@ fn container(name: &str, limits: &Limits<'_>) -> Value {
     })
 }
 
-/// A container that runs a program of an image.
 fn program(name: &str, image: &str, command: &[String], limits: &Limits<'_>) -> Value {
     let limits: BTreeMap<&str, &str> = limits.iter().copied().collect();
     json!({"name": name, "image": image, "command": command, "resources": {"limits": limits}})
@@ -285,12 +284,12 @@ impl NamespacePods {
             .await
     }
 
-    /// Asks for the deletion of every pod there is, those included that no watch has shown yet.
+    /// Asks for the deletion of every pod of the namespace, those included that no watch has shown yet.
     pub async fn delete_all(&self) -> Result<()> {
         self.delete_all_with(&DeleteParams::default()).await
     }
 
-    /// Removes every pod there is without waiting for kubelets.
+    /// Removes every pod of the namespace without waiting for kubelets.
     pub async fn delete_all_now(&self) -> Result<()> {
         self.delete_all_with(&DeleteParams::default().grace_period(0))
             .await
@@ -333,9 +332,10 @@ pub(crate) const LAST_VARIABLE: &str = "zz_last";
 
 /// The longest time that a container may take to print its environment.
 const PRINT_TIMEOUT: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_millis(100);
+/// The pause between reads of a log that is not complete yet.
+const READ_PAUSE: Duration = Duration::from_millis(100);
 
-/// The log of a started container. A container that has `LAST_VARIABLE` is waited for, any other one is not.
+/// The log of a started container. If the container has `LAST_VARIABLE`, waits until the log is complete.
 ///
 /// # Errors
 ///
@@ -353,18 +353,17 @@ pub async fn read_log(api: &Api<Pod>, pod: &str, container: &Container) -> kube:
         .any(|variable| variable.name == LAST_VARIABLE);
     let deadline = Instant::now() + PRINT_TIMEOUT;
     loop {
-        // Each read starts from the beginning: following the log would need a stream per container, and few
-        // reads are repeated.
+        // Each read starts from the beginning: following the log would need a stream per container, and few reads are repeated.
         let log = api.logs(pod, &params).await?;
-        if !is_marked || has_last(&log) || Instant::now() >= deadline {
+        if !is_marked || has_last_variable(&log) || Instant::now() >= deadline {
             return Ok(log);
         }
-        sleep(PAUSE).await;
+        sleep(READ_PAUSE).await;
     }
 }
 
 /// Returns true if a log contains [`LAST_VARIABLE`], and so the whole environment.
-fn has_last(log: &str) -> bool {
+fn has_last_variable(log: &str) -> bool {
     log.lines().any(|line| {
         line.split_once('=')
             .is_some_and(|(name, _)| name == LAST_VARIABLE)

@@ -19,7 +19,7 @@ const DEVICES_GROUP: &str = "scheduling.koordinator.sh";
 /// API group of the webhook configurations.
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
-/// The kind of access of a request: what it does to which kind of object.
+/// The access that a request needs: a verb on a kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Permission<'a> {
     /// API group, empty for the core group.
@@ -53,7 +53,7 @@ macro_rules! permissions {
     };
 }
 
-/// Every kind of request that the scheduler may make.
+/// The access that the scheduler needs in the whole cluster.
 pub const SCHEDULER: &[Permission<'static>] = permissions! {
     "", "nodes", "": "list" "watch";
     "", "pods", "": "get" "list" "watch";
@@ -89,7 +89,7 @@ pub const SCHEDULER_WEBHOOKS: &[Permission<'static>] = permissions! {
     ADMISSION, "validatingwebhookconfigurations", "": "get" "patch";
 };
 
-/// Every kind of request that a node's device plugin may make.
+/// The access that a node's device plugin needs.
 pub const DEVICE_PLUGIN: &[Permission<'static>] = permissions! {
     "", "nodes", "": "list" "watch" "patch";
     "", "nodes", "status": "patch";
@@ -159,12 +159,12 @@ impl Rbac {
     pub fn allows(&self, user: &str, access: Permission<'_>, target: RbacTarget<'_>) -> bool {
         self.rules_of(user).into_iter().any(|(namespace, rule)| {
             // A ClusterRole bound by a RoleBinding holds in the binding's namespace only.
-            let here = namespace.is_empty() || namespace == target.namespace;
-            here && is_named(rule, target.name) && rule_allows(rule, access)
+            let is_in_scope = namespace.is_empty() || namespace == target.namespace;
+            is_in_scope && allows_name(rule, target.name) && rule_allows(rule, access)
         })
     }
 
-    /// True if a user may send requests with this verb to a path outside the API groups.
+    /// True if a rule names this path outside the API groups and this verb for a user; wildcards are not known here.
     pub(crate) fn allows_path(&self, user: &str, verb: &str, path: &str) -> bool {
         self.rules_of(user).into_iter().any(|(namespace, rule)| {
             let names =
@@ -190,7 +190,7 @@ impl Rbac {
                 .subjects
                 .iter()
                 .flatten()
-                .any(|s| is_meant(s, user, &groups))
+                .any(|s| is_subject(s, user, &groups))
             {
                 continue;
             }
@@ -228,7 +228,6 @@ impl fmt::Display for Permission<'_> {
     }
 }
 
-/// Decodes a role or binding.
 fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, RbacError> {
     T::deserialize(object).map_err(|source| RbacError {
         kind: object::text(object, "/kind").to_owned(),
@@ -249,7 +248,7 @@ fn groups_of(user: &str) -> Vec<String> {
 }
 
 /// Returns true if a subject of a binding is the user or one of the user's groups.
-fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
+fn is_subject(subject: &Subject, user: &str, groups: &[String]) -> bool {
     match subject.kind.as_str() {
         "ServiceAccount" => {
             let namespace = subject.namespace.as_deref().unwrap_or_default();
@@ -261,13 +260,12 @@ fn is_meant(subject: &Subject, user: &str, groups: &[String]) -> bool {
     }
 }
 
-fn is_named(rule: &PolicyRule, name: &str) -> bool {
+fn allows_name(rule: &PolicyRule, name: &str) -> bool {
     let names = rule.resource_names.as_deref().unwrap_or_default();
     // A rule with `resourceNames` allows no request without a name, such as a list or a creation.
     names.is_empty() || names.iter().any(|allowed| allowed == name)
 }
 
-/// Returns true if a rule of a role allows the access.
 fn rule_allows(rule: &PolicyRule, access: Permission<'_>) -> bool {
     let has = |words: &Option<Vec<String>>, word: &str| words.iter().flatten().any(|w| w == word || w == "*");
     let resource = match access.subresource {

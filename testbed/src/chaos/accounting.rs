@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use kit::http_client::HttpClient;
-use kit::invariants::Accounts;
+use kit::invariants::HeldAmounts;
 
 #[derive(Debug, Deserialize)]
 struct AccountedNode {
@@ -29,7 +29,7 @@ struct AccountedGpu {
 }
 
 /// Returns a sentence for each GPU whose amounts in the scheduler differ from the sums of the records.
-pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: &Accounts) -> Vec<String> {
+pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: &HeldAmounts) -> Vec<String> {
     let answer = match client
         .get(&format!("{scheduler}/gpushare-scheduler/inspect"))
         .await
@@ -45,7 +45,7 @@ pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: 
 
 /// Lists the GPUs of which the scheduler reports other amounts than the records of the pods add up to, and all problems
 /// that the scheduler reports of nodes.
-fn compare(nodes: Vec<NodeAmounts>, accounts: &Accounts) -> Vec<String> {
+fn compare(nodes: Vec<NodeAmounts>, accounts: &HeldAmounts) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut held = BTreeMap::new();
     for node in nodes {
@@ -84,7 +84,7 @@ mod tests {
             (gpu.node, gpu.minor) = ("n1".to_owned(), minor);
             gpu
         };
-        let mut accounts = Accounts::default();
+        let mut accounts = HeldAmounts::default();
         accounts
             .gpus
             .extend([(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))]);

@@ -286,7 +286,7 @@ impl Runner {
         self.recorder.note_evicted(gone);
         // A pod that kubelet refused keeps its record and holds nothing.
         snapshot.pods.retain(|_, pod| phase(pod) != "Failed");
-        let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
+        let accounts = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED);
         self.recorder.note_violations(accounts.violations);
         self.check_scheduler_amounts().await;
         self.check_started_containers().await;
@@ -299,7 +299,7 @@ impl Runner {
         let until = Instant::now() + SETTLING;
         loop {
             let snapshot = ClusterSnapshot::of(self.cluster.api().objects());
-            let accounts = invariants::accounts(&snapshot, &BTreeSet::new());
+            let accounts = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED);
             let differences = accounting::differences(&client, &url, &accounts).await;
             if differences.is_empty() {
                 return;

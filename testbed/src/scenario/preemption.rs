@@ -61,7 +61,7 @@ async fn with_class(world: &mut World, scenario: Body) -> Result<()> {
 /// Fills every GPU with pods of a quarter; returns their names.
 async fn fill_all_gpus(world: &World) -> Result<Vec<String>> {
     let snapshot = world.observer.now();
-    let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
+    let n_gpus = invariants::held_amounts(&snapshot, &world.excused).gpus.len();
     let names: Vec<String> = (0..4 * n_gpus).map(|idx| format!("low-{idx:02}")).collect();
     let creations = names
         .iter()
@@ -180,7 +180,7 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
 /// memory in sum, but no single GPU has.
 async fn nothing_helps(world: &mut World) -> Result<()> {
     let snapshot = world.observer.now();
-    let n_gpus = invariants::accounts(&snapshot, &world.excused).gpus.len();
+    let n_gpus = invariants::held_amounts(&snapshot, &world.excused).gpus.len();
     let (mut peers, mut low) = (Vec::new(), Vec::new());
     // One pod of each priority on every GPU: a pod of sixty percent keeps the next pod of sixty off its GPU.
     for idx in 0..n_gpus {

@@ -277,7 +277,7 @@ impl GpuScenario {
     /// Runs the scenario, and checks that no GPU is oversubscribed while its pods are there.
     async fn run_and_check(&self, trial: &mut Trial) -> Result<Finding> {
         let found = (self.body)(trial).await?;
-        let accounts = invariants::accounts(&trial.world.observer.now(), &trial.world.excused);
+        let accounts = invariants::held_amounts(&trial.world.observer.now(), &trial.world.excused);
         ensure!(
             accounts.violations.is_empty(),
             "{}",

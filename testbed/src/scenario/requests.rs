@@ -233,7 +233,7 @@ async fn whole_by_ratio(world: &mut World) -> Result<()> {
             .start(PodBuilder::new("pair", limits).on(&node.name))
             .await?;
     }
-    let accounts = invariants::accounts(&world.observer.now(), &world.excused);
+    let accounts = invariants::held_amounts(&world.observer.now(), &world.excused);
     let full = accounts
         .gpus
         .values()

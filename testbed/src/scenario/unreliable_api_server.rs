@@ -3,7 +3,6 @@
 //!
 //! The records are checked at every change of an object, so that a GPU that is oversubscribed for a moment only is found too.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
@@ -170,7 +169,10 @@ async fn fill_and_replace(world: &mut World) -> Result<()> {
 async fn fill(world: &mut World, prefix: &str) -> Result<Vec<String>> {
     let snapshot = world.observer.now();
     let mut n_pods = 0;
-    for gpu in invariants::accounts(&snapshot, &BTreeSet::new()).gpus.values() {
+    for gpu in invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED)
+        .gpus
+        .values()
+    {
         n_pods += gpu.total / invariants::memory_unit(&snapshot, &gpu.node) / UNITS;
     }
     let n_pods = usize::try_from(n_pods)?;
@@ -188,7 +190,7 @@ async fn until_run(world: &mut World, names: &[String]) -> Result<()> {
     let run = |_: &ClusterSnapshot| {
         // The observer's watches are not in step with each other, and these are the objects of one moment.
         let now = ClusterSnapshot::of(&api);
-        let violations = invariants::accounts(&now, &BTreeSet::new()).violations;
+        let violations = invariants::held_amounts(&now, &invariants::NONE_EXCUSED).violations;
         if !violations.is_empty() {
             return Some(Err(anyhow!("{}", violations.join("; "))));
         }

@@ -1,7 +1,7 @@
 //! One wave: equal pods are created, one part of the cluster is killed meanwhile, and the results of the pods
 //! are counted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -117,7 +117,8 @@ fn is_settled(pod: &Pod) -> bool {
 /// Counts the pods of a wave that ran, failed or are stuck, and the violations that remain.
 async fn count_results(world: &World, keys: &[String]) -> Result<Wave> {
     // Watches run ahead of each other: a difference that another watch explains in a moment is not wrong.
-    let violations = |snapshot: &ClusterSnapshot| invariants::accounts(snapshot, &BTreeSet::new()).violations;
+    let violations =
+        |snapshot: &ClusterSnapshot| invariants::held_amounts(snapshot, &invariants::NONE_EXCUSED).violations;
     let agree = |snapshot: &ClusterSnapshot| violations(snapshot).is_empty().then_some(());
     let _ = world
         .until_within(DEADLINE / 4, "the accounts to agree", agree)

@@ -410,7 +410,7 @@ impl World {
             Some(cluster) => ClusterSnapshot::of(cluster.api().objects()),
             None => self.observer.now(),
         };
-        let mut problems = invariants::accounts(&snapshot, &self.excused).violations;
+        let mut problems = invariants::held_amounts(&snapshot, &self.excused).violations;
         let own = self.key("");
         snapshot
             .pods
@@ -449,7 +449,7 @@ impl World {
     /// Finds a node with at least `n_gpus` healthy GPUs.
     pub(super) fn gpu_node(&self, n_gpus: usize) -> Result<GpuNode> {
         let snapshot = self.observer.now();
-        let accounts = invariants::accounts(&snapshot, &self.excused);
+        let accounts = invariants::held_amounts(&snapshot, &self.excused);
         for name in snapshot.devices.keys() {
             let unit = invariants::memory_unit(&snapshot, name);
             let healthy = accounts

@@ -1,6 +1,5 @@
 //! The API server away, for a moment or for ten minutes; and its watches a minute late.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
@@ -174,7 +173,7 @@ async fn until_run_and_fit(cluster: &LocalCluster, names: &[&str]) -> Result<()>
     let api = cluster.api().objects().clone();
     let run = |_: &ClusterSnapshot| {
         let now = ClusterSnapshot::of(&api);
-        let violations = invariants::accounts(&now, &BTreeSet::new()).violations;
+        let violations = invariants::held_amounts(&now, &invariants::NONE_EXCUSED).violations;
         if !violations.is_empty() {
             return Some(Err(anyhow!("{violations:?}")));
         }

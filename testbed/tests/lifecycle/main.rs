@@ -65,7 +65,7 @@ fn seen(kubelet: &Kubelet, name: &str) -> Result<String> {
 /// Nothing that has started sees what is not counted for it, and nothing is counted twice.
 async fn verify(cluster: &LocalCluster) -> Result<()> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
-    let accounts = invariants::accounts(&snapshot, &std::collections::BTreeSet::new());
+    let accounts = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED);
     ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
     let misfits = invariants::misfits(&invariants::container_views(cluster.client(), &snapshot).await?);
     ensure!(misfits.is_empty(), "{misfits:?}");

@@ -1,5 +1,4 @@
-//! Authentication by bearer tokens, the kubeconfig files that carry them, and the record of the access that was
-//! used.
+//! Authentication by bearer tokens, the kubeconfig files that carry them, and the record of the access that was used.
 //!
 //! The server allows every request. Tests compare the recorded requests of a deployment with its RBAC rules.
 
@@ -17,7 +16,7 @@ use crate::rbac::{Permission, Rbac, RbacTarget};
 pub struct User {
     /// Name, such as `system:serviceaccount:default:scheduler`.
     pub name: String,
-    /// Groups that the token names; `all_groups` adds the implied ones.
+    /// Groups that are set for the token; `all_groups` adds those that every such user has.
     pub groups: Vec<String>,
     /// Extra attributes of the user, such as the pod that a service-account token was made for.
     pub extra: BTreeMap<String, Vec<String>>,
@@ -37,12 +36,12 @@ impl User {
                 format!("system:serviceaccounts:{namespace}"),
             ]);
         }
-        let all = if self.name == ANONYMOUS {
+        let authentication_group = if self.name == ANONYMOUS {
             "system:unauthenticated"
         } else {
             "system:authenticated"
         };
-        groups.push(all.to_owned());
+        groups.push(authentication_group.to_owned());
         groups
     }
 }
@@ -50,7 +49,7 @@ impl User {
 /// The user of requests without a token, where none is required.
 const ANONYMOUS: &str = "system:anonymous";
 
-/// One kind of access that was used.
+/// A verb on a resource that a user has used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UsedAccess {
     /// Name of the user; `system:anonymous` where tokens are off.
@@ -126,10 +125,10 @@ impl Tokens {
 /// Returns true if a role gives the user of a `SubjectAccessReview` what it asks for.
 fn is_granted(review: &Value, roles: &Rbac) -> bool {
     let text = |field: &str| review.pointer(field).and_then(Value::as_str).unwrap_or_default();
-    let user = text("/spec/user");
+    let user_name = text("/spec/user");
     if review.pointer("/spec/resourceAttributes").is_none() {
         let path = text("/spec/nonResourceAttributes/path");
-        return roles.allows_path(user, text("/spec/nonResourceAttributes/verb"), path);
+        return roles.allows_path(user_name, text("/spec/nonResourceAttributes/verb"), path);
     }
     let access = Permission {
         group: text("/spec/resourceAttributes/group"),
@@ -141,10 +140,10 @@ fn is_granted(review: &Value, roles: &Rbac) -> bool {
         namespace: text("/spec/resourceAttributes/namespace"),
         name: text("/spec/resourceAttributes/name"),
     };
-    roles.allows(user, access, target)
+    roles.allows(user_name, access, target)
 }
 
-/// The kinds of access that requests have used so far.
+/// The access that requests have used so far, each kind once.
 #[derive(Debug)]
 pub(crate) struct Audit(Mutex<BTreeSet<UsedAccess>>);
 
@@ -162,7 +161,6 @@ impl Audit {
     }
 }
 
-/// The text of a kubeconfig file.
 pub(crate) fn kubeconfig(url: &str, user: &str, token: Option<&str>) -> String {
     let credentials = token.map_or_else(|| json!({}), |token| json!({"token": token}));
     // A service account works in its own namespace, as a pod's does.

@@ -21,7 +21,7 @@ use super::status::ApiError;
 use super::store::{Key, ObjectVersion};
 use super::verbs::{ApiState, RequestTarget};
 
-pub(crate) use self::policy::Params;
+pub(crate) use self::policy::ParamInformers;
 
 /// Addresses on this machine that stand for ports of Services or of pods, by namespace, name and port.
 #[derive(Debug, Default)]
@@ -39,7 +39,6 @@ impl LocalPorts {
     }
 }
 
-/// The operation of a request on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AdmissionOperation {
     Create,
@@ -57,7 +56,7 @@ impl AdmissionOperation {
     }
 }
 
-/// A write as admission sees it, without the object.
+/// A write as webhooks and policies see it, without the object.
 #[derive(Debug)]
 pub(crate) struct ReviewedWrite<'a> {
     pub(crate) operation: AdmissionOperation,
@@ -78,7 +77,6 @@ pub(crate) struct ReviewObjects {
 }
 
 impl ReviewObjects {
-    /// The objects of a creation.
     pub(crate) fn created(new: Value) -> Self {
         Self {
             old: Arc::default(),
@@ -93,7 +91,7 @@ pub(crate) struct AdmissionChain {
     mutating: Vec<WebhookConfig>,
     validating: Vec<WebhookConfig>,
     policies: Vec<policy::PolicyRule>,
-    /// The namespace of the request as an object; null for cluster-scoped ones.
+    /// The Namespace object of the request's namespace; null for cluster-scoped resources.
     namespace: Arc<Value>,
     services: Arc<LocalPorts>,
 }
@@ -106,19 +104,18 @@ impl AdmissionChain {
         request: &ReviewedWrite<'_>,
     ) -> Self {
         let resource = &request.target.resource;
-        // Webhooks are never called for their own configurations: a broken one could otherwise not be
-        // corrected.
-        let own_kind = matches!(
+        // Webhooks are never called for their own configurations: a broken one could otherwise not be corrected.
+        let is_webhook_configuration = matches!(
             resource.plural.as_str(),
             "mutatingwebhookconfigurations" | "validatingwebhookconfigurations"
         );
         let matching_webhooks = |phase: AdmissionPhase| {
-            let matching_webhooks = if own_kind {
+            let configured = if is_webhook_configuration {
                 Vec::new()
             } else {
                 hook::all_of_phase(state, phase)
             };
-            matching_webhooks
+            configured
                 .into_iter()
                 .filter(|hook| hook.matches(request))
                 .collect()
@@ -229,8 +226,7 @@ impl AdmissionChain {
         }
     }
 
-    /// Returns true if a webhook's `matchConditions` are all true. A condition that cannot be evaluated counts
-    /// as a failed call.
+    /// Returns true if a webhook's `matchConditions` are all true. A condition that cannot be evaluated counts as a failed call.
     fn conditions_met(
         hook: &WebhookConfig,
         request: &ReviewedWrite<'_>,
@@ -242,7 +238,7 @@ impl AdmissionChain {
         match Expressions::new(request, objects, None)
             .and_then(|expressions| expressions.are_met(&hook.conditions))
         {
-            Ok(is_meant) => Ok(is_meant),
+            Ok(are_true) => Ok(are_true),
             Err(error) if hook.ignores_failure => {
                 tracing::warn!(
                     webhook = hook.name,

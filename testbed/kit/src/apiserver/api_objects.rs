@@ -11,7 +11,7 @@ use chrono::Utc;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use serde_json::{Value, json};
 
-use super::admission::{LocalPorts, Params};
+use super::admission::{LocalPorts, ParamInformers};
 use super::patch::PatchFormat;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
@@ -44,12 +44,12 @@ struct ApiObjectState {
 const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube-system"];
 
 impl ApiObjects {
-    /// An empty cluster that remembers `event_window` changes per resource.
+    /// A cluster without objects but for its namespaces. Watches may start up to `event_window` changes per resource ago.
     pub fn new(event_window: usize) -> Self {
         let state = ApiState {
             store: Store::new(event_window),
             registry: Registry::new(),
-            params: Params::default(),
+            params: ParamInformers::default(),
         };
         let inner = ApiObjectState {
             state: SharedState::new(state),
@@ -218,7 +218,7 @@ impl ApiObjects {
         Ok(Arc::clone(&written.version.value))
     }
 
-    /// Deletes an object, a pod with the given grace (or its own for `None`). Returns whether it is gone already.
+    /// Deletes an object, a pod with this grace period (or its own for `None`). Returns true if it is removed already.
     pub fn delete(
         &self,
         resource: &str,
@@ -249,7 +249,7 @@ impl ApiObjects {
     }
 
     /// Watches a resource, in all namespaces or in one, with label and field selectors in their usual text form
-    /// (empty for everything). With `after` none, every present object comes first as added.
+    /// (empty for everything). `after` is the revision to start from; for `None` every present object comes first as added.
     pub fn watch(
         &self,
         resource: &str,
@@ -275,7 +275,7 @@ impl ApiObjects {
         self.state_mut().store.compact();
     }
 
-    /// Adds text to a container's log. The log goes when a pod of that name is created again or removed.
+    /// Adds text to a container's log. It belongs to the pod that has the name now; a later pod of this name has its own log.
     pub fn append_log(&self, namespace: &str, pod: &str, container: &str, text: &str) {
         let key = Key::new(namespace, pod);
         let uid = self

@@ -15,7 +15,7 @@ pub struct ApiServerArgs {
     kubeconfig: PathBuf,
 }
 
-/// Serves until it is interrupted.
+/// Serves until the process is interrupted, and so never returns a value.
 pub async fn run(args: ApiServerArgs) -> Result<bool> {
     let server = ApiServer::start(ApiServerConfig::loopback())
         .await

@@ -8,13 +8,12 @@ use super::object;
 use super::store::Key;
 use crate::kubelet::DEVICE_NODES;
 
-/// The end of a program.
+/// The output and exit code of a program.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct ProgramResult {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// Its exit code.
-    pub(crate) code: u8,
+    pub(crate) exit_code: u8,
 }
 
 /// The devices and variables that a container sees.
@@ -33,7 +32,7 @@ struct SeenGpu {
 }
 
 impl ContainerView {
-    /// The view of a container of a pod, by what it has printed at its last start.
+    /// The view of a container of a pod, read from its log: the container prints it at each start.
     pub(crate) fn of(objects: &ApiObjects, pod: &Value, container: &str) -> Self {
         let text = |pointer| object::text(pod, pointer);
         let key = Key::new(
@@ -86,8 +85,8 @@ fn seen_gpus(objects: &ApiObjects, node: &str, device_nodes: &str) -> Vec<SeenGp
     minors.filter_map(gpu).collect()
 }
 
-/// The end of a program in a container.
-pub(crate) fn run(view: &ContainerView, command: &[&str]) -> Ended {
+/// Answers as a program in a container would, from the container's devices and variables.
+pub(crate) fn run(view: &ContainerView, command: &[&str]) -> ProgramResult {
     let mut lines = Vec::new();
     match command {
         ["env" | "printenv"] => {
@@ -95,7 +94,7 @@ pub(crate) fn run(view: &ContainerView, command: &[&str]) -> Ended {
                 lines.push(format!("{name}={value}"));
             }
         }
-        ["printenv", asked] => match view.env.iter().find(|(name, _)| name == asked) {
+        ["printenv", variable] => match view.env.iter().find(|(name, _)| name == variable) {
             Some((_, value)) => lines.push(value.clone()),
             None => return failed(1, String::new()),
         },
@@ -107,14 +106,14 @@ pub(crate) fn run(view: &ContainerView, command: &[&str]) -> Ended {
             );
         }
         ["nvidia-smi", "-L" | "--list-gpus"] => {
-            for (place, SeenGpu { model, uuid, .. }) in view.gpus.iter().enumerate() {
-                lines.push(format!("GPU {place}: {model} (UUID: {uuid})"));
+            for (index, SeenGpu { model, uuid, .. }) in view.gpus.iter().enumerate() {
+                lines.push(format!("GPU {index}: {model} (UUID: {uuid})"));
             }
         }
         ["nvidia-smi"] => {
             lines.push(format!("{:<5}{:<20}{:<16}{}", "GPU", "Name", "UUID", "Memory"));
-            for (place, SeenGpu { model, uuid, mib }) in view.gpus.iter().enumerate() {
-                lines.push(format!("{place:<5}{model:<20}{uuid:<16}{mib} MiB"));
+            for (index, SeenGpu { model, uuid, mib }) in view.gpus.iter().enumerate() {
+                lines.push(format!("{index:<5}{model:<20}{uuid:<16}{mib} MiB"));
             }
         }
         _ => {
@@ -127,18 +126,18 @@ pub(crate) fn run(view: &ContainerView, command: &[&str]) -> Ended {
         }
     }
     lines.push(String::new());
-    Ended {
+    ProgramResult {
         stdout: lines.join("\n"),
         stderr: String::new(),
-        code: 0,
+        exit_code: 0,
     }
 }
 
-fn failed(code: u8, stderr: String) -> Ended {
-    Ended {
+fn failed(exit_code: u8, stderr: String) -> ProgramResult {
+    ProgramResult {
         stdout: String::new(),
         stderr,
-        code,
+        exit_code,
     }
 }
 
@@ -168,9 +167,9 @@ mod tests {
             ("A=1\n".into(), "1\n".into())
         );
         for (command, code) in [(&["printenv", "B"][..], 1), (&["ls"], 127), (&[], 127)] {
-            assert_eq!(run(&view, command).code, code, "{command:?}");
+            assert_eq!(run(&view, command).exit_code, code, "{command:?}");
         }
         let without = run(&ContainerView::default(), &["nvidia-smi", "-L"]);
-        assert_eq!((without.code, without.stdout), (127, String::new()));
+        assert_eq!((without.exit_code, without.stdout), (127, String::new()));
     }
 }

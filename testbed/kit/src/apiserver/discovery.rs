@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 use super::resource::{Registry, Resource, group_version};
 use crate::pods::set;
 
-/// The answer to `/version`.
 pub(crate) fn version() -> Value {
     json!({
         "major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "clean",
@@ -51,7 +50,6 @@ fn groups(registry: &Registry) -> Vec<&str> {
     groups
 }
 
-/// The served versions of a group, each once.
 fn versions<'a>(registry: &'a Registry, group: &str) -> Vec<&'a str> {
     let mut versions: Vec<&str> = Vec::new();
     for resource in registry.all().iter().filter(|r| r.group == group) {
@@ -71,7 +69,6 @@ fn group(registry: &Registry, name: &str) -> Value {
     json!({"name": name, "versions": versions, "preferredVersion": versions.first()})
 }
 
-/// The resources of one group and version.
 fn resources_of<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
     registry
         .all()
@@ -81,7 +78,7 @@ fn resources_of<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&
         .collect()
 }
 
-/// The `APIResourceList` of a group and version; `None` if nothing is served there.
+/// The `APIResourceList` of a group and version; `None` if the server has no resource in it.
 fn resource_list(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let members = resources_of(registry, group, version);
     if members.is_empty() {
@@ -113,9 +110,9 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
     for (field, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
         set(&mut main, field, json!(list));
     }
-    let mut described = vec![main];
+    let mut entries = vec![main];
     if resource.status {
-        described.push(subresource(
+        entries.push(subresource(
             resource,
             "status",
             &resource.kind,
@@ -123,7 +120,7 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
         ));
     }
     for action in resource.actions() {
-        described.push(match *action {
+        entries.push(match *action {
             "binding" => subresource(resource, "binding", "Binding", &["create"]),
             "exec" => subresource(resource, "exec", "PodExecOptions", &["create", "get"]),
             "log" => subresource(resource, "log", "Pod", &["get"]),
@@ -135,10 +132,11 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
                 eviction
             }
             "ephemeralcontainers" | "resize" => subresource(resource, action, "Pod", &["patch", "update"]),
+            // `finalize` of a Namespace, and `portforward`, which no client looks up here.
             other => subresource(resource, other, &resource.kind, &["update"]),
         });
     }
-    described
+    entries
 }
 
 /// The entry of an `APIResourceList` for a subresource.

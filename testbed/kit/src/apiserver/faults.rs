@@ -42,6 +42,7 @@ pub struct Matching {
     subresource: Option<String>,
     name: Option<Arc<NamePredicate>>,
     percent: Option<u8>,
+    /// The number of requests that the fault still meets.
     times: Option<u64>,
 }
 
@@ -59,7 +60,7 @@ impl std::fmt::Debug for Matching {
 }
 
 impl Matching {
-    /// Every request for a resource; the other methods narrow the selection.
+    /// Every request for any resource; the other methods narrow the selection.
     pub fn anything() -> Self {
         Self::default()
     }
@@ -143,7 +144,7 @@ struct FaultRule {
 }
 
 impl FaultRule {
-    /// Decides if the fault meets a call, by chance where only a part of the calls is selected.
+    /// Returns true if the fault meets a call: by chance where only a percentage of the calls is selected.
     fn meets(&mut self, call: &ApiCall<'_>) -> bool {
         let matching = &self.matching;
         let is_selected = matching.times != Some(0) && matching.accepts(call);
@@ -152,7 +153,7 @@ impl FaultRule {
     }
 }
 
-/// An injected fault; it stays until [`Self::remove`].
+/// A handle to an injected fault, which stays until [`Self::remove`].
 #[derive(Debug)]
 pub struct Injected {
     id: u64,
@@ -235,15 +236,14 @@ impl Faults {
             rules: Mutex::new(BTreeMap::new()),
             next_id: AtomicU64::new(0),
             held: watch::Sender::new(Vec::new()),
-            // A watch that lags behind 16 orders misses some, which only happens to one that is about to be cut
-            // anyway.
+            // A watch that lags behind 16 orders misses some, which only happens to one that is about to be cut anyway.
             orders: broadcast::Sender::new(16),
             n_cut: AtomicU64::new(0),
             n_late: AtomicU64::new(0),
         }))
     }
 
-    /// Makes matching requests fail from now on. Where several faults match, the oldest counts.
+    /// Makes matching requests meet the fault from now on. Of several faults that match, the oldest applies.
     pub fn inject(&self, matching: Matching, fault: Fault) -> Injected {
         let n_hits = Arc::new(AtomicU64::new(0));
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
@@ -281,7 +281,6 @@ impl Faults {
         self.order(user, resource, WatchOrder::Mute);
     }
 
-    /// Sends an order to running watches.
     fn order(&self, user: &str, resource: &str, order: WatchOrder) {
         let watches = WatchFault {
             resource: resource.to_owned(),
@@ -309,7 +308,7 @@ impl Faults {
         }
     }
 
-    /// The fault that meets a request, if any; counts as a hit.
+    /// Returns the fault that meets a request, if any, and counts the hit.
     pub(crate) fn take_fault(&self, call: &ApiCall<'_>) -> Option<Fault> {
         let mut rules = self.0.rules.lock();
         let rule = rules
@@ -331,12 +330,10 @@ impl Faults {
         self.0.n_late.load(Ordering::Acquire)
     }
 
-    /// Counts a watch that is cut.
     pub(crate) fn note_cut(&self) {
         self.0.n_cut.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Counts a watch that sends late events.
     pub(crate) fn note_late(&self) {
         self.0.n_late.fetch_add(1, Ordering::AcqRel);
     }

@@ -1,6 +1,6 @@
 //! The HTTP layer: connections, authentication, faults, and the dispatch of requests to the rules.
 //!
-//! This layer knows no rule about objects. It answers every error as a `Status` object.
+//! The rules about objects are elsewhere. Every error is answered as a `Status` object.
 
 use std::io;
 use std::net::SocketAddr;
@@ -102,13 +102,13 @@ async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiE
 
 /// Answers a request as the injected fault that matches it demands, or without a fault by its verb alone.
 async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Response, ApiError> {
-    let named = request.fault_name();
+    let object_name = request.fault_name();
     let call = ApiCall {
         user: &request.user.name,
         verb: request.route.verb,
         resource: &request.route.resource.plural,
         subresource: &request.route.subresource,
-        name: &named,
+        name: &object_name,
     };
     match server.faults.take_fault(&call) {
         Some(Fault::DropConnection) => return Ok(hang_up()),
@@ -190,8 +190,7 @@ async fn serve_connection(
     }
     let service = service_fn(move |request| answer_or_hang_up(router.clone(), request));
     let connection = http1::Builder::new()
-        // A kept connection may be idle for longer than hyper's default timeout, and clients would see it
-        // reset.
+        // A kept connection may be idle for longer than hyper's default timeout, and clients would see it reset.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
@@ -199,8 +198,7 @@ async fn serve_connection(
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = stopping.cancelled() => {
-            // The running request still gets its answer; watches end by themselves, as they also wait for
-            // `stopping`.
+            // The running request still gets its answer; watches end by themselves, as they also wait for `stopping`.
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -228,7 +226,6 @@ pub(super) struct Hangup;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// A JSON answer from serialised bytes.
 pub(super) fn bytes_answer(code: u16, body: Bytes) -> Response {
     body_answer(code, JSON, Body::from(body))
 }
@@ -241,12 +238,10 @@ pub(super) fn body_answer(code: u16, content_type: HeaderValue, body: Body) -> R
     response
 }
 
-/// A JSON answer.
 pub(super) fn json_answer(code: u16, value: &Value) -> Response {
     bytes_answer(code, Bytes::from(value.to_string()))
 }
 
-/// A plain text answer.
 pub(super) fn text_answer(text: String) -> Response {
     body_answer(
         200,

@@ -57,7 +57,6 @@ pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField
     (!is_legal).then(|| InvalidField::invalid("metadata.name", name, why))
 }
 
-/// Returns the errors of labels and annotations.
 pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for (key, value) in object::object(object, "/metadata/labels").into_iter().flatten() {

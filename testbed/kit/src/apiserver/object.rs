@@ -8,7 +8,6 @@ pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The integer at a JSON pointer.
 pub(crate) fn integer(value: &Value, pointer: &str) -> Option<i64> {
     value.pointer(pointer).and_then(Value::as_i64)
 }
@@ -31,7 +30,7 @@ pub(crate) fn array<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     }
 }
 
-/// The items of the array at a JSON pointer; none when absent.
+/// The items of the array at a JSON pointer, to change; empty when absent.
 pub(crate) fn items_mut<'a>(value: &'a mut Value, pointer: &str) -> &'a mut [Value] {
     match value.pointer_mut(pointer) {
         Some(Value::Array(items)) => items,
@@ -45,7 +44,6 @@ pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     array(pod, "/spec/containers").iter().chain(init)
 }
 
-/// The object at a JSON pointer.
 pub(crate) fn object<'a>(value: &'a Value, pointer: &str) -> Option<&'a Map<String, Value>> {
     value.pointer(pointer).and_then(Value::as_object)
 }
@@ -77,7 +75,7 @@ pub(crate) fn child<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String
     make_object(make_object(value).entry(field).or_insert(Value::Null))
 }
 
-/// An object with the field managers of another state of it.
+/// A copy of an object with the `managedFields` of another state of it.
 pub(crate) fn with_managers_of(object: &Value, managed: &Value) -> Value {
     let mut object = object.clone();
     let managers = managed.pointer("/metadata/managedFields").cloned();

@@ -9,7 +9,6 @@ use super::status::ApiError;
 pub(crate) mod apply;
 pub(crate) mod strategic;
 
-/// The patch formats, by content type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PatchFormat {
     Json,

@@ -14,16 +14,16 @@ use super::{name, object};
 
 /// The lists of a pod's containers.
 const CONTAINERS: [&str; 2] = ["/spec/containers", "/spec/initContainers"];
-/// The list that a subresource of its own writes.
+/// The list of containers that only the subresource `ephemeralcontainers` writes.
 const EPHEMERAL: &str = "/spec/ephemeralContainers";
-/// The annotation of the copy that kubelet writes of a static pod.
+/// The annotation of a mirror pod, the copy that kubelet writes of a static pod.
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 
 /// Fills in the defaults of a new pod, and resets its status.
 pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
     default_spec(pod);
-    // The class follows from the requests with their defaults: a limit without a request sets the request too.
+    // The quality-of-service class follows from the requests with their defaults: a limit alone sets the request too.
     let qos = qos_class(pod);
     let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
     let status = object::child(pod, "status");
@@ -63,7 +63,6 @@ pub(crate) fn default_spec(pod: &mut Value) {
     }
 }
 
-/// Fills in the defaults of a container.
 fn default_container(container: &mut Value) {
     let image = object::text(container, "/image");
     let name = image.rsplit('/').next().unwrap_or(image);
@@ -110,12 +109,12 @@ pub(crate) fn set_condition(pod: &mut Value, condition: Value) {
     }
 }
 
-/// True if the pod's containers have all ended for good.
+/// True if the pod has a final phase: its containers have all ended for good.
 pub(crate) fn is_terminal(pod: &Value) -> bool {
     matches!(object::text(pod, "/status/phase"), "Succeeded" | "Failed")
 }
 
-/// The grace period of a deletion: zero for pods that run nowhere.
+/// The grace period of a pod's deletion in seconds: `asked` by the request, else the pod's own; zero for pods that run nowhere.
 pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
     if object::text(pod, "/spec/nodeName").is_empty() || is_terminal(pod) {
         return 0;
@@ -131,15 +130,15 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
 /// Lists the rules that a new pod breaks; its defaults are filled in already.
 pub(crate) fn validate(pod: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
-    // No init container may have the name of an app container of the pod.
+    // Names are unique over the init and app containers of a pod together.
     let mut names = HashSet::new();
     if object::array(pod, "/spec/containers").is_empty() {
         errors.push(InvalidField::required("spec.containers", ""));
     }
     for list in ["initContainers", "containers"] {
         for (i, container) in object::array(pod, &format!("/spec/{list}")).iter().enumerate() {
-            let at = format!("spec.{list}[{i}]");
-            check_container(container, &at, &mut names, &mut errors);
+            let path = format!("spec.{list}[{i}]");
+            check_container(container, &path, &mut names, &mut errors);
         }
     }
     let policy = object::text(pod, "/spec/restartPolicy");
@@ -178,23 +177,23 @@ fn check_pod_resources(pod: &Value, errors: &mut Vec<InvalidField>) {
 /// Adds the errors of a container: its name, which must be unique in the pod, its image and its resources.
 fn check_container<'a>(
     container: &'a Value,
-    at: &str,
+    path: &str,
     names: &mut HashSet<&'a str>,
     errors: &mut Vec<InvalidField>,
 ) {
     let found = object::text(container, "/name");
     if found.is_empty() {
-        errors.push(InvalidField::required(format!("{at}.name"), ""));
+        errors.push(InvalidField::required(format!("{path}.name"), ""));
     } else if !name::is_label(found) {
         let why = "a lowercase RFC 1123 label is required";
-        errors.push(InvalidField::invalid(format!("{at}.name"), found, why));
+        errors.push(InvalidField::invalid(format!("{path}.name"), found, why));
     } else if !names.insert(found) {
-        errors.push(InvalidField::duplicate(format!("{at}.name"), found));
+        errors.push(InvalidField::duplicate(format!("{path}.name"), found));
     }
     if object::text(container, "/image").is_empty() {
-        errors.push(InvalidField::required(format!("{at}.image"), ""));
+        errors.push(InvalidField::required(format!("{path}.image"), ""));
     }
-    check_resources(container, at, errors);
+    check_resources(container, path, errors);
 }
 
 /// Lists the changes of an update that the rules for pods forbid.
@@ -257,6 +256,7 @@ pub(crate) fn resized(old: &Value, new: &Value) -> Value {
 pub(crate) fn check_resize(old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     if !object::text(old, MIRROR).is_empty() {
+        // An error about the pod as a whole names no field.
         errors.push(InvalidField::forbidden("", "static pods cannot be resized"));
     }
     for list in ["initContainers", "containers"] {
@@ -402,7 +402,7 @@ pub(crate) fn normalize_node(node: &mut Value) {
     normalize(node, "/status/allocatable");
 }
 
-/// True if a resource is neither native nor of the `kubernetes.io` domain.
+/// True for an extended resource: neither native nor of the `kubernetes.io` domain.
 pub(crate) fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
@@ -420,24 +420,23 @@ fn parse_amount(value: &Value) -> Option<Quantity> {
     text_of(value).parse().ok()
 }
 
-/// Checks one container's resources; `at` is the path of the container.
-fn check_resources(container: &Value, at: &str, errors: &mut Vec<InvalidField>) {
+/// Checks the resources of the container at `path`.
+fn check_resources(container: &Value, path: &str, errors: &mut Vec<InvalidField>) {
     let empty = Map::new();
     let limits = object::object(container, "/resources/limits").unwrap_or(&empty);
     let requests = object::object(container, "/resources/requests").unwrap_or(&empty);
     for (list, amounts) in [("limits", limits), ("requests", requests)] {
         for (name, value) in amounts {
-            check_amount(&format!("{at}.resources.{list}"), name, value, errors);
+            check_amount(&format!("{path}.resources.{list}"), name, value, errors);
         }
     }
-    let field = format!("{at}.resources.requests");
+    let field = format!("{path}.resources.requests");
     for (name, request) in requests {
-        // What cannot be shared, such as devices and huge pages, has a limit and no other
-        // request; of CPU and memory a request may be less.
+        // A request for a device or huge pages needs a limit, and equals it; one for CPU or memory may be lower.
         let Some(limit) = limits.get(name) else {
             if !is_overcommittable(name) {
                 let why = "Limit must be set for non overcommitable resources";
-                errors.push(InvalidField::required(format!("{at}.resources.limits"), why));
+                errors.push(InvalidField::required(format!("{path}.resources.limits"), why));
             }
             continue;
         };
@@ -469,7 +468,7 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidF
         Some(found) if text.starts_with('-') && found < Quantity::from_integer(0) => {
             errors.push(InvalidField::invalid(&field, &text, NOT_NEGATIVE));
         }
-        // Devices are whole: half a one cannot be handed out.
+        // Extended resources are counted in whole devices.
         Some(found) if is_extended(name) && found.integer().is_none() => {
             errors.push(InvalidField::invalid(&field, &text, "must be an integer"));
         }
@@ -477,12 +476,12 @@ fn check_amount(list: &str, name: &str, value: &Value, errors: &mut Vec<InvalidF
     }
 }
 
-/// Returns true if a name without a domain is a resource of Kubernetes.
+/// Returns true if a name without a domain is one of Kubernetes' own resources.
 fn is_native(name: &str) -> bool {
     matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
 }
 
-/// The first amount of a pod's containers that is no quantity, as text.
+/// The text of the first amount in a pod's limits and requests that does not parse as a quantity.
 pub(crate) fn first_unparsable(pod: &Value) -> Option<String> {
     for container in object::containers(pod) {
         for list in ["/resources/limits", "/resources/requests"] {
@@ -498,23 +497,23 @@ pub(crate) fn first_unparsable(pod: &Value) -> Option<String> {
 
 /// Guaranteed, Burstable or `BestEffort`, by the cpu and memory of all containers.
 pub(crate) fn qos_class(pod: &Value) -> &'static str {
-    let mut any = false;
+    let mut has_any = false;
     let mut guaranteed = true;
     for container in object::containers(pod) {
         // ComputePodQOS: extended resources make no difference to the class.
         for name in ["cpu", "memory"] {
-            let of = |list: &str| {
+            let positive_amount = |list: &str| {
                 let value = container.pointer(&format!("/resources/{list}/{name}"));
                 value
                     .and_then(parse_amount)
                     .filter(|q| *q > Quantity::from_integer(0))
             };
-            let (request, limit) = (of("requests"), of("limits"));
-            any |= request.is_some() || limit.is_some();
+            let (request, limit) = (positive_amount("requests"), positive_amount("limits"));
+            has_any |= request.is_some() || limit.is_some();
             guaranteed &= limit.is_some() && (request.is_none() || request == limit);
         }
     }
-    match (any, guaranteed) {
+    match (has_any, guaranteed) {
         (false, _) => "BestEffort",
         (true, true) => "Guaranteed",
         (true, false) => "Burstable",

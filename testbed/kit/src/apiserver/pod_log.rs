@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 
 use super::store::Key;
 
-/// The logs of all pods.
 #[derive(Debug)]
 pub(crate) struct PodLogs(Mutex<HashMap<Key, PodLog>>);
 
@@ -39,7 +38,7 @@ impl PodLogs {
             .push_str(text);
     }
 
-    /// A container's log; empty if it has printed nothing.
+    /// The log of a container of the pod with this UID; empty if the container has printed nothing.
     pub(crate) fn read(&self, key: &Key, uid: &str, container: &str) -> String {
         let logs = self.0.lock();
         let log = logs.get(key).filter(|log| log.uid == uid);

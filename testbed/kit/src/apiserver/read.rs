@@ -9,27 +9,26 @@ use super::selector::Selectors;
 use super::status::ApiError;
 use super::store::{Key, ObjectVersion, Store};
 
-/// The parameters of a list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ListQuery {
     pub(crate) namespace: Option<String>,
     pub(crate) selectors: Selectors,
     pub(crate) limit: Option<usize>,
+    /// The `continue` parameter.
     pub(crate) token: Option<String>,
     /// The `resourceVersion` parameter.
     pub(crate) revision: Option<u64>,
 }
 
-/// One page of a list.
 #[derive(Debug)]
 pub(crate) struct ListPage {
     pub(crate) revision: u64,
     pub(crate) items: Vec<Arc<ObjectVersion>>,
+    /// The `continue` token of the next page; `None` for the last page.
     pub(crate) next: Option<String>,
     pub(crate) remaining: Option<usize>,
 }
 
-/// Reads one page of a list.
 pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<ListPage, ApiError> {
     let current = store.revision();
     if let Some(asked) = query.revision.filter(|asked| *asked > current) {
@@ -38,6 +37,7 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Li
     let (revision, after) = match query.token.as_deref() {
         Some(token) => {
             let (revision, key) = parse_token(token)?;
+            // Reads no change, only checks that the window still has those after the first page.
             store.events(storage, revision, 0).map_err(|_| expired())?;
             (revision, Some(key))
         }

@@ -65,7 +65,6 @@ pub(crate) fn render_object(view: View, resource: &Resource, version: &ObjectVer
     Bytes::from(value.to_string())
 }
 
-/// One item of a list.
 pub(crate) fn render_list_item(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
     match view {
         View::Table(row) => Bytes::from(table::row(resource, &version.value, row).to_string()),
@@ -73,7 +72,6 @@ pub(crate) fn render_list_item(view: View, resource: &Resource, version: &Object
     }
 }
 
-/// The metadata of a list.
 pub(crate) fn list_meta(rv: u64, next: Option<&str>, remaining: Option<usize>) -> Value {
     let mut meta = json!({"resourceVersion": rv.to_string()});
     if let Some(next) = next {

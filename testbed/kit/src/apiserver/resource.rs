@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use super::object;
 
-/// One printed column of a custom resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PrintedColumn {
     pub(crate) name: String,
@@ -43,6 +42,7 @@ pub struct Resource {
     pub status: bool,
     /// True if a `CustomResourceDefinition` made it.
     pub custom: bool,
+    /// The name of the collection in the store that has its objects.
     pub(crate) storage: String,
     pub(crate) schema: Option<Arc<Value>>,
     pub(crate) columns: Vec<PrintedColumn>,
@@ -163,11 +163,9 @@ storage.k8s.io/v1               storageclasses                    StorageClass  
 storage.k8s.io/v1               volumeattachments                 VolumeAttachment                 cluster    status -        -";
 /// Group of the webhook configurations.
 pub(crate) const ADMISSION: &str = "admissionregistration.k8s.io";
-/// Group of custom resource definitions.
 pub(crate) const CRD_GROUP: &str = "apiextensions.k8s.io";
-/// Plural of custom resource definitions.
 pub(crate) const CRD_PLURAL: &str = "customresourcedefinitions";
-/// The place where namespaces are stored.
+/// The `storage` of the resource `namespaces`.
 pub(crate) const NAMESPACES: &str = "/namespaces";
 
 /// The comma-separated words of a cell; none for a dash.
@@ -209,7 +207,6 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// The built-in resources.
     pub(crate) fn new() -> Self {
         let mut registry = Self {
             by_path: HashMap::new(),
@@ -245,10 +242,10 @@ impl Registry {
     /// group first, as kubectl does.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Resource>> {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
-        let stored = |r: &&Arc<Resource>| r.plural == plural;
-        let mut found = self.ordered.iter().filter(stored);
-        let exact = found.clone().find(|r| r.group == group);
-        exact
+        let has_plural = |r: &&Arc<Resource>| r.plural == plural;
+        let mut found = self.ordered.iter().filter(has_plural);
+        let in_group = found.clone().find(|r| r.group == group);
+        in_group
             .or_else(|| found.next().filter(|_| group.is_empty()))
             .cloned()
     }
@@ -283,7 +280,7 @@ impl Registry {
     }
 }
 
-/// The status that kube-apiserver's controllers write to a definition once its names are accepted.
+/// The status of a `CustomResourceDefinition` that kube-apiserver has accepted.
 pub(crate) fn established(definition: &Value) -> Value {
     let condition = |kind: &str, reason: &str, message: &str| {
         json!({"type": kind, "status": "True", "reason": reason, "message": message,
@@ -307,23 +304,23 @@ pub(crate) fn established(definition: &Value) -> Value {
 /// The resource that one version of a `CustomResourceDefinition` defines. Objects are not converted between versions.
 fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
-    let names = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
-    let list = |field: &str| -> Vec<String> {
+    let name_of = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
+    let names_of = |field: &str| -> Vec<String> {
         let items = object::array(definition, &format!("/spec/names/{field}")).iter();
         items.filter_map(Value::as_str).map(str::to_owned).collect()
     };
-    let kind = names("kind");
-    let or = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
+    let kind = name_of("kind");
+    let or_default = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
     Resource {
-        storage: format!("{group}/{}", names("plural")),
+        storage: format!("{group}/{}", name_of("plural")),
         version: object::text(version, "/name").to_owned(),
-        plural: names("plural"),
-        singular: or(names("singular"), kind.to_lowercase()),
-        list_kind: or(names("listKind"), format!("{kind}List")),
+        plural: name_of("plural"),
+        singular: or_default(name_of("singular"), kind.to_lowercase()),
+        list_kind: or_default(name_of("listKind"), format!("{kind}List")),
         kind,
         namespaced: object::text(definition, "/spec/scope") == "Namespaced",
-        short_names: list("shortNames"),
-        categories: list("categories"),
+        short_names: names_of("shortNames"),
+        categories: names_of("categories"),
         status: version.pointer("/subresources/status").is_some(),
         custom: true,
         schema: version.pointer("/schema/openAPIV3Schema").cloned().map(Arc::new),

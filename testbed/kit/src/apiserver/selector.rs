@@ -15,6 +15,7 @@ use super::status::ApiError;
 struct FieldTest {
     path: String,
     value: String,
+    /// True for `=`, false for `!=`.
     is_equal: bool,
 }
 
@@ -150,7 +151,7 @@ fn legal_key(key: &str) -> Result<String, String> {
     Ok(key.to_owned())
 }
 
-/// Parses `key=value`, `key==value` or `key!=value`; `None` if the text has another form.
+/// Parses `key=value` and `key==value` (true), or `key!=value` (false); `None` if the text has another form.
 fn parse_equality(part: &str) -> Option<(String, String, bool)> {
     if part.contains('(') {
         return None;

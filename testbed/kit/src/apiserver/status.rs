@@ -48,7 +48,6 @@ impl InvalidField {
         Self::new("FieldValueInvalid", field, message)
     }
 
-    /// The error of a required value that is missing.
     pub(crate) fn required(field: impl Display, why: &str) -> Self {
         let colon = if why.is_empty() { "" } else { ": " };
         Self::new("FieldValueRequired", field, format!("Required value{colon}{why}"))
@@ -59,7 +58,6 @@ impl InvalidField {
         Self::new("FieldValueForbidden", field, format!("Forbidden: {why}"))
     }
 
-    /// The error of a value that occurs twice.
     pub(crate) fn duplicate(field: impl Display, value: &str) -> Self {
         Self::new(
             "FieldValueDuplicate",
@@ -68,7 +66,6 @@ impl InvalidField {
         )
     }
 
-    /// The error of a value that is not one of the supported values.
     pub(crate) fn unsupported(field: impl Display, value: &str, allowed: &[&str]) -> Self {
         let listed = allowed.join("\", \"");
         let message = format!("Unsupported value: \"{value}\": supported values: \"{listed}\"");
@@ -77,7 +74,7 @@ impl InvalidField {
 }
 
 impl ApiError {
-    /// An error of any code with the reason that belongs to it.
+    /// An error of any HTTP code, with the reason that Kubernetes gives this code.
     pub fn new(code: u16, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -177,7 +174,7 @@ impl ApiError {
         error
     }
 
-    /// 500 for something that went wrong behind the request.
+    /// 500 for a failure that the request did not cause.
     pub(crate) fn internal(why: &str) -> Self {
         let details = json!({"causes": [{"message": why}]});
         Self {
@@ -186,10 +183,9 @@ impl ApiError {
         }
     }
 
-    /// The refusal of a webhook, under the code and reason that it gave.
+    /// The refusal by a webhook or policy, with the HTTP code and the reason that it gave.
     pub(crate) fn denied(code: u16, reason: &str, message: String) -> Self {
-        // `reason` is static text in [`ApiError`], so the webhook's reason is looked up among those that
-        // Kubernetes has.
+        // [`ApiError`] holds static text, so the reason is looked up among those of Kubernetes; others are dropped.
         let mut known = (400..=504).map(reason_of).chain(["AlreadyExists", "Gone"]);
         Self {
             reason: known.find(|known| *known == reason).unwrap_or_default(),
@@ -208,7 +204,6 @@ impl ApiError {
         self
     }
 
-    /// The error as a `Status` object.
     pub(crate) fn to_status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {},

@@ -34,8 +34,10 @@ impl Key {
 /// One immutable version of an object.
 #[derive(Debug)]
 pub(crate) struct ObjectVersion {
+    /// The revision of the write, which is the object's `resourceVersion`.
     pub(crate) rv: u64,
     pub(crate) value: Arc<Value>,
+    /// `value` as JSON.
     pub(crate) bytes: Bytes,
 }
 
@@ -43,6 +45,7 @@ pub(crate) struct ObjectVersion {
 struct Collection {
     objects: BTreeMap<Key, Arc<ObjectVersion>>,
     log: EventLog,
+    /// Sends the revision of each change, which wakes watches.
     signal: watch::Sender<u64>,
 }
 
@@ -50,7 +53,9 @@ struct Collection {
 #[derive(Debug)]
 pub(crate) struct Store {
     revision: u64,
+    /// The number of past changes that each collection keeps.
     window: usize,
+    /// Changes up to this revision are forgotten.
     compacted: u64,
     collections: HashMap<String, Collection>,
 }
@@ -78,7 +83,7 @@ impl Store {
     /// Stores a new version of an object under the next revision, and logs the change for watches.
     pub(crate) fn put(&mut self, storage: &str, key: Key, value: Value) -> Arc<ObjectVersion> {
         self.revision += 1;
-        let version = Arc::new(stamp(value, self.revision));
+        let version = Arc::new(version_at(value, self.revision));
         let collection = self.collection(storage);
         let previous = collection.objects.insert(key.clone(), Arc::clone(&version));
         let change = if previous.is_some() {
@@ -108,7 +113,7 @@ impl Store {
         let collection = self.collection(storage);
         let previous = collection.objects.remove(key)?;
         let value = last.unwrap_or_else(|| Value::clone(&previous.value));
-        let version = Arc::new(stamp(value, revision));
+        let version = Arc::new(version_at(value, revision));
         collection.record(ObjectChange {
             change: ChangeKind::Deleted,
             key: key.clone(),
@@ -119,7 +124,7 @@ impl Store {
         Some(version)
     }
 
-    /// The objects of a collection by key: those of one namespace if it is given, and those after a key.
+    /// The objects of a collection, ordered by key: of one namespace if it is given, and after a key if it is given.
     pub(crate) fn scan<'a>(
         &'a self,
         storage: &str,
@@ -136,7 +141,7 @@ impl Store {
         objects.take_while(move |(key, _)| namespace.is_none_or(|namespace| key.namespace == namespace))
     }
 
-    /// Up to `max` changes after a revision, and the revision up to which a caller that has read these has seen everything.
+    /// Up to `max` changes after a revision, and the revision up to which they are complete.
     pub(crate) fn events(
         &self,
         storage: &str,
@@ -198,7 +203,7 @@ impl Collection {
 }
 
 /// The version of an object with this revision as its `resourceVersion`.
-fn stamp(mut value: Value, rv: u64) -> ObjectVersion {
+fn version_at(mut value: Value, rv: u64) -> ObjectVersion {
     object::meta(&mut value).insert("resourceVersion".to_owned(), Value::from(rv.to_string()));
     // Serialised here, once per version, and not once for each of the watches and lists that send it.
     let bytes = Bytes::from(value.to_string());
@@ -220,14 +225,12 @@ pub enum ChangeKind {
     Deleted,
 }
 
-/// One change of one object.
 #[derive(Debug)]
 pub(crate) struct ObjectChange {
     pub(crate) change: ChangeKind,
     pub(crate) key: Key,
     /// The version after the change; for a deletion the last state under the deletion's revision.
     pub(crate) version: Arc<ObjectVersion>,
-    /// The version before the change.
     pub(crate) previous: Option<Arc<ObjectVersion>>,
 }
 
@@ -236,7 +239,7 @@ impl ObjectChange {
     /// that has left its selector.
     pub(crate) fn departed(&self) -> Option<ObjectVersion> {
         let previous = self.previous.as_ref()?;
-        Some(stamp(Value::clone(&previous.value), self.version.rv))
+        Some(version_at(Value::clone(&previous.value), self.version.rv))
     }
 }
 
@@ -252,6 +255,7 @@ pub(crate) struct Compacted {
 pub(crate) struct EventLog {
     events: VecDeque<Arc<ObjectChange>>,
     window: usize,
+    /// The log has every change after this revision.
     complete_after: u64,
 }
 

@@ -9,26 +9,29 @@ use super::object::{array, integer, is_deleting, is_true, object, parse_time, te
 use super::render::{RowObject, metadata_only};
 use super::resource::Resource;
 
-/// A cell of a row: the name of its column, true if only `-o wide` shows the column, and the value.
+/// A cell of a row: the name of its column, [`ALWAYS`] or [`WIDE_ONLY`] for the column, and the value.
 type Cell = (&'static str, bool, Value);
+/// The column is shown with and without `-o wide`.
+const ALWAYS: bool = false;
+/// The column is shown with `-o wide` only.
+const WIDE_ONLY: bool = true;
 
-/// The columns that `kubectl get` prints for an object of a built-in kind: heading, whether only `-o wide` shows it,
-/// value.
+/// The cells that `kubectl get` prints for an object of a built-in kind.
 fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
-    let name = ("Name", false, text_cell(value, "/metadata/name"));
-    let age = ("Age", false, age_since(text(value, CREATED)));
+    let name = ("Name", ALWAYS, text_cell(value, "/metadata/name"));
+    let age = ("Age", ALWAYS, age_since(text(value, CREATED)));
     match (resource.group.as_str(), resource.plural.as_str()) {
         ("", "pods") => pod_cells(value),
         ("", "nodes") => node_cells(value),
         ("", "events") => event_cells(value),
-        ("", "namespaces") => vec![name, ("Status", false, text_cell(value, "/status/phase")), age],
+        ("", "namespaces") => vec![name, ("Status", ALWAYS, text_cell(value, "/status/phase")), age],
         ("", "configmaps" | "secrets") => {
             let n_entries = object(value, "/data").map_or(0, serde_json::Map::len);
-            vec![name, ("Data", false, Value::from(n_entries)), age]
+            vec![name, ("Data", ALWAYS, Value::from(n_entries)), age]
         }
         ("coordination.k8s.io", "leases") => vec![
             name,
-            ("Holder", false, text_cell(value, "/spec/holderIdentity")),
+            ("Holder", ALWAYS, text_cell(value, "/spec/holderIdentity")),
             age,
         ],
         ("apps", plural @ ("deployments" | "daemonsets")) => {
@@ -40,12 +43,12 @@ fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
             let ready = Value::from(number_cell(value, ready).to_string());
             vec![
                 name,
-                ("Ready", false, ready),
-                ("Desired", false, number_cell(value, desired)),
+                ("Ready", ALWAYS, ready),
+                ("Desired", ALWAYS, number_cell(value, desired)),
                 age,
             ]
         }
-        ("apiextensions.k8s.io", _) => vec![name, (CREATED_AT, false, text_cell(value, CREATED))],
+        ("apiextensions.k8s.io", _) => vec![name, (CREATED_AT, ALWAYS, text_cell(value, CREATED))],
         _ => vec![name, age],
     }
 }
@@ -60,7 +63,6 @@ fn number_cell(object: &Value, pointer: &str) -> Value {
     object.pointer(pointer).cloned().unwrap_or(Value::from(0))
 }
 
-/// The creation time of an object.
 const CREATED: &str = "/metadata/creationTimestamp";
 /// The name of the one column that shows a date and not an age.
 const CREATED_AT: &str = "Created At";
@@ -72,7 +74,6 @@ fn of_type<'a>(object: &'a Value, list: &str, kind: &str) -> Option<&'a Value> {
         .find(|item| text(item, "/type") == kind)
 }
 
-/// The columns of a Node.
 fn node_cells(node: &Value) -> Vec<Cell> {
     let mut status = match of_type(node, "/status/conditions", "Ready") {
         Some(condition) if text(condition, "/status") == "True" => "Ready".to_owned(),
@@ -89,30 +90,29 @@ fn node_cells(node: &Value) -> Vec<Cell> {
     }
     let address = of_type(node, "/status/addresses", "InternalIP").unwrap_or(&Value::Null);
     vec![
-        ("Name", false, text_cell(node, "/metadata/name")),
-        ("Status", false, Value::from(status)),
-        ("Roles", false, or_none(&roles.join(","))),
-        ("Age", false, age_since(text(node, CREATED))),
+        ("Name", ALWAYS, text_cell(node, "/metadata/name")),
+        ("Status", ALWAYS, Value::from(status)),
+        ("Roles", ALWAYS, or_none(&roles.join(","))),
+        ("Age", ALWAYS, age_since(text(node, CREATED))),
         (
             "Version",
-            false,
+            ALWAYS,
             text_cell(node, "/status/nodeInfo/kubeletVersion"),
         ),
-        ("Internal-IP", true, or_none(text(address, "/address"))),
+        ("Internal-IP", WIDE_ONLY, or_none(text(address, "/address"))),
         (
             "OS-Image",
-            true,
+            WIDE_ONLY,
             or_unknown(text(node, "/status/nodeInfo/osImage")),
         ),
         (
             "Container-Runtime",
-            true,
+            WIDE_ONLY,
             or_unknown(text(node, "/status/nodeInfo/containerRuntimeVersion")),
         ),
     ]
 }
 
-/// The columns of an Event.
 fn event_cells(event: &Value) -> Vec<Cell> {
     let times = [
         "/series/lastObservedTime",
@@ -125,19 +125,19 @@ fn event_cells(event: &Value) -> Vec<Cell> {
     let about = format!("{kind}/{}", text(event, "/involvedObject/name"));
     let source = first_text(event, &["/source/component", "/reportingComponent"]);
     vec![
-        ("Last Seen", false, age_since(seen)),
-        ("Type", false, text_cell(event, "/type")),
-        ("Reason", false, text_cell(event, "/reason")),
-        ("Object", false, Value::from(about)),
-        ("Message", false, Value::from(text(event, "/message").trim())),
-        ("Source", true, Value::from(source)),
+        ("Last Seen", ALWAYS, age_since(seen)),
+        ("Type", ALWAYS, text_cell(event, "/type")),
+        ("Reason", ALWAYS, text_cell(event, "/reason")),
+        ("Object", ALWAYS, Value::from(about)),
+        ("Message", ALWAYS, Value::from(text(event, "/message").trim())),
+        ("Source", WIDE_ONLY, Value::from(source)),
         (
             "Count",
-            true,
+            WIDE_ONLY,
             // An event of the newer API has a series in place of a count.
             event.get("count").cloned().unwrap_or(Value::from(1)),
         ),
-        ("Name", true, text_cell(event, "/metadata/name")),
+        ("Name", WIDE_ONLY, text_cell(event, "/metadata/name")),
     ]
 }
 
@@ -254,7 +254,6 @@ fn two_units(high: i64, unit: char, low: i64, small: char) -> String {
     }
 }
 
-/// The columns of a Pod.
 fn pod_cells(pod: &Value) -> Vec<Cell> {
     let statuses = array(pod, "/status/containerStatuses");
     let (mut n_ready, mut n_restarts) = (0, 0);
@@ -264,19 +263,19 @@ fn pod_cells(pod: &Value) -> Vec<Cell> {
     }
     let n_containers = array(pod, "/spec/containers").len();
     vec![
-        ("Name", false, Value::from(text(pod, "/metadata/name"))),
-        ("Ready", false, Value::from(format!("{n_ready}/{n_containers}"))),
-        ("Status", false, Value::from(pod_status(pod))),
-        ("Restarts", false, Value::from(n_restarts.to_string())),
-        ("Age", false, age_since(text(pod, CREATED))),
-        ("IP", true, or_none(text(pod, "/status/podIP"))),
-        ("Node", true, or_none(text(pod, "/spec/nodeName"))),
+        ("Name", ALWAYS, Value::from(text(pod, "/metadata/name"))),
+        ("Ready", ALWAYS, Value::from(format!("{n_ready}/{n_containers}"))),
+        ("Status", ALWAYS, Value::from(pod_status(pod))),
+        ("Restarts", ALWAYS, Value::from(n_restarts.to_string())),
+        ("Age", ALWAYS, age_since(text(pod, CREATED))),
+        ("IP", WIDE_ONLY, or_none(text(pod, "/status/podIP"))),
+        ("Node", WIDE_ONLY, or_none(text(pod, "/spec/nodeName"))),
         (
             "Nominated Node",
-            true,
+            WIDE_ONLY,
             or_none(text(pod, "/status/nominatedNodeName")),
         ),
-        ("Readiness Gates", true, or_none("")),
+        ("Readiness Gates", WIDE_ONLY, or_none("")),
     ]
 }
 

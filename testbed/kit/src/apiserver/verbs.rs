@@ -11,7 +11,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::admission::Params;
+use super::admission::ParamInformers;
 use super::resource::{Registry, Resource};
 use super::status::ApiError;
 use super::store::{Key, ObjectVersion, Store};
@@ -28,8 +28,8 @@ pub(crate) mod update;
 pub(crate) struct ApiState {
     pub(crate) store: Store,
     pub(crate) registry: Registry,
-    /// The objects that admission policies name.
-    pub(crate) params: Params,
+    /// The parameter objects of admission policies, as informers show them.
+    pub(crate) params: ParamInformers,
 }
 
 /// The object (or, with an empty name, the collection) that a request is about.
@@ -77,7 +77,6 @@ impl WrittenPart {
     }
 }
 
-/// The options of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
@@ -89,7 +88,6 @@ pub(crate) struct WriteOptions {
     pub(crate) now: DateTime<Utc>,
 }
 
-/// The result of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct Written {
     pub(crate) version: Arc<ObjectVersion>,
@@ -190,9 +188,10 @@ fn check_kind(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> 
 /// Checks that labels and annotations have strings as values, and that finalizers are strings.
 fn check_string_maps(body: &Value) -> Result<(), ApiError> {
     for field in ["labels", "annotations"] {
-        let at = format!("/metadata/{field}");
-        let has_strings = object::object(body, &at).is_some_and(|map| map.values().all(Value::is_string));
-        if object::is_set(body, &at) && !has_strings {
+        let pointer = format!("/metadata/{field}");
+        let has_strings =
+            object::object(body, &pointer).is_some_and(|map| map.values().all(Value::is_string));
+        if object::is_set(body, &pointer) && !has_strings {
             let why = format!("metadata.{field} must be a map of strings to strings");
             return Err(ApiError::bad_request(why));
         }
@@ -207,8 +206,7 @@ fn check_string_maps(body: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// Converts amounts to the form in which they are stored, and refuses an object that does not decode as its
-/// kind.
+/// Converts amounts to the form in which they are stored, and refuses an object that does not decode as its kind.
 fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     if resource.is_pod() {
         pod::normalize_pod(body);

@@ -18,7 +18,6 @@ use super::verbs::SharedState;
 /// Changes read from the log at a time, to keep the lock short.
 const BATCH: usize = 1000;
 
-/// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WatchStart {
     /// Every present object first, as added.
@@ -50,6 +49,7 @@ pub struct Watch {
     storage: String,
     namespace: Option<String>,
     selectors: Selectors,
+    /// Changes up to this revision were read from the log.
     cursor: u64,
     signal: watch::Receiver<u64>,
     /// Present objects, or changes of the last batch, that were not reported yet.
@@ -99,10 +99,10 @@ impl Watch {
     /// Waits for the next change. After an error the watch has ended.
     pub async fn next(&mut self) -> Result<WatchEvent, ApiError> {
         loop {
-            if let Some(delta) = self.pending.pop_front() {
+            if let Some(change) = self.pending.pop_front() {
                 return Ok(WatchEvent {
-                    change: delta.change,
-                    object: Arc::clone(&delta.version.value),
+                    change: change.change,
+                    object: Arc::clone(&change.version.value),
                 });
             }
             let found = self.read_changes()?;
@@ -113,12 +113,12 @@ impl Watch {
         }
     }
 
-    /// The revision up to which the watch has seen everything once its pending changes are taken.
+    /// The revision up to which the watch has reported every change, once its pending changes are taken.
     pub(crate) fn cursor(&self) -> u64 {
         self.cursor
     }
 
-    /// The events that can be reported now, without waiting.
+    /// The changes that can be reported now, without waiting.
     pub(crate) fn read_changes(&mut self) -> Result<Vec<EncodedChange>, ApiError> {
         if !self.pending.is_empty() {
             return Ok(std::mem::take(&mut self.pending).into());

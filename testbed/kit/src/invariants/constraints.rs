@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::pod_fields::device_record;
 
+/// The annotation for device types that are allocated together, the primary type first.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Joint {
@@ -22,6 +23,7 @@ struct Joint {
     required_scope: String,
 }
 
+/// Koordinator's allocation hint for the devices of one type.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct HintDemands {
@@ -36,6 +38,7 @@ struct HintDemands {
 #[derive(Debug, Default)]
 pub(super) struct PodDemands {
     joint: Joint,
+    /// By device type.
     hints: BTreeMap<String, HintDemands>,
 }
 
@@ -50,27 +53,29 @@ impl PodDemands {
     /// Reads the demands of a pod; an annotation that does not parse demands nothing.
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
-            joint: read(pod, JOINT),
-            hints: read(pod, HINT),
+            joint: read_annotation(pod, JOINT),
+            hints: read_annotation(pod, HINT),
         }
     }
 
-    /// Returns true if the demands change how many devices of a type the pod holds, or how much of each.
-    pub(super) fn speak_of(&self, kind: &str) -> bool {
+    /// Returns true if the annotations may change the number of devices of a type that the pod holds, or the amounts.
+    pub(super) fn change_amounts_of(&self, kind: &str) -> bool {
         self.hints.contains_key(kind) || self.joint.device_types.iter().any(|joined| joined == kind)
     }
 
-    /// Returns true if the amounts that a pod holds of devices of a type fit its request and its hint.
+    /// Returns true if `held`, the amount of each device of a type that the pod holds, fits its request and its hint.
     pub(super) fn should_hold(&self, kind: &str, asked: u64, held: &[u64]) -> bool {
         let hint = self.hints.get(kind);
-        let (n_devices, n_least) = (held.len() as u64, (asked / 100).max(1));
+        let (n_devices, n_whole) = (held.len() as u64, (asked / 100).max(1));
         let each_has = |amount: u64| held.iter().all(|held| *held == amount);
         let strategy = hint.map_or("", |hint| hint.allocate_strategy.as_str());
         match strategy {
+            // More than 100, the amount of one device, requests whole devices.
             _ if asked > 100 && asked.is_multiple_of(100) => {
-                each_has(100) && self.is_enough(kind, n_devices, n_least)
+                each_has(100) && self.is_enough(kind, n_devices, n_whole)
             }
             "ApplyForAll" => each_has(asked) && n_devices > 0,
+            // The request is a number of devices, not an amount of one.
             "RequestsAsCount" => {
                 let whole = hint.is_some_and(|hint| hint.exclusive_policy == "DeviceLevel");
                 each_has(if whole { 100 } else { 1 }) && self.is_enough(kind, n_devices, asked)
@@ -79,12 +84,11 @@ impl PodDemands {
         }
     }
 
-    /// Returns true if the number of devices is enough: the number that was requested, or more for a type that
-    /// accompanies another one.
-    fn is_enough(&self, kind: &str, n_devices: u64, asked: u64) -> bool {
-        let mut following = self.joint.device_types.iter().skip(1);
-        let comes_along = following.any(|joined| joined == kind);
-        n_devices == asked || (comes_along && n_devices > asked)
+    /// Returns true if the number of devices is the requested one, or larger for a secondary type of a joint allocation.
+    fn is_enough(&self, kind: &str, n_devices: u64, n_requested: u64) -> bool {
+        let mut secondary_types = self.joint.device_types.iter().skip(1);
+        let is_secondary = secondary_types.any(|joined| joined == kind);
+        n_devices == n_requested || (is_secondary && n_devices > n_requested)
     }
 }
 
@@ -136,7 +140,7 @@ impl<'a> BoundPod<'a> {
         held.map(|one| one.minor).collect()
     }
 
-    /// The places of the pod's devices of a type, each once.
+    /// The places (NUMA node and PCIe switch) of the pod's devices of a type, each once.
     fn places(&self, kind: &str) -> BTreeSet<(i32, String)> {
         let minors = self.minors(kind);
         let mut places = BTreeSet::new();
@@ -171,7 +175,7 @@ impl<'a> BoundPod<'a> {
                 ));
             }
             if let Some(selector) = &hint.vf_selector {
-                unmet.extend(wrong_function(kind, selector, one, info));
+                unmet.extend(wrong_virtual_function(kind, selector, one, info));
             }
         }
         if hint.allocate_strategy == "ApplyForAll" {
@@ -181,12 +185,12 @@ impl<'a> BoundPod<'a> {
                 unmet.push(format!("it has {} of {n_selected} {kind} devices", held.len()));
             }
         }
-        unmet.extend(self.scope(kind, hint));
+        unmet.extend(self.unmet_scope(kind, hint));
         unmet
     }
 
-    /// A sentence if the hint demands one PCIe switch or NUMA node and the pod's GPUs lie at several.
-    fn scope(&self, kind: &str, hint: &HintDemands) -> Option<String> {
+    /// Returns a sentence if the hint demands one PCIe switch or NUMA node, and the pod's GPUs are at several.
+    fn unmet_scope(&self, kind: &str, hint: &HintDemands) -> Option<String> {
         let places = self.places(kind);
         let n_places = match hint.required_topology_scope.as_str() {
             "PCIe" => places.len(),
@@ -216,23 +220,23 @@ fn is_selected(hint: &HintDemands, info: &DeviceInfo) -> bool {
 }
 
 /// Returns a sentence if a device is not recorded with exactly one virtual function that the selector selects.
-fn wrong_function(
+fn wrong_virtual_function(
     kind: &str,
     selector: &LabelSelector,
     held: &DeviceAllocation,
     info: &DeviceInfo,
 ) -> Option<String> {
-    let mut fitting: Vec<&str> = Vec::new();
+    let mut selected_ids: Vec<&str> = Vec::new();
     for group in &info.vf_groups {
         if selects(selector, &group.labels) {
-            fitting.extend(group.vfs.iter().map(|vf| vf.bus_id.as_str()));
+            selected_ids.extend(group.vfs.iter().map(|vf| vf.bus_id.as_str()));
         }
     }
-    let given = virtual_function_ids(held);
-    match &*given {
-        [one] if fitting.contains(&one.as_str()) => None,
+    let recorded_ids = virtual_function_ids(held);
+    match &*recorded_ids {
+        [one] if selected_ids.contains(&one.as_str()) => None,
         _ => Some(format!(
-            "{kind} {} comes with the functions {given:?}, not one of {fitting:?}",
+            "{kind} {} comes with the functions {recorded_ids:?}, not one of {selected_ids:?}",
             held.minor
         )),
     }
@@ -277,7 +281,7 @@ fn virtual_function_ids(held: &DeviceAllocation) -> Vec<String> {
     ids
 }
 
-fn read<T: Default + DeserializeOwned>(pod: &Pod, key: &str) -> T {
+fn read_annotation<T: Default + DeserializeOwned>(pod: &Pod, key: &str) -> T {
     let text = pod.annotations().get(key);
     text.and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default()

@@ -11,13 +11,21 @@ use super::constraints::PodDemands;
 use crate::kube_scheduler::ResourceAmounts;
 use crate::pod_fields::device_record;
 
-/// Node, type, minor, resource.
+/// Node, device type, minor number, resource.
 type AmountKey = (String, String, i32, String);
 
-/// Totals and held amounts of devices other than GPUs, with their holders.
+/// The amount of one resource that a device has, the part that pods hold, and these pods.
+#[derive(Clone, Debug, Default)]
+struct DeviceAmount {
+    total: u64,
+    used: u64,
+    pods: Vec<String>,
+}
+
+/// The amounts of devices other than GPUs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OtherDevices {
-    amounts: BTreeMap<AmountKey, (u64, u64, Vec<String>)>,
+    amounts: BTreeMap<AmountKey, DeviceAmount>,
 }
 
 impl OtherDevices {
@@ -29,14 +37,20 @@ impl OtherDevices {
             }
             for (resource, amount) in &info.resources {
                 let (kind, minor) = (info.device_type.clone(), info.minor.unwrap_or(-1));
-                let place = (node.to_owned(), kind, minor, canonical(resource).to_owned());
+                let key = (node.to_owned(), kind, minor, canonical(resource).to_owned());
                 let total = amount.unsigned().unwrap_or(0);
-                self.amounts.insert(place, (total, 0, Vec::new()));
+                self.amounts.insert(
+                    key,
+                    DeviceAmount {
+                        total,
+                        ..DeviceAmount::default()
+                    },
+                );
             }
         }
     }
 
-    /// Adds a pod's recorded amounts; an error if they are not what the pod requests of the node's devices.
+    /// Adds the amounts of a pod's record; an error if they differ from the pod's request for the node's devices.
     pub(super) fn add_pod(&mut self, node: &str, name: &str, pod: &Pod) -> Result<(), String> {
         let on_node = self.amounts.keys().filter(|(on, ..)| on == node);
         let resources: BTreeSet<String> = on_node.map(|(.., resource)| resource.clone()).collect();
@@ -50,34 +64,37 @@ impl OtherDevices {
             for device in devices {
                 for (resource, amount) in &device.resources {
                     let amount = amount.unsigned().unwrap_or(0);
-                    let place = (node.to_owned(), kind.clone(), device.minor, resource.clone());
-                    let Some((_, used, pods)) = self.amounts.get_mut(&place) else {
+                    let key = (node.to_owned(), kind.clone(), device.minor, resource.clone());
+                    let Some(on_device) = self.amounts.get_mut(&key) else {
                         return Err(format!("there is no {kind} {} with {resource}", device.minor));
                     };
-                    *used += amount;
-                    pods.push(name.to_owned());
+                    on_device.used += amount;
+                    on_device.pods.push(name.to_owned());
                     held.entry((resource, kind)).or_default().push(amount);
                 }
             }
         }
         let asked = ResourceAmounts::of_pod(pod).map_err(|error| error.to_string())?;
-        let constraints = PodDemands::of(pod);
+        let demands = PodDemands::of(pod);
         for resource in resources {
             let asked = u64::try_from(asked.get(&resource) / 1000).unwrap_or(0);
-            let of: Vec<_> = held.iter().filter(|((name, _), _)| *name == resource).collect();
-            let is_right = match &*of {
+            let of_resource: Vec<_> = held.iter().filter(|((name, _), _)| *name == resource).collect();
+            let is_right = match &*of_resource {
                 [] => asked == 0,
                 [((_, kind), amounts)] => {
-                    if constraints.speak_of(kind) {
-                        constraints.should_hold(kind, asked, amounts)
+                    if demands.change_amounts_of(kind) {
+                        demands.should_hold(kind, asked, amounts)
                     } else {
                         amounts.iter().sum::<u64>() == asked
                     }
                 }
+                // No resource belongs to devices of two types.
                 _ => false,
             };
             if !is_right {
-                return Err(format!("it asks for {resource} {asked} and holds {of:?}"));
+                return Err(format!(
+                    "it asks for {resource} {asked} and holds {of_resource:?}"
+                ));
             }
         }
         Ok(())
@@ -86,7 +103,7 @@ impl OtherDevices {
     /// A sentence for each device of which pods hold more than it has.
     pub(super) fn oversubscribed(&self) -> Vec<String> {
         let mut sentences = Vec::new();
-        for ((node, kind, minor, resource), (total, used, pods)) in &self.amounts {
+        for ((node, kind, minor, resource), DeviceAmount { total, used, pods }) in &self.amounts {
             if used > total {
                 let held = format!("{used} of {total} {resource} are held by {pods:?}");
                 sentences.push(format!("{kind} {minor} of {node}: {held}"));

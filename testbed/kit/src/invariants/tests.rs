@@ -43,12 +43,12 @@ fn pod(name: &str, limits: &Value, minors: &[i32], bytes: u64, core: u64) -> Val
 }
 
 fn violations(pods: &[Value]) -> Vec<String> {
-    accounts(&snapshot(pods), &BTreeSet::new()).violations
+    held_amounts(&snapshot(pods), &NONE_EXCUSED).violations
 }
 
 #[test]
 fn a_sound_cluster_has_no_violations() {
-    let thirds = |name| {
+    let quarter = |name| {
         pod(
             name,
             &json!({GPU_SHARED: "1", GPU_MEMORY_RATIO: "25", GPU_CORE: "50"}),
@@ -66,12 +66,12 @@ fn a_sound_cluster_has_no_violations() {
         0,
     );
     assert_eq!(
-        violations(&[thirds("a"), thirds("b"), units]),
+        violations(&[quarter("a"), quarter("b"), units]),
         Vec::<String>::new()
     );
-    let accounts = accounts(&snapshot(&[two]), &BTreeSet::new());
-    let used: Vec<u64> = accounts.gpus.values().map(GpuUse::used).collect();
-    assert_eq!((used, accounts.violations), (vec![4 * GIB, 4 * GIB], vec![]));
+    let held = held_amounts(&snapshot(&[two]), &NONE_EXCUSED);
+    let used: Vec<u64> = held.gpus.values().map(GpuUse::used).collect();
+    assert_eq!((used, held.violations), (vec![4 * GIB, 4 * GIB], vec![]));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn excused_and_finished_pods_are_ignored() {
     ended["status"]["phase"] = json!("Succeeded");
     let excused = BTreeSet::from(["default/broken".to_owned()]);
     assert_eq!(
-        accounts(&snapshot(&[broken, ended]), &excused).violations,
+        held_amounts(&snapshot(&[broken, ended]), &excused).violations,
         Vec::<String>::new()
     );
 }
@@ -171,9 +171,9 @@ fn a_swapped_record_counts_instead_of_the_annotation() {
     let exchanged = json!({"uid-a": record(1), "uid-b": record(0)}).to_string();
     let device = snapshot.devices.get_mut("n").unwrap();
     device.metadata.annotations = Some([(plugin_reports::EXCHANGED_RECORDS.to_owned(), exchanged)].into());
-    let accounts = accounts(&snapshot, &BTreeSet::new());
-    assert_eq!(accounts.violations, Vec::<String>::new());
-    assert_eq!(accounts.gpus[&("n".to_owned(), 1)].pods, ["default/a"]);
+    let held = held_amounts(&snapshot, &NONE_EXCUSED);
+    assert_eq!(held.violations, Vec::<String>::new());
+    assert_eq!(held.gpus[&("n".to_owned(), 1)].pods, ["default/a"]);
     assert_eq!(
         should_see(&snapshot.pods["default/a"], snapshot.devices.get("n"), "c"),
         ["GPU-n-1"]

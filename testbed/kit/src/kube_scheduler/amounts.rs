@@ -12,17 +12,17 @@ const THOUSAND: i128 = 1000;
 const CPU: &str = "cpu";
 const PODS: &str = "pods";
 const MEMORY: &str = "memory";
-/// The resources that nodes are scored by, and the amounts that a container without a request counts as (`GetNonzeroRequests`).
+/// The resources that nodes are scored by, and the request that a container without one counts as (`GetNonzeroRequests`).
 const SCORED: [(&str, i128); 2] = [(CPU, 100), (MEMORY, 200 * 1024 * 1024 * THOUSAND)];
-/// The best score that a plugin gives.
-const BEST: i64 = 100;
+/// The best score that a plugin gives (`MaxNodeScore`).
+const MAX_NODE_SCORE: i64 = 100;
 
 /// Thousandths by resource name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceAmounts {
     amounts: BTreeMap<String, i128>,
-    /// CPU and memory as `LeastAllocated` counts them (`NonZeroRequested`).
-    scored: [i128; 2],
+    /// CPU and memory as `LeastAllocated` counts them (`NonZeroRequested`): a container without a request counts too.
+    non_zero_requested: [i128; 2],
 }
 
 /// The error of a quantity that does not parse.
@@ -54,12 +54,14 @@ impl ResourceAmounts {
 
     /// Amounts by their text; those that do not parse count as none.
     pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = (&'a String, &'a str)>) -> Self {
-        let mut read = Self::default();
+        let mut amounts = Self::default();
         for (name, text) in texts {
             let amount = thousandths(name, &Quantity(text.to_owned())).ok();
-            read.amounts.extend(amount.map(|amount| (name.clone(), amount)));
+            amounts
+                .amounts
+                .extend(amount.map(|amount| (name.clone(), amount)));
         }
-        read.rounded()
+        amounts.rounded()
     }
 
     /// Thousandths by resource name.
@@ -72,7 +74,7 @@ impl ResourceAmounts {
         self.amounts.contains_key(resource)
     }
 
-    /// Makes the amount of one resource at least this many whole units.
+    /// Raises the amount of one resource to at least this many whole units.
     pub(crate) fn raise(&mut self, resource: &str, units: usize) {
         let floor = i128::try_from(units).unwrap_or(i128::MAX / THOUSAND) * THOUSAND;
         let amount = self.amounts.entry(resource.to_owned()).or_default();
@@ -115,7 +117,7 @@ impl ResourceAmounts {
                 None => drop(self.amounts.insert(name.clone(), operation(0, *amount))),
             }
         }
-        for (own, amount) in self.scored.iter_mut().zip(other.scored) {
+        for (own, amount) in self.non_zero_requested.iter_mut().zip(other.non_zero_requested) {
             *own = operation(*own, amount);
         }
     }
@@ -128,7 +130,7 @@ impl ResourceAmounts {
         used: &Self,
         ignored: &BTreeSet<String>,
     ) -> (Vec<String>, bool) {
-        let (mut reasons, mut hopeless) = (Vec::new(), false);
+        let (mut reasons, mut is_unresolvable) = (Vec::new(), false);
         for (name, amount) in &self.amounts {
             let total = allocatable.get(name);
             let is_counted = *amount > 0 && is_counted(name) && !ignored.contains(name);
@@ -136,13 +138,13 @@ impl ResourceAmounts {
                 continue;
             }
             // The number of pods is never called unresolvable.
-            hopeless |= *amount > total && name != PODS;
+            is_unresolvable |= *amount > total && name != PODS;
             reasons.push(match name.as_str() {
                 PODS => "Too many pods".to_owned(),
                 name => format!("Insufficient {name}"),
             });
         }
-        (reasons, hopeless)
+        (reasons, is_unresolvable)
     }
 
     /// The score of a node for this pod: `NodeResourcesFit` and `NodeResourcesBalancedAllocation`, each with its default weight
@@ -151,14 +153,17 @@ impl ResourceAmounts {
         self.least_allocated(allocatable, used) + self.balanced_allocation(allocatable, used)
     }
 
-    /// The score from 0 to 100 (`LeastAllocated`): the share of a node's CPU and memory that this pod would
-    /// leave free.
+    /// The score from 0 to 100 (`LeastAllocated`): the share of a node's CPU and memory that this pod would leave free.
     fn least_allocated(&self, allocatable: &Self, used: &Self) -> i64 {
         let (mut sum, mut n_shares) = (0, 0);
-        for (((name, _), used), own) in SCORED.into_iter().zip(used.scored).zip(self.scored) {
+        for (((name, _), used), own) in SCORED
+            .into_iter()
+            .zip(used.non_zero_requested)
+            .zip(self.non_zero_requested)
+        {
             let total = allocatable.get(name);
             if total > 0 {
-                sum += (total - used - own).max(0) * i128::from(BEST) / total;
+                sum += (total - used - own).max(0) * i128::from(MAX_NODE_SCORE) / total;
                 n_shares += 1;
             }
         }
@@ -175,11 +180,11 @@ impl ResourceAmounts {
         }
         let [total, before] = [allocatable, used].map(|amounts| SCORED.map(|(name, _)| amounts.get(name)));
         let after = [before[0] + own[0], before[1] + own[1]];
-        BEST / 2 + (BEST / 2 + balance(total, after) - balance(total, before)) / 2
+        MAX_NODE_SCORE / 2 + (MAX_NODE_SCORE / 2 + balance(total, after) - balance(total, before)) / 2
     }
 }
 
-/// The larger, the closer the used parts of CPU and memory are.
+/// The balance of a node from 0 to 100: the closer the used parts of its CPU and memory are, the larger.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -187,7 +192,7 @@ impl ResourceAmounts {
 )]
 fn balance(total: [i128; 2], used: [i128; 2]) -> i64 {
     if total.contains(&0) {
-        return BEST;
+        return MAX_NODE_SCORE;
     }
     let part = |used: i128, total: i128| (used as f64 / total as f64).min(1.0);
     let deviation = (part(used[0], total[0]) - part(used[1], total[1])).abs() / 2.0;
@@ -206,8 +211,7 @@ fn is_hugepages(resource: &str) -> bool {
     resource.starts_with("hugepages-")
 }
 
-/// The amounts that the scheduler counts for a pod: the sum of its containers or the peak of its init containers, with
-/// overhead.
+/// The amounts that the scheduler counts for a pod: the sum of its containers or the peak of its init containers, with overhead.
 fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
     let (mut running, mut sidecars, mut init_peak) = (
         ResourceAmounts::default(),
@@ -230,24 +234,28 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
         running.add(&of_container(container)?);
     }
     running.raise_to(&init_peak);
-    // The feature PodLevelResources, on by default from 1.34 on.
-    let own = spec
+    // The pod's own requests (PodLevelResources, on by default from 1.34 on) replace the sums over its containers.
+    let pod_level = spec
         .resources
         .iter()
-        .flat_map(|own| own.requests.iter().flatten());
-    let own = read(own)?;
-    for ((name, _), (scored, own_scored)) in SCORED.into_iter().zip(running.scored.iter_mut().zip(own.scored))
-    {
-        if own.amounts.contains_key(name) {
-            *scored = own_scored;
+        .flat_map(|pod_level| pod_level.requests.iter().flatten());
+    let pod_level = parse_amounts(pod_level)?;
+    for ((name, _), (non_zero_requested, own_non_zero_requested)) in SCORED.into_iter().zip(
+        running
+            .non_zero_requested
+            .iter_mut()
+            .zip(pod_level.non_zero_requested),
+    ) {
+        if pod_level.amounts.contains_key(name) {
+            *non_zero_requested = own_non_zero_requested;
         }
     }
-    for (name, amount) in own.amounts {
+    for (name, amount) in pod_level.amounts {
         if matches!(name.as_str(), CPU | MEMORY) || is_hugepages(&name) {
             running.amounts.insert(name, amount);
         }
     }
-    running.add(&read(spec.overhead.iter().flatten())?);
+    running.add(&parse_amounts(spec.overhead.iter().flatten())?);
     Ok(running)
 }
 
@@ -258,26 +266,28 @@ fn of_container(container: &Container) -> Result<ResourceAmounts, AmountError> {
         .clone()
         .flat_map(|resources| resources.limits.iter().flatten());
     let requests = resources.flat_map(|resources| resources.requests.iter().flatten());
-    let mut amounts = read(limits.chain(requests))?;
-    for ((name, default), scored) in SCORED.into_iter().zip(&mut amounts.scored) {
+    let mut amounts = parse_amounts(limits.chain(requests))?;
+    for ((name, default), non_zero_requested) in SCORED.into_iter().zip(&mut amounts.non_zero_requested) {
         if !amounts.amounts.contains_key(name) {
-            *scored = default;
+            *non_zero_requested = default;
         }
     }
     Ok(amounts)
 }
 
 /// Parses amounts of resources into thousandths; of two amounts of one resource the last counts.
-fn read<'a>(
+fn parse_amounts<'a>(
     quantities: impl Iterator<Item = (&'a String, &'a Quantity)>,
 ) -> Result<ResourceAmounts, AmountError> {
     let parsed = quantities.map(|(name, quantity)| Ok((name.clone(), thousandths(name, quantity)?)));
     let amounts: BTreeMap<String, i128> = parsed.collect::<Result<_, _>>()?;
-    let scored = SCORED.map(|(name, _)| amounts.get(name).copied().unwrap_or(0));
-    Ok(ResourceAmounts { amounts, scored })
+    let non_zero_requested = SCORED.map(|(name, _)| amounts.get(name).copied().unwrap_or(0));
+    Ok(ResourceAmounts {
+        amounts,
+        non_zero_requested,
+    })
 }
 
-/// Parses one amount into thousandths.
 fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError> {
     let fail = |_| AmountError {
         resource: resource.to_owned(),
@@ -308,7 +318,7 @@ mod tests {
                 .iter()
                 .map(|(name, amount)| ((*name).to_owned(), amount * THOUSAND))
                 .collect(),
-            scored: [0; 2],
+            non_zero_requested: [0; 2],
         }
     }
 
@@ -408,10 +418,10 @@ mod tests {
         #[case] score: i64,
     ) {
         let allocatable = amounts(&[(CPU, 10), (MEMORY, 10 << 30)]);
-        let of = |(cpu, memory): (u32, u32), scored: bool| {
+        let of = |(cpu, memory): (u32, u32), with_zeros: bool| {
             let mut requests = json!({});
             for (name, amount) in [(CPU, cpu.to_string()), (MEMORY, format!("{memory}Gi"))] {
-                if scored || !amount.starts_with('0') {
+                if with_zeros || !amount.starts_with('0') {
                     requests[name] = json!(amount);
                 }
             }

@@ -23,7 +23,7 @@ pub(super) struct PodBinder {
 }
 
 impl PodBinder {
-    /// A binder that asks the one extender that binds, if there is one.
+    /// A binder that calls the extender with a bind verb, if there is one.
     pub(super) fn new(client: Client, extenders: &[ExtenderClient]) -> Self {
         Self {
             client,
@@ -72,10 +72,10 @@ impl PodBinder {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace(pod));
         let binding = Binding { metadata, target };
         let params = PostParams::default();
-        let answer: Status = pods
+        // The type decides the decoding: the API server answers a binding with a Status.
+        let _: Status = pods
             .create_subresource("binding", &pod.name_any(), &params, &binding)
             .await?;
-        drop(answer);
         Ok(())
     }
 }
@@ -87,10 +87,10 @@ pub const VOLUME_WAIT: &str = "testbed/volume-wait-ms";
 /// Annotation: the pod is treated as by a kube-scheduler before 1.35, which nominates no node for pods that wait.
 pub const NO_NOMINATION: &str = "testbed/no-nomination";
 
-/// The wait of one binding cycle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waits {
     pub(super) total: Duration,
+    /// True if the pod is nominated to its node before the wait.
     pub(super) nominates: bool,
 }
 

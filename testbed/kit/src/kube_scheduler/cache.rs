@@ -1,7 +1,6 @@
 //! The scheduling loop's view of nodes and of the pods on them, assumed pods included.
 //!
-//! Pure. A pod counts on its node from the moment it is assumed until it has ended or is gone, or its binding
-//! has failed.
+//! Pure. A pod counts on its node from the moment it is assumed until it has ended or is gone, or its binding has failed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ pub(super) struct CachedNode {
     pub(super) used: ResourceAmounts,
 }
 
+/// A pod that counts on a node, and its amounts.
 #[derive(Debug)]
 struct Holding {
     node: String,
@@ -51,7 +51,7 @@ impl Cache {
         changed
     }
 
-    /// The amounts of the pods on a node, which may have come before it.
+    /// The amounts of the pods on a node; the watch of pods may show them before the node.
     fn used_on(&self, node: &str) -> ResourceAmounts {
         let mut used = ResourceAmounts::default();
         for held in self.holdings.values().filter(|held| held.node == node) {
@@ -72,7 +72,6 @@ impl Cache {
         self.holdings.keys()
     }
 
-    /// All nodes, by name.
     pub(super) fn nodes(&self) -> &BTreeMap<String, CachedNode> {
         &self.nodes
     }
@@ -97,7 +96,6 @@ impl Cache {
         true
     }
 
-    /// The pods of each node.
     pub(super) fn pods(&self) -> BTreeMap<String, Vec<Arc<Pod>>> {
         let mut pods: BTreeMap<String, Vec<Arc<Pod>>> = BTreeMap::new();
         for held in self.holdings.values() {

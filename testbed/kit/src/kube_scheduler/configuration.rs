@@ -1,8 +1,7 @@
 //! A `KubeSchedulerConfiguration` (`kubescheduler.config.k8s.io/v1`), read as kube-scheduler reads it.
 //!
-//! It keeps the fields that the model uses: the profiles' names, the back-off, the extenders and the election.
-//! Plugins and their arguments are not modelled, and skipped. Every field of an extender is checked, because a
-//! misspelt one changes the behaviour.
+//! It keeps the fields that the model uses: the profiles' names, the back-off, the extenders and the election. Plugins and their
+//! arguments are not modelled, and skipped. Every field of an extender is checked, because a misspelt one changes the behaviour.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -48,14 +47,13 @@ pub struct LeaderElection {
     pub resource_namespace: String,
     /// Name of the Lease.
     pub resource_name: String,
-    /// Time after which other candidates may take the Lease of a holder that does not renew it; counted in
-    /// whole seconds.
+    /// Time after which other candidates may take the Lease of a holder that does not renew it; counted in whole seconds.
     #[serde(deserialize_with = "duration")]
     pub lease_duration: Duration,
     /// Time after which a holder that cannot renew its Lease stops.
     #[serde(deserialize_with = "duration")]
     pub renew_deadline: Duration,
-    /// Pause between attempts.
+    /// Pause between attempts to take or renew the Lease.
     #[serde(deserialize_with = "duration")]
     pub retry_period: Duration,
 }
@@ -110,7 +108,7 @@ pub struct ExtenderConfiguration {
     /// True if the extender receives names of nodes instead of nodes.
     #[serde(default)]
     pub node_cache_capable: bool,
-    /// The extender is called only for pods that request one of these resources; for all pods if empty.
+    /// The resources of which a pod must request one for the extender to be called; empty for all pods.
     #[serde(default)]
     pub managed_resources: Vec<ManagedResource>,
     /// True if scheduling goes on when the extender fails.
@@ -210,7 +208,7 @@ impl SchedulerConfiguration {
     #[must_use]
     pub fn with_extenders_at(mut self, origin: &str) -> Self {
         for extender in &mut self.extenders {
-            // "http:", "", host and port, path
+            // The parts between the slashes: scheme, nothing, host and port, path.
             let path = extender.url_prefix.splitn(4, '/').nth(3).unwrap_or_default();
             extender.url_prefix = format!("{origin}/{path}");
             extender.enable_https = false;
@@ -270,18 +268,19 @@ impl FromStr for SchedulerConfiguration {
     fn from_str(text: &str) -> Result<Self, ConfigurationError> {
         let document: Document = serde_yaml_ng::from_str(text).map_err(ConfigurationError::Parse)?;
         document.check()?;
-        let (mut schedulers, mut of_profile) = (BTreeSet::new(), None);
+        let (mut schedulers, mut profile_percentage) = (BTreeSet::new(), None);
         for profile in document.profiles {
-            of_profile = of_profile.or(profile.percentage_of_nodes_to_score);
+            profile_percentage = profile_percentage.or(profile.percentage_of_nodes_to_score);
             schedulers.insert(profile.scheduler_name.unwrap_or(DEFAULT_SCHEDULER.to_owned()));
         }
-        let percentage_of_nodes_to_score = of_profile.or(document.percentage_of_nodes_to_score).unwrap_or(0);
+        let percentage_of_nodes_to_score = profile_percentage
+            .or(document.percentage_of_nodes_to_score)
+            .unwrap_or(0);
         if schedulers.is_empty() {
             schedulers.insert(DEFAULT_SCHEDULER.to_owned());
         }
         let mut extenders = document.extenders;
-        // buildExtenders: an ignorable extender comes last, as its failure must not hide a refusal of the
-        // other extenders.
+        // buildExtenders: an ignorable extender comes last, as its failure must not hide a refusal of the other extenders.
         extenders.sort_by_key(|extender| extender.ignorable);
         Ok(Self {
             schedulers,
@@ -295,11 +294,11 @@ impl FromStr for SchedulerConfiguration {
 }
 
 impl Document {
-    /// Checks the rules of a configuration that kube-scheduler refuses to start without.
+    /// Checks the rules of a configuration by which kube-scheduler refuses to start.
     fn check(&self) -> Result<(), ConfigurationError> {
         if self.api_version != API_VERSION || self.kind != KIND {
-            let is = format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind);
-            return Err(rule("apiVersion", is));
+            let found = format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind);
+            return Err(rule("apiVersion", found));
         }
         let mut managed = BTreeSet::new();
         for (idx, extender) in self.extenders.iter().enumerate() {
@@ -322,7 +321,6 @@ impl Document {
 }
 
 impl ExtenderConfiguration {
-    /// The extender's connection.
     pub(super) fn connector(&self) -> Result<Connector, ConfigurationError> {
         let connector = match &self.tls_config {
             Some(tls) if self.enable_https => {
@@ -369,7 +367,6 @@ impl ExtenderConfiguration {
     }
 }
 
-/// The error of a broken rule about a field.
 fn rule(field: &str, rule: String) -> ConfigurationError {
     ConfigurationError::Rule {
         field: field.to_owned(),
@@ -413,14 +410,14 @@ fn parse_duration(text: &str) -> Option<Duration> {
         let (number, tail) = rest.split_at(number_len);
         let unit_len = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
         let (unit, tail) = tail.split_at(unit_len);
-        let seconds = match unit {
+        let seconds_per_unit = match unit {
             "ms" => 0.001,
             "s" => 1.0,
             "m" => 60.0,
             "h" => 3600.0,
             _ => return None,
         };
-        total += Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds).ok()?;
+        total += Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds_per_unit).ok()?;
         rest = tail;
     }
     (!text.is_empty()).then_some(total)

@@ -1,8 +1,7 @@
 //! One scheduling cycle: the search for nodes that fit, by filters and then by each extender, their scores, and
 //! the choice of one.
 //!
-//! A search starts behind the node at which the last search ended, and stops once it has found enough nodes
-//! that fit.
+//! A search starts behind the node at which the last search ended, and stops once it has found enough nodes that fit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,17 +20,17 @@ use super::fit;
 use super::node_affinity::{AffineNodes, affine_nodes};
 use super::report::nominated_node;
 
-/// The reason of all nodes if no node can match the pod's required node affinity.
+/// The reason for the refusal of all nodes if no node can match the pod's required node affinity.
 const CONFLICT: &str = "pod affinity terms conflict";
-/// The reason of nodes that the pod's required node affinity does not name.
+/// The reason for the refusal of nodes that the pod's required node affinity does not name.
 const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
-/// Why a cycle found no node.
+/// The reason for which a scheduling cycle found no node.
 #[derive(Debug)]
 pub(super) enum CycleFailure {
     /// No node fits.
     NoFit,
-    /// Something went wrong.
+    /// An extender failed, or the request does not parse.
     Error(String),
 }
 
@@ -124,10 +123,12 @@ impl Cycle {
         // evaluateNominatedNode: the nominated node is filtered first, and taken if it fits.
         let nominated = nominated_node(pod).and_then(|name| nodes.get_key_value(name));
         if let Some((name, view)) = nominated
-            && let Ok(fitting) = self.fitting(pod, request, [(name, view)], 1, diagnosis).await
-            && !fitting.0.is_empty()
+            && let Ok((feasible, n_seen)) = self
+                .filter_nodes(pod, request, [(name, view)], 1, diagnosis)
+                .await
+            && !feasible.is_empty()
         {
-            return Ok(fitting);
+            return Ok((feasible, n_seen));
         }
         if let Some((name, _)) = nominated {
             // The node is filtered again below, and its refusal may be out of date by then.
@@ -144,16 +145,15 @@ impl Cycle {
         let n_to_find = self.sampling.n_to_find(all.len());
         let order = self.sampling.search_order(all.len());
         let order: Vec<_> = order.filter_map(|at| all.get(at).copied()).collect();
-        let found = self.fitting(pod, request, order, n_to_find, diagnosis).await;
+        let found = self.filter_nodes(pod, request, order, n_to_find, diagnosis).await;
         let (feasible, n_seen) = found.map_err(|error| error.to_string())?;
         self.sampling.advance(n_seen, all.len());
         Ok((feasible, n_seen))
     }
 
-    /// Filters nodes until `n_to_find` of them fit, and then asks the extenders; returns the nodes that are
-    /// left and the number of nodes that were filtered. `diagnosis` gets the reasons for which nodes were
-    /// refused.
-    pub(super) async fn fitting<'n>(
+    /// Filters nodes until `n_to_find` of them fit, and then asks the extenders; returns the nodes that are left and the number
+    /// of nodes that were filtered. `diagnosis` gets the reasons for which nodes were refused.
+    pub(super) async fn filter_nodes<'n>(
         &self,
         pod: &Pod,
         request: &ResourceAmounts,
@@ -292,16 +292,17 @@ fn nodes_of<'a>(views: &FeasibleNodes<'a>) -> Vec<(&'a str, &'a Node)> {
     views.iter().map(|(name, view)| (*name, &*view.node)).collect()
 }
 
-/// The search never stops with fewer nodes that fit (`minFeasibleNodesToFind`).
-const LEAST: usize = 100;
-/// The least percentage of the default setting (`minFeasibleNodesPercentageToFind`).
-const LEAST_PERCENT: usize = 5;
+/// A search never stops after fewer nodes that fit (`minFeasibleNodesToFind`).
+const MIN_FEASIBLE_NODES: usize = 100;
+/// The least percentage of nodes that the stock setting filters (`minFeasibleNodesPercentageToFind`).
+const MIN_FEASIBLE_PERCENT: usize = 5;
 
 /// The sampling of nodes: the start of the next search, and the number of nodes that ends it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sampling {
     /// `percentageOfNodesToScore`; 0 for the stock setting.
     percent: usize,
+    /// Index of the node at which the next search starts.
     start: usize,
 }
 
@@ -313,15 +314,15 @@ impl Sampling {
 
     /// The number of nodes that fit after which a search among `n_nodes` ends.
     pub(super) fn n_to_find(self, n_nodes: usize) -> usize {
-        if n_nodes < LEAST {
+        if n_nodes < MIN_FEASIBLE_NODES {
             return n_nodes;
         }
         // numFeasibleNodesToFind.
         let percent = match self.percent {
-            0 => 50_usize.saturating_sub(n_nodes / 125).max(LEAST_PERCENT),
+            0 => 50_usize.saturating_sub(n_nodes / 125).max(MIN_FEASIBLE_PERCENT),
             percent => percent,
         };
-        (n_nodes * percent / 100).max(LEAST)
+        (n_nodes * percent / 100).max(MIN_FEASIBLE_NODES)
     }
 
     /// The indices of all nodes, in the order of the next search.

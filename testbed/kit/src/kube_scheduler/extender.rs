@@ -34,7 +34,7 @@ pub struct ExtenderClient {
     transport: Transport,
 }
 
-/// The way to an extender.
+/// The connection to an extender.
 #[derive(Clone, Debug)]
 enum Transport {
     Connections(Box<Client<Connector, Full<Bytes>>>),
@@ -92,7 +92,7 @@ pub enum ExtenderError {
     },
 }
 
-/// The nodes in the answer of `filter`, as far as they fit or not.
+/// The answer of `filter`: the nodes that fit and those that do not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FittingNodes {
     /// Nodes that fit, in the order of the answer.
@@ -284,24 +284,24 @@ impl ExtenderClient {
                     .pods
                     .iter()
                     .map(|pod| pod.metadata.uid.clone().unwrap_or_default());
-                let metas = MetaVictims {
+                let meta_victims = MetaVictims {
                     pods: uids.map(|uid| MetaPod { uid }).collect(),
                     n_pdb_violations: victims.n_pdb_violations,
                 };
-                by_uid.insert(node, metas);
+                by_uid.insert(node, meta_victims);
             }
             json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_uid})
         } else {
-            let mut whole = BTreeMap::new();
+            let mut victims_by_node = BTreeMap::new();
             for (node, victims) in candidates {
                 // An extender without a cache of nodes gets whole pods.
                 let pods: Vec<&Pod> = victims.pods.iter().map(AsRef::as_ref).collect();
-                whole.insert(
+                victims_by_node.insert(
                     node,
                     json!({"Pods": pods, "NumPDBViolations": victims.n_pdb_violations}),
                 );
             }
-            json!({"Pod": pod, "NodeNameToVictims": whole, "NodeNameToMetaVictims": null})
+            json!({"Pod": pod, "NodeNameToVictims": victims_by_node, "NodeNameToMetaVictims": null})
         };
         let result: ExtenderPreemptionResult = self.post(&self.configuration.preempt_verb, &args).await?;
         Ok(result.node_name_to_meta_victims)
@@ -332,14 +332,14 @@ impl ExtenderClient {
     /// The arguments of a filter or prioritize call: the pod, and the nodes as objects or as names.
     fn args<'a>(&self, pod: &'a Pod, nodes: &[(&'a str, &'a Node)]) -> Args<'a> {
         // nodeCacheCapable: the extender watches nodes itself, so names suffice.
-        let is_capable = self.configuration.node_cache_capable;
+        let takes_names = self.configuration.node_cache_capable;
         Args {
             pod,
-            nodes: (!is_capable).then(|| Nodes {
+            nodes: (!takes_names).then(|| Nodes {
                 metadata: BTreeMap::new(),
                 items: nodes.iter().map(|(_, node)| *node).collect(),
             }),
-            node_names: is_capable.then(|| nodes.iter().map(|(name, _)| *name).collect()),
+            node_names: takes_names.then(|| nodes.iter().map(|(name, _)| *name).collect()),
         }
     }
 

@@ -45,7 +45,7 @@ pub fn repels(pod: &Pod, node: &Node) -> bool {
     repulsion(pod, node).is_some()
 }
 
-/// The reason why a node repels a pod: it is cordoned, is not the named one, has a taint, or is not selected. `None` if it does not.
+/// The reason for which a pod cannot go to a node: it is cordoned, not the named one, tainted or not selected. `None` if it can.
 fn repulsion(pod: &Pod, node: &Node) -> Option<String> {
     let reason = if is_cordoned(node) && !tolerates_cordon(pod) {
         "node(s) were unschedulable"
@@ -91,7 +91,7 @@ fn tolerations(pod: &Pod) -> impl Iterator<Item = &Toleration> {
     pod.spec.iter().flat_map(|spec| spec.tolerations.iter().flatten())
 }
 
-/// An absent key, effect or operator stands for every key, every effect and `Equal` (`ToleratesTaint`).
+/// `ToleratesTaint`: an absent key, effect or operator of a toleration stands for every key, every effect and `Equal`.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();

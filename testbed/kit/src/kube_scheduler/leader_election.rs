@@ -64,8 +64,7 @@ impl SchedulerElector {
         info!(identity = self.identity, "a scheduling loop has lost the Lease");
     }
 
-    /// Releases the Lease if this process holds it, as kube-scheduler does when it is asked to end
-    /// (`ReleaseOnCancel`).
+    /// Releases the Lease if this process holds it, as kube-scheduler does when it is asked to end (`ReleaseOnCancel`).
     pub(super) async fn release(&self) {
         let Some((held, _)) = &self.observed else { return };
         let before = held.spec.clone().unwrap_or_default();
@@ -103,7 +102,7 @@ impl SchedulerElector {
             })
     }
 
-    /// Reads the Lease, and writes it if there is none, if this process holds it or if the holder's term has run out.
+    /// Reads the Lease, and writes it if there is none, if this process holds it or if it has expired.
     async fn attempt(&mut self) -> kube::Result<bool> {
         let Some(found) = self.api.get_opt(&self.settings.resource_name).await? else {
             let metadata = ObjectMeta {
@@ -194,7 +193,7 @@ pub struct KubeSchedulerArgs {
     host_name: String,
 }
 
-/// Runs until `stop` completes, and then gives the Lease up.
+/// Runs until `stop` completes, and then gives the Lease up; the result is always true, for success.
 ///
 /// # Errors
 /// A file is unreadable or malformed.

@@ -71,7 +71,7 @@ impl OfflineScheduler {
         }
     }
 
-    /// Counts a pod no longer.
+    /// Removes a pod from its node, if it was counted.
     pub fn remove_pod(&mut self, uid: &str) {
         self.cache.release(uid);
     }
@@ -92,6 +92,7 @@ impl OfflineScheduler {
         self.search(pod, false).await
     }
 
+    /// Finds the nodes that fit a pod, and chooses one of them if `is_chosen`.
     async fn search(&mut self, pod: &Pod, is_chosen: bool) -> Result<OfflineAttempt, String> {
         let request = request_of(pod)?;
         let nodes = self.cache.nodes();
@@ -119,7 +120,7 @@ impl OfflineScheduler {
         let mut diagnosis = SchedulingDiagnosis::default();
         let fitting = self
             .cycle
-            .fitting(pod, &request, nodes, nodes.len(), &mut diagnosis);
+            .filter_nodes(pod, &request, nodes, nodes.len(), &mut diagnosis);
         let (feasible, _) = fitting.await.map_err(|error| error.to_string())?;
         Ok(!feasible.is_empty())
     }

@@ -34,13 +34,12 @@ const WAITING: &str = "pod group is unschedulable, pod group is waiting for pree
 /// A group's namespace and name.
 pub(super) type GroupKey = (String, String);
 
-/// The group that a pod belongs to.
 pub(super) fn group_of(pod: &Pod) -> Option<GroupKey> {
     let group = pod.spec.as_ref()?.scheduling_group.as_ref()?;
     Some((namespace(pod).to_owned(), group.pod_group_name.clone()?))
 }
 
-/// The least number of members to bind at once, by group; zero for a group whose policy is `basic`.
+/// `minCount` of each group, the least number of members to bind at once; zero for a group whose policy is `basic`.
 #[derive(Debug, Default)]
 pub(super) struct Groups(BTreeMap<GroupKey, usize>);
 
@@ -52,8 +51,8 @@ impl Groups {
             watcher::Event::Init => self.0.clear(),
             watcher::Event::InitApply(group) | watcher::Event::Apply(group) => {
                 let gang = group.spec.scheduling_policy.gang.as_ref();
-                let least = gang.map_or(0, |gang| usize::try_from(gang.min_count).unwrap_or_default());
-                return self.0.insert(key(&group), least).is_none();
+                let min_count = gang.map_or(0, |gang| usize::try_from(gang.min_count).unwrap_or_default());
+                return self.0.insert(key(&group), min_count).is_none();
             }
             watcher::Event::InitDone => {}
             watcher::Event::Delete(group) => drop(self.0.remove(&key(&group))),
@@ -71,7 +70,7 @@ enum MemberResult {
     AfterVictims(String, Nomination),
     /// It fits nowhere.
     Nowhere(Nomination),
-    /// Something went wrong.
+    /// The attempt at the member failed.
     Error(String),
 }
 
@@ -98,14 +97,14 @@ impl MemberResult {
     }
 }
 
-/// Returns how a cycle ends. `n_placed_before` members had a place before it; a group without a least number needs one place.
+/// Decides the end of a cycle. `n_placed_before` members had a place before it; a group without `minCount` needs one place.
 fn group_verdict<'a>(
-    found: impl IntoIterator<Item = &'a MemberResult>,
+    results: impl IntoIterator<Item = &'a MemberResult>,
     n_placed_before: usize,
-    least: usize,
+    min_count: usize,
 ) -> GroupVerdict {
-    let (mut n_placed, mut n_found, mut has_victims) = (n_placed_before, 0, false);
-    for member in found {
+    let (mut n_placed, mut n_placed_now, mut has_victims) = (n_placed_before, 0, false);
+    for member in results {
         match member {
             MemberResult::Error(_) => return GroupVerdict::Error,
             MemberResult::Nowhere(_) => continue,
@@ -113,9 +112,9 @@ fn group_verdict<'a>(
             MemberResult::Place(_) => {}
         }
         n_placed += 1;
-        n_found += 1;
+        n_placed_now += 1;
     }
-    match (n_found > 0 && n_placed >= least, has_victims) {
+    match (n_placed_now > 0 && n_placed >= min_count, has_victims) {
         (false, _) => GroupVerdict::TooFew,
         (true, true) => GroupVerdict::AwaitVictims,
         (true, false) => GroupVerdict::Bind,
@@ -128,32 +127,32 @@ struct Member {
     pod: Arc<Pod>,
     request: ResourceAmounts,
     diagnosis: SchedulingDiagnosis,
-    found: MemberResult,
+    result: MemberResult,
 }
 
-/// Schedules the members of a group, of which one was popped.
+/// Schedules the members of a group; the queue has given out the member `popped`.
 pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popped: &str) {
     let is_member = |pod: &Pod| group_of(pod).as_ref() == Some(group);
-    let waiting = scheduling.queue.pods().filter(|(_, pod)| is_member(pod));
-    let unbound: Vec<String> = waiting.map(|(uid, _)| uid.clone()).collect();
+    let members_in_queue = scheduling.queue.pods().filter(|(_, pod)| is_member(pod));
+    let unbound: Vec<String> = members_in_queue.map(|(uid, _)| uid.clone()).collect();
     let mut placed: Vec<Arc<Pod>> = scheduling.cache.pods().into_values().flatten().collect();
     placed.retain(|pod| is_member(pod));
     let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
     let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
     // PreEnqueue of GangScheduling keeps members out of the active queue until the group has its least number of members.
     scheduling.queue.gate(popped, Instant::now());
-    let Some(&least) = scheduling.groups.0.get(group) else {
+    let Some(&min_count) = scheduling.groups.0.get(group) else {
         return;
     };
-    if n_all < least {
+    if n_all < min_count {
         return;
     }
     let mut members = Vec::new();
     for (uid, pod) in scheduling.queue.start_all(&unbound) {
-        let member = look_at_member(scheduling, uid, pod).await;
-        let is_error = matches!(member.found, MemberResult::Error(_));
+        let member = find_place_of_member(scheduling, uid, pod).await;
+        let is_error = matches!(member.result, MemberResult::Error(_));
         // Assumed for the rest of the cycle, so that the next member does not get the same room.
-        if let Some(node) = member.found.node() {
+        if let Some(node) = member.result.node() {
             let request = member.request.clone();
             scheduling.cache.assume(&member.uid, node, &member.pod, request);
         }
@@ -162,11 +161,16 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
             break;
         }
     }
-    let verdict = group_verdict(members.iter().map(|member| &member.found), placed.len(), least);
+    let verdict = group_verdict(
+        members.iter().map(|member| &member.result),
+        placed.len(),
+        min_count,
+    );
     // All members give back their room first. Members that are to be bound are assumed again one by one below.
-    for member in members.iter().filter(|member| member.found.node().is_some()) {
+    for member in members.iter().filter(|member| member.result.node().is_some()) {
         scheduling.cache.release(&member.uid);
     }
+    // Members that were not tried after the error of another one.
     let mut left = unbound;
     left.retain(|uid| !is_placed(uid) && members.iter().all(|member| member.uid != *uid));
     for member in members {
@@ -177,8 +181,8 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
     }
 }
 
-/// Looks for the node of one member, by preemption if need be.
-async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Member {
+/// Finds a node for one member, by preemption if need be.
+async fn find_place_of_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Member {
     let mut diagnosis = SchedulingDiagnosis::default();
     let request = match ResourceAmounts::of_pod(&pod) {
         Ok(request) => request,
@@ -188,13 +192,13 @@ async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Me
                 pod,
                 request: ResourceAmounts::default(),
                 diagnosis,
-                found: MemberResult::Error(error.to_string()),
+                result: MemberResult::Error(error.to_string()),
             };
         }
     };
     let nodes = scheduling.nodes_for(&uid, &pod);
     let place = scheduling.cycle.place(&pod, &request, &nodes, &mut diagnosis);
-    let found = match place.await {
+    let result = match place.await {
         Ok(node) => MemberResult::Place(node),
         Err(CycleFailure::Error(message)) => MemberResult::Error(message),
         Err(CycleFailure::NoFit) => match scheduling.preempt(&uid, &pod, &diagnosis).await {
@@ -207,7 +211,7 @@ async fn look_at_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Me
         pod,
         request,
         diagnosis,
-        found,
+        result,
     }
 }
 
@@ -218,9 +222,9 @@ fn end_member(scheduling: &mut Loop, member: Member, verdict: GroupVerdict) {
         pod,
         request,
         diagnosis,
-        found,
+        result,
     } = member;
-    let (text, nomination) = match (verdict, found) {
+    let (text, nomination) = match (verdict, result) {
         (GroupVerdict::Bind, MemberResult::Place(node)) => {
             scheduling.cache.assume(&uid, &node, &pod, request);
             scheduling.nominated.remove(&uid);
@@ -285,9 +289,9 @@ mod tests {
     fn the_verdict_of_a_pod_group_cycle(
         #[case] members: &str,
         #[case] n_before: usize,
-        #[case] least: usize,
+        #[case] min_count: usize,
         #[case] expected: GroupVerdict,
     ) {
-        assert_eq!(group_verdict(&found(members), n_before, least), expected);
+        assert_eq!(group_verdict(&found(members), n_before, min_count), expected);
     }
 }

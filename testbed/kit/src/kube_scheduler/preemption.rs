@@ -1,9 +1,8 @@
 //! Preemption as in kube-scheduler 1.36: the choice of victims for a pod that fits no node.
 //!
-//! It models `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption`. Differences:
-//! victims are evicted before the next attempt of any pod and not concurrently, all nodes are candidates and
-//! not a sample, and pods that wait in `Permit` or `PreBind` count as bound. Ports, affinity and volumes never
-//! cause evictions.
+//! It models `DefaultPreemption`, `framework/preemption` and `HTTPExtender.ProcessPreemption`. Differences: victims are evicted
+//! before the next attempt of any pod and not concurrently, all nodes are candidates and not a sample, and pods that wait in
+//! `Permit` or `PreBind` count as bound. Ports, affinity and volumes never cause evictions.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,11 +27,10 @@ use super::fit;
 use super::report::{Nomination, namespace, nominated_node};
 use crate::pod_fields::condition;
 
-/// The condition of a pod that is evicted, and the reason in it.
+/// Type and reason of the condition of an evicted pod.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const BY_SCHEDULER: &str = "PreemptionByScheduler";
 
-/// The result of a round of preemption.
 #[derive(Debug)]
 pub(super) struct PreemptionRound {
     pub(super) nomination: Nomination,
@@ -41,7 +39,6 @@ pub(super) struct PreemptionRound {
 }
 
 impl PreemptionRound {
-    /// The result of a round that evicts no pod.
     fn without_victims(nomination: Nomination) -> Self {
         Self {
             nomination,
@@ -61,8 +58,7 @@ pub(super) struct PreemptionContext<'a> {
 }
 
 impl PreemptionContext<'_> {
-    /// Chooses pods to evict. An error, which kube-scheduler would log, leads to no victims and keeps the
-    /// nomination.
+    /// Chooses pods to evict. An error, which kube-scheduler would log, leads to no victims and keeps the nomination.
     pub(super) async fn preempt(
         &self,
         pod: &Pod,
@@ -72,16 +68,17 @@ impl PreemptionContext<'_> {
         if !self.is_eligible(pod, diagnosis) {
             return PreemptionRound::without_victims(Nomination::Keep);
         }
-        let (mut candidates, mut has_failed) = (BTreeMap::new(), false);
+        let (mut candidates, mut needs_no_victim) = (BTreeMap::new(), false);
         for node in diagnosis.preemption_candidates() {
             match self.victims_on(node, pod, request) {
-                Some(victims) if victims.pods.is_empty() => has_failed = true,
+                // kube-scheduler treats a node where the pod fits without any victim as an error.
+                Some(victims) if victims.pods.is_empty() => needs_no_victim = true,
                 Some(victims) => drop(candidates.insert(node.to_owned(), victims)),
                 None => {}
             }
         }
         if candidates.is_empty() {
-            let nomination = if has_failed {
+            let nomination = if needs_no_victim {
                 Nomination::Keep
             } else {
                 Nomination::Clear
@@ -130,24 +127,22 @@ impl PreemptionContext<'_> {
     /// `None` if no eviction makes the pod fit.
     fn victims_on(&self, node: &str, pod: &Pod, request: &ResourceAmounts) -> Option<PreemptionVictims> {
         let mut view = self.nodes.get(node)?.clone();
-        let mut potential = self.pods.get(node).cloned().unwrap_or_default();
-        potential.retain(|other| priority(other) < priority(pod));
-        // DryRunPreemption offers a node only if a less important pod is there: equal priority evicts
-        // nothing.
-        if potential.is_empty() {
+        let mut less_important = self.pods.get(node).cloned().unwrap_or_default();
+        less_important.retain(|other| priority(other) < priority(pod));
+        // DryRunPreemption offers a node only if a less important pod is there: equal priority evicts nothing.
+        if less_important.is_empty() {
             return None;
         }
-        potential.sort_by_key(|pod| importance(pod));
-        for pod in &potential {
+        less_important.sort_by_key(|pod| importance(pod));
+        for pod in &less_important {
             view.used
                 .subtract(&ResourceAmounts::of_pod(pod).unwrap_or_default());
         }
         if fit::refusal(pod, request, &view, self.ignored).is_some() {
             return None;
         }
-        // Pods whose budget would be violated are put back first, so that they are victims only if nothing
-        // else helps.
-        let mut ordered = with_violations(&potential, self.budgets);
+        // Pods whose budget would be violated are put back first, so that they are victims only if nothing else helps.
+        let mut ordered = with_violations(&less_important, self.budgets);
         ordered.sort_by_key(|(_, violates)| !violates);
         let mut victims = PreemptionVictims::default();
         for (other, violates) in ordered {
@@ -250,14 +245,14 @@ pub(super) async fn evict(client: &Client, victims: &PreemptionVictims) {
     }
 }
 
-/// `pickOneNodeForPreemption`: violations, highest priority, sum of priorities, number, latest start; then any.
+/// `pickOneNodeForPreemption`: the node whose victims cost least.
 fn pick(candidates: BTreeMap<String, PreemptionVictims>) -> Option<(String, PreemptionVictims)> {
     candidates
         .into_iter()
         .min_by_key(|(_, victims)| victims_cost(victims))
 }
 
-/// The cost of a node's victims, in the order of `pickOneNodeForPreemption`.
+/// The cost of a node's victims: violated budgets, highest priority, sum of priorities, number, latest start.
 fn victims_cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, Reverse<Option<Timestamp>>) {
     let highest = victims.pods.first().map(|pod| priority(pod));
     let mut sum = 0;
@@ -278,22 +273,21 @@ fn victims_cost(victims: &PreemptionVictims) -> (i64, Option<i64>, i64, usize, R
     )
 }
 
-/// `filterPodsWithPDBViolation`: the pods use up their budgets in the order given; a pod whose budget is used up already is a
-/// violation.
+/// `filterPodsWithPDBViolation`: pairs each pod with true if its eviction violates a budget. The pods use up budgets in order.
 fn with_violations(pods: &[Arc<Pod>], budgets: &[PodDisruptionBudget]) -> Vec<(Arc<Pod>, bool)> {
-    let mut left = Vec::with_capacity(budgets.len());
+    let mut disruptions_left = Vec::with_capacity(budgets.len());
     for budget in budgets {
         let status = budget.status.as_ref();
-        left.push(status.and_then(|status| status.disruptions_allowed).unwrap_or(0));
+        disruptions_left.push(status.and_then(|status| status.disruptions_allowed).unwrap_or(0));
     }
     let mut violations = Vec::new();
     for pod in pods {
         let mut is_violating = false;
-        for (budget, left) in budgets.iter().zip(&mut left) {
+        for (budget, disruptions_left) in budgets.iter().zip(&mut disruptions_left) {
             if is_protected_by(budget, pod) {
                 debug!(budget = budget.name_any(), "a victim draws on a budget");
-                *left -= 1;
-                is_violating |= *left < 0;
+                *disruptions_left -= 1;
+                is_violating |= *disruptions_left < 0;
             }
         }
         violations.push((Arc::clone(pod), is_violating));

@@ -1,9 +1,8 @@
 //! The scheduling queue: the order of pods, and the times at which pods that failed are tried again.
 //!
-//! Pure: the caller passes the time. As in kube-scheduler, a pod that fits no node waits for an event and then
-//! until its back-off has passed; since 1.33 an idle kube-scheduler does not wait for the back-off. After an
-//! error a pod waits for its back-off alone. For a pod that an extender refused, any change of the pod is an
-//! event, even one of its condition.
+//! Pure: the caller passes the time. As in kube-scheduler, a pod that fits no node waits for an event and then until its back-off
+//! has passed; since 1.33 an idle kube-scheduler does not wait for the back-off. After an error a pod waits for its back-off
+//! alone. For a pod that an extender refused, any change of the pod is an event, even one of its condition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,9 +11,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
+use super::preemption::priority;
+
 /// The longest time that a pod waits for an event.
 const FLUSH_AFTER: Duration = Duration::from_secs(5 * 60);
 
+/// The part of kube-scheduler's queue that has a pod, or `InFlight` during an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueuePosition {
     Active,
@@ -26,13 +28,13 @@ enum QueuePosition {
 #[derive(Debug)]
 struct QueuedPod {
     pod: Arc<Pod>,
-    place: QueuePosition,
+    position: QueuePosition,
     attempts: u32,
-    /// True if an extender refused it last.
+    /// True if an extender refused a node in the last attempt.
     is_by_extender: bool,
     /// The order among pods of equal priority: the time of arrival or of the last failure, and a serial number.
     turn: (Instant, u64),
-    /// The turn with which it arrived.
+    /// The turn with which the pod arrived.
     arrival: (Instant, u64),
 }
 
@@ -42,6 +44,7 @@ pub(super) struct Queue {
     entries: HashMap<String, QueuedPod>,
     initial_backoff: Duration,
     max_backoff: Duration,
+    /// The number of turns that were given out.
     turns: u64,
 }
 
@@ -76,7 +79,7 @@ impl Queue {
                     uid.to_owned(),
                     QueuedPod {
                         pod,
-                        place: QueuePosition::Active,
+                        position: QueuePosition::Active,
                         attempts: 0,
                         is_by_extender: false,
                         turn,
@@ -103,9 +106,9 @@ impl Queue {
     /// The pod to try now: highest priority first, then the one that waits longest.
     pub(super) fn pop(&mut self, now: Instant) -> Option<(String, Arc<Pod>)> {
         self.activate_due(now);
-        let mut places = self.entries.values().map(|entry| entry.place);
-        let is_any_active = places.any(|place| place == QueuePosition::Active);
-        let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.place {
+        let mut positions = self.entries.values().map(|entry| entry.position);
+        let is_any_active = positions.any(|position| position == QueuePosition::Active);
+        let ready = self.entries.iter_mut().filter(|(_, entry)| match entry.position {
             QueuePosition::Active => true,
             // Since 1.33 (SchedulerPopFromBackoffQ) an idle kube-scheduler does not wait out the back-off of pods that found
             // no node. After an error it does, to spare the API server.
@@ -113,7 +116,7 @@ impl Queue {
             QueuePosition::Unschedulable { .. } | QueuePosition::InFlight => false,
         });
         let (uid, entry) = ready.min_by_key(|(_, entry)| (-priority(&entry.pod), entry.turn))?;
-        entry.place = QueuePosition::InFlight;
+        entry.position = QueuePosition::InFlight;
         entry.attempts += 1;
         Some((uid.clone(), Arc::clone(&entry.pod)))
     }
@@ -123,9 +126,9 @@ impl Queue {
         let mut taken = Vec::new();
         for uid in uids {
             if let Some(entry) = self.entries.get_mut(uid)
-                && entry.place != QueuePosition::InFlight
+                && entry.position != QueuePosition::InFlight
             {
-                entry.place = QueuePosition::InFlight;
+                entry.position = QueuePosition::InFlight;
                 entry.attempts += 1;
                 let order = (-priority(&entry.pod), entry.arrival);
                 taken.push((order, (uid.clone(), Arc::clone(&entry.pod))));
@@ -140,7 +143,7 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(uid) {
             // `pop` has counted an attempt that does not take place.
             entry.attempts = entry.attempts.saturating_sub(1);
-            entry.place = QueuePosition::Unschedulable { since: now };
+            entry.position = QueuePosition::Unschedulable { since: now };
         }
     }
 
@@ -156,7 +159,7 @@ impl Queue {
             // AddUnschedulableIfNotPresent renews the timestamp: the pod goes behind others of its priority
             // that arrived meanwhile.
             entry.is_by_extender = is_by_extender;
-            entry.place = QueuePosition::Unschedulable { since: now };
+            entry.position = QueuePosition::Unschedulable { since: now };
             entry.turn = turn;
         }
     }
@@ -166,7 +169,7 @@ impl Queue {
         let backoff = (self.initial_backoff, self.max_backoff);
         let turn = self.next_turn(now);
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.place = QueuePosition::Backoff {
+            entry.position = QueuePosition::Backoff {
                 until: now + entry.backoff(backoff),
                 is_error: true,
             };
@@ -182,8 +185,7 @@ impl Queue {
         }
     }
 
-    /// Wakes the pods that an extender refused, after an event that no filter of kube-scheduler itself waits
-    /// for.
+    /// Wakes the pods that an extender refused, after an event that no filter of kube-scheduler itself waits for.
     pub(super) fn wake_refused_by_extenders(&mut self, now: Instant) {
         let backoff = (self.initial_backoff, self.max_backoff);
         for entry in self.entries.values_mut().filter(|entry| entry.is_by_extender) {
@@ -193,7 +195,7 @@ impl Queue {
 
     /// The time at which the next pod becomes ready without an event.
     pub(super) fn next_change(&self) -> Option<Instant> {
-        let times = self.entries.values().filter_map(|entry| match entry.place {
+        let times = self.entries.values().filter_map(|entry| match entry.position {
             QueuePosition::Backoff { until, .. } => Some(until),
             // Even without an event kube-scheduler tries unschedulable pods again after a few minutes.
             QueuePosition::Unschedulable { since } => Some(since + FLUSH_AFTER),
@@ -202,21 +204,21 @@ impl Queue {
         times.min()
     }
 
-    /// Moves the pods whose wait is over.
+    /// Moves the pods whose wait is over to the active ones.
     fn activate_due(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
-            let ripe = match entry.place {
+            let is_due = match entry.position {
                 QueuePosition::Backoff { until, .. } => until <= now,
                 QueuePosition::Unschedulable { since } => since + FLUSH_AFTER <= now,
                 QueuePosition::Active | QueuePosition::InFlight => false,
             };
-            if ripe {
-                entry.place = QueuePosition::Active;
+            if is_due {
+                entry.position = QueuePosition::Active;
             }
         }
     }
 
-    /// The place behind all pods of equal priority that wait now.
+    /// The turn behind all pods of equal priority that wait now.
     fn next_turn(&mut self, now: Instant) -> (Instant, u64) {
         self.turns += 1;
         (now, self.turns)
@@ -226,19 +228,17 @@ impl Queue {
 impl QueuedPod {
     /// The pause before the next attempt, which doubles with each attempt up to a maximum.
     fn backoff(&self, (initial, max): (Duration, Duration)) -> Duration {
-        // calculateBackoffDuration: podInitialBackoffSeconds, doubled with each further attempt up to
-        // podMaxBackoffSeconds.
+        // calculateBackoffDuration: from podInitialBackoffSeconds up to podMaxBackoffSeconds.
         let doublings = self.attempts.saturating_sub(1).min(16);
         initial.saturating_mul(1 << doublings).min(max)
     }
 
-    /// Moves an unschedulable pod back: to the active pods, or to the backoff if that has not run out.
+    /// Moves an unschedulable pod to the active pods, or to the back-off if that has not run out.
     fn wake(&mut self, backoff: (Duration, Duration), now: Instant) {
-        if let QueuePosition::Unschedulable { since } = self.place {
-            // The backoff counts from the failed attempt, so an event that comes late activates the pod at
-            // once.
+        if let QueuePosition::Unschedulable { since } = self.position {
+            // The back-off counts from the failed attempt, so a late event activates the pod at once.
             let until = since + self.backoff(backoff);
-            self.place = if until <= now {
+            self.position = if until <= now {
                 QueuePosition::Active
             } else {
                 QueuePosition::Backoff {
@@ -248,10 +248,6 @@ impl QueuedPod {
             };
         }
     }
-}
-
-fn priority(pod: &Pod) -> i64 {
-    i64::from(pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0))
 }
 
 /// Returns true if a pod has changed in a way that may make it schedulable.

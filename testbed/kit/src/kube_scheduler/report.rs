@@ -18,7 +18,7 @@ use tracing::warn;
 
 use crate::pod_fields::condition;
 
-/// Longest message of an Event.
+/// The longest message of an Event, in characters.
 const MAX_MESSAGE: usize = 1024;
 
 /// The change of a pod's nominated node after preemption.
@@ -32,7 +32,6 @@ pub(super) enum Nomination {
     Node(String),
 }
 
-/// The content of a report.
 #[derive(Clone, Debug)]
 pub(super) enum ReportContent {
     /// The pod is bound to this node.
@@ -53,8 +52,8 @@ type Failures = HashMap<String, FailureEvent>;
 #[derive(Debug)]
 struct FailureEvent {
     name: String,
-    /// The resource version of the pod: an event about a pod that has changed since is a new one.
-    of_version: Option<String>,
+    /// The resource version of the pod: a failure of a pod that has changed since is a new event.
+    pod_version: Option<String>,
     /// True once the event has a series.
     is_series: bool,
 }
@@ -66,8 +65,8 @@ pub(super) async fn write_all(
     mut reports: mpsc::UnboundedReceiver<Report>,
 ) {
     let mut failures = Failures::new();
-    while let Some((pod, news)) = reports.recv().await {
-        let written = match &news {
+    while let Some((pod, content)) = reports.recv().await {
+        let written = match &content {
             ReportContent::Scheduled(node) => {
                 let message = format!(
                     "Successfully assigned {}/{} to {node}",
@@ -98,7 +97,7 @@ pub(super) async fn write_all(
             }
         };
         if let Err(error) = written {
-            warn!(pod = pod.name_any(), ?news, %error, "cannot report the outcome of a scheduling attempt");
+            warn!(pod = pod.name_any(), ?content, %error, "cannot report the outcome of a scheduling attempt");
         }
     }
 }
@@ -161,7 +160,7 @@ async fn write_failure_event(
 ) -> kube::Result<()> {
     let uid = pod.uid().unwrap_or_default();
     let last = failures.get_mut(&uid);
-    match last.filter(|last| last.of_version == pod.resource_version()) {
+    match last.filter(|last| last.pod_version == pod.resource_version()) {
         Some(last) if last.is_series => Ok(()),
         Some(last) => {
             let series = EventSeries {
@@ -178,7 +177,7 @@ async fn write_failure_event(
             let event = write_event(client, component, pod, ("Warning", "FailedScheduling"), message).await?;
             let failure = FailureEvent {
                 name: event.name_any(),
-                of_version: pod.resource_version(),
+                pod_version: pod.resource_version(),
                 is_series: false,
             };
             failures.insert(uid, failure);
@@ -212,7 +211,7 @@ async fn write_event(
     client: &Client,
     component: &str,
     pod: &Pod,
-    kind: (&str, &str),
+    (event_type, reason): (&str, &str),
     message: &str,
 ) -> kube::Result<Event> {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace(pod));
@@ -231,8 +230,8 @@ async fn write_event(
             resource_version: pod.resource_version(),
             ..ObjectReference::default()
         },
-        type_: Some(kind.0.to_owned()),
-        reason: Some(kind.1.to_owned()),
+        type_: Some(event_type.to_owned()),
+        reason: Some(reason.to_owned()),
         message: Some(message.chars().take(MAX_MESSAGE).collect()),
         source: Some(EventSource {
             component: Some(component.to_owned()),

@@ -73,7 +73,7 @@ struct CdiSpec {
     file: SpecFileVersion,
 }
 
-/// The file that a spec was read from, as it was then.
+/// The spec file as it was when the spec was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct SpecFileVersion {
     path: PathBuf,
@@ -93,7 +93,7 @@ impl SpecFileVersion {
         }
     }
 
-    /// Returns true if nothing has replaced or changed it.
+    /// Returns true if nothing has replaced or changed the file.
     fn is_unchanged(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|now| Self::of(&self.path, &now) == *self)
     }
@@ -123,43 +123,43 @@ fn edits_of_all(devices: &CdiDevices, names: &[String]) -> Result<RecordedEdits,
         return Err(Unresolvable(missing));
     }
     let mut edits = RecordedEdits::default();
-    let mut seen: Vec<&Arc<CdiSpec>> = Vec::new();
-    for (spec, at) in names.iter().filter_map(|name| devices.get(name)) {
-        // InjectDevices of the CDI package: the edits of a spec apply once, however many of its devices a
-        // container gets.
-        if !seen.iter().any(|known| Arc::ptr_eq(known, spec)) {
-            seen.push(spec);
+    let mut applied_specs: Vec<&Arc<CdiSpec>> = Vec::new();
+    for (spec, index) in names.iter().filter_map(|name| devices.get(name)) {
+        // InjectDevices of the CDI package: the edits of a spec apply once, however many of its devices a container gets.
+        if !applied_specs.iter().any(|known| Arc::ptr_eq(known, spec)) {
+            applied_specs.push(spec);
             edits.append(&spec.container_edits);
         }
-        if let Some(device) = spec.devices.get(*at) {
+        if let Some(device) = spec.devices.get(*index) {
             edits.append(&device.container_edits);
         }
     }
     Ok(edits)
 }
 
-/// Returns true if the file of a cached device has changed and defines the device differently, or not at all.
+/// Returns true if the spec file of a cached device has changed, and defines the device differently or not at all.
 ///
 /// Opens the file only if it has changed: gpushare's plugin watches for readers of its specs and would take
 /// this for the runtime. A new file that defines the device instead is not noticed.
-fn is_stale(known: &CdiDevices, name: &str) -> bool {
-    let Some((spec, at)) = known.get(name) else {
+fn is_stale(cached: &CdiDevices, name: &str) -> bool {
+    let Some((spec, index)) = cached.get(name) else {
         return true;
     };
     if spec.file.is_unchanged() {
         return false;
     }
-    let Some(now) = read_spec(&spec.file.path) else {
+    let Some(on_disk) = read_spec(&spec.file.path) else {
         return true;
     };
-    let Some(before) = spec.devices.get(*at) else {
+    let Some(cached_device) = spec.devices.get(*index) else {
         return true;
     };
-    let is_the_same =
-        |device: &SpecDevice| device.name == before.name && device.container_edits == before.container_edits;
-    now.kind != spec.kind
-        || now.container_edits != spec.container_edits
-        || !now.devices.iter().any(is_the_same)
+    let is_the_same = |device: &SpecDevice| {
+        device.name == cached_device.name && device.container_edits == cached_device.container_edits
+    };
+    on_disk.kind != spec.kind
+        || on_disk.container_edits != spec.container_edits
+        || !on_disk.devices.iter().any(is_the_same)
 }
 
 /// Reads every spec of these directories.
@@ -170,11 +170,11 @@ fn read_all(dirs: &[PathBuf]) -> CdiDevices {
         for path in spec_files(dir) {
             let Some(spec) = read_spec(&path) else { continue };
             let spec = Arc::new(spec);
-            for (at, device) in spec.devices.iter().enumerate() {
+            for (index, device) in spec.devices.iter().enumerate() {
                 let name = format!("{}={}", spec.kind, device.name);
                 // Two specs of one directory that define a device make it unresolvable; a directory of higher
                 // priority overrides one of lower (resolveConflicts).
-                if in_dir.insert(name.clone(), (Arc::clone(&spec), at)).is_some() {
+                if in_dir.insert(name.clone(), (Arc::clone(&spec), index)).is_some() {
                     conflicts.insert(name);
                 }
             }
@@ -185,13 +185,12 @@ fn read_all(dirs: &[PathBuf]) -> CdiDevices {
     all
 }
 
-/// Resolves names by the specs as they are on disk, as programs without a cache do, such as NVIDIA's container
-/// runtime.
+/// Resolves names by the specs as they are on disk, as programs without a cache do, such as NVIDIA's container runtime.
 pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<RecordedEdits, Unresolvable> {
     edits_of_all(&read_all(dirs), names)
 }
 
-/// The delay after a change until the specs are read again.
+/// The delay after a change of CDI specs until the runtime reads them again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshDelay {
     /// The longest delay. The seed decides each delay between zero and this one.
@@ -219,7 +218,6 @@ struct CacheState {
     watches: InotifyWatches,
 }
 
-/// The inotify watches of directories.
 struct InotifyWatches {
     inotify: inotify::Watches,
     dirs: BTreeMap<PathBuf, WatchDescriptor>,
@@ -266,18 +264,17 @@ impl CdiCache {
 
     /// Returns the cached edits of all `names`, and the `names` whose spec on disk has other edits by now.
     pub(crate) fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), Unresolvable> {
-        let known = self.known();
-        let edits = edits_of_all(&known, names)?;
+        let cached = self.cached_devices();
+        let edits = edits_of_all(&cached, names)?;
         let mut stale = names.to_vec();
-        stale.retain(|name| is_stale(&known, name));
+        stale.retain(|name| is_stale(&cached, name));
         Ok((edits, stale))
     }
 
     /// The cached devices at the time of an injection.
-    fn known(&self) -> CdiDevices {
+    fn cached_devices(&self) -> CdiDevices {
         let mut state = self.shared.state.lock();
-        // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it
-        // trusts the watch.
+        // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it trusts the watch.
         if state.track_new(&self.shared.dirs) {
             state.devices = read_all(&self.shared.dirs);
         }
@@ -360,7 +357,7 @@ fn is_spec_name(name: &OsStr) -> bool {
     extension.is_some_and(|extension| extension == "json" || extension == "yaml")
 }
 
-/// Reads a CDI spec in JSON or YAML; `None` if it is gone or does not parse.
+/// Reads a CDI spec in JSON or YAML; `None` if the file cannot be read or does not parse.
 fn read_spec(path: &Path) -> Option<CdiSpec> {
     let mut opened = File::open(path).ok()?;
     let file = SpecFileVersion::of(path, &opened.metadata().ok()?);

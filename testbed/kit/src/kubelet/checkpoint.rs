@@ -39,7 +39,7 @@ struct File {
     data: CheckpointData,
 }
 
-/// The file's content: entries of containers, and the healthy devices by resource, all in JSON.
+/// The content of the checkpoint file: entries of containers, and the healthy devices by resource, all in JSON.
 pub(crate) fn render(entries: &[&str], registered: &str) -> String {
     format!(
         r#"{{"Data":{{"PodDeviceEntries":[{}],"RegisteredDevices":{registered}}},"Checksum":0}}"#,
@@ -47,7 +47,7 @@ pub(crate) fn render(entries: &[&str], registered: &str) -> String {
     )
 }
 
-/// Reads the file; `None` if there is none.
+/// Reads the checkpoint file; `None` if there is none.
 pub(crate) fn read(path: &Path) -> Result<Option<CheckpointData>> {
     if !path.exists() {
         return Ok(None);

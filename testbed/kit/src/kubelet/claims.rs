@@ -1,8 +1,7 @@
 //! Devices that DRA drivers have prepared for claims, as pod-resources lists them.
 //!
-//! A test sets the prepared devices ([`super::Kubelet::prepare_claim`]); the allocation by kube-scheduler and
-//! the calls between kubelet and drivers are left out, and so are claims from templates and claims for extended
-//! resources.
+//! A test sets the prepared devices ([`super::Kubelet::prepare_claim`]); the allocation by kube-scheduler and the calls between
+//! kubelet and drivers are left out, and so are claims from templates and claims for extended resources.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +13,17 @@ use super::pod::{ContainerSpec, KubeletPod};
 /// A device as its driver prepared it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreparedDevice {
-    /// The driver.
+    /// Name of the driver.
     pub driver: String,
-    /// The pool of the driver.
+    /// The driver's pool that the device is in.
     pub pool: String,
-    /// The device.
+    /// Name of the device.
     pub name: String,
     /// The CDI devices that a container gets for it.
     pub cdi_names: Vec<String>,
 }
 
-/// Prepared devices by namespace and name of the claim. They outlive the kubelet process, which keeps a
-/// checkpoint of them.
+/// Prepared devices by namespace and name of the claim. They outlive the kubelet process, which keeps a checkpoint of them.
 #[derive(Debug, Default)]
 pub(crate) struct PreparedClaims(Mutex<BTreeMap<(String, String), Vec<PreparedDevice>>>);
 

@@ -27,14 +27,13 @@ pub struct KubeletConfig {
     pub dir: PathBuf,
     /// Directories of CDI specs, the later ones overriding the earlier.
     pub cdi_dirs: Vec<PathBuf>,
-    /// The socket of a `cdi-injector` process, if containerd's own code injects CDI devices in place of the
-    /// model.
+    /// The socket of a `cdi-injector` process, if containerd's own code injects CDI devices in place of the model.
     pub cdi_injector: Option<PathBuf>,
     /// The client of the API server.
     pub client: Client,
-    /// Called at every start of a container.
+    /// A function to call at every start of a container.
     pub started: StartHook,
-    /// Called at every change of the containers.
+    /// A function to call at every change of the node's containers.
     pub containers: ContainersHook,
     /// Receives each container's environment when it starts, as sorted `NAME=value` lines.
     pub log: LogSink,
@@ -44,7 +43,7 @@ pub struct KubeletConfig {
     pub labels: BTreeMap<String, String>,
     /// The node's internal address, also every pod's.
     pub address: IpAddr,
-    /// Decides everything that is random in a real kubelet.
+    /// The seed of everything that is random in a real kubelet, such as the order of a Go map.
     pub seed: u64,
     /// Deadlines and pauses.
     pub delays: Delays,
@@ -69,23 +68,23 @@ pub struct KubeletConfig {
 pub struct RuntimeConfig {
     /// The runtime's treatment of CDI devices.
     pub cdi: CdiSupport,
-    /// The delay after a change until it reads CDI specs again.
+    /// The delay after a change of CDI specs until the runtime reads them again.
     pub refresh: RefreshDelay,
-    /// NVIDIA's runtime, if it is installed.
+    /// NVIDIA's container runtime, if it is installed.
     pub nvidia: Option<NvidiaRuntime>,
-    /// The `RuntimeClass` whose pods it handles; all pods if none.
+    /// The `RuntimeClass` whose pods NVIDIA's runtime handles; `None` for all pods.
     pub nvidia_class: Option<&'static str>,
 }
 
 /// A container runtime's treatment of the CDI devices of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CdiSupport {
-    /// It injects the devices.
+    /// The runtime injects the devices.
     #[default]
     On,
-    /// It ignores the devices silently, as containerd up to 2.2 with `enable_cdi = false`.
+    /// The runtime ignores the devices silently, as containerd up to 2.2 with `enable_cdi = false`.
     Dropped,
-    /// It refuses the container, as containerd from 2.3 on with `enable_cdi = false`.
+    /// The runtime refuses the container, as containerd from 2.3 on with `enable_cdi = false`.
     Refused,
 }
 
@@ -104,8 +103,8 @@ impl MachineGpus {
         self.0.lock().clone()
     }
 
-    /// The UUID of the GPU behind a device node such as `/dev/nvidia0`; none of other nodes.
-    pub(crate) fn of_node(&self, path: &str) -> Option<String> {
+    /// The UUID of the GPU behind a device node such as `/dev/nvidia0`; `None` if it is no GPU's.
+    pub(crate) fn of_device_node(&self, path: &str) -> Option<String> {
         let minor: u32 = path.strip_prefix("/dev/nvidia")?.parse().ok()?;
         self.all()
             .into_iter()
@@ -219,9 +218,9 @@ pub struct ContainerStart {
     pub refusals: Vec<String>,
     /// The time that all attempts took, without the pauses between them.
     pub spent: Duration,
-    /// The part of it that `PreStartContainer` of plugins took.
+    /// The part of `spent` that `PreStartContainer` of plugins took.
     pub pre_start: Duration,
-    /// The part of it that the injection of CDI devices took.
+    /// The part of `spent` that the injection of CDI devices took.
     pub injection: Duration,
 }
 
@@ -229,11 +228,26 @@ pub struct ContainerStart {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) is_held: bool,
-    /// The order of the batch, and the seed of a random one.
-    pub(crate) order: Option<(OrderRule, u64)>,
+    /// The order in which the pods are admitted after the hold; `None` for that of kubelet.
+    pub(crate) order: Option<BatchOrder>,
 }
 
-/// The order inside a batch.
+/// The order in which the pods of a batch are admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchOrder {
+    pub(crate) rule: OrderRule,
+    /// Decides a random order; the other rules do not read it.
+    pub(crate) seed: u64,
+}
+
+impl BatchOrder {
+    pub(crate) const BY_CREATION: Self = Self {
+        rule: OrderRule::Creation,
+        seed: 0,
+    };
+}
+
+/// The rule for the order of the pods in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderRule {
     /// By creation time, then by arrival, as kubelet sorts.

@@ -1,7 +1,6 @@
 //! Starts a container: `PreStartContainer` of its plugins, then its final environment and devices.
 //!
-//! Later sources override earlier values of a variable: image, device plugins, pod, CDI specs, NRI plugins,
-//! NVIDIA's runtime.
+//! Later sources override earlier values of a variable: image, device plugins, pod, CDI specs, NRI plugins, NVIDIA's runtime.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,8 +26,7 @@ use super::runtime::{DEVICE_NODES, RunState, RuntimeContainer, StartAttempts, St
 /// The path of the library that every CUDA program loads.
 const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 
-/// The environment that an image sets. CUDA images request all GPUs; old ones do so by having no
-/// `NVIDIA_REQUIRE_CUDA`.
+/// The environment that an image sets. CUDA images request all GPUs; old ones do so by having no `NVIDIA_REQUIRE_CUDA`.
 fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
     let path = image.split([':', '@']).next().unwrap_or_default();
     match path.rsplit('/').next() {
@@ -42,7 +40,6 @@ fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// The error of an attempt to start a container.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error(transparent)]
@@ -65,8 +62,7 @@ impl StartError {
     /// The reason in container status.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
-            // kuberuntime names the step that failed: generating the configuration, CreateContainer or
-            // StartContainer of CRI.
+            // kuberuntime names the step that failed: generating the configuration, CreateContainer or StartContainer of CRI.
             Self::Cdi(_) | Self::CdiDisabled | Self::Nri(_) => "CreateContainerError",
             Self::Nvidia(_) => "RunContainerError",
             _ => "CreateContainerConfigError",
@@ -97,7 +93,7 @@ impl ContainerStarter {
         Ok(())
     }
 
-    /// Runs all steps of a start; adds the time of each to `spent`, also if it fails.
+    /// Runs all steps of a start; adds the time of the plugins' and the CDI step to `spent`, also if they fail.
     async fn prepare(
         &self,
         pod: &KubeletPod,
@@ -107,7 +103,7 @@ impl ContainerStarter {
         let holder = DeviceHolder::new(pod, container);
         let n_start = self.next_start(pod, container);
         let limits = self.devices.in_random_order(pod, container, n_start);
-        let mut unallocated = false;
+        let mut lacks_devices = false;
         // GetDeviceRunContainerOptions runs before each creation of the container, so a crashed one gets
         // another PreStartContainer call but no other devices.
         for (resource, amount) in &limits {
@@ -118,11 +114,10 @@ impl ContainerStarter {
             let done = self.devices.pre_start(&holder, resource).await;
             spent.pre_start += began.elapsed();
             done?;
-            unallocated |= self.devices.lock().held().grant(&holder, resource).is_none();
+            lacks_devices |= self.devices.lock().held().grant(&holder, resource).is_none();
         }
-        // needsReAllocate: without the checkpoint kubelet does not know the devices of a pod that it admitted
-        // before, and allocates again.
-        if unallocated {
+        // needsReAllocate: without the checkpoint kubelet does not know the devices of a pod that it admitted before.
+        if lacks_devices {
             let reusable = Reusable::new();
             let allocated = self.devices.allocate_container(pod, container, &reusable);
             allocated.await.map_err(StartError::Allocation)?;
@@ -133,20 +128,23 @@ impl ContainerStarter {
         let began = Instant::now();
         let edits = self.inject(&cdi_devices).await;
         spent.injection += began.elapsed();
-        let given = ContainerInputs {
+        let inputs = ContainerInputs {
             responses: &responses,
             env,
             cdi_devices,
         };
-        let composed = compose(pod, container, given, held, edits?);
+        let composed = compose(pod, container, inputs, held, edits?);
         let made = match &self.machine.nri {
             Some(nri) => nri.make(pod, composed).await.map_err(StartError::Nri)?,
             None => composed,
         };
         let mut made = self.apply_nvidia_runtime(pod, container, &responses, made)?;
         let gpus = &self.machine.config.gpus;
-        let seen = made.device_nodes.iter().filter_map(|path| gpus.of_node(path));
-        let mut gpus: Vec<String> = seen.collect();
+        let gpu_uuids = made
+            .device_nodes
+            .iter()
+            .filter_map(|path| gpus.of_device_node(path));
+        let mut gpus: Vec<String> = gpu_uuids.collect();
         gpus.sort();
         gpus.dedup();
         made.gpus = gpus;
@@ -223,8 +221,8 @@ impl ContainerStarter {
         let gpus = self.machine.config.gpus.all();
         let uuids: Vec<String> = gpus.iter().map(|(uuid, _)| uuid.clone()).collect();
         let mut nodes = Vec::new();
-        for place in find_gpus(names, &uuids)? {
-            nodes.extend(gpus.get(place).map(|(_, minor)| format!("/dev/nvidia{minor}")));
+        for index in find_gpus(names, &uuids)? {
+            nodes.extend(gpus.get(index).map(|(_, minor)| format!("/dev/nvidia{minor}")));
         }
         nodes.extend(["/dev/nvidiactl".to_owned(), "/dev/nvidia-uvm".to_owned()]);
         Ok(nodes)
@@ -331,9 +329,8 @@ fn named_devices(responses: &[Arc<ContainerAllocateResponse>]) -> Vec<String> {
 struct ContainerInputs<'a> {
     /// The plugins' answers to Allocate.
     responses: &'a [Arc<ContainerAllocateResponse>],
-    /// The environment by the pod.
+    /// The environment that the pod's author gives.
     env: BTreeMap<String, String>,
-    /// The CDI devices that the answers name.
     cdi_devices: Vec<String>,
 }
 
@@ -342,15 +339,15 @@ struct ContainerInputs<'a> {
 fn compose(
     pod: &KubeletPod,
     container: &ContainerSpec,
-    given: ContainerInputs<'_>,
+    inputs: ContainerInputs<'_>,
     devices: BTreeMap<String, Vec<String>>,
     (edits, stale_devices): (RecordedEdits, Vec<String>),
 ) -> RuntimeContainer {
     let ContainerInputs {
         responses,
-        env: of_pod,
+        env: pod_env,
         cdi_devices,
-    } = given;
+    } = inputs;
     let mut env: BTreeMap<String, String> = BTreeMap::new();
     for (name, value) in responses.iter().flat_map(|response| &response.envs) {
         let first = env.entry(name.clone()).or_insert_with(|| value.clone());
@@ -364,7 +361,7 @@ fn compose(
             );
         }
     }
-    env.extend(of_pod);
+    env.extend(pod_env);
     for (name, value) in image_env(&container.image) {
         if !env.contains_key(*name) {
             env.insert((*name).to_owned(), (*value).to_owned());

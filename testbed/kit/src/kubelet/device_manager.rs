@@ -1,8 +1,7 @@
 //! kubelet's device manager: plugins register with it, and containers get their devices from it.
 //!
-//! Plugins are found by resource name alone. As in kubelet 1.36, the late end of a plugin's old stream
-//! therefore disconnects the plugin that has registered since. Topology hints are ignored, as under kubelet's default policy of the
-//! topology manager.
+//! Plugins are found by resource name alone. As in kubelet 1.36, the late end of a plugin's old stream therefore disconnects the
+//! plugin that has registered since. Topology hints are ignored, as under kubelet's default policy of the topology manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,6 +35,9 @@ use crate::files;
 /// The time from the loss of a plugin to the removal of its resource (`endpointStopGracePeriod`).
 pub(crate) const ENDPOINT_GRACE: Duration = Duration::from_secs(5 * 60);
 
+/// The place of admission in the numbers of a container's starts, which begin at 1.
+const AT_ADMISSION: u32 = 0;
+
 /// Devices of ordinary init containers by resource. Later containers of the pod get them first.
 pub(crate) type Reusable = BTreeMap<String, BTreeSet<DeviceId>>;
 
@@ -50,7 +52,6 @@ struct RegisteredPlugin {
     closed: CancellationToken,
 }
 
-/// The error of `PreStartContainer`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PreStartError {
     #[error("device plugin PreStartContainer rpc failed with err: {0}")]
@@ -109,7 +110,7 @@ impl DeviceManager {
         self.plugins.lock()
     }
 
-    /// Counts the devices of each resource, without those whose plugin has been gone for [`ENDPOINT_GRACE`].
+    /// Removes the resources whose plugin has been disconnected for [`ENDPOINT_GRACE`], and counts the devices of the others.
     pub(crate) fn capacity(&self) -> Capacity {
         let counted = self.lock().capacity(ENDPOINT_GRACE);
         if !counted.removed.is_empty() {
@@ -138,7 +139,7 @@ impl DeviceManager {
         }
     }
 
-    /// Makes node status be written, and wakes every wait on this kubelet.
+    /// Has node status written again, and wakes every wait on this kubelet.
     fn devices_changed(&self) {
         self.capacity_changed.notify_one();
         self.machine.notify();
@@ -178,8 +179,7 @@ impl DeviceManager {
             .is_some()
     }
 
-    /// Reads a plugin's list of devices until the stream ends or another plugin replaces it, then disconnects the
-    /// resource.
+    /// Reads a plugin's list of devices until the stream ends or another plugin replaces it, then disconnects the resource.
     async fn run_plugin(&self, resource: &str, plugin: Arc<RegisteredPlugin>) {
         let reading = self.read_stream(resource, &plugin.endpoint);
         plugin.closed.run_until_cancelled(reading).await;
@@ -228,9 +228,8 @@ impl DeviceManager {
             for (resource, grant) in devices.held().of(&DeviceHolder::new(pod, container)) {
                 let ids = grant.devices();
                 let offered = reusable.entry(resource.clone()).or_default();
-                // devicesToReuse: a sidecar goes on beside the app containers, so only ordinary init
-                // containers hand devices on; an app container keeps those that it takes from the containers
-                // after it.
+                // devicesToReuse: a sidecar goes on beside the app containers, so only ordinary init containers hand devices on;
+                // an app container keeps those that it takes from the containers after it.
                 if container.kind == ContainerType::Init {
                     offered.extend(ids);
                 } else {
@@ -252,7 +251,7 @@ impl DeviceManager {
         let nothing = BTreeSet::new();
         let mut has_freed_ended = false;
         let mut has_granted = false;
-        for (resource, amount) in self.in_random_order(pod, container, 0) {
+        for (resource, amount) in self.in_random_order(pod, container, AT_ADMISSION) {
             // isDevicePluginResource: a resource whose plugin is gone counts too, as long as a pod holds its devices.
             if !self.lock().serves(resource) {
                 continue;
@@ -276,8 +275,8 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// A container's limits in the random order in which a Go map is walked. `start` is 0 at admission and then counts
-    /// the starts of the container.
+    /// A container's limits in the random order in which a Go map is walked. `start` is [`AT_ADMISSION`], or counts the
+    /// starts of the container.
     pub(crate) fn in_random_order<'a>(
         &self,
         pod: &KubeletPod,
@@ -350,15 +349,14 @@ impl DeviceManager {
         }
     }
 
-    /// Chooses devices, with `GetPreferredAllocation` if the choice is open; `None` if the container has its
-    /// devices already.
+    /// Chooses devices, by `GetPreferredAllocation` unless reused ones suffice; `None` if the container has its devices.
     async fn choose(
         &self,
         request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
         rng: &mut StdRng,
     ) -> Result<Option<BTreeSet<DeviceId>>, AllocationError> {
-        let choice = self.lock().begin(request, reusable, rng)?;
+        let choice = self.lock().begin_choice(request, reusable, rng)?;
         let open = match choice {
             DeviceChoice::Nothing => return Ok(None),
             DeviceChoice::Done(chosen) => return Ok(Some(chosen)),
@@ -378,10 +376,14 @@ impl DeviceManager {
         let endpoint = self.lock().endpoint(request.resource).cloned();
         let endpoint = endpoint.ok_or_else(|| AllocationError::UnknownPlugin(request.resource.to_owned()))?;
         let preferred = endpoint.preferred(call).await?;
-        Ok(Some(self.lock().finish(request.resource, open, &preferred, rng)))
+        Ok(Some(self.lock().finish_choice(
+            request.resource,
+            open,
+            &preferred,
+            rng,
+        )))
     }
 
-    /// Records the duration of an Allocate call.
     fn note_allocate(&self, took: Duration) {
         let times = &self.machine.counts.allocate_took;
         times.lock().push(took);

@@ -1,7 +1,7 @@
 //! The device manager's state: the devices of plugins, their holders, and the choice of devices for a container.
 //!
-//! Pure but for the clock inside an endpoint; calls to plugins happen between [`DeviceManagerState::begin`] and
-//! [`DeviceManagerState::finish`], without the lock that guards this state.
+//! Pure but for the clock inside an endpoint; calls to plugins happen between [`DeviceManagerState::begin_choice`] and
+//! [`DeviceManagerState::finish_choice`], without the lock that guards this state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use super::checkpoint::CheckpointEntry;
 use super::endpoint::{Endpoint, EndpointError};
 use super::pod::{ContainerSpec, KubeletPod};
 
-/// The error of an allocation.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AllocationError {
     #[error(
@@ -62,7 +61,7 @@ pub(crate) struct ResourceRequest<'a> {
 /// The state of a choice of devices before the plugin's preference is known.
 #[derive(Debug)]
 pub(crate) enum DeviceChoice {
-    /// The container already has its devices.
+    /// The container has its devices already, or needs none.
     Nothing,
     /// Reused devices suffice.
     Done(BTreeSet<DeviceId>),
@@ -73,8 +72,10 @@ pub(crate) enum DeviceChoice {
 /// The devices among which the plugin states a preference.
 #[derive(Debug)]
 pub(crate) struct OpenChoice {
+    /// Reused devices that the container gets in any case.
     pub(crate) taken: BTreeSet<DeviceId>,
     pub(crate) available: BTreeSet<DeviceId>,
+    /// The number of devices in the end, those in `taken` included.
     pub(crate) required: usize,
 }
 
@@ -103,10 +104,10 @@ pub(crate) struct Capacity {
     pub(crate) removed: Vec<String>,
 }
 
-/// The state of kubelet's device manager.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceManagerState {
-    offers: BTreeMap<String, PluginDevices>,
+    /// The devices of each resource, as its plugin listed them last.
+    plugin_devices: BTreeMap<String, PluginDevices>,
     endpoints: BTreeMap<String, Arc<Endpoint>>,
     /// Devices in use, kept beside `held` and rebuilt from it when a pod has ended.
     allocated: BTreeMap<String, BTreeSet<DeviceId>>,
@@ -121,12 +122,13 @@ impl DeviceManagerState {
             held,
             ..Self::default()
         };
-        // readCheckpoint: a stopped endpoint keeps the capacity of a resource at zero until its plugin
-        // registers again.
+        // readCheckpoint: a stopped endpoint keeps the capacity of a resource at zero until its plugin registers again.
         for resource in registered {
             let stopped = Arc::new(Endpoint::stopped(&resource));
             devices.endpoints.insert(resource.clone(), stopped);
-            devices.offers.insert(resource, PluginDevices::default().render());
+            devices
+                .plugin_devices
+                .insert(resource, PluginDevices::default().render());
         }
         devices
     }
@@ -142,9 +144,9 @@ impl DeviceManagerState {
     /// The healthy devices as a JSON object.
     pub(crate) fn registered_json(&self) -> String {
         let mut pairs = Vec::new();
-        for (resource, offer) in &self.offers {
+        for (resource, listed) in &self.plugin_devices {
             let name = serde_json::Value::from(resource.as_str());
-            pairs.push(format!("{name}:{}", offer.rendered));
+            pairs.push(format!("{name}:{}", listed.rendered));
         }
         format!("{{{}}}", pairs.join(","))
     }
@@ -156,23 +158,23 @@ impl DeviceManagerState {
 
     /// Replaces the devices of a plugin by a new list.
     pub(crate) fn update(&mut self, resource: &str, list: Vec<Device>) {
-        let mut offer = PluginDevices::default();
+        let mut listed = PluginDevices::default();
         for device in list {
             let id: DeviceId = Arc::from(device.id);
             let side = if device.health == proto::kubelet::HEALTHY {
-                &mut offer.healthy
+                &mut listed.healthy
             } else {
-                &mut offer.unhealthy
+                &mut listed.unhealthy
             };
             side.insert(Arc::clone(&id));
             if let Some(topology) = device.topology.filter(|topology| !topology.nodes.is_empty()) {
-                offer.topology.insert(id, topology);
+                listed.topology.insert(id, topology);
             }
         }
-        self.offers.insert(resource.to_owned(), offer.render());
+        self.plugin_devices.insert(resource.to_owned(), listed.render());
     }
 
-    /// Marks the devices of a plugin that is gone as unhealthy, and stops its endpoint.
+    /// Marks the devices of a plugin that was disconnected as unhealthy, and stops its endpoint.
     pub(crate) fn disconnect(&mut self, resource: &str) {
         let Some(endpoint) = self.endpoints.get(resource) else {
             return;
@@ -180,30 +182,29 @@ impl DeviceManagerState {
         // PluginDisconnected: the stop time starts the grace of GetCapacity, and markResourceUnhealthy keeps
         // the devices in the capacity but not in the allocatable.
         endpoint.stop();
-        if let Some(offer) = self.offers.get_mut(resource) {
-            let mut lost = std::mem::take(offer);
+        if let Some(listed) = self.plugin_devices.get_mut(resource) {
+            let mut lost = std::mem::take(listed);
             lost.unhealthy.append(&mut lost.healthy);
-            *offer = lost.render();
+            *listed = lost.render();
         }
     }
 
-    /// Counts devices, after removing the resources whose plugin is gone for longer than `grace`.
+    /// Removes the resources whose plugin has been disconnected for longer than `grace`, and counts the devices of the others.
     pub(crate) fn capacity(&mut self, grace: std::time::Duration) -> Capacity {
-        // GetCapacity removes a resource whose endpoint has been stopped for longer than
-        // endpointStopGracePeriod.
+        // GetCapacity removes a resource whose endpoint has been stopped for longer than endpointStopGracePeriod.
         let mut capacity = Capacity::default();
-        for (resource, offer) in &self.offers {
+        for (resource, listed) in &self.plugin_devices {
             let endpoint = self.endpoints.get(resource);
             if endpoint.is_none_or(|endpoint| endpoint.grace_expired(grace)) {
                 capacity.removed.push(resource.clone());
             } else {
-                let n_healthy = offer.healthy.len();
-                let counts = (n_healthy + offer.unhealthy.len(), n_healthy);
+                let n_healthy = listed.healthy.len();
+                let counts = (n_healthy + listed.unhealthy.len(), n_healthy);
                 capacity.counts.insert(resource.clone(), counts);
             }
         }
         for resource in &capacity.removed {
-            self.offers.remove(resource);
+            self.plugin_devices.remove(resource);
             self.endpoints.remove(resource);
         }
         capacity
@@ -218,16 +219,14 @@ impl DeviceManagerState {
         Some(stopped.min()? + grace)
     }
 
-    /// Returns true if a plugin serves this resource, or served it when devices that are still held were
-    /// allocated.
+    /// Returns true if a plugin serves this resource, or served it when devices that are still held were allocated.
     pub(crate) fn serves(&self, resource: &str) -> bool {
-        self.offers.contains_key(resource) || self.allocated.contains_key(resource)
+        self.plugin_devices.contains_key(resource) || self.allocated.contains_key(resource)
     }
 
     /// Frees the devices of pods that are not active any more.
     ///
-    /// Like kubelet, this also forgets devices that are chosen for a container and not granted yet, if any pod
-    /// has ended.
+    /// Like kubelet, this also forgets devices that are chosen for a container and not granted yet, if any pod has ended.
     pub(crate) fn free_ended(&mut self, active: &BTreeSet<String>) {
         if self.held.retain_pods(|pod| active.contains(pod)) {
             self.allocated = self.held.devices();
@@ -239,9 +238,9 @@ impl DeviceManagerState {
         self.allocated = self.held.devices();
     }
 
-    /// Checks the request and takes reusable devices first. Further devices are chosen in [`Self::finish`],
+    /// Checks the request and takes reusable devices first. Further devices are chosen in [`Self::finish_choice`],
     /// with the plugin's preference.
-    pub(crate) fn begin(
+    pub(crate) fn begin_choice(
         &mut self,
         request: &ResourceRequest<'_>,
         reusable: &BTreeSet<DeviceId>,
@@ -266,24 +265,22 @@ impl DeviceManagerState {
         if request.skips_allocation {
             return Ok(DeviceChoice::Nothing);
         }
-        // After a reboot kubelet may admit a pod before its plugin has registered. It fails the pod and does
-        // not wait.
-        let Some(offer) = self.offers.get(resource) else {
+        // After a reboot kubelet may admit a pod before its plugin has registered. It fails the pod and does not wait.
+        let Some(listed) = self.plugin_devices.get(resource) else {
             return Err(AllocationError::Unregistered(resource.to_owned()));
         };
-        if offer.healthy.is_empty() {
+        if listed.healthy.is_empty() {
             return Err(AllocationError::NoneHealthy(resource.to_owned()));
         }
         // A container that starts again must not get a device that has become unhealthy.
-        if !held.is_subset(&offer.healthy) {
+        if !held.is_subset(&listed.healthy) {
             return Err(AllocationError::HeldUnhealthy(resource.to_owned()));
         }
         let mut taken = BTreeSet::new();
         if !held.is_empty() || request.required == 0 {
             return Ok(DeviceChoice::Nothing);
         }
-        // Devices of earlier init containers come first: the container runs after them, and nothing else may
-        // have them.
+        // Devices of earlier init containers come first: the container runs after them, and nothing else may have them.
         self.take(resource, reusable, request.required, &mut taken, rng);
         if taken.len() == request.required {
             return Ok(DeviceChoice::Done(taken));
@@ -306,7 +303,7 @@ impl DeviceManagerState {
     }
 
     /// Completes a choice: takes preferred devices that are available, and the rest at random.
-    pub(crate) fn finish(
+    pub(crate) fn finish_choice(
         &mut self,
         resource: &str,
         choice: OpenChoice,
@@ -318,8 +315,7 @@ impl DeviceManagerState {
             available,
             required,
         } = choice;
-        // callGetPreferredAllocationIfAvailable: the answer may name any devices, and kubelet uses those that
-        // are available.
+        // callGetPreferredAllocationIfAvailable: the answer may name any devices, and kubelet uses those that are available.
         let preferred = preferred
             .iter()
             .filter_map(|id| available.get(id.as_str()).cloned())
@@ -354,20 +350,19 @@ impl DeviceManagerState {
 
     /// The NUMA nodes of a device, if its plugin named them.
     pub(crate) fn topology(&self, resource: &str, id: &str) -> Option<&TopologyInfo> {
-        self.offers.get(resource)?.topology.get(id)
+        self.plugin_devices.get(resource)?.topology.get(id)
     }
 
-    /// True if a device is healthy now.
     pub(crate) fn is_healthy(&self, resource: &str, id: &str) -> bool {
-        let offer = self.offers.get(resource);
-        offer.is_some_and(|offer| offer.healthy.contains(id))
+        let listed = self.plugin_devices.get(resource);
+        listed.is_some_and(|listed| listed.healthy.contains(id))
     }
 
     /// Healthy devices of a resource that no container holds.
     fn available(&self, resource: &str) -> BTreeSet<DeviceId> {
-        match (self.offers.get(resource), self.allocated.get(resource)) {
-            (Some(offer), Some(used)) => offer.healthy.difference(used).cloned().collect(),
-            (Some(offer), None) => offer.healthy.clone(),
+        match (self.plugin_devices.get(resource), self.allocated.get(resource)) {
+            (Some(listed), Some(used)) => listed.healthy.difference(used).cloned().collect(),
+            (Some(listed), None) => listed.healthy.clone(),
             (None, _) => BTreeSet::new(),
         }
     }
@@ -396,10 +391,10 @@ impl DeviceManagerState {
 /// A device's name, unique within its resource.
 pub(crate) type DeviceId = Arc<str>;
 
-/// NUMA node under which devices without topology are filed.
+/// The NUMA node of devices without topology in the checkpoint.
 pub(crate) const NO_NUMA: i64 = -1;
 
-/// One container of one pod.
+/// A container that holds devices: the UID of its pod, and its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DeviceHolder {
     pub(crate) pod: String,
@@ -436,7 +431,7 @@ impl Grant {
 }
 
 /// Converts the device IDs in lists by NUMA node.
-fn convert<A, B>(by_numa: &BTreeMap<i64, Vec<A>>, id: fn(&A) -> B) -> BTreeMap<i64, Vec<B>> {
+fn map_device_ids<A, B>(by_numa: &BTreeMap<i64, Vec<A>>, id: fn(&A) -> B) -> BTreeMap<i64, Vec<B>> {
     by_numa
         .iter()
         .map(|(numa, ids)| (*numa, ids.iter().map(id).collect()))
@@ -460,7 +455,7 @@ impl HeldDevices {
             pod_uid: holder.pod.clone(),
             container_name: holder.container.clone(),
             resource_name: resource.to_owned(),
-            device_ids: convert(&by_numa, ToString::to_string),
+            device_ids: map_device_ids(&by_numa, ToString::to_string),
             alloc_resp: k8s_openapi::ByteString(response.encode_to_vec()),
         };
         let rendered = serde_json::to_string(&entry).unwrap_or_default();
@@ -481,7 +476,7 @@ impl HeldDevices {
                 pod: entry.pod_uid,
                 container: entry.container_name,
             };
-            let by_numa = convert(&entry.device_ids, |id| Arc::from(id.as_str()));
+            let by_numa = map_device_ids(&entry.device_ids, |id| Arc::from(id.as_str()));
             match ContainerAllocateResponse::decode(entry.alloc_resp.0.as_slice()) {
                 Ok(response) => held.insert(&holder, &entry.resource_name, by_numa, response),
                 Err(error) => {
@@ -516,7 +511,7 @@ impl HeldDevices {
         self.iter().map(|(_, _, grant)| grant.rendered.as_str()).collect()
     }
 
-    /// Removes the pods that `keep` refuses; true if there was one.
+    /// Removes the grants of pods that `keep` refuses; true if there were any.
     pub(crate) fn retain_pods(&mut self, keep: impl Fn(&str) -> bool) -> bool {
         let before = self.0.len();
         self.0.retain(|holder, _| keep(&holder.pod));

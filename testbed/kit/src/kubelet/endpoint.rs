@@ -21,9 +21,9 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 /// The deadline of the connection to a plugin's socket.
-const DIAL: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The deadline of one `PreStartContainer` call.
-const PRE_START: Duration = Duration::from_secs(30);
+const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The error of a registration whose plugin cannot be reached.
 #[derive(Debug, thiserror::Error)]
@@ -75,9 +75,9 @@ impl Endpoint {
         }
     }
 
-    /// Dials the socket, then asks for the plugin's options.
+    /// Dials a plugin's socket, then asks for the plugin's options.
     pub(crate) async fn connect(resource: &str, socket: &Path) -> Result<Self, ConnectError> {
-        let dialled = tokio::time::timeout(DIAL, dial_until_open(socket)).await;
+        let dialled = tokio::time::timeout(DIAL_TIMEOUT, dial_until_open(socket)).await;
         let channel = dialled.map_err(|_| ConnectError::Deadline(socket.to_owned()))?;
         let mut client =
             DevicePluginClient::new(channel).max_decoding_message_size(proto::kubelet::MAX_MESSAGE_BYTES);
@@ -112,7 +112,7 @@ impl Endpoint {
     }
 
     pub(crate) async fn list_and_watch(&self) -> Result<Streaming<ListAndWatchResponse>, EndpointError> {
-        let mut client = self.live()?;
+        let mut client = self.live_client()?;
         let stream = client.list_and_watch(Empty {}).await;
         Ok(stream.map_err(EndpointError::Rpc)?.into_inner())
     }
@@ -122,7 +122,7 @@ impl Endpoint {
         &self,
         device_ids: Vec<String>,
     ) -> Result<ContainerAllocateResponse, EndpointError> {
-        let mut client = self.live()?;
+        let mut client = self.live_client()?;
         let request = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest { device_ids }],
         };
@@ -139,7 +139,7 @@ impl Endpoint {
         if !self.options.get_preferred_allocation_available {
             return Ok(Vec::new());
         }
-        let mut client = self.live()?;
+        let mut client = self.live_client()?;
         let request = PreferredAllocationRequest {
             container_requests: vec![request],
         };
@@ -153,15 +153,15 @@ impl Endpoint {
 
     /// Calls the plugin's `PreStartContainer`, and gives up after a deadline.
     pub(crate) async fn pre_start(&self, device_ids: Vec<String>) -> Result<(), EndpointError> {
-        let mut client = self.live()?;
+        let mut client = self.live_client()?;
         let call = client.pre_start_container(PreStartContainerRequest { device_ids });
         let late = |_| Status::deadline_exceeded("context deadline exceeded");
-        let answered = tokio::time::timeout(PRE_START, call).await.map_err(late);
+        let answered = tokio::time::timeout(PRE_START_TIMEOUT, call).await.map_err(late);
         answered.flatten().map(drop).map_err(EndpointError::Rpc)
     }
 
     /// The client of a plugin whose connection has not ended.
-    fn live(&self) -> Result<DevicePluginClient<Channel>, EndpointError> {
+    fn live_client(&self) -> Result<DevicePluginClient<Channel>, EndpointError> {
         let stopped = || EndpointError::Stopped(self.resource.clone());
         if self.stopped_at().is_some() {
             Err(stopped())

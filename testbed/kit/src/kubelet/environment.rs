@@ -11,7 +11,7 @@ use kube::{Api, Client};
 
 use super::pod::{ContainerSpec, KubeletPod};
 
-/// Why the environment of a container cannot be read; kubelet tries again.
+/// The reason for which the environment of a container cannot be read; kubelet tries again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EnvironmentError {
     #[error("{kind} \"{name}\" not found")]
@@ -34,7 +34,7 @@ pub(crate) enum EnvironmentError {
 /// The entries of a `ConfigMap` or a `Secret`.
 type Entries = BTreeMap<String, String>;
 
-/// An object that holds values of variables.
+/// A `ConfigMap` or `Secret` that has values of variables.
 struct ValueSource<'a> {
     client: &'a Client,
     namespace: &'a str,

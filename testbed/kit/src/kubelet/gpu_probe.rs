@@ -25,10 +25,10 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
         return;
     };
     let specs_dir = machine.config.cdi_dirs.last().cloned().unwrap_or_default();
-    let of_node = format!("files={SPECS_MOUNT}");
+    let specs_command = format!("files={SPECS_MOUNT}");
     let commands = commands.iter().map(|command| match command {
         // Volumes are not mounted in the testbed.
-        files if *files == of_node => format!("files={}", specs_dir.display()),
+        files if *files == specs_command => format!("files={}", specs_dir.display()),
         command => command.clone(),
     });
     let commands = commands.collect();
@@ -36,14 +36,14 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
     let (changes, weak) = (machine.subscribe(), Arc::downgrade(machine));
     let log = Arc::clone(&machine.config.log);
     tokio::spawn(async move {
-        let note = |bytes| {
+        let set_gpu_bytes = |bytes| {
             if let Some(machine) = weak.upgrade() {
                 machine.runtime.set_gpu_bytes(&container, bytes);
             }
         };
         let print = |line: String| {
             if let Some(bytes) = own_bytes(&line) {
-                note(bytes);
+                set_gpu_bytes(bytes);
             }
             log(&container.namespace, &container.pod, &container.name, line);
         };
@@ -54,7 +54,7 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
         tokio::select! {
             () = ended => {}
             result = run(&probe, &container, commands, &print) => {
-                note(0);
+                set_gpu_bytes(0);
                 if let Err(error) = result {
                     tracing::error!(error = format!("{error:#}"), pod = container.pod, "{PROGRAM} does not run");
                 }
@@ -69,7 +69,7 @@ fn own_bytes(line: &str) -> Option<u64> {
     answer.get("ownBytes")?.as_u64()
 }
 
-/// Returns true if this start of a container is over: it is gone, has started again, or no longer runs. An init container is
+/// Returns true if this start of a container is over: it was removed, has started again, or no longer runs. An init container is
 /// recorded as exited from its start on, so that its state says nothing.
 fn is_over(machine: &KubeletMachine, container: &RuntimeContainer) -> bool {
     let containers = machine.runtime.of_pod(&container.pod_uid);

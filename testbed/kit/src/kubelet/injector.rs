@@ -12,7 +12,6 @@ use tokio::net::UnixStream;
 use super::cdi::{CdiCache, CdiHook, DeviceNode, MountPoint, RecordedEdits, Unresolvable};
 use super::config::KubeletConfig;
 
-/// The error of an injection of CDI devices.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InjectError {
     #[error("CDI device injection failed: {0}")]
@@ -32,7 +31,6 @@ pub(crate) enum Injector {
     Containerd(PathBuf),
 }
 
-/// An answer of `cdi-injector`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct InjectorAnswer {

@@ -15,8 +15,8 @@ use super::injector::Injector;
 use super::nri::Nri;
 use super::runtime::Runtime;
 
-/// The failure to make a directory or socket of kubelet.
-pub(super) fn prepare(path: &Path) -> String {
+/// The error text for a directory or socket of kubelet that cannot be made.
+pub(super) fn cannot_prepare(path: &Path) -> String {
     format!("cannot prepare {}", path.display())
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct KubeletMachine {
     pub(crate) counts: KubeletCounts,
     /// The container runtime's socket for plugins, if it has one.
     pub(crate) nri: Option<Nri>,
-    /// The container runtime's injection of CDI devices; none if CDI is off.
+    /// The container runtime's injection of CDI devices; `None` if CDI is off.
     pub(crate) injector: Option<Injector>,
     pub(crate) claims: PreparedClaims,
     changes: watch::Sender<()>,
@@ -44,7 +44,7 @@ impl KubeletMachine {
         if config.has_nri {
             let path = config.nri_socket();
             let listening = Nri::listen(&path, Arc::clone(&runtime), config.needs_nri);
-            nri = Some(listening.with_context(|| prepare(&path))?);
+            nri = Some(listening.with_context(|| cannot_prepare(&path))?);
         }
         let mut injector = None;
         if config.runtime.cdi == CdiSupport::On {

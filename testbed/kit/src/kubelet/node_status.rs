@@ -23,11 +23,11 @@ use super::device_manager::{DeviceManager, ENDPOINT_GRACE};
 use super::devices::Capacity;
 use super::fit::is_extended;
 use super::machine::KubeletMachine;
-use super::status_manager::text;
+use super::status_manager::api_time;
 use crate::kube_scheduler::ResourceAmounts;
 
 /// Quantities by resource name, as in node status.
-type List = BTreeMap<String, String>;
+type ResourceList = BTreeMap<String, String>;
 
 #[derive(Debug)]
 pub(crate) struct NodeStatusSync {
@@ -42,7 +42,7 @@ impl NodeStatusSync {
         Self {
             machine: Arc::clone(machine),
             devices: Arc::clone(devices),
-            allocatable: Mutex::new(of_list(&machine.config.capacity)),
+            allocatable: Mutex::new(amounts_of(&machine.config.capacity)),
         }
     }
 
@@ -54,7 +54,7 @@ impl NodeStatusSync {
         Api::all(self.machine.config.client.clone())
     }
 
-    /// Creates the Node or takes over an existing one; repeats it until the API server accepts.
+    /// Creates the Node or takes over an existing one; tries again until the API server accepts.
     pub(crate) async fn register(&self, is_new_node: bool) {
         let config = &self.machine.config;
         while let Err(error) = self.try_register(is_new_node).await {
@@ -100,7 +100,7 @@ impl NodeStatusSync {
         let only = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
         let nodes = watcher(api.clone(), only).default_backoff();
         let mut nodes = nodes.applied_objects().boxed();
-        let mut current: Option<(List, List)> = None;
+        let mut current: Option<(ResourceList, ResourceList)> = None;
         let mut removed: Vec<String> = Vec::new();
         loop {
             let expiry = self.devices.lock().next_expiry(ENDPOINT_GRACE);
@@ -108,7 +108,7 @@ impl NodeStatusSync {
                 node = nodes.try_next() => match node {
                     Ok(Some(node)) => {
                         let (capacity, allocatable) = resources(&node);
-                        *self.allocatable.lock() = of_list(&allocatable);
+                        *self.allocatable.lock() = amounts_of(&allocatable);
                         current = Some((capacity, allocatable));
                         self.machine.notify();
                     }
@@ -147,35 +147,40 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 }
 
 /// The merge patch that corrects node status, or `None` if it is correct.
-fn status_patch(capacity: &List, allocatable: &List, own: &List, plugins: &Capacity) -> Option<Value> {
-    let mut wanted: List = capacity.clone();
+fn status_patch(
+    capacity: &ResourceList,
+    allocatable: &ResourceList,
+    own: &ResourceList,
+    plugins: &Capacity,
+) -> Option<Value> {
+    let mut wanted: ResourceList = capacity.clone();
     wanted.extend(own.clone());
-    // A resource whose plugin left for good is still known to be a plugin's: zero, not absent.
+    // A resource that the device manager has removed stays in node status with the amount zero.
     for name in &plugins.removed {
         wanted.insert(name.clone(), "0".to_owned());
     }
     // Capacity counts all devices of a resource, allocatable the healthy ones.
-    let mut free = wanted.clone();
+    let mut wanted_allocatable = wanted.clone();
     for (name, (all, healthy)) in &plugins.counts {
         wanted.insert(name.clone(), all.to_string());
-        free.insert(name.clone(), healthy.to_string());
+        wanted_allocatable.insert(name.clone(), healthy.to_string());
     }
-    let mut changed_free = changed_amounts(allocatable, &free);
+    let mut changed_allocatable = changed_amounts(allocatable, &wanted_allocatable);
     for name in allocatable.keys() {
         // A merge patch adds and changes only, so a resource that is gone from capacity has to be removed by name.
         if is_extended(name) && !wanted.contains_key(name) {
-            changed_free.insert(name.clone(), Value::Null);
+            changed_allocatable.insert(name.clone(), Value::Null);
         }
     }
     let changed = changed_amounts(capacity, &wanted);
-    if changed.is_empty() && changed_free.is_empty() {
+    if changed.is_empty() && changed_allocatable.is_empty() {
         return None;
     }
-    Some(json!({"status": {"capacity": changed, "allocatable": changed_free}}))
+    Some(json!({"status": {"capacity": changed, "allocatable": changed_allocatable}}))
 }
 
 /// The amounts that differ between two lists, or are new, with their new values.
-fn changed_amounts(from: &List, to: &List) -> Map<String, Value> {
+fn changed_amounts(from: &ResourceList, to: &ResourceList) -> Map<String, Value> {
     let mut changes = Map::new();
     for (name, amount) in to {
         if !from.get(name).is_some_and(|before| is_equal(before, amount)) {
@@ -190,14 +195,14 @@ fn is_equal(one: &str, other: &str) -> bool {
         || matches!((one.parse::<Quantity>(), other.parse::<Quantity>()), (Ok(one), Ok(other)) if one == other)
 }
 
-fn of_list(amounts: &List) -> ResourceAmounts {
+fn amounts_of(amounts: &ResourceList) -> ResourceAmounts {
     ResourceAmounts::of_texts(amounts.iter().map(|(name, text)| (name, text.as_str())))
 }
 
 /// Capacity and allocatable resources of a Node.
-fn resources(node: &Node) -> (List, List) {
+fn resources(node: &Node) -> (ResourceList, ResourceList) {
     let Some(status) = &node.status else {
-        return (List::new(), List::new());
+        return (ResourceList::new(), ResourceList::new());
     };
     (
         quantities_as_text(status.capacity.as_ref()),
@@ -205,7 +210,7 @@ fn resources(node: &Node) -> (List, List) {
     )
 }
 
-fn quantities_as_text(amounts: Option<&BTreeMap<String, Text>>) -> List {
+fn quantities_as_text(amounts: Option<&BTreeMap<String, Text>>) -> ResourceList {
     let amounts = amounts.into_iter().flatten();
     amounts
         .map(|(name, amount)| (name.clone(), amount.0.clone()))
@@ -213,8 +218,8 @@ fn quantities_as_text(amounts: Option<&BTreeMap<String, Text>>) -> List {
 }
 
 /// The labels that kubelet sets on its Node, with those of the configuration.
-fn own_labels(config: &KubeletConfig) -> List {
-    let mut labels = List::from([
+fn own_labels(config: &KubeletConfig) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::from([
         ("kubernetes.io/hostname".to_owned(), config.node.clone()),
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
         ("kubernetes.io/arch".to_owned(), "amd64".to_owned()),
@@ -224,8 +229,8 @@ fn own_labels(config: &KubeletConfig) -> List {
 }
 
 /// The status of a Node that is ready and has these resources.
-fn status_with(config: &KubeletConfig, resources: &List) -> Value {
-    let now = text(Timestamp::now());
+fn status_with(config: &KubeletConfig, resources: &ResourceList) -> Value {
+    let now = api_time(Timestamp::now());
     json!({
         "addresses": [{"type": "InternalIP", "address": config.address.to_string()}, {"type": "Hostname", "address": config.node}],
         "capacity": resources,

@@ -32,7 +32,7 @@ use super::socket;
 /// The deadline of a plugin's answer, after which its connection is closed.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// Most containers of one Synchronize message. It is so small that plugins meet lists in several messages.
+/// Most containers of one Synchronize message: so few that plugins meet lists in several messages.
 const SYNCHRONIZE_CHUNK: usize = 2;
 
 /// The reason for which a container is not created.
@@ -49,7 +49,7 @@ pub(crate) enum CreateError {
 pub(crate) struct Nri {
     plugins: Arc<Mutex<Vec<NriPlugin>>>,
     n_registered: watch::Receiver<usize>,
-    /// True if no container is made while no plugin is there.
+    /// True if no container is made while no plugin is registered.
     is_required: bool,
     _accepting: AbortOnDropHandle<()>,
 }
@@ -60,19 +60,22 @@ impl Nri {
         socket::remove(path)?;
         let listener = UnixListener::bind(path)?;
         let plugins = Arc::new(Mutex::new(Vec::new()));
-        let taking = Arc::clone(&plugins);
-        let (count, n_registered) = watch::channel(0);
-        let count = Arc::new(count);
+        let all_plugins = Arc::clone(&plugins);
+        let (registrations, n_registered) = watch::channel(0);
+        let registrations = Arc::new(registrations);
         let accepting = async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (taking, runtime, count) =
-                    (Arc::clone(&taking), Arc::clone(&runtime), Arc::clone(&count));
+                let (all_plugins, runtime, registrations) = (
+                    Arc::clone(&all_plugins),
+                    Arc::clone(&runtime),
+                    Arc::clone(&registrations),
+                );
                 tokio::spawn(async move {
                     // No container is made during Synchronize, or the plugin would miss it.
-                    let mut plugins = taking.lock().await;
+                    let mut plugins = all_plugins.lock().await;
                     if let Some(plugin) = NriPlugin::register(stream, &runtime).await {
                         plugins.push(plugin);
-                        count.send_modify(|count| *count += 1);
+                        registrations.send_modify(|registrations| *registrations += 1);
                     }
                 });
             }
@@ -99,16 +102,16 @@ impl Nri {
     ) -> Result<RuntimeContainer, CreateError> {
         let mut plugins = self.plugins.lock().await;
         // Plugins whose connection has closed are left out of the list that is put together again below.
-        let mut left = std::mem::take(&mut *plugins).into_iter();
-        let mut made = Ok(());
-        while made.is_ok()
-            && let Some(mut plugin) = left.next()
+        let mut not_called = std::mem::take(&mut *plugins).into_iter();
+        let mut outcome = Ok(());
+        while outcome.is_ok()
+            && let Some(mut plugin) = not_called.next()
         {
             let request = CreateContainerRequest {
                 pod: Some(sandbox_of(pod)),
                 container: Some(as_message(&container)),
             };
-            made = match plugin
+            outcome = match plugin
                 .call::<CreateContainerResponse>("CreateContainer", &request)
                 .await
             {
@@ -117,16 +120,16 @@ impl Nri {
                     Ok(())
                 }
                 Ok(Err(status)) => Err(CreateError::Refused(status)),
-                // A plugin that is gone is no obstacle: containerd goes on without it.
+                // A plugin whose connection has closed is no obstacle: containerd goes on without it.
                 Err(Closed) => continue,
             };
             plugins.push(plugin);
         }
-        plugins.extend(left);
+        plugins.extend(not_called);
         if self.is_required && plugins.is_empty() {
             return Err(CreateError::Missing);
         }
-        made.map(|()| container)
+        outcome.map(|()| container)
     }
 }
 
@@ -193,8 +196,7 @@ impl NriPlugin {
         Some(plugin)
     }
 
-    /// Calls a method of the NRI plugin. The inner result is the plugin's answer; `Closed` means that it did not answer
-    /// in time.
+    /// Calls a method of the NRI plugin. The inner result is the plugin's answer; `Closed` means that it did not answer in time.
     async fn call<A: prost::Message + Default>(
         &mut self,
         method: &str,
@@ -359,7 +361,7 @@ fn as_message(container: &RuntimeContainer) -> api::Container {
     }
 }
 
-/// Applies an NRI plugin's changes to the environment and device nodes of a container.
+/// Applies an NRI plugin's adjustment to the environment and device nodes of a container.
 fn adjust(container: &mut RuntimeContainer, adjustment: ContainerAdjustment) {
     container
         .env

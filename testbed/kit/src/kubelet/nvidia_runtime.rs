@@ -1,17 +1,16 @@
 //! A model of nvidia-container-runtime 1.20: how it changes a container, given its configuration and the
 //! container's variables and annotations.
 //!
-//! It is compared case by case with recordings of the real program (`testbed/tests/nvidia_runtime.rs`, recorded
-//! by `testbed/tests/recorded/nvidia_container_runtime.py`). Left out: the mode `csv` (Jetson), device lists as
-//! volume mounts, MIG instances, IMEX channels, and everything that libraries and hooks do in a container
-//! beyond being there.
+//! It is compared case by case with recordings of the real program (`testbed/tests/nvidia_runtime.rs`, recorded by
+//! `testbed/tests/recorded/nvidia_container_runtime.py`). Left out: the mode `csv` (Jetson), device lists as volume mounts, MIG
+//! instances, IMEX channels, and everything that libraries and hooks do in a container beyond being there.
 
 use std::collections::BTreeMap;
 
 /// The variable by which containers request GPUs from the runtime.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// Annotations of a container that name CDI devices begin so.
+/// The prefix of the annotations of a container that name CDI devices.
 const ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 
 /// The CDI kind of the specs that the runtime makes in memory.
@@ -76,8 +75,7 @@ pub struct Created<'a> {
 pub enum Modification {
     /// Nothing.
     None,
-    /// nvidia-container-cli injects these devices: `all`, UUIDs or indices; with an empty list the driver
-    /// alone.
+    /// nvidia-container-cli injects these devices: `all`, UUIDs or indices; with an empty list the driver alone.
     Cli(Vec<String>),
     /// A CDI spec in memory injects these devices, named as for `Cli`, and sets the variable to `void`.
     InMemory(Vec<String>),
@@ -108,7 +106,7 @@ impl NvidiaRuntime {
             }
             RuntimeMode::Legacy | RuntimeMode::JitCdi => false,
         };
-        // Annotations count in this mode alone.
+        // Annotations count only if the runtime uses CDI specs, by its mode or by the names.
         let devices = if is_cdi {
             with_annotations
         } else {
@@ -138,10 +136,10 @@ impl NvidiaRuntime {
     }
 
     /// The devices that a container requests by annotations or, without any, by its variables.
-    fn devices(&self, created: Created<'_>, has_annotations: bool) -> Vec<String> {
+    fn devices(&self, created: Created<'_>, reads_annotations: bool) -> Vec<String> {
         let mut annotated = Vec::new();
         for (key, value) in created.annotations {
-            if has_annotations && key.starts_with(ANNOTATION_PREFIX) {
+            if reads_annotations && key.starts_with(ANNOTATION_PREFIX) {
                 annotated.extend(value.split(',').map(str::to_owned));
             }
         }
@@ -199,16 +197,16 @@ pub fn find_gpus(names: &[String], uuids: &[String]) -> Result<Vec<usize>, Strin
     if names.iter().any(|name| name == "all") {
         return Ok((0..uuids.len()).collect());
     }
-    let mut places = Vec::new();
+    let mut indices = Vec::new();
     for name in names {
         // nvidia-container-cli takes UUIDs and indices alike.
         match (uuids.iter().position(|uuid| uuid == name), name.parse()) {
-            (Some(place), _) => places.push(place),
-            (None, Ok(index)) if index < uuids.len() => places.push(index),
+            (Some(index), _) => indices.push(index),
+            (None, Ok(index)) if index < uuids.len() => indices.push(index),
             (None, _) => return Err(name.clone()),
         }
     }
-    places.sort_unstable();
-    places.dedup();
-    Ok(places)
+    indices.sort_unstable();
+    indices.dedup();
+    Ok(indices)
 }

@@ -16,7 +16,7 @@ use crate::pod_fields::has_ended;
 /// Only for pods whose restart policy is not Always; a container whose command is `["true"]` finishes too.
 pub const EXIT_AFTER: &str = "testbed/exit-after";
 
-/// The time of a pod's life in which a container runs.
+/// The part of a pod's life in which a container runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerType {
     /// To completion, before the containers after it.
@@ -35,7 +35,7 @@ pub(crate) struct ContainerSpec {
     pub(crate) name: String,
     pub(crate) image: String,
     pub(crate) kind: ContainerType,
-    /// Whole units of each limit, rounded up.
+    /// Whole units of each limit. Limits in parts of units, as of CPU, are left out: plugins serve whole devices.
     pub(crate) limits: BTreeMap<String, i64>,
     pub(crate) env: Vec<EnvVar>,
     pub(crate) env_from: Vec<EnvFromSource>,
@@ -63,7 +63,7 @@ pub(crate) struct KubeletPod {
     pub(crate) claims: BTreeMap<String, String>,
     /// The requests of the whole pod.
     pub(crate) requests: ResourceAmounts,
-    /// `restartPolicy: Always`, the default.
+    /// True for `restartPolicy: Always`, the default.
     pub(crate) restarts: bool,
     pub(crate) deleting: bool,
     /// Phase Succeeded or Failed in the API.
@@ -76,7 +76,7 @@ impl KubeletPod {
         let uid = pod.metadata.uid.clone()?;
         let spec = pod.spec.as_ref()?;
         let restarts = spec.restart_policy.as_deref().unwrap_or("Always") == "Always";
-        let annotated = pod.annotations().contains_key(EXIT_AFTER);
+        let exits_at_once = pod.annotations().contains_key(EXIT_AFTER);
         let mut containers = Vec::new();
         for container in spec.init_containers.iter().flatten() {
             let kind = match container.restart_policy.as_deref() {
@@ -88,7 +88,7 @@ impl KubeletPod {
         for container in &spec.containers {
             let read = read_container(container, ContainerType::App);
             containers.push(ContainerSpec {
-                finishes: !restarts && (annotated || read.finishes),
+                finishes: !restarts && (exits_at_once || read.finishes),
                 ..read
             });
         }
@@ -128,7 +128,7 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     let resources = container.resources.clone().unwrap_or_default();
     let mut limits = BTreeMap::new();
     for (name, amount) in resources.limits.iter().flatten() {
-        limits.extend(whole(&amount.0).map(|amount| (name.clone(), amount)));
+        limits.extend(whole_units(&amount.0).map(|amount| (name.clone(), amount)));
     }
     let claims = resources.claims.into_iter().flatten();
     let security = container.security_context.as_ref();
@@ -151,6 +151,6 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
     }
 }
 
-fn whole(text: &str) -> Option<i64> {
+fn whole_units(text: &str) -> Option<i64> {
     text.parse::<Quantity>().ok()?.integer()
 }

@@ -64,7 +64,7 @@ impl PodResourcesLister for PodResourcesService {
         let devices = self.devices.lock();
         let pod_resources = active
             .iter()
-            .map(|pod| of_pod(&devices, &self.machine.claims, pod))
+            .map(|pod| devices_of_pod(&devices, &self.machine.claims, pod))
             .collect();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
@@ -85,13 +85,13 @@ impl PodResourcesLister for PodResourcesService {
 }
 
 /// The devices that the containers of a pod hold.
-fn of_pod(devices: &DeviceManagerState, claims: &PreparedClaims, pod: &KubeletPod) -> PodResources {
-    let listed = pod
+fn devices_of_pod(devices: &DeviceManagerState, claims: &PreparedClaims, pod: &KubeletPod) -> PodResources {
+    let listed_containers = pod
         .containers
         .iter()
         // kubelet leaves out ordinary init containers, as they have ended before the pod runs.
         .filter(|container| container.kind != ContainerType::Init);
-    let containers = listed.map(|container| {
+    let containers = listed_containers.map(|container| {
         let mut listed = Vec::new();
         for (resource, grant) in devices.held().of(&DeviceHolder::new(pod, container)) {
             listed.extend(
@@ -134,9 +134,10 @@ fn one_device(devices: &DeviceManagerState, resource: &str, id: &str) -> Contain
 
 /// Calls per second that kubelet answers.
 const PER_SECOND: f64 = 100.0;
-/// Calls that it answers at once after a pause.
+/// Calls that kubelet answers at once after a pause.
 const BURST: f64 = 10.0;
 
+/// kubelet's token bucket: the tokens, and the time at which they were counted.
 #[derive(Debug)]
 pub(crate) struct RateLimit(Mutex<(f64, Instant)>);
 

@@ -17,7 +17,7 @@ use super::pod::KubeletPod;
 pub(crate) enum PodCommand {
     /// The pod has a `deletionTimestamp`.
     Delete,
-    /// The pod is gone from the API.
+    /// The API server has removed the pod.
     Remove,
     /// The pod has more ephemeral containers.
     Update(Arc<KubeletPod>),
@@ -25,13 +25,14 @@ pub(crate) enum PodCommand {
     Restart(String),
 }
 
+/// A pod that kubelet knows, and its state.
 #[derive(Debug)]
 pub(crate) struct PodRecord {
     pub(crate) spec: Arc<KubeletPod>,
     /// True if the pod was rejected, has finished or was terminated: its devices are free.
     pub(crate) ended: bool,
     pub(crate) started: Timestamp,
-    /// Reaches the task that runs the pod, once it is admitted.
+    /// Sends commands to the task that runs the pod, once the pod is admitted.
     pub(crate) worker: Option<UnboundedSender<PodCommand>>,
     /// Conditions as last reported, with the time of their last change.
     pub(crate) conditions: BTreeMap<&'static str, (bool, Timestamp)>,
@@ -68,16 +69,16 @@ impl PodTable {
     }
 }
 
-/// Records by UID.
+/// The pods that kubelet knows, by UID.
 #[derive(Debug, Default)]
 pub(crate) struct PodRecords(pub(crate) BTreeMap<String, PodRecord>);
 
 impl PodRecords {
     /// Adds a pod that kubelet has seen for the first time.
-    pub(crate) fn arrive(&mut self, spec: &Arc<KubeletPod>, ended: bool) {
+    pub(crate) fn arrive(&mut self, spec: &Arc<KubeletPod>) {
         let record = PodRecord {
             spec: Arc::clone(spec),
-            ended,
+            ended: spec.terminal,
             started: Timestamp::now(),
             worker: None,
             conditions: BTreeMap::new(),

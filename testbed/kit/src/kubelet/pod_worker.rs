@@ -1,8 +1,6 @@
-//! The task of one admitted pod. It starts init containers in order, then the others, and ends them with the
-//! pod.
+//! The task of one admitted pod. It starts init containers in order, then the others, and ends them with the pod.
 //!
-//! No lock is held during a start, which calls `PreStartContainer` of plugins. A start that fails is repeated
-//! after a pause.
+//! No lock is held during a start, which calls `PreStartContainer` of plugins. A start that fails is repeated after a pause.
 
 use std::sync::Arc;
 
@@ -17,6 +15,7 @@ use super::runtime::{KILLED, RunState, RuntimeContainer};
 use super::status_manager::StatusManager;
 use super::tasks::KubeletTasks;
 
+/// The result of an attempt to start the containers of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WorkerProgress {
     /// Nothing to do until the next command.
@@ -48,13 +47,13 @@ impl PodWorkers {
         self.tasks.spawn(async move { workers.run(pod, commands).await });
     }
 
-    /// Runs the task of one pod: starts its containers, repeats failed starts, and obeys commands until the pod is gone.
+    /// Runs the task of one pod: starts its containers, repeats failed starts, and obeys commands until the pod is removed.
     async fn run(&self, mut pod: Arc<KubeletPod>, mut commands: UnboundedReceiver<PodCommand>) {
-        let mut due = Some(Instant::now());
+        let mut next_sync = Some(Instant::now());
         self.status.publish_status(&pod);
         loop {
             let step = async {
-                match due {
+                match next_sync {
                     Some(at) => {
                         tokio::time::sleep_until(at).await;
                         self.sync_pod(&pod).await
@@ -68,17 +67,18 @@ impl PodWorkers {
                     None => return,
                     Some(PodCommand::Restart(container)) => {
                         self.crash(&pod, &container);
-                        due = Some(Instant::now());
+                        next_sync = Some(Instant::now());
                     }
                     Some(PodCommand::Update(new)) => {
                         pod = new;
-                        due = Some(Instant::now());
+                        next_sync = Some(Instant::now());
                     }
                     Some(command) => return self.terminate(&pod, &command),
                 },
                 progress = step => {
-                    due = (progress == WorkerProgress::Retry).then(|| Instant::now() + self.machine().config.delays.start_retry);
+                    next_sync = (progress == WorkerProgress::Retry).then(|| Instant::now() + self.machine().config.delays.start_retry);
                     if progress == WorkerProgress::Finished {
+                        // Sidecars, which are left, end with success.
                         self.machine().runtime.kill(&pod.uid, 0);
                         self.pods.lock().end(&pod.uid);
                     }
@@ -102,6 +102,7 @@ impl PodWorkers {
             if let Err(error) = self.starter.start(pod, container).await {
                 self.report_failed_start(pod, container, &error);
                 progress = WorkerProgress::Retry;
+                // The containers after an init container wait until it has started.
                 if matches!(container.kind, ContainerType::Init | ContainerType::Sidecar) {
                     return progress;
                 }
@@ -154,7 +155,7 @@ impl PodWorkers {
         }
     }
 
-    /// Kills the containers of a pod, and deletes the pod at the API server unless it is gone there.
+    /// Kills the containers of a pod, and deletes the pod at the API server unless that has removed it already.
     fn terminate(&self, pod: &KubeletPod, command: &PodCommand) {
         self.machine().runtime.kill(&pod.uid, KILLED);
         self.pods.lock().end(&pod.uid);

@@ -17,6 +17,6 @@ pub struct ProbeProgram {
     pub libraries: PathBuf,
     /// The memory of each GPU of the stand-in, in bytes.
     pub gpu_bytes: u64,
-    /// The memory that a context of the stand-in takes, in bytes.
+    /// The memory that a CUDA context of the stand-in takes, in bytes.
     pub context_bytes: u64,
 }

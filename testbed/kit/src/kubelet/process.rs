@@ -1,7 +1,6 @@
 //! One run of the kubelet process: its state, sockets and tasks, which all end with it.
 //!
-//! Only the [`KubeletMachine`] outlives it. The next run reads everything else from the checkpoint and the API
-//! server.
+//! Only the [`KubeletMachine`] outlives it. The next run reads everything else from the checkpoint and the API server.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +13,7 @@ use tonic::transport::Server;
 
 use super::container_start::ContainerStarter;
 use super::device_manager::{DeviceManager, RegistrationService};
-use super::machine::{KubeletMachine, prepare};
+use super::machine::{KubeletMachine, cannot_prepare};
 use super::node_status::NodeStatusSync;
 use super::pod_resources::PodResourcesService;
 use super::pod_table::PodTable;
@@ -24,7 +23,6 @@ use super::status_manager::StatusManager;
 use super::sync_loop::SyncLoop;
 use super::tasks::KubeletTasks;
 
-/// A running kubelet process.
 #[derive(Debug)]
 pub(crate) struct KubeletProcess {
     pub(crate) devices: Arc<DeviceManager>,
@@ -37,7 +35,7 @@ impl KubeletProcess {
     pub(crate) fn start(machine: &Arc<KubeletMachine>) -> Result<Self> {
         let config = &machine.config;
         let plugin_dir = config.plugin_dir();
-        clear_sockets(&plugin_dir).with_context(|| prepare(&plugin_dir))?;
+        clear_sockets(&plugin_dir).with_context(|| cannot_prepare(&plugin_dir))?;
         let is_new_node = !config.checkpoint().exists();
         let tasks = KubeletTasks::default();
         let pods = Arc::new(PodTable::default());
@@ -105,7 +103,7 @@ impl KubeletProcess {
         &self,
         path: &Path,
     ) -> Result<impl futures::Stream<Item = io::Result<socket::Severable>> + use<>> {
-        socket::listen(path, self.tasks.cancellation()).with_context(|| prepare(path))
+        socket::listen(path, self.tasks.cancellation()).with_context(|| cannot_prepare(path))
     }
 }
 

@@ -26,7 +26,7 @@ pub enum RunState {
     Waiting {
         /// As in pod status, e.g. `CreateContainerConfigError`.
         reason: String,
-        /// Why, for people.
+        /// The reason in words.
         message: String,
     },
     /// It runs.
@@ -56,7 +56,7 @@ pub struct RuntimeContainer {
     pub pod_uid: String,
     /// Its own name.
     pub name: String,
-    /// The time of the pod's life in which it runs.
+    /// The part of the pod's life in which it runs.
     pub kind: ContainerType,
     /// Its state.
     pub state: RunState,
@@ -78,7 +78,7 @@ pub struct RuntimeContainer {
     pub hooks: Vec<String>,
     /// UUIDs of the GPUs whose device nodes it has, sorted.
     pub gpus: Vec<String>,
-    /// The memory of the first of them that its program, `gpu-probe`, has reported to use, in bytes.
+    /// Bytes of the first of these GPUs' memory that the container's program, `gpu-probe`, has reported to use.
     pub gpu_bytes: u64,
 }
 
@@ -179,7 +179,7 @@ impl Runtime {
         }
     }
 
-    /// Changes containers, and announces the change.
+    /// Changes containers, and passes the change to the hook and to those who wait.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<(String, String), RuntimeContainer>) -> T) -> T {
         let mut containers = self.lock();
         let changed = change(&mut containers);
@@ -224,11 +224,14 @@ impl Runtime {
         })
     }
 
-    /// Notes the memory that the program of a container uses, unless the container has been started again since.
-    pub(crate) fn set_gpu_bytes(&self, of: &RuntimeContainer, bytes: u64) {
-        let key = (of.pod_uid.clone(), of.name.clone());
+    /// Records the memory that the program of a container uses, unless the container has been started again since.
+    pub(crate) fn set_gpu_bytes(&self, started: &RuntimeContainer, bytes: u64) {
+        let key = (started.pod_uid.clone(), started.name.clone());
         self.change(|containers| {
-            if let Some(found) = containers.get_mut(&key).filter(|found| found.starts == of.starts) {
+            if let Some(found) = containers
+                .get_mut(&key)
+                .filter(|found| found.starts == started.starts)
+            {
                 found.gpu_bytes = bytes;
             }
         });
@@ -253,8 +256,7 @@ impl Runtime {
         });
     }
 
-    /// Records an attempt to start a container, with its error if it failed; returns all attempts since the
-    /// last success.
+    /// Records an attempt to start a container, with its error if it failed; returns all attempts since the last success.
     pub(crate) fn record_attempt(
         &self,
         uid: &str,

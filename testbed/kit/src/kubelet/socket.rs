@@ -1,7 +1,6 @@
 //! kubelet's listening sockets, whose connections end when the kubelet process does.
 //!
-//! tonic keeps open connections after its server has ended. A killed process would not, so these connections
-//! break.
+//! tonic keeps open connections after its server has ended. A killed process would not, so these connections break.
 
 use std::future::Future;
 use std::io;

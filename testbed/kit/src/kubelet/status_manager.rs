@@ -24,7 +24,7 @@ use super::runtime::{RunState, RuntimeContainer};
 use super::tasks::KubeletTasks;
 
 /// Most requests to the API server at one time.
-const IN_FLIGHT: usize = 32;
+const MAX_IN_FLIGHT: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct StatusManager {
@@ -60,7 +60,7 @@ impl StatusManager {
             devices: Arc::clone(devices),
             tasks: tasks.clone(),
             pending: Mutex::default(),
-            permits: Semaphore::new(IN_FLIGHT),
+            permits: Semaphore::new(MAX_IN_FLIGHT),
             n_events: AtomicU64::new(0),
         }
     }
@@ -76,12 +76,12 @@ impl StatusManager {
         let now = Timestamp::now();
         let mut shown = Vec::new();
         for (name, holds) in conditions(pod, &containers) {
-            let last = record.conditions.entry(name).or_insert((holds, now));
+            let (held, since) = record.conditions.entry(name).or_insert((holds, now));
             // A condition keeps its lastTransitionTime until its status changes, whatever else is written.
-            if last.0 != holds {
-                *last = (holds, now);
+            if *held != holds {
+                (*held, *since) = (holds, now);
             }
-            shown.push(condition(name, holds, last.1, phase));
+            shown.push(condition(name, holds, *since, phase));
         }
         let started = record.started;
         drop(pods);
@@ -100,7 +100,7 @@ impl StatusManager {
             "conditions": shown,
             "hostIP": ip, "hostIPs": [{"ip": ip}],
             "podIP": ip, "podIPs": [{"ip": ip}],
-            "startTime": text(started),
+            "startTime": api_time(started),
             "containerStatuses": app,
             "initContainerStatuses": if init.is_empty() { Value::Null } else { Value::Array(init) },
             "ephemeralContainerStatuses": if ephemeral.is_empty() { Value::Null } else { Value::Array(ephemeral) },
@@ -111,7 +111,7 @@ impl StatusManager {
 
     /// Writes the status of a pod that kubelet has refused for good.
     pub(crate) fn publish_rejection(self: &Arc<Self>, pod: &KubeletPod, reason: &str, message: &str) {
-        let started = text(Timestamp::now());
+        let started = api_time(Timestamp::now());
         // rejectPod. The phase Failed is final: no kubelet admits the pod again.
         let message = format!("Pod was rejected: {message}");
         let status = json!({"phase": "Failed", "reason": reason, "message": message, "startTime": started});
@@ -125,7 +125,7 @@ impl StatusManager {
 
     /// Creates a Warning event about a pod.
     pub(crate) fn publish_event(&self, pod: &KubeletPod, reason: &str, message: &str) {
-        let now = text(Timestamp::now());
+        let now = api_time(Timestamp::now());
         let serial = self.n_events.fetch_add(1, Ordering::Relaxed);
         let event = json!({
             "metadata": {"name": format!("{}.{:x}.{serial:x}", pod.name, Timestamp::now().as_nanosecond()), "namespace": pod.namespace},
@@ -150,10 +150,10 @@ impl StatusManager {
         &self,
         pod: &KubeletPod,
         container: &ContainerSpec,
-        runs: Option<&RuntimeContainer>,
+        in_runtime: Option<&RuntimeContainer>,
     ) -> Value {
-        let (running, completed) = (is_running(runs), has_completed(runs));
-        let starts = runs.map_or(0, |runs| runs.starts);
+        let (running, completed) = (is_running(in_runtime), has_completed(in_runtime));
+        let starts = in_runtime.map_or(0, |in_runtime| in_runtime.starts);
         let allocated = if self.machine.config.allocated_resources_status {
             self.allocated(pod, container)
         } else {
@@ -167,8 +167,8 @@ impl StatusManager {
             "ready": running || (completed && container.kind == ContainerType::Init),
             "started": running,
             "restartCount": starts.saturating_sub(1),
-            "state": state(pod, container, runs),
-            "containerID": runs.filter(|runs| runs.starts > 0).map(|runs| format!("testbed://{}", runs.id())),
+            "state": state(pod, container, in_runtime),
+            "containerID": in_runtime.filter(|in_runtime| in_runtime.starts > 0).map(|in_runtime| format!("testbed://{}", in_runtime.id())),
             "allocatedResourcesStatus": if allocated.is_empty() { Value::Null } else { Value::Array(allocated) },
         })
     }
@@ -214,7 +214,7 @@ impl StatusManager {
 
     /// Performs the pending writes of a pod until none is left.
     async fn write_all(&self, uid: &str) {
-        while let Some((namespace, name, status)) = self.next(uid) {
+        while let Some((namespace, name, status)) = self.next_write(uid) {
             let api: Api<Pod> = Api::namespaced(self.machine.config.client.clone(), &namespace);
             let Ok(permit) = self.permits.acquire().await else {
                 return;
@@ -237,7 +237,7 @@ impl StatusManager {
     }
 
     /// The next write: the status, or the deletion if there is no status.
-    fn next(&self, uid: &str) -> Option<(String, String, Option<Value>)> {
+    fn next_write(&self, uid: &str) -> Option<(String, String, Option<Value>)> {
         let mut all = self.lock();
         let pending = all.get_mut(uid)?;
         let status = pending.status.take();
@@ -288,18 +288,16 @@ async fn delete(api: &Api<Pod>, name: &str, uid: &str) -> kube::Result<()> {
     api.delete(name, &params).await.map(drop)
 }
 
-/// Returns true if a repeated write would fail too: the pod is gone, another pod has its name, or the request
-/// is wrong.
+/// Returns true if a repeated write would fail too: the pod is gone, another pod has its name, or the request is wrong.
 fn is_final(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
 
 /// The `state` of a container's status: waiting, running or terminated.
-fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&RuntimeContainer>) -> Value {
-    match runs.map(|runs| &runs.state) {
+fn state(pod: &KubeletPod, container: &ContainerSpec, in_runtime: Option<&RuntimeContainer>) -> Value {
+    match in_runtime.map(|in_runtime| &in_runtime.state) {
         None => {
-            // App containers wait as PodInitializing while the pod has init containers at all, also after
-            // these have ended.
+            // App containers wait as PodInitializing while the pod has init containers at all, also after these have ended.
             let has_init = pod
                 .containers
                 .iter()
@@ -310,24 +308,24 @@ fn state(pod: &KubeletPod, container: &ContainerSpec, runs: Option<&RuntimeConta
         Some(RunState::Waiting { reason, message }) => {
             json!({"waiting": {"reason": reason, "message": message}})
         }
-        Some(RunState::Running { since }) => json!({"running": {"startedAt": text(*since)}}),
+        Some(RunState::Running { since }) => json!({"running": {"startedAt": api_time(*since)}}),
         Some(RunState::Exited {
             code,
             started,
             finished,
         }) => {
             let reason = if *code == 0 { "Completed" } else { "Error" };
-            json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": text(*started), "finishedAt": text(*finished)}})
+            json!({"terminated": {"exitCode": code, "reason": reason, "startedAt": api_time(*started), "finishedAt": api_time(*finished)}})
         }
     }
 }
 
-fn is_running(runs: Option<&RuntimeContainer>) -> bool {
-    runs.is_some_and(|runs| matches!(runs.state, RunState::Running { .. }))
+fn is_running(in_runtime: Option<&RuntimeContainer>) -> bool {
+    in_runtime.is_some_and(|in_runtime| matches!(in_runtime.state, RunState::Running { .. }))
 }
 
-fn has_completed(runs: Option<&RuntimeContainer>) -> bool {
-    runs.is_some_and(|runs| matches!(runs.state, RunState::Exited { code: 0, .. }))
+fn has_completed(in_runtime: Option<&RuntimeContainer>) -> bool {
+    in_runtime.is_some_and(|in_runtime| matches!(in_runtime.state, RunState::Exited { code: 0, .. }))
 }
 
 /// The phase of a pod, by its containers.
@@ -335,9 +333,9 @@ fn phase(pod: &KubeletPod, containers: &BTreeMap<String, RuntimeContainer>, ende
     let (mut have_completed, mut have_started) = (true, true);
     for spec in &pod.containers {
         if spec.kind == ContainerType::App {
-            let runs = containers.get(&spec.name);
-            have_completed &= has_completed(runs);
-            have_started &= runs.is_some_and(|runs| runs.starts > 0);
+            let in_runtime = containers.get(&spec.name);
+            have_completed &= has_completed(in_runtime);
+            have_started &= in_runtime.is_some_and(|in_runtime| in_runtime.starts > 0);
         }
     }
     match ended {
@@ -355,14 +353,14 @@ fn conditions(
 ) -> [(&'static str, bool); 4] {
     let (mut initialized, mut ready) = (true, true);
     for spec in &pod.containers {
-        let runs = containers.get(&spec.name);
+        let in_runtime = containers.get(&spec.name);
         match spec.kind {
-            ContainerType::Init => initialized &= has_completed(runs),
-            ContainerType::App => ready &= is_running(runs),
+            ContainerType::Init => initialized &= has_completed(in_runtime),
+            ContainerType::App => ready &= is_running(in_runtime),
             ContainerType::Ephemeral => {}
             ContainerType::Sidecar => {
-                initialized &= is_running(runs);
-                ready &= is_running(runs);
+                initialized &= is_running(in_runtime);
+                ready &= is_running(in_runtime);
             }
         }
     }
@@ -384,10 +382,10 @@ fn condition(name: &str, holds: bool, since: Timestamp, phase: &str) -> Value {
         _ => Some("ContainersNotReady"),
     };
     let status = if holds { "True" } else { "False" };
-    json!({"type": name, "status": status, "lastTransitionTime": text(since), "reason": reason})
+    json!({"type": name, "status": status, "lastTransitionTime": api_time(since), "reason": reason})
 }
 
 /// A time in whole seconds, as Kubernetes writes it.
-pub(crate) fn text(time: Timestamp) -> String {
+pub(crate) fn api_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

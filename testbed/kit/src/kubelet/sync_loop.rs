@@ -16,7 +16,7 @@ use proto::pod::MIRROR;
 use rand::seq::SliceRandom;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::config::{Hold, OrderRule};
+use super::config::{BatchOrder, Hold, OrderRule};
 use super::device_manager::DeviceManager;
 use super::devices::AllocationError;
 use super::fit::{Shortage, fit};
@@ -36,10 +36,11 @@ enum PodUpdate {
     /// The complete list, at start and after a broken watch.
     List(Vec<Arc<KubeletPod>>),
     Applied(Arc<KubeletPod>),
-    Gone(String),
+    /// The UID of a pod that was removed.
+    Removed(String),
 }
 
-/// Why admission refuses a pod; displays as kubelet's message.
+/// The reason for which admission refuses a pod; displays as kubelet's message.
 #[derive(Debug, thiserror::Error)]
 enum Rejection {
     #[error("Allocate failed due to {0}, which is unexpected")]
@@ -100,7 +101,7 @@ impl SyncLoop {
                 Ok(Some(watcher::Event::Apply(pod))) => {
                     KubeletPod::read(&pod).map(|pod| PodUpdate::Applied(Arc::new(pod)))
                 }
-                Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(PodUpdate::Gone),
+                Ok(Some(watcher::Event::Delete(pod))) => pod.metadata.uid.map(PodUpdate::Removed),
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "the watch of this node's pods failed");
@@ -116,12 +117,11 @@ impl SyncLoop {
     async fn take_in(&self, mut arrivals: UnboundedReceiver<PodUpdate>) {
         while let Some(arrival) = arrivals.recv().await {
             let mut batch = Vec::new();
-            // After a start all pods of the node come as one batch; HandlePodAdditions sorts them by creation
-            // time.
+            // After a start all pods of the node come as one batch; HandlePodAdditions sorts them by creation time.
             let is_list = matches!(arrival, PodUpdate::List(_));
             self.collect(arrival, &mut batch);
-            let (rule, seed) = self.while_held(&mut batch, &mut arrivals).await;
-            for pod in in_order(batch, rule, seed) {
+            let order = self.collect_while_held(&mut batch, &mut arrivals).await;
+            for pod in in_order(batch, order) {
                 self.admit(pod).await;
             }
             // sourcesReady is true once the first list has been handled. Until then an unknown pod may still come, so kubelet
@@ -133,12 +133,12 @@ impl SyncLoop {
         }
     }
 
-    /// Collects pods until [`Hold`] ends; returns the order in which they are then admitted.
-    async fn while_held(
+    /// Collects pods until [`Hold`] ends; returns the order in which they are admitted then.
+    async fn collect_while_held(
         &self,
         batch: &mut Vec<Arc<KubeletPod>>,
         arrivals: &mut UnboundedReceiver<PodUpdate>,
-    ) -> (OrderRule, u64) {
+    ) -> BatchOrder {
         let mut hold = self.machine.hold.subscribe();
         let mut was_held = false;
         loop {
@@ -150,7 +150,7 @@ impl SyncLoop {
                 .store(if is_held { batch.len() } else { 0 }, Ordering::Release);
             self.machine.notify();
             if !is_held {
-                return order.filter(|_| was_held).unwrap_or((OrderRule::Creation, 0));
+                return order.filter(|_| was_held).unwrap_or(BatchOrder::BY_CREATION);
             }
             tokio::select! {
                 _ = hold.changed() => {}
@@ -159,7 +159,7 @@ impl SyncLoop {
         }
     }
 
-    /// Takes in one update: pods that need admission join the batch, pods that are gone leave it.
+    /// Takes in one update: pods that need admission join the batch, and deleted pods leave it.
     fn collect(&self, arrival: PodUpdate, batch: &mut Vec<Arc<KubeletPod>>) {
         match arrival {
             PodUpdate::Applied(pod) => {
@@ -167,7 +167,7 @@ impl SyncLoop {
                 batch.retain(|waiting| waiting.uid != pod.uid);
                 batch.extend(self.update(pod));
             }
-            PodUpdate::Gone(uid) => {
+            PodUpdate::Removed(uid) => {
                 batch.retain(|waiting| waiting.uid != uid);
                 self.forget(&uid);
             }
@@ -213,7 +213,7 @@ impl SyncLoop {
         if !pod.deleting && !pod.terminal {
             return Some(pod);
         }
-        self.pods.lock().arrive(&pod, pod.terminal);
+        self.pods.lock().arrive(&pod);
         if pod.deleting && pod.terminal {
             self.status.publish_deletion(&pod);
         } else if pod.deleting {
@@ -228,7 +228,7 @@ impl SyncLoop {
     /// Forgets pods and containers that a new list no longer shows.
     fn forget_missing(&self, listed: &[Arc<KubeletPod>]) {
         let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
-        let gone: Vec<String> = self
+        let missing: Vec<String> = self
             .pods
             .lock()
             .0
@@ -236,7 +236,7 @@ impl SyncLoop {
             .filter(|uid| !listed.contains(uid.as_str()))
             .cloned()
             .collect();
-        for uid in gone {
+        for uid in missing {
             self.forget(&uid);
         }
         // Containers of pods that went away while kubelet was down.
@@ -259,7 +259,7 @@ impl SyncLoop {
     /// Admits one pod and starts the task that runs it, or makes it Failed.
     async fn admit(&self, pod: Arc<KubeletPod>) {
         let began = Instant::now();
-        self.pods.lock().arrive(&pod, false);
+        self.pods.lock().arrive(&pod);
         let refusal = match self.check(&pod).await {
             Ok(()) => {
                 self.workers.start(&pod);
@@ -290,7 +290,7 @@ impl SyncLoop {
             .await
             .map_err(Rejection::Allocation)?;
         let mut allocatable = self.node.allocatable();
-        // Devices that are already held count as there, even if their plugin is away.
+        // Devices that are held already count as allocatable, even if their plugin is not connected.
         for (resource, held) in self.devices.lock().held().devices() {
             allocatable.raise(&resource, held.len());
         }
@@ -312,16 +312,16 @@ impl SyncLoop {
 }
 
 /// Puts one batch in order; pods of one creation time keep the order of their arrival before the rule applies.
-fn in_order(mut batch: Vec<Arc<KubeletPod>>, rule: OrderRule, seed: u64) -> Vec<Arc<KubeletPod>> {
-    // kubelet sorts a batch by creation time; the rule then changes that order on purpose.
+fn in_order(mut batch: Vec<Arc<KubeletPod>>, order: BatchOrder) -> Vec<Arc<KubeletPod>> {
+    // kubelet sorts a batch by creation time; a test's rule then changes that order.
     batch.sort_by_key(|pod| pod.created);
-    match rule {
+    match order.rule {
         OrderRule::Creation => {}
         OrderRule::Reversed => batch.reverse(),
         OrderRule::Shuffled => {
             // By the seed alone, not by the order in which the pods arrived.
             batch.sort_by_cached_key(|pod| pod.full_name());
-            batch.shuffle(&mut dice(seed, &["release"]));
+            batch.shuffle(&mut dice(order.seed, &["release"]));
         }
     }
     batch

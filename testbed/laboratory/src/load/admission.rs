@@ -2,7 +2,6 @@
 //!
 //! Pods are bound first and held back, so that the scheduler is not part of the measurement.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -223,7 +222,7 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
 /// The problems at this moment: refused pods, containers with wrong devices, GPUs whose sums do not add up.
 fn look(cluster: &mut LocalCluster) -> Result<Vec<String>> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
-    let mut wrong = invariants::accounts(&snapshot, &BTreeSet::new()).violations;
+    let mut wrong = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED).violations;
     for container in cluster.node("n1")?.kubelet().containers() {
         wrong.extend(wrong_devices(&snapshot, "n1", &container));
     }

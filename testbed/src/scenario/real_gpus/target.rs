@@ -1,6 +1,6 @@
 //! The GPU that the scenarios use, and the sizes of their pods, from the objects of the cluster. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -74,7 +74,7 @@ impl TargetGpu {
                 "there is {node} with a Device object, which gpushare's device plugin writes"
             ));
         }
-        let accounts = invariants::accounts(snapshot, &BTreeSet::new());
+        let accounts = invariants::held_amounts(snapshot, &invariants::NONE_EXCUSED);
         let free = |gpu: &GpuUse| gpu.total.saturating_sub(gpu.used());
         let is_real = |gpu: &&GpuUse| {
             let device = snapshot.devices.get(&gpu.node);

@@ -25,7 +25,7 @@ use super::{AdmissionOperation, LocalPorts, ReviewObjects, ReviewedWrite};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
-/// The largest answer that is read.
+/// The largest answer of a webhook that is read, in bytes.
 const MAX_ANSWER: usize = 3 * 1024 * 1024;
 
 /// Why a call failed, in the words of kube-apiserver.
@@ -43,7 +43,6 @@ pub(super) enum CallError {
     Response(String),
 }
 
-/// The address of a webhook.
 struct WebhookAddress {
     url: String,
     server_name: String,
@@ -57,16 +56,17 @@ pub(super) async fn post(
     hook: &WebhookConfig,
     review: &Value,
 ) -> Result<Value, CallError> {
-    let place = locate(services, hook)?;
+    let webhook_address = locate(services, hook)?;
     let failed = |why: String| CallError::Post {
-        url: place.url.clone(),
+        url: webhook_address.url.clone(),
         why,
     };
-    let (status, body) = match tokio::time::timeout(hook.timeout, exchange(hook, &place, review)).await {
-        Err(_) => return Err(failed("context deadline exceeded".to_owned())),
-        Ok(Err(error)) => return Err(failed(format!("{error:#}"))),
-        Ok(Ok(answer)) => answer,
-    };
+    let (status, body) =
+        match tokio::time::timeout(hook.timeout, exchange(hook, &webhook_address, review)).await {
+            Err(_) => return Err(failed("context deadline exceeded".to_owned())),
+            Ok(Err(error)) => return Err(failed(format!("{error:#}"))),
+            Ok(Ok(answer)) => answer,
+        };
     if status != StatusCode::OK {
         let text = String::from_utf8_lossy(&body);
         return Err(CallError::Status(text.trim().to_owned()));
@@ -74,7 +74,7 @@ pub(super) async fn post(
     serde_json::from_slice(&body).map_err(|error| CallError::Response(error.to_string()))
 }
 
-/// Finds the address of a webhook by its Service; a webhook without one is not modelled, and not found.
+/// Finds the address of a webhook by its Service; webhooks with a URL are not modelled, and so not found.
 fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress, CallError> {
     let service = hook.client.service.clone().unwrap_or_default();
     let port = service
@@ -98,21 +98,21 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
 /// Sends one `AdmissionReview` to a webhook over a new TLS connection, and returns the status and body of the answer.
 async fn exchange(
     hook: &WebhookConfig,
-    place: &WebhookAddress,
+    webhook_address: &WebhookAddress,
     review: &Value,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    let connected = TcpStream::connect(place.address).await;
+    let connected = TcpStream::connect(webhook_address.address).await;
     let stream = connected.map_err(|error| io::Error::new(error.kind(), format!("dial tcp: {error}")))?;
     // A review is one small write, and Nagle's algorithm would hold it back.
     stream.set_nodelay(true)?;
     let connector = TlsConnector::from(Arc::new(client_config(hook)?));
-    let server_name = ServerName::try_from(place.server_name.clone())?;
+    let server_name = ServerName::try_from(webhook_address.server_name.clone())?;
     let stream = connector.connect(server_name, stream).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
-    let url: http::Uri = place.url.parse()?;
+    let url: http::Uri = webhook_address.url.parse()?;
     let request = http::Request::post(url.path_and_query().map_or("/", http::uri::PathAndQuery::as_str))
-        .header(header::HOST, &place.server_name)
+        .header(header::HOST, &webhook_address.server_name)
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::ACCEPT, "application/json, */*")
         .body(Full::<Bytes>::from(review.to_string()))?;
@@ -135,7 +135,6 @@ fn client_config(hook: &WebhookConfig) -> anyhow::Result<ClientConfig> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The verdict in a webhook's answer.
 #[derive(Debug)]
 pub(super) struct WebhookVerdict {
     allowed: bool,
@@ -154,7 +153,7 @@ pub(super) fn review_of(uid: &str, request: &ReviewedWrite<'_>, objects: &Review
     };
     let plural = json!({"group": resource.group, "version": resource.version, "resource": resource.plural});
     let user = request.user;
-    let mut asked = json!({
+    let mut admission_request = json!({
         "uid": uid,
         "kind": kind,
         "resource": plural,
@@ -174,36 +173,38 @@ pub(super) fn review_of(uid: &str, request: &ReviewedWrite<'_>, objects: &Review
         ("requestSubResource", request.subresource),
     ];
     for (field, text) in optional.into_iter().filter(|(_, text)| !text.is_empty()) {
-        object::make_object(&mut asked).insert(field.to_owned(), Value::from(text));
+        object::make_object(&mut admission_request).insert(field.to_owned(), Value::from(text));
     }
-    json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": asked})
+    json!({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": admission_request})
 }
 
-/// Reads the answer to the review with this UID.
+/// Reads a webhook's answer to the review with this UID.
 pub(super) fn read_verdict(
     uid: &str,
     hook: &WebhookConfig,
     answer: &Value,
 ) -> Result<WebhookVerdict, CallError> {
-    let bad = |why: String| CallError::Response(why);
+    let invalid = |why: String| CallError::Response(why);
     let (version, kind) = (object::text(answer, "/apiVersion"), object::text(answer, "/kind"));
     if version != "admission.k8s.io/v1" || kind != "AdmissionReview" {
-        return Err(bad(format!(
+        return Err(invalid(format!(
             "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got {version}, Kind={kind}"
         )));
     }
     let Some(response) = answer.get("response").filter(|response| response.is_object()) else {
-        return Err(bad("webhook response is absent".to_owned()));
+        return Err(invalid("webhook response is absent".to_owned()));
     };
     // The UID proves that the answer belongs to this request.
-    let found = object::text(response, "/uid");
-    if found != uid {
-        return Err(bad(format!("expected response.uid=\"{uid}\", got \"{found}\"")));
+    let answer_uid = object::text(response, "/uid");
+    if answer_uid != uid {
+        return Err(invalid(format!(
+            "expected response.uid=\"{uid}\", got \"{answer_uid}\""
+        )));
     }
     Ok(WebhookVerdict {
         allowed: object::is_true(response, "/allowed"),
         status: response.get("status").cloned().unwrap_or_default(),
-        patch: read_patch(response).map_err(|why| bad(format!("webhook \"{}\": {why}", hook.name)))?,
+        patch: read_patch(response).map_err(|why| invalid(format!("webhook \"{}\": {why}", hook.name)))?,
     })
 }
 
@@ -229,8 +230,7 @@ fn read_patch(response: &Value) -> Result<Option<Value>, String> {
 }
 
 impl WebhookVerdict {
-    /// Returns the patch of a webhook that allows the request, or the error for the client of one that denies
-    /// it.
+    /// Returns the patch of a webhook that allows the request, or the error for the client of one that denies it.
     pub(super) fn decide(self, hook: &str) -> Result<Option<Value>, ApiError> {
         if self.allowed {
             return Ok(self.patch);

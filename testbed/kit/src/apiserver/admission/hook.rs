@@ -30,8 +30,7 @@ pub(crate) struct WebhookConfig {
     pub(crate) client: WebhookClientConfig,
     pub(crate) timeout: Duration,
     pub(crate) ignores_failure: bool,
-    /// True if the webhook is called again after later webhooks changed the object (`reinvocationPolicy:
-    /// IfNeeded`).
+    /// True if the webhook is called again after later webhooks changed the object (`reinvocationPolicy: IfNeeded`).
     pub(crate) reinvoke: bool,
     /// `matchConditions`: expressions that must all be true for the webhook to be called.
     pub(crate) conditions: Vec<MatchCondition>,
@@ -76,40 +75,39 @@ impl WebhookConfig {
         namespace: &Value,
     ) -> bool {
         let resource = &request.target.resource;
-        let labelled = |of: &Value| !of.is_null() && has_labels(&self.objects, of);
+        let is_selected = |of: &Value| !of.is_null() && has_labels(&self.objects, of);
         // The namespaceSelector of a webhook looks at a Namespace's own labels, and at those of its namespace
         // for any other object.
         let in_namespace = if resource.is("", "namespaces") {
-            let own = if objects.new.is_null() {
+            let namespace_object = if objects.new.is_null() {
                 &objects.old
             } else {
                 &objects.new
             };
-            has_labels(&self.namespaces, own)
+            has_labels(&self.namespaces, namespace_object)
         } else {
             !resource.namespaced || has_labels(&self.namespaces, namespace)
         };
-        // Either version suffices: else a write could take an object out of reach of the webhook by removing
-        // the label.
-        in_namespace && (labelled(&objects.new) || labelled(&objects.old))
+        // The labels before or after the write suffice: a write that removes the label must not escape the webhook.
+        in_namespace && (is_selected(&objects.new) || is_selected(&objects.old))
     }
 }
 
 /// Returns true if a rule of a webhook or policy matches the operation, resource and scope of a request.
 pub(super) fn rule_matches(rule: &RuleWithOperations, request: &ReviewedWrite<'_>) -> bool {
     let resource = &request.target.resource;
-    let has = |list: &Option<Vec<String>>, wanted: &str| {
+    let lists = |list: &Option<Vec<String>>, wanted: &str| {
         list.iter().flatten().any(|item| item == "*" || item == wanted)
     };
-    let scoped = match rule.scope.as_deref() {
+    let is_in_scope = match rule.scope.as_deref() {
         Some("Namespaced") => resource.namespaced,
         Some("Cluster") => !resource.namespaced,
         _ => true,
     };
-    scoped
-        && has(&rule.operations, request.operation.as_str())
-        && has(&rule.api_groups, &resource.group)
-        && has(&rule.api_versions, &resource.version)
+    is_in_scope
+        && lists(&rule.operations, request.operation.as_str())
+        && lists(&rule.api_groups, &resource.group)
+        && lists(&rule.api_versions, &resource.version)
         && rule
             .resources
             .iter()
@@ -117,7 +115,7 @@ pub(super) fn rule_matches(rule: &RuleWithOperations, request: &ReviewedWrite<'_
             .any(|pattern| matches_resource(pattern, resource, request.subresource))
 }
 
-/// `pods`, `pods/binding`, `pods/*`, `*/binding`, `*/*`, or `*` for every resource without its subresources.
+/// Matches a rule's `pods`, `pods/binding`, `pods/*`, `*/binding`, `*/*`, or `*` for every resource without subresources.
 fn matches_resource(pattern: &str, resource: &Resource, subresource: &str) -> bool {
     let (wanted, sub) = pattern.split_once('/').unwrap_or((pattern, ""));
     (wanted == "*" || wanted == resource.plural) && (sub == "*" || sub == subresource)

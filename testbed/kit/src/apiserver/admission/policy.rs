@@ -4,7 +4,7 @@
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
 //! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error.
 //!
-//! Objects that policies name as parameters come from [`Params`], which repeats a fault of kube-apiserver
+//! Objects that policies name as parameters come from [`ParamInformers`], which repeats a fault of kube-apiserver
 //! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. For a
 //! custom resource it makes another one later. The informer of a built-in kind is shared and never starts again: parameters
 //! stay as it had seen them by then. The real server looks for changed bindings once a second, and this one at every write.
@@ -29,15 +29,15 @@ use crate::apiserver::status::ApiError;
 use crate::apiserver::store::Key;
 use crate::apiserver::verbs::ApiState;
 
-/// `apiVersion` and kind of parameters.
+/// `apiVersion` and kind of the objects that are parameters of a policy (`paramKind`).
 type VersionedKind = (String, String);
 
-/// Objects of one kind as an informer has seen them.
+/// The objects of one parameter kind as its informer has seen them.
 type SeenParams = BTreeMap<Key, Arc<Value>>;
 
-/// The informers of kinds that policies name.
+/// The informers of the kinds that policies name in `paramKind`.
 #[derive(Debug, Default)]
-pub(crate) struct Params(Mutex<Informers>);
+pub(crate) struct ParamInformers(Mutex<Informers>);
 
 #[derive(Debug, Default)]
 struct Informers {
@@ -46,12 +46,12 @@ struct Informers {
     ended: BTreeMap<VersionedKind, SeenParams>,
 }
 
-impl Params {
-    /// Starts informers of kinds that bindings need now, and ends those of other kinds.
+impl ParamInformers {
+    /// Starts informers of the parameter kinds that bindings need now, and ends those of other kinds.
     fn refresh(&self, state: &ApiState, needed: BTreeSet<VersionedKind>) {
         let mut informers = self.0.lock();
-        let before = std::mem::replace(&mut informers.running, needed);
-        for kind in before {
+        let previously_running = std::mem::replace(&mut informers.running, needed);
+        for kind in previously_running {
             let resource = resource_of(state, &kind).filter(|resource| !resource.custom);
             if let Some(resource) = resource.filter(|_| !informers.running.contains(&kind)) {
                 let seen = state.store.scan(&resource.storage, None, None);
@@ -61,7 +61,7 @@ impl Params {
         }
     }
 
-    /// An object as the informer of its kind shows it.
+    /// A parameter object as the informer of its kind shows it.
     fn get(
         &self,
         state: &ApiState,
@@ -93,12 +93,12 @@ fn list_objects<T: DeserializeOwned>(state: &ApiState, plural: &str) -> Vec<T> {
         .collect()
 }
 
-/// A policy with one of its bindings, and the object that the binding names.
+/// A policy with one of its bindings, and the parameter object that the binding names.
 #[derive(Debug)]
 pub(super) struct PolicyRule {
     policy: ValidatingAdmissionPolicy,
     binding: String,
-    /// The parameter, or the reason why a demanded one is missing.
+    /// The parameter object, null without one; or the reason why a required one is missing.
     params: Result<Arc<Value>, String>,
 }
 
@@ -107,34 +107,35 @@ pub(super) fn matching_rules(state: &ApiState, request: &ReviewedWrite<'_>) -> V
     let policies: Vec<ValidatingAdmissionPolicy> = list_objects(state, "validatingadmissionpolicies");
     let bindings: Vec<ValidatingAdmissionPolicyBinding> =
         list_objects(state, "validatingadmissionpolicybindings");
-    let (mut bound, mut kinds) = (Vec::new(), BTreeSet::new());
+    let (mut bound_policies, mut param_kinds) = (Vec::new(), BTreeSet::new());
     for binding in &bindings {
-        let mut named = policies
+        let mut of_binding = policies
             .iter()
             .filter(|policy| policy.metadata.name.as_ref() == Some(&binding.spec.policy_name));
-        if let Some(policy) = named.next()
+        if let Some(policy) = of_binding.next()
             && let Some(spec) = &policy.spec
         {
-            kinds.extend(spec.param_kind.as_ref().and_then(kind_of));
-            bound.push((policy, spec, binding));
+            param_kinds.extend(spec.param_kind.as_ref().and_then(kind_of));
+            bound_policies.push((policy, spec, binding));
         }
     }
-    state.params.refresh(state, kinds);
+    state.params.refresh(state, param_kinds);
     // Policies do not apply to policies, so that a wrong one can still be corrected or deleted.
     let resource = &request.target.resource;
     if resource.group == ADMISSION && resource.plural.starts_with("validatingadmissionpolic") {
         return Vec::new();
     }
     let mut rules = Vec::new();
-    for (policy, spec, binding) in bound {
-        let is_denied = binding
+    for (policy, spec, binding) in bound_policies {
+        let denies = binding
             .spec
             .validation_actions
             .iter()
             .any(|action| action == "Deny");
         let constraints = spec.match_constraints.iter();
-        let mut named = constraints.flat_map(|constraints| constraints.resource_rules.iter().flatten());
-        if !is_denied || !named.any(|rule| rule_matches(&without_names(rule), request)) {
+        let mut match_rules = constraints.flat_map(|constraints| constraints.resource_rules.iter().flatten());
+        // Only the action Deny is modelled: bindings with Warn or Audit alone have no effect.
+        if !denies || !match_rules.any(|rule| rule_matches(&without_names(rule), request)) {
             continue;
         }
         let reference = binding.spec.param_ref.as_ref();
@@ -216,8 +217,8 @@ impl PolicyRule {
         };
         // A missing parameter is an error before any match condition is looked at, and so for every request that the rules name.
         let params = self.params.as_deref().map_err(Clone::clone);
-        let judged = params.and_then(|params| failed_validation(spec, request, objects, params));
-        match judged {
+        let failed = params.and_then(|params| failed_validation(spec, request, objects, params));
+        match failed {
             Ok(None) => Ok(()),
             Ok(Some((reason, message))) => Err(self.denied(request, &reason, &message)),
             Err(error) if spec.failure_policy.as_deref() == Some("Ignore") => {
@@ -281,30 +282,30 @@ fn failed_validation(
 /// The message of a failed validation: the result of its `messageExpression`, else its `message`, else its expression.
 fn message(expressions: &Expressions, validation: &Validation) -> String {
     let expression = validation.message_expression.as_ref();
-    let said = expression.and_then(|expression| expressions.evaluate(expression).ok());
-    match (said, &validation.message) {
+    let evaluated = expression.and_then(|expression| expressions.evaluate(expression).ok());
+    match (evaluated, &validation.message) {
         (Some(cel::Value::String(text)), _) if !text.trim().is_empty() => text.to_string(),
         (_, Some(message)) => message.clone(),
         (_, None) => format!("failed expression: {}", validation.expression.trim()),
     }
 }
 
-/// The values that expressions can use by name.
+/// The environment of CEL expressions: the values that they can use by name.
 pub(super) struct Expressions {
     names: Vec<(&'static str, Value)>,
     variables: serde_json::Map<String, Value>,
 }
 
 impl Expressions {
-    /// The names of a request; `params` is the parameter of a policy, and a webhook has none.
+    /// The environment for a request; `params` is the parameter object of a policy, and a webhook has none.
     pub(super) fn new(
         request: &ReviewedWrite<'_>,
         objects: &ReviewObjects,
         params: Option<&Value>,
     ) -> Result<Self, String> {
         let mut review = call::review_of("", request, objects);
-        let mut asked = review.get_mut("request").map(Value::take).unwrap_or_default();
-        let fields = asked
+        let mut shown_request = review.get_mut("request").map(Value::take).unwrap_or_default();
+        let fields = shown_request
             .as_object_mut()
             .ok_or("the request cannot be shown to policies")?;
         for field in ["object", "oldObject"] {
@@ -316,7 +317,7 @@ impl Expressions {
         let mut names = vec![
             ("object", objects.new.clone()),
             ("oldObject", Value::clone(&objects.old)),
-            ("request", asked),
+            ("request", shown_request),
         ];
         names.extend(params.map(|params| ("params", params.clone())));
         Ok(Self {
@@ -325,7 +326,7 @@ impl Expressions {
         })
     }
 
-    /// Adds variables; those that cannot be evaluated are missing, which is an error where they are used.
+    /// Adds a policy's variables. One that cannot be evaluated is left out, and an expression that uses it fails.
     pub(super) fn with_variables<'a>(mut self, variables: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
         for (name, expression) in variables {
             let value = self.evaluate(expression);

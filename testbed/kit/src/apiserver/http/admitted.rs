@@ -1,7 +1,7 @@
 //! Writes with admission: webhooks and policies are called between the draft of an object and its storage.
 //!
-//! A write without admission is one step under the lock. Any other is drafted, shown to webhooks without the
-//! lock, and drafted again if the object has changed meanwhile.
+//! A write that no webhook or policy applies to is one step under the lock. Any other is drafted, shown to webhooks
+//! without the lock, and drafted again if another write has changed the object meanwhile.
 
 use std::sync::Arc;
 
@@ -22,12 +22,12 @@ use crate::apiserver::verbs::{
 };
 use crate::pods::set;
 
-/// The number of times that a write is drafted before a conflict is returned, as in `GuaranteedUpdate`.
+/// The number of drafts of one write; the conflict of the last is returned, as by `GuaranteedUpdate`.
 const ATTEMPTS: usize = 5;
 
 /// The webhooks and policies that apply to a write.
-fn admission_chain(server: &Server, asked: &ReviewedWrite<'_>) -> AdmissionChain {
-    AdmissionChain::for_request(&server.objects.state(), server.objects.services(), asked)
+fn admission_chain(server: &Server, write: &ReviewedWrite<'_>) -> AdmissionChain {
+    AdmissionChain::for_request(&server.objects.state(), server.objects.services(), write)
 }
 
 /// Creates the object of a request after admission.
@@ -48,29 +48,29 @@ async fn create_at(
     body: Value,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
-    let named = RequestTarget {
+    let reviewed_target = RequestTarget {
         name: object::text(&body, "/metadata/name").to_owned(),
         ..target.clone()
     };
-    let asked = reviewed_write(request, AdmissionOperation::Create, &named, options);
-    let chain = admission_chain(server, &asked);
+    let write = reviewed_write(request, AdmissionOperation::Create, &reviewed_target, options);
+    let chain = admission_chain(server, &write);
     if chain.applies_to_nothing() {
         return create::create(&mut server.objects.state_mut(), target, body, options);
     }
-    let (mut settled, mut draft) = create::draft_new(&server.objects.state(), target, body, options)?;
+    let (mut named_target, mut draft) = create::draft_new(&server.objects.state(), target, body, options)?;
     let mut shown = draft.clone();
-    hide_system_fields(&mut shown, named.name.is_empty());
+    hide_system_fields(&mut shown, reviewed_target.name.is_empty());
     let mutated = chain
-        .mutate(&asked, ReviewObjects::created(shown.clone()))
+        .mutate(&write, ReviewObjects::created(shown.clone()))
         .await?;
-    // A patched object is a new draft: the patch may have removed a default or added a field with one.
+    // An object that webhooks have changed is drafted again: a default may be missing now.
     if mutated != shown {
-        (settled, draft) = create::draft_new(&server.objects.state(), target, mutated, options)?;
+        (named_target, draft) = create::draft_new(&server.objects.state(), target, mutated, options)?;
     }
-    create::check_new(&settled, &draft)?;
+    create::check_new(&named_target, &draft)?;
     let reviewed = ReviewObjects::created(draft.clone());
-    chain.validate(&asked, &reviewed).await?;
-    create::store_new(&mut server.objects.state_mut(), &settled, draft, options)
+    chain.validate(&write, &reviewed).await?;
+    create::store_new(&mut server.objects.state_mut(), &named_target, draft, options)
 }
 
 /// Replaces an object after admission.
@@ -112,12 +112,12 @@ async fn change_object(
     options: &WriteOptions,
     draft: impl Fn(&ApiState) -> Result<PatchedObject, ApiError>,
 ) -> Result<Written, ApiError> {
-    let asked = reviewed_write(request, AdmissionOperation::Update, target, options);
-    let chain = admission_chain(server, &asked);
+    let write = reviewed_write(request, AdmissionOperation::Update, target, options);
+    let chain = admission_chain(server, &write);
     let mut attempt = 1;
     loop {
         let drafted = if chain.applies_to_nothing() {
-            // Draft and storage under one lock: without admission nothing can come in between.
+            // Draft and storage under one lock: no other write can come in between.
             let mut state = server.objects.state_mut();
             match draft(&state)? {
                 PatchedObject::New(body, options) => PatchedObject::New(body, options),
@@ -134,7 +134,7 @@ async fn change_object(
             }
             PatchedObject::Changed { new, applied } => (new, applied),
         };
-        match try_change(server, target, &asked, &chain, new, options, applied).await {
+        match try_change(server, target, &write, &chain, new, options, applied).await {
             // The client's resourceVersion, if it sent one, is part of the draft, so its own conflict repeats
             // in each attempt and is returned in the end.
             Err(error) if error.code == 409 && attempt < ATTEMPTS => attempt += 1,
@@ -143,12 +143,11 @@ async fn change_object(
     }
 }
 
-/// Runs admission on one draft of a changed object and stores the result. Another write in between makes it fail with a
-/// conflict.
+/// Runs admission on one draft of a changed object and stores the result. Another write in between makes it fail with a conflict.
 async fn try_change(
     server: &Server,
     target: &RequestTarget,
-    asked: &ReviewedWrite<'_>,
+    write: &ReviewedWrite<'_>,
     chain: &AdmissionChain,
     new: Value,
     options: &WriteOptions,
@@ -161,7 +160,7 @@ async fn try_change(
         old: Arc::clone(&old),
         new: shown.clone(),
     };
-    let mutated = chain.mutate(asked, objects).await?;
+    let mutated = chain.mutate(write, objects).await?;
     let new = if mutated == shown {
         new
     } else {
@@ -169,7 +168,7 @@ async fn try_change(
     };
     let settled = update::settle(&server.objects.state(), target, new, applied)?;
     let new = settled.after().clone();
-    chain.validate(asked, &ReviewObjects { old, new }).await?;
+    chain.validate(write, &ReviewObjects { old, new }).await?;
     update::store_settled(&mut server.objects.state_mut(), target, settled, options)
 }
 
@@ -196,16 +195,16 @@ async fn delete_at(
         is_apply: false,
         now: options.now,
     };
-    let asked = reviewed_write(request, AdmissionOperation::Delete, target, &write_options);
-    let chain = admission_chain(server, &asked);
+    let write = reviewed_write(request, AdmissionOperation::Delete, target, &write_options);
+    let chain = admission_chain(server, &write);
     if !chain.applies_to_nothing() {
         let old = admission::value_of(Some(&server.objects.state().current(target)?));
         let objects = ReviewObjects {
             old,
             new: Value::Null,
         };
-        chain.mutate(&asked, objects.clone()).await?;
-        chain.validate(&asked, &objects).await?;
+        chain.mutate(&write, objects.clone()).await?;
+        chain.validate(&write, &objects).await?;
     }
     delete::delete(&mut server.objects.state_mut(), target, options)
 }
@@ -230,8 +229,7 @@ pub(super) async fn delete_all(
     Ok(deleted)
 }
 
-/// Binds a pod to a node after admission of the Binding. The URL `/namespaces/NS/bindings` does not name the pod, so
-/// `pod` does.
+/// Binds a pod to a node after admission of the Binding. The URL `/namespaces/NS/bindings` does not name the pod, so `pod` does.
 pub(super) async fn bind(
     server: &Server,
     request: &ApiRequest,
@@ -260,7 +258,7 @@ pub(super) async fn evict(
     binding::evict(&mut server.objects.state_mut(), &target, &eviction, options)
 }
 
-/// Calls admission for the object of a create-only subresource, such as a Binding.
+/// Runs admission for the object of a create-only subresource, such as a Binding; returns the object as webhooks leave it.
 async fn admit_action(
     server: &Server,
     request: &ApiRequest,
@@ -268,14 +266,14 @@ async fn admit_action(
     body: Value,
     options: &WriteOptions,
 ) -> Result<Value, ApiError> {
-    let asked = reviewed_write(request, AdmissionOperation::Create, target, options);
-    let chain = admission_chain(server, &asked);
+    let write = reviewed_write(request, AdmissionOperation::Create, target, options);
+    let chain = admission_chain(server, &write);
     if chain.applies_to_nothing() {
         return Ok(body);
     }
-    let body = chain.mutate(&asked, ReviewObjects::created(body)).await?;
+    let body = chain.mutate(&write, ReviewObjects::created(body)).await?;
     let objects = ReviewObjects::created(body);
-    chain.validate(&asked, &objects).await?;
+    chain.validate(&write, &objects).await?;
     Ok(objects.new)
 }
 
@@ -292,12 +290,16 @@ fn reviewed_write<'a>(
         (AdmissionOperation::Update, _) => "UpdateOptions",
         (AdmissionOperation::Delete, _) => "DeleteOptions",
     };
-    let mut given = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
+    let mut options_body = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
     if !options.manager.is_empty() {
-        set(&mut given, "fieldManager", Value::from(options.manager.clone()));
+        set(
+            &mut options_body,
+            "fieldManager",
+            Value::from(options.manager.clone()),
+        );
     }
     if options.dry_run {
-        set(&mut given, "dryRun", json!(["All"]));
+        set(&mut options_body, "dryRun", json!(["All"]));
     }
     ReviewedWrite {
         operation,
@@ -305,7 +307,7 @@ fn reviewed_write<'a>(
         subresource: &request.route.subresource,
         user: &request.user,
         dry_run: options.dry_run,
-        options: given,
+        options: options_body,
     }
 }
 

@@ -21,7 +21,6 @@ use crate::apiserver::status::ApiError;
 use crate::apiserver::store::ObjectVersion;
 use crate::apiserver::watch::{Watch, WatchStart};
 
-/// Answers a list.
 pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let view = request.view()?;
     let query = request.list_query()?;
@@ -31,7 +30,6 @@ pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Respons
     Ok(list_answer(view, &resource, &meta, &page.items))
 }
 
-/// Answers with a list of these objects.
 fn list_answer(view: View, resource: &Resource, meta: &Value, items: &[Arc<ObjectVersion>]) -> Response {
     let (head, tail) = render::envelope(view, resource, meta);
     let mut body = BytesMut::from(head.as_bytes());
@@ -66,7 +64,7 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
         request.selectors()?,
         start,
     );
-    let plan = WatchParams {
+    let params = WatchParams {
         view,
         resource,
         user: request.user.name.clone(),
@@ -78,7 +76,7 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
             .filter(|s| *s > 0)
             .map(Duration::from_secs),
     };
-    let stream = WatchStream::new(server, watch, plan);
+    let stream = WatchStream::new(server, watch, params);
     Ok(body_answer(
         200,
         HeaderValue::from_static("application/json"),

@@ -17,12 +17,12 @@ use super::Server;
 use super::object_verbs::choose_container;
 use super::route::{Query, Route};
 use super::websocket::{accept, channel_message, open};
-use crate::apiserver::container_programs::{self, ContainerView, Ended};
+use crate::apiserver::container_programs::{self, ContainerView, ProgramResult};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
-/// The channels of the server.
+/// The channels on which the server sends; the last carries a `Status`.
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
@@ -45,26 +45,29 @@ pub(super) fn upgrade(
         return Err(ApiError::new(500, text));
     }
     let view = ContainerView::of(&server.objects, &pod.value, container);
-    let ended = container_programs::run(&view, &query.all("command"));
+    let result = container_programs::run(&view, &query.all("command"));
     let (response, upgrade) = accept(&mut request, &PROTOCOLS)?;
     tokio::spawn(async move {
-        if let Err(error) = send(upgrade, &ended).await {
+        if let Err(error) = send(upgrade, &result).await {
             tracing::debug!(%error, "exec ended");
         }
     });
     Ok(response)
 }
 
-/// Sends the output of a program, and its end.
-async fn send(upgrade: OnUpgrade, ended: &Ended) -> anyhow::Result<()> {
+/// Sends the output of a program, then its exit code.
+async fn send(upgrade: OnUpgrade, result: &ProgramResult) -> anyhow::Result<()> {
     let mut socket = open(upgrade).await?;
-    for (channel, text) in [(STDOUT, &ended.stdout), (STDERR, &ended.stderr)] {
+    for (channel, text) in [(STDOUT, &result.stdout), (STDERR, &result.stderr)] {
         if !text.is_empty() {
             socket.send(channel_message(channel, text.as_bytes())).await?;
         }
     }
     socket
-        .send(channel_message(ERROR, status(ended.code).to_string().as_bytes()))
+        .send(channel_message(
+            ERROR,
+            status(result.exit_code).to_string().as_bytes(),
+        ))
         .await?;
     // kubectl takes any other end for a broken connection.
     let normal = CloseFrame {
@@ -74,7 +77,7 @@ async fn send(upgrade: OnUpgrade, ended: &Ended) -> anyhow::Result<()> {
     Ok(socket.close(Some(normal)).await?)
 }
 
-/// The Status by which a client learns of the end of a program.
+/// The `Status` that carries a program's exit code to the client.
 fn status(code: u8) -> Value {
     if code == 0 {
         return json!({"metadata": {}, "status": "Success"});

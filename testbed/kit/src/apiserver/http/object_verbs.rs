@@ -52,7 +52,6 @@ fn roles(server: &Server) -> Result<Rbac, ApiError> {
     Rbac::of(&objects).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
-/// Answers an `update`, by PUT.
 pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     // A form of answer that this server does not have is refused (406) before anything is written.
     request.view()?;
@@ -79,12 +78,11 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
     request.object_answer(code, &request.route.resource, &written.version)
 }
 
-/// Answers a `delete` of one object.
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let resource = &request.route.resource;
     let deleted = admitted::delete(server, request, &options).await?;
-    // Pods answer with the object even when they are gone; other kinds with a Status that has the UID.
+    // The answer for a removed pod is the pod itself, for an object of another kind a Status that has the UID.
     if !deleted.removed || resource.is_pod() {
         return request.object_answer(200, resource, &deleted.version);
     }

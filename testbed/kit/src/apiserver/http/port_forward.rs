@@ -22,7 +22,7 @@ use super::websocket::{Socket, accept, channel_message, open};
 use crate::apiserver::status::ApiError;
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
-/// The channels of the only port.
+/// The channels of the one port that a connection carries.
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
 

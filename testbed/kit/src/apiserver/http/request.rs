@@ -89,7 +89,6 @@ impl ApiRequest {
         parse_body(&self.content_type, &self.body)
     }
 
-    /// The label and field selectors of the query.
     pub(super) fn selectors(&self) -> Result<Selectors, ApiError> {
         let text = |key| self.query.get(key).unwrap_or_default();
         let selectors = Selectors::parse(text("labelSelector"), text("fieldSelector"))?;

@@ -10,7 +10,6 @@ use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::verbs::{RequestTarget, WrittenPart};
 
-/// The parameters of a query.
 #[derive(Debug)]
 pub(super) struct Query(Vec<(String, String)>);
 
@@ -20,7 +19,7 @@ impl Query {
         Self(form_urlencoded::parse(text.as_bytes()).into_owned().collect())
     }
 
-    /// The value of a parameter; an empty value counts as none.
+    /// The value of a query parameter; an empty value counts as none.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.0
             .iter()
@@ -28,7 +27,6 @@ impl Query {
             .map(|(_, v)| v.as_str())
     }
 
-    /// All values of a parameter.
     pub(super) fn all(&self, key: &str) -> Vec<&str> {
         let given = self.0.iter().filter(|(k, _)| k == key);
         given.map(|(_, value)| value.as_str()).collect()
@@ -49,13 +47,13 @@ impl Query {
     }
 }
 
-/// The target of a request.
+/// The verb of a request, and the object or collection that it is for.
 #[derive(Debug)]
 pub(super) struct Route {
     /// RBAC verb.
     pub(super) verb: &'static str,
     pub(super) resource: Arc<Resource>,
-    /// None for cluster-scoped resources and for all namespaces.
+    /// `None` for cluster-scoped resources, and for a collection in all namespaces.
     pub(super) namespace: Option<String>,
     /// Empty for collections.
     pub(super) name: String,
@@ -63,7 +61,7 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// Finds the resource, object, subresource and verb that a method and path mean.
+    /// Finds the resource, object, subresource and verb that an HTTP method and path stand for.
     pub(super) fn parse(
         objects: &ApiObjects,
         method: &Method,
@@ -110,23 +108,23 @@ impl Route {
     /// Refuses a path whose subresource does not exist or whose namespace does not fit the resource's scope.
     fn check(self) -> Result<Self, ApiError> {
         let resource = &self.resource;
-        let known = match self.subresource.as_str() {
+        let has_subresource = match self.subresource.as_str() {
             "" => true,
             "status" => resource.status,
             other => resource.actions().contains(&other),
         };
-        let scoped = if resource.namespaced {
+        let fits_scope = if resource.namespaced {
             self.namespace.is_some() || (self.name.is_empty() && matches!(self.verb, "list" | "watch"))
         } else {
             self.namespace.is_none()
         };
-        if !known {
+        if !has_subresource {
             return Err(ApiError::unknown_path());
         }
-        if !scoped && self.namespace.is_some() {
+        if !fits_scope && self.namespace.is_some() {
             return Err(ApiError::unknown_path());
         }
-        if !scoped {
+        if !fits_scope {
             return Err(ApiError::method_not_allowed(&resource.qualified(), self.verb));
         }
         Ok(self)

@@ -1,5 +1,4 @@
-//! The body of a watch: one JSON line per event, with bookmarks, until the watch's timeout or the end of the
-//! connection.
+//! The body of a watch: one JSON line per event, with bookmarks, until the watch's timeout or the end of the connection.
 
 use std::io;
 use std::sync::Arc;
@@ -25,18 +24,18 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// The pause between bookmarks of a watch.
 const BOOKMARKS: Duration = Duration::from_secs(60);
 
-/// The pause between bookmarks of a watch that a fault lets send nothing else.
+/// The pause between bookmarks of a watch that sends nothing else, by the fault [`WatchOrder::Mute`].
 const MUTE_BOOKMARKS: Duration = Duration::from_millis(100);
 
-/// The parameters of a watch.
 #[derive(Debug)]
 pub(super) struct WatchParams {
     pub(super) view: View,
     pub(super) resource: Arc<Resource>,
     /// Name of the user who watches; faults may meet the watches of one user.
     pub(super) user: String,
+    /// `allowWatchBookmarks` of the request.
     pub(super) bookmarks: bool,
-    /// True while the bookmark that ends the initial events (`WatchList`) is still to be sent.
+    /// True until the bookmark is sent that ends the initial events of a `WatchList`.
     pub(super) ends_initial_events: bool,
     pub(super) timeout: Option<Duration>,
 }
@@ -44,14 +43,14 @@ pub(super) struct WatchParams {
 /// A watch on its way to a client.
 #[derive(Debug)]
 pub(super) struct WatchStream {
-    plan: WatchParams,
+    params: WatchParams,
     watch: Result<Watch, ApiError>,
     bookmark: Interval,
     deadline: Instant,
     faults: Faults,
     orders: broadcast::Receiver<(WatchFault, WatchOrder)>,
     held: watch::Receiver<Vec<WatchFault>>,
-    /// True if a fault has held back the watch since its last events.
+    /// True if a fault has held back the watch since it last sent events.
     was_held: bool,
     /// True if a fault lets the watch send bookmarks only.
     is_mute: bool,
@@ -59,7 +58,6 @@ pub(super) struct WatchStream {
     ended: bool,
 }
 
-/// The reason for which a waiting watch wakes.
 enum WakeReason {
     Changed,
     Bookmark,
@@ -69,14 +67,14 @@ enum WakeReason {
 
 impl WatchStream {
     /// The stream of a watch; a watch that could not be started ends the stream with its error as the first event.
-    pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, plan: WatchParams) -> Self {
+    pub(super) fn new(server: &Server, watch: Result<Watch, ApiError>, params: WatchParams) -> Self {
         let now = Instant::now();
         let mut bookmark = interval_at(now + BOOKMARKS, BOOKMARKS);
         // A watch that was held back must not send all missed bookmarks in a burst.
         bookmark.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
-            deadline: now + plan.timeout.unwrap_or(DEFAULT_TIMEOUT),
-            plan,
+            deadline: now + params.timeout.unwrap_or(DEFAULT_TIMEOUT),
+            params,
             watch,
             bookmark,
             faults: server.faults.clone(),
@@ -118,15 +116,15 @@ impl WatchStream {
                     self.ended = true;
                     return Some(Ok(line("ERROR", error.to_status().to_string().as_bytes())));
                 }
-                Ok(deltas) if !deltas.is_empty() => {
+                Ok(changes) if !changes.is_empty() => {
                     if std::mem::take(&mut self.was_held) {
                         self.faults.note_late();
                     }
-                    return Some(Ok(self.lines(&deltas)));
+                    return Some(Ok(self.lines(&changes)));
                 }
-                Ok(_) if self.plan.ends_initial_events && !held => {
-                    self.plan.ends_initial_events = false;
-                    return self.bookmark_line(true);
+                Ok(_) if self.params.ends_initial_events && !held => {
+                    let ends_initial_events = std::mem::take(&mut self.params.ends_initial_events);
+                    return self.bookmark_line(ends_initial_events);
                 }
                 Ok(_) => {}
             }
@@ -137,8 +135,12 @@ impl WatchStream {
                 WakeReason::Ended => {
                     self.ended = true;
                     // kube-apiserver ends a watch with a bookmark, so that the client resumes without a list.
-                    let last = self.plan.bookmarks && !held;
-                    return if last { self.bookmark_line(false) } else { None };
+                    let sends_bookmark = self.params.bookmarks && !held;
+                    return if sends_bookmark {
+                        self.bookmark_line(false)
+                    } else {
+                        None
+                    };
                 }
                 WakeReason::Ordered(WatchOrder::Mute) => {
                     self.is_mute = true;
@@ -161,7 +163,7 @@ impl WatchStream {
         self.held
             .borrow_and_update()
             .iter()
-            .any(|held| held.include(&self.plan.resource.plural, &self.plan.user))
+            .any(|held| held.include(&self.params.resource.plural, &self.params.user))
     }
 
     /// Waits until there may be something to send, and returns the reason to wake up.
@@ -169,14 +171,14 @@ impl WatchStream {
         let Ok(watch) = &mut self.watch else {
             return WakeReason::Ended;
         };
-        let (plural, user) = (&self.plan.resource.plural, &self.plan.user);
+        let (plural, user) = (&self.params.resource.plural, &self.params.user);
         tokio::select! {
             () = self.stopping.cancelled() => WakeReason::Ended,
             order = next_order(&mut self.orders, plural, user) => WakeReason::Ordered(order),
             () = sleep_until(self.deadline) => WakeReason::Ended,
             Ok(()) = self.held.changed() => WakeReason::Changed,
             () = watch.changed(), if !held && !self.is_mute => WakeReason::Changed,
-            _ = self.bookmark.tick(), if self.plan.bookmarks => WakeReason::Bookmark,
+            _ = self.bookmark.tick(), if self.params.bookmarks => WakeReason::Bookmark,
         }
     }
 
@@ -184,8 +186,8 @@ impl WatchStream {
     fn bookmark_line(&self, ends_initial_events: bool) -> Option<io::Result<Bytes>> {
         let watch = self.watch.as_ref().ok()?;
         let object = render::bookmark(
-            &self.plan.resource,
-            self.plan.view,
+            &self.params.resource,
+            self.params.view,
             watch.cursor(),
             ends_initial_events,
         );
@@ -193,10 +195,10 @@ impl WatchStream {
     }
 
     /// The lines of some changes, in the order of the changes.
-    fn lines(&self, deltas: &[EncodedChange]) -> Bytes {
+    fn lines(&self, changes: &[EncodedChange]) -> Bytes {
         let mut lines = BytesMut::new();
-        for delta in deltas {
-            let kind = match delta.change {
+        for change in changes {
+            let kind = match change.change {
                 ChangeKind::Added => "ADDED",
                 ChangeKind::Modified => "MODIFIED",
                 ChangeKind::Deleted => "DELETED",
@@ -204,7 +206,7 @@ impl WatchStream {
             write_line(
                 &mut lines,
                 kind,
-                &render::render_object(self.plan.view, &self.plan.resource, &delta.version),
+                &render::render_object(self.params.view, &self.params.resource, &change.version),
             );
         }
         lines.freeze()

@@ -65,7 +65,6 @@ pub(super) async fn open(upgrade: OnUpgrade) -> hyper::Result<Socket> {
     Ok(WebSocketStream::from_raw_socket(io, Role::Server, None).await)
 }
 
-/// A message on a channel.
 pub(super) fn channel_message(channel: u8, data: &[u8]) -> Message {
     let mut bytes = BytesMut::with_capacity(data.len() + 1);
     bytes.put_u8(channel);

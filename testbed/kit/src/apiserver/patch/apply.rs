@@ -12,12 +12,12 @@ use super::strategic::{ListRule, list_rule};
 use crate::apiserver::object;
 use crate::apiserver::status::ApiError;
 
-/// A manager of fields: its name, and the subresource that it applies, empty for the object itself.
+/// A manager of fields: its name, and the subresource that it applies to, empty for the object itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Manager<'a> {
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
-    /// True if it takes fields from other managers.
+    /// True if the apply takes fields from other managers, in place of a conflict.
     pub(crate) force: bool,
 }
 
@@ -34,7 +34,7 @@ pub(crate) const SERVER_METADATA: [&str; 9] = [
     "resourceVersion",
 ];
 
-/// Returns the object after an apply. `live` is none when the apply creates the object.
+/// Returns the object after an apply. `live` is the stored object; `None` if the apply creates it.
 pub(crate) fn apply(
     live: Option<&Value>,
     declared: &Value,
@@ -53,7 +53,7 @@ pub(crate) fn apply(
             && object::text(entry, "/subresource") == manager.subresource
     };
     let own = entries.iter().position(is_own);
-    let fields = fields_of(&owned(declared, manager), &place);
+    let fields = fields_of(&ownable_part(declared, manager), &place);
     for (at, entry) in entries.iter_mut().enumerate() {
         let (Some(live), false) = (live, own == Some(at)) else {
             continue;
@@ -63,26 +63,27 @@ pub(crate) fn apply(
         let Some(theirs) = entry.get_mut("fieldsV1") else {
             continue;
         };
-        let contested = take_contested(theirs, &fields, [live, &merged], &place, "");
+        // Another manager loses the fields that this apply changes; without `force` that is a conflict.
+        let contested = take_changed_fields(theirs, &fields, [live, &merged], &place, "");
         if !manager.force && !contested.is_empty() {
             return Err(conflict(&whose, &contested));
         }
     }
-    let wanted = json!({
+    let entry_after = json!({
         "manager": manager.name, "operation": "Apply", "subresource": manager.subresource,
         "apiVersion": object::text(declared, "/apiVersion"), "fieldsType": "FieldsV1", "fieldsV1": fields,
     });
-    let mut before = Value::Null;
+    let mut entry_before = Value::Null;
     if let Some(entry) = own.and_then(|at| entries.get_mut(at)) {
-        before = std::mem::replace(entry, wanted);
+        entry_before = std::mem::replace(entry, entry_after);
     } else {
-        entries.push(wanted);
+        entries.push(entry_after);
     }
-    let kept: Vec<&Value> = entries.iter().filter_map(|entry| entry.get("fieldsV1")).collect();
+    let owned: Vec<&Value> = entries.iter().filter_map(|entry| entry.get("fieldsV1")).collect();
     prune(
         &mut merged,
-        before.get("fieldsV1").unwrap_or(&Value::Null),
-        &kept,
+        entry_before.get("fieldsV1").unwrap_or(&Value::Null),
+        &owned,
         &place,
     );
     object::meta(&mut merged).insert("managedFields".to_owned(), Value::from(entries));
@@ -107,11 +108,11 @@ fn conflict(whose: &str, fields: &[String]) -> ApiError {
     error
 }
 
-/// The part of a declared object that can have owners: without fields that the server maintains. An apply to the object itself has
-/// no say about status, which it may still contain.
-fn owned(declared: &Value, manager: Manager<'_>) -> Value {
-    let mut owned = declared.clone();
-    let map = object::make_object(&mut owned);
+/// The part of a declared object that its manager comes to own: without fields that the server maintains, and without the status,
+/// which only an apply to the subresource `status` sets.
+fn ownable_part(declared: &Value, manager: Manager<'_>) -> Value {
+    let mut ownable = declared.clone();
+    let map = object::make_object(&mut ownable);
     map.remove("apiVersion");
     map.remove("kind");
     if manager.subresource.is_empty() {
@@ -120,10 +121,10 @@ fn owned(declared: &Value, manager: Manager<'_>) -> Value {
     if let Some(Value::Object(meta)) = map.get_mut("metadata") {
         meta.retain(|field, _| !SERVER_METADATA.contains(&field.as_str()));
     }
-    owned
+    ownable
 }
 
-/// A place in an object: the names of the fields that lead there, without items of lists.
+/// A place in an object: the path of field names, which items of lists do not lengthen.
 #[derive(Clone)]
 struct Place<'a> {
     is_custom: bool,
@@ -148,30 +149,30 @@ impl<'a> Place<'a> {
     }
 
     /// The name of a list's item in `FieldsV1`; none for items of a list that is replaced as a whole.
-    fn item(&self, item: &Value) -> Option<String> {
+    fn item_name(&self, item: &Value) -> Option<String> {
         match self.rule() {
             ListRule::Atomic => None,
             ListRule::Set => Some(format!("v:{item}")),
             ListRule::Map(keys) => {
-                let mut named = Map::new();
+                let mut key_fields = Map::new();
                 for key in keys {
                     let value = item.get(&key).cloned();
-                    // The one key that has a default.
+                    // `protocol` of a port, the one key with a default.
                     let value = value.or_else(|| (key == "protocol").then(|| "TCP".into()))?;
-                    named.insert(key, value);
+                    key_fields.insert(key, value);
                 }
-                Some(format!("k:{}", Value::Object(named)))
+                Some(format!("k:{}", Value::Object(key_fields)))
             }
         }
     }
 
-    /// The child of a value that an element names.
+    /// The child of a value that an element of `FieldsV1` names.
     fn child<'v>(&self, value: &'v Value, element: &str) -> Option<&'v Value> {
         match value {
             Value::Object(map) => map.get(element.trim_start_matches("f:")),
             Value::Array(items) => items
                 .iter()
-                .find(|item| self.item(item).as_deref() == Some(element)),
+                .find(|item| self.item_name(item).as_deref() == Some(element)),
             _ => None,
         }
     }
@@ -197,8 +198,8 @@ fn merge(target: &mut Value, declared: &Value, place: &Place<'_>) {
         Value::Array(items) if place.rule() != ListRule::Atomic => {
             let list = object::make_array(target);
             for item in items {
-                let name = place.item(item);
-                let same = |old: &&mut Value| name.is_some() && place.item(old) == name;
+                let name = place.item_name(item);
+                let same = |old: &&mut Value| name.is_some() && place.item_name(old) == name;
                 match list.iter_mut().find(same) {
                     Some(slot) => merge(slot, item, place),
                     None => list.push(item.clone()),
@@ -220,7 +221,7 @@ fn fields_of(value: &Value, place: &Place<'_>) -> Value {
         }
         Value::Array(items) => {
             for item in items {
-                if let Some(name) = place.item(item) {
+                if let Some(name) = place.item_name(item) {
                     fields.insert(name, fields_of(item, place));
                 }
             }
@@ -230,8 +231,8 @@ fn fields_of(value: &Value, place: &Place<'_>) -> Value {
     Value::Object(fields)
 }
 
-/// An element of `FieldsV1` as conflicts name it.
-fn shown(element: &str) -> String {
+/// An element of `FieldsV1` in the form that the text of a conflict has.
+fn path_element(element: &str) -> String {
     match element.split_at(2) {
         ("k:", keys) => {
             let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
@@ -243,8 +244,9 @@ fn shown(element: &str) -> String {
     }
 }
 
-/// Takes the fields from another manager that an apply changes, and returns their paths. `states` is the object before and after.
-fn take_contested(
+/// Removes the fields that an apply changes from the `FieldsV1` of another manager, and returns their paths. `wanted` is the
+/// `FieldsV1` of the apply, `states` the object before and after it.
+fn take_changed_fields(
     theirs: &mut Value,
     wanted: &Value,
     states: [&Value; 2],
@@ -260,14 +262,14 @@ fn take_contested(
             return true;
         };
         let [before, after] = states.map(|state| place.child(state, element).unwrap_or(&Value::Null));
-        let path = format!("{path}{}", shown(element));
+        let path = format!("{path}{}", path_element(element));
         if *below == json!({}) || *wanted == json!({}) {
             if before != after {
                 contested.push(path);
             }
             return before == after;
         }
-        contested.extend(take_contested(
+        contested.extend(take_changed_fields(
             below,
             wanted,
             [before, after],
@@ -279,30 +281,30 @@ fn take_contested(
     contested
 }
 
-/// Removes the fields `before` that none of the managers `kept` has, and the objects and lists that become empty by that.
-fn prune(value: &mut Value, before: &Value, kept: &[&Value], place: &Place<'_>) {
+/// Removes the fields `before` that a manager owned and no `FieldsV1` in `owned` has now, and what becomes empty by that.
+fn prune(value: &mut Value, before: &Value, owned: &[&Value], place: &Place<'_>) {
     for (element, below) in before.as_object().into_iter().flatten() {
-        let kept: Vec<&Value> = kept.iter().filter_map(|fields| fields.get(element)).collect();
+        let owned: Vec<&Value> = owned.iter().filter_map(|fields| fields.get(element)).collect();
         let place_below = place.below(element);
-        let ends = |child: &Value| {
+        let is_dropped = |child: &Value| {
             let is_whole = *below == json!({}) || is_item(element);
-            kept.is_empty() && (is_whole || *child == json!({}) || *child == json!([]))
+            owned.is_empty() && (is_whole || *child == json!({}) || *child == json!([]))
         };
         match value {
             Value::Object(map) => {
                 let field = element.trim_start_matches("f:");
                 let Some(child) = map.get_mut(field) else { continue };
-                prune(child, below, &kept, &place_below);
-                if ends(child) {
+                prune(child, below, &owned, &place_below);
+                if is_dropped(child) {
                     map.remove(field);
                 }
             }
             Value::Array(items) => items.retain_mut(|item| {
-                if place.item(item).as_ref() != Some(element) {
+                if place.item_name(item).as_ref() != Some(element) {
                     return true;
                 }
-                prune(item, below, &kept, &place_below);
-                !ends(item)
+                prune(item, below, &owned, &place_below);
+                !is_dropped(item)
             }),
             _ => {}
         }
@@ -321,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Applied by each of two managers in turn: the declared data, and the data afterwards.
+    /// Each case is an apply by one of two managers: the declared data, and the object's data afterwards.
     #[test]
     fn a_field_that_no_manager_declares_any_more_is_removed() {
         let mut live = json!({"data": {"updated": "0"}});

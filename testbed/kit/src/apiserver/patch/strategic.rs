@@ -23,7 +23,7 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
     merge_map(object::make_object(target), patch, &mut Vec::new())
 }
 
-/// The value of the patch's `$patch`, such as `delete`.
+/// The directive `$patch` of a patch, such as `delete`.
 fn directive(patch: &Value) -> Option<&str> {
     patch.get(PATCH).and_then(Value::as_str)
 }
@@ -33,11 +33,11 @@ fn bad_directive(found: &str) -> ApiError {
     ApiError::bad_request(format!("unknown patch type {found:?} in map"))
 }
 
-/// Merges a patch into a map, after its directives `$patch` and `$retainKeys`.
+/// Merges a patch into the map at `path`; the directives `$patch` and `$retainKeys` apply first.
 fn merge_map<'a>(
     target: &mut Map<String, Value>,
     patch: &'a Map<String, Value>,
-    at: &mut Vec<&'a str>,
+    path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     match patch.get(PATCH).and_then(Value::as_str) {
         Some("replace") => {
@@ -56,13 +56,13 @@ fn merge_map<'a>(
         target.retain(|field, _| kept.iter().any(|k| k.as_str() == Some(field)));
     }
     for (field, change) in patch.iter().filter(|(field, _)| !field.starts_with('$')) {
-        at.push(field);
-        merge_field(target, field, change, at)?;
-        at.pop();
+        path.push(field);
+        merge_field(target, field, change, path)?;
+        path.pop();
     }
-    // Directives come after the fields: `$setElementOrder` sorts the list that the patch has just merged.
+    // List directives come after the fields: `$setElementOrder` sorts the list that the patch has just merged.
     for (field, change) in patch {
-        apply_list_directive(target, field, change, at);
+        apply_list_directive(target, field, change, path);
     }
     Ok(())
 }
@@ -72,7 +72,7 @@ fn merge_field<'a>(
     target: &mut Map<String, Value>,
     field: &str,
     change: &'a Value,
-    at: &mut Vec<&'a str>,
+    path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     match change {
         Value::Null => {
@@ -83,11 +83,11 @@ fn merge_field<'a>(
         }
         Value::Object(map) => {
             let slot = target.entry(field).or_insert(Value::Null);
-            merge_map(object::make_object(slot), map, at)?;
+            merge_map(object::make_object(slot), map, path)?;
         }
         Value::Array(items) => {
             let slot = target.entry(field).or_insert(Value::Null);
-            merge_list(object::make_array(slot), items, at)?;
+            merge_list(object::make_array(slot), items, path)?;
         }
         scalar => {
             target.insert(field.to_owned(), scalar.clone());
@@ -100,14 +100,14 @@ fn merge_field<'a>(
 fn merge_list<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
-    at: &mut Vec<&'a str>,
+    path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     // One item with `$patch: replace` is enough to replace the whole list, wherever the item stands.
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
-    match list_rule(at) {
+    match list_rule(path) {
         ListRule::Map(keys) if !replace => {
             let key = keys.first().map_or("", String::as_str);
-            return merge_keyed(target, patch, key, at);
+            return merge_keyed(target, patch, key, path);
         }
         // Removal from a set has a directive of its own, `$deleteFromPrimitiveList`.
         ListRule::Set if !replace => {
@@ -130,11 +130,11 @@ fn merge_keyed<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
     key: &str,
-    at: &mut Vec<&'a str>,
+    path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     for item in patch {
         let (Value::Object(change), Some(identity)) = (item, item.get(key)) else {
-            let list = at.join(".");
+            let list = path.join(".");
             let why = format!("map: {item} does not contain declared merge key: {key} ({list})");
             return Err(ApiError::bad_request(why));
         };
@@ -152,7 +152,7 @@ fn merge_keyed<'a>(
                     target.push(Value::Null);
                 }
                 if let Some(slot) = target.get_mut(place) {
-                    merge_map(object::make_object(slot), change, at)?;
+                    merge_map(object::make_object(slot), change, path)?;
                 }
             }
             (Some(other), _) => return Err(bad_directive(other)),
@@ -166,7 +166,7 @@ fn apply_list_directive<'a>(
     target: &mut Map<String, Value>,
     field: &'a str,
     change: &Value,
-    at: &mut Vec<&'a str>,
+    path: &mut Vec<&'a str>,
 ) {
     let Value::Array(listed) = change else { return };
     if let Some(list) = field.strip_prefix(DELETE_PRIMITIVE)
@@ -177,9 +177,9 @@ fn apply_list_directive<'a>(
     if let Some(list) = field.strip_prefix(ORDER)
         && let Some(items) = target.get_mut(list).and_then(Value::as_array_mut)
     {
-        at.push(list);
-        let rule = list_rule(at);
-        at.pop();
+        path.push(list);
+        let rule = list_rule(path);
+        path.pop();
         items.sort_by_key(|item| order_in(item, listed, &rule));
     }
 }
@@ -193,7 +193,6 @@ fn order_in(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
     listed.iter().position(same).unwrap_or(listed.len())
 }
 
-/// The merge rule of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ListRule {
     /// Replaced as a whole.
@@ -204,7 +203,7 @@ pub(super) enum ListRule {
     Map(Vec<String>),
 }
 
-/// Lists of objects: names of the parent field (none means any parent), name of the field, merge keys.
+/// Lists of objects: names of parent fields (empty for any parent), name of the list's field, merge keys.
 const KEYED: &[(&[&str], &str, &[&str])] = &[
     (&[], "ownerReferences", &["uid"]),
     (&[], "conditions", &["type"]),

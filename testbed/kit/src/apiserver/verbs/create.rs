@@ -114,8 +114,8 @@ fn set_name_and_namespace(target: &RequestTarget, body: &mut Value) -> Result<Re
             .to_owned()
     };
     if target.resource.namespaced {
-        let found = text(meta, "namespace");
-        if !found.is_empty() && found != target.namespace {
+        let body_namespace = text(meta, "namespace");
+        if !body_namespace.is_empty() && body_namespace != target.namespace {
             return Err(ApiError::bad_request(
                 "the namespace of the provided object does not match the namespace sent on the request",
             ));
@@ -124,15 +124,15 @@ fn set_name_and_namespace(target: &RequestTarget, body: &mut Value) -> Result<Re
     } else {
         meta.remove("namespace");
     }
-    let (named, prefix) = (text(meta, "name"), text(meta, "generateName"));
+    let (body_name, prefix) = (text(meta, "name"), text(meta, "generateName"));
     if target.name.is_empty() {
-        target.name = if named.is_empty() && !prefix.is_empty() {
+        target.name = if body_name.is_empty() && !prefix.is_empty() {
             name::generated(&prefix)
         } else {
-            named
+            body_name
         };
-    } else if !named.is_empty() && named != target.name {
-        return Err(name_mismatch(&named, &target.name));
+    } else if !body_name.is_empty() && body_name != target.name {
+        return Err(name_mismatch(&body_name, &target.name));
     }
     meta.insert("name".to_owned(), Value::from(target.name.clone()));
     if target.name.is_empty() {

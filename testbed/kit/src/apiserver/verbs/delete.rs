@@ -15,6 +15,7 @@ use crate::apiserver::{object, pod};
 /// The fields of `DeleteOptions` that the model knows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeleteOptions {
+    /// The grace period in seconds.
     pub(crate) grace: Option<i64>,
     pub(crate) uid: Option<String>,
     pub(crate) resource_version: Option<String>,
@@ -22,7 +23,6 @@ pub(crate) struct DeleteOptions {
     pub(crate) now: DateTime<Utc>,
 }
 
-/// The result of a deletion.
 #[derive(Debug, Clone)]
 pub(crate) struct Deleted {
     pub(crate) version: Arc<ObjectVersion>,
@@ -31,7 +31,6 @@ pub(crate) struct Deleted {
 }
 
 impl DeleteOptions {
-    /// Reads a `DeleteOptions` body.
     pub(crate) fn read(body: &Value, now: DateTime<Utc>) -> Self {
         let text = |pointer: &str| Some(object::text(body, pointer).to_owned()).filter(|t| !t.is_empty());
         Self {
@@ -61,8 +60,7 @@ pub(crate) fn delete(
     if target.resource.is("", "namespaces") {
         return delete_namespace(state, target, &current, options);
     }
-    // CheckGracefulDelete: a pod without a node or with a final phase has nothing to end, so its grace is
-    // zero.
+    // CheckGracefulDelete: a pod without a node or with a final phase has nothing to end, so its grace is zero.
     let grace = if target.resource.is_pod() {
         pod::grace(&current.value, options.grace)
     } else {
@@ -80,7 +78,7 @@ pub(crate) fn delete(
     let version = if marked == *current.value {
         current
     } else {
-        state.store_unless_dry_run(target, marked, false)
+        state.store.put(target.storage(), target.key(), marked)
     };
     Ok(Deleted {
         version,
@@ -133,6 +131,7 @@ pub(super) fn remove_object(state: &mut ApiState, target: &RequestTarget, last: 
     if !target.namespace.is_empty() {
         end_namespace_if_empty(state, &target.namespace);
     }
+    // Not reached: the callers have found the object under the same lock.
     removed.unwrap_or_else(|| {
         let bytes = last.to_string().into();
         Arc::new(ObjectVersion {
@@ -171,14 +170,14 @@ fn check_preconditions(
     Ok(())
 }
 
-/// Marks an object as being deleted; a later deletion can only shorten the grace.
+/// Marks an object as being deleted after `grace` seconds; a later deletion can only shorten the grace.
 pub(super) fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) {
-    let marked = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
-    let before = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
+    let earlier_end = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
+    let earlier_grace = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
     // BeforeDelete: a later deletion may shorten the grace, and counts from the first one.
-    let started = match marked {
-        Some(_) if grace >= before => return,
-        Some(end) => end - TimeDelta::seconds(before),
+    let started = match earlier_end {
+        Some(_) if grace >= earlier_grace => return,
+        Some(end) => end - TimeDelta::seconds(earlier_grace),
         None => now,
     };
     let end = started + TimeDelta::seconds(grace);
@@ -186,7 +185,7 @@ pub(super) fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) 
     let meta = object::meta(object);
     meta.insert("deletionTimestamp".to_owned(), object::timestamp(end));
     meta.insert("deletionGracePeriodSeconds".to_owned(), Value::from(grace));
-    if let Some(generation) = generation.filter(|_| marked.is_none()) {
+    if let Some(generation) = generation.filter(|_| earlier_end.is_none()) {
         meta.insert("generation".to_owned(), Value::from(generation + 1));
     }
 }
@@ -208,7 +207,7 @@ pub(super) fn delete_namespace(
     let mut marked = Value::clone(&current.value);
     mark_deleting(&mut marked, 0, options.now);
     object::make_object(&mut marked).insert("status".to_owned(), json!({"phase": "Terminating"}));
-    let version = state.store_unless_dry_run(target, marked, false);
+    let version = state.store.put(target.storage(), target.key(), marked);
     let contents: Vec<_> = state.registry.namespaced().cloned().collect();
     let each = DeleteOptions {
         now: options.now,

@@ -1,5 +1,4 @@
-//! The patch verb: computes the patched object and stores it as an update or, for an apply without an object,
-//! as a creation.
+//! The patch verb: computes the patched object and stores it as an update or, for an apply without an object, as a creation.
 
 use serde_json::Value;
 

@@ -20,8 +20,8 @@ pub(crate) fn update(
     body: Value,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
-    let new = draft_update(state, target, body)?;
-    commit(state, target, new, options, false)
+    let (new, applied) = (draft_update(state, target, body)?, false);
+    commit(state, target, new, options, applied)
 }
 
 /// Reads the new object from a request body; the rules of an update are checked later, by [`settle`].
@@ -47,8 +47,8 @@ pub(crate) fn draft_update(
     Ok(body)
 }
 
-/// Stores `new` in place of the target if the rules allow it. `applied` says that `new` already carries the
-/// record of who owns which field.
+/// Stores `new` in place of the target if the rules allow it. `applied` is true if `new` has its new `managedFields` already,
+/// as after an apply; the stored ones stay otherwise.
 pub(crate) fn commit(
     state: &mut ApiState,
     target: &RequestTarget,
@@ -60,7 +60,7 @@ pub(crate) fn commit(
     store_settled(state, target, settled, options)
 }
 
-/// Checks the rules of an update and computes the object that would be stored.
+/// Checks the rules of an update, and computes the object to store.
 pub(crate) fn settle(
     state: &ApiState,
     target: &RequestTarget,
@@ -71,7 +71,7 @@ pub(crate) fn settle(
     let old = &*current.value;
     let resource = &target.resource;
     check_preconditions(target, old, &new)?;
-    separate_status(target, old, &mut new);
+    restore_unwritten_parts(target, old, &mut new);
     restore_server_metadata(old, &mut new);
     settle_types(resource, &mut new)?;
     if resource.is_pod() {
@@ -96,7 +96,7 @@ pub(crate) fn settle(
     })
 }
 
-/// Stores a settled object, unless it has changed since.
+/// Stores the result of [`settle`], unless another write has changed the object since.
 pub(crate) fn store_settled(
     state: &mut ApiState,
     target: &RequestTarget,
@@ -133,7 +133,7 @@ pub(crate) fn store_settled(
 #[derive(Debug, Clone)]
 pub(crate) struct Settled {
     pub(crate) before: Arc<ObjectVersion>,
-    /// None if nothing changes.
+    /// The object to store; `None` if nothing changes.
     new: Option<Value>,
 }
 
@@ -147,9 +147,9 @@ impl Settled {
 /// Returns true if a deletion has begun and nothing delays the removal any more.
 fn may_be_removed(object: &Value) -> bool {
     let grace = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
-    let namespace =
+    let is_namespace_in_use =
         object::text(object, "/kind") == "Namespace" && !object::array(object, "/spec/finalizers").is_empty();
-    object::is_deleting(object) && !object::has_finalizers(object) && grace == 0 && !namespace
+    object::is_deleting(object) && !object::has_finalizers(object) && grace == 0 && !is_namespace_in_use
 }
 
 /// Refuses an update that names another UID or `resourceVersion` than the stored object has.
@@ -172,7 +172,7 @@ fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Resu
 /// A write to the object leaves status alone; a write to status leaves everything else alone, but for the labels
 /// and annotations of built-in kinds; a resize leaves everything but containers' resources alone, and a write to ephemeral containers
 /// everything but these.
-fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
+fn restore_unwritten_parts(target: &RequestTarget, old: &Value, new: &mut Value) {
     let resource = &target.resource;
     let status = |of: &Value| of.get("status").cloned();
     if target.part == WrittenPart::Resize {
@@ -182,8 +182,7 @@ fn separate_status(target: &RequestTarget, old: &Value, new: &mut Value) {
     } else if target.part == WrittenPart::Status {
         let written = status(new);
         let mut result = object::with_managers_of(old, new);
-        // The status strategies of built-in kinds reset the spec alone, that of custom resources everything
-        // but status.
+        // The status strategies of built-in kinds reset the spec alone, that of custom resources everything but status.
         if !resource.custom {
             for field in ["labels", "annotations"] {
                 let value = new.pointer(&format!("/metadata/{field}")).cloned();
@@ -237,7 +236,7 @@ fn raise_generation(resource: &Resource, old: &Value, new: &mut Value) {
     if !resource.counts_generations() {
         return;
     }
-    let content = |of: &Value| {
+    let compared_fields = |of: &Value| {
         let mut fields = of.as_object().cloned().unwrap_or_default();
         fields.remove("metadata");
         if resource.status {
@@ -245,7 +244,7 @@ fn raise_generation(resource: &Resource, old: &Value, new: &mut Value) {
         }
         fields
     };
-    if content(old) != content(new) {
+    if compared_fields(old) != compared_fields(new) {
         let generation = object::integer(old, "/metadata/generation").unwrap_or(0);
         object::meta(new).insert("generation".to_owned(), Value::from(generation + 1));
     }

@@ -64,7 +64,7 @@ fn demands(#[case] pod: &Pod, #[case] n_unmet: usize) {
 #[case::more_than_asked("rdma", 1, &[1, 1], false)]
 #[case::whole_ones("rdma", 200, &[100, 100], true)]
 #[case::too_few("rdma", 200, &[100], false)]
-fn amounts_without_wishes(
+fn amounts_without_demands(
     #[case] kind: &str,
     #[case] asked: u64,
     #[case] held: &[u64],
@@ -80,7 +80,7 @@ fn amounts_without_wishes(
 #[case::count(&[hint(&json!({"allocateStrategy": "RequestsAsCount"}))], 2, &[1, 1], true)]
 #[case::count_of_whole_ones(&[hint(&json!({"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}))], 2, &[100, 100], true)]
 #[case::count_of_parts(&[hint(&json!({"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}))], 2, &[1, 1], false)]
-fn amounts_with_wishes(
+fn amounts_with_demands(
     #[case] annotations: &[(&str, Value)],
     #[case] asked: u64,
     #[case] held: &[u64],

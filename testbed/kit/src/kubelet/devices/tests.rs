@@ -46,10 +46,10 @@ fn allocate(
         skips_allocation: false,
     };
     let mut rng = dice(1, &["test"]);
-    let chosen = match devices.begin(&request, reusable, &mut rng)? {
+    let chosen = match devices.begin_choice(&request, reusable, &mut rng)? {
         DeviceChoice::Nothing => return Ok(BTreeSet::new()),
         DeviceChoice::Done(chosen) => chosen,
-        DeviceChoice::Open(open) => devices.finish(RESOURCE, open, &[], &mut rng),
+        DeviceChoice::Open(open) => devices.finish_choice(RESOURCE, open, &[], &mut rng),
     };
     devices.grant(&request, &chosen, ContainerAllocateResponse::default());
     Ok(chosen)
@@ -69,10 +69,13 @@ fn a_list_during_an_allocation_forgets_the_devices_being_allocated() {
         skips_allocation: false,
     };
     let mut rng = dice(1, &["test"]);
-    let DeviceChoice::Open(open) = devices.begin(&request, &BTreeSet::new(), &mut rng).unwrap() else {
+    let DeviceChoice::Open(open) = devices
+        .begin_choice(&request, &BTreeSet::new(), &mut rng)
+        .unwrap()
+    else {
         panic!("one is free")
     };
-    let in_flight = devices.finish(RESOURCE, open, &[], &mut rng);
+    let in_flight = devices.finish_choice(RESOURCE, open, &[], &mut rng);
     devices.free_ended(&["2".to_owned()].into());
     assert!(devices.available(RESOURCE).is_superset(&in_flight));
 }

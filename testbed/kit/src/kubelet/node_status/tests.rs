@@ -3,10 +3,10 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{List, status_patch};
+use super::{ResourceList, status_patch};
 use crate::kubelet::devices::Capacity;
 
-fn list(pairs: &[(&str, &str)]) -> List {
+fn list(pairs: &[(&str, &str)]) -> ResourceList {
     pairs
         .iter()
         .map(|(name, amount)| ((*name).to_owned(), (*amount).to_owned()))
