@@ -366,7 +366,7 @@ impl Loop {
     /// Puts a pod where it belongs: a bound one into the cache, a waiting one of this scheduler into the queue.
     fn update_pod(&mut self, pod: Pod, arrived: Instant) {
         let Some(uid) = pod.uid() else { return };
-        let pod = Arc::is_new(pod);
+        let pod = Arc::new(pod);
         if has_ended(&pod) {
             self.remove_pod(&uid);
         } else if let Some(node) = node_of(&pod) {

@@ -305,7 +305,7 @@ pub(crate) fn established(definition: &Value) -> Value {
 fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
     let name_of = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
-    let names_of = |field: &str| -> Vec<String> {
+    let list_of = |field: &str| -> Vec<String> {
         let items = object::array(definition, &format!("/spec/names/{field}")).iter();
         items.filter_map(Value::as_str).map(str::to_owned).collect()
     };
@@ -319,8 +319,8 @@ fn custom_resource(definition: &Value, version: &Value) -> Resource {
         list_kind: or_default(name_of("listKind"), format!("{kind}List")),
         kind,
         namespaced: object::text(definition, "/spec/scope") == "Namespaced",
-        short_names: names_of("shortNames"),
-        categories: names_of("categories"),
+        short_names: list_of("shortNames"),
+        categories: list_of("categories"),
         status: version.pointer("/subresources/status").is_some(),
         custom: true,
         schema: version.pointer("/schema/openAPIV3Schema").cloned().map(Arc::new),

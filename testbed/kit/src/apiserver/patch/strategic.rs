@@ -33,11 +33,11 @@ fn bad_directive(found: &str) -> ApiError {
     ApiError::bad_request(format!("unknown patch type {found:?} in map"))
 }
 
-/// Merges a patch into the map at `path`; the directives `$patch` and `$retainKeys` apply first.
+/// Merges a patch into the map at `field_path`; the directives `$patch` and `$retainKeys` apply first.
 fn merge_map<'a>(
     target: &mut Map<String, Value>,
     patch: &'a Map<String, Value>,
-    path: &mut Vec<&'a str>,
+    field_path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     match patch.get(PATCH).and_then(Value::as_str) {
         Some("replace") => {
@@ -56,13 +56,13 @@ fn merge_map<'a>(
         target.retain(|field, _| kept.iter().any(|k| k.as_str() == Some(field)));
     }
     for (field, change) in patch.iter().filter(|(field, _)| !field.starts_with('$')) {
-        path.push(field);
-        merge_field(target, field, change, path)?;
-        path.pop();
+        field_path.push(field);
+        merge_field(target, field, change, field_path)?;
+        field_path.pop();
     }
     // List directives come after the fields: `$setElementOrder` sorts the list that the patch has just merged.
     for (field, change) in patch {
-        apply_list_directive(target, field, change, path);
+        apply_list_directive(target, field, change, field_path);
     }
     Ok(())
 }
@@ -72,7 +72,7 @@ fn merge_field<'a>(
     target: &mut Map<String, Value>,
     field: &str,
     change: &'a Value,
-    path: &mut Vec<&'a str>,
+    field_path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     match change {
         Value::Null => {
@@ -83,11 +83,11 @@ fn merge_field<'a>(
         }
         Value::Object(map) => {
             let slot = target.entry(field).or_insert(Value::Null);
-            merge_map(object::make_object(slot), map, path)?;
+            merge_map(object::make_object(slot), map, field_path)?;
         }
         Value::Array(items) => {
             let slot = target.entry(field).or_insert(Value::Null);
-            merge_list(object::make_array(slot), items, path)?;
+            merge_list(object::make_array(slot), items, field_path)?;
         }
         scalar => {
             target.insert(field.to_owned(), scalar.clone());
@@ -100,14 +100,14 @@ fn merge_field<'a>(
 fn merge_list<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
-    path: &mut Vec<&'a str>,
+    field_path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     // One item with `$patch: replace` is enough to replace the whole list, wherever the item stands.
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
-    match list_rule(path) {
+    match list_rule(field_path) {
         ListRule::Map(keys) if !replace => {
             let key = keys.first().map_or("", String::as_str);
-            return merge_keyed(target, patch, key, path);
+            return merge_keyed(target, patch, key, field_path);
         }
         // Removal from a set has a directive of its own, `$deleteFromPrimitiveList`.
         ListRule::Set if !replace => {
@@ -130,11 +130,11 @@ fn merge_keyed<'a>(
     target: &mut Vec<Value>,
     patch: &'a [Value],
     key: &str,
-    path: &mut Vec<&'a str>,
+    field_path: &mut Vec<&'a str>,
 ) -> Result<(), ApiError> {
     for item in patch {
         let (Value::Object(change), Some(identity)) = (item, item.get(key)) else {
-            let list = path.join(".");
+            let list = field_path.join(".");
             let why = format!("map: {item} does not contain declared merge key: {key} ({list})");
             return Err(ApiError::bad_request(why));
         };
@@ -152,7 +152,7 @@ fn merge_keyed<'a>(
                     target.push(Value::Null);
                 }
                 if let Some(slot) = target.get_mut(place) {
-                    merge_map(object::make_object(slot), change, path)?;
+                    merge_map(object::make_object(slot), change, field_path)?;
                 }
             }
             (Some(other), _) => return Err(bad_directive(other)),
@@ -166,7 +166,7 @@ fn apply_list_directive<'a>(
     target: &mut Map<String, Value>,
     field: &'a str,
     change: &Value,
-    path: &mut Vec<&'a str>,
+    field_path: &mut Vec<&'a str>,
 ) {
     let Value::Array(listed) = change else { return };
     if let Some(list) = field.strip_prefix(DELETE_PRIMITIVE)
@@ -177,9 +177,9 @@ fn apply_list_directive<'a>(
     if let Some(list) = field.strip_prefix(ORDER)
         && let Some(items) = target.get_mut(list).and_then(Value::as_array_mut)
     {
-        path.push(list);
-        let rule = list_rule(path);
-        path.pop();
+        field_path.push(list);
+        let rule = list_rule(field_path);
+        field_path.pop();
         items.sort_by_key(|item| order_in(item, listed, &rule));
     }
 }
@@ -235,9 +235,9 @@ fn is_listed(words: &str, field: &str) -> bool {
     words.split_whitespace().any(|word| word == field)
 }
 
-/// The merge rule of a list in a built-in kind, by the path of its fields.
-pub(super) fn list_rule(path: &[&str]) -> ListRule {
-    let Some((field, parents)) = path.split_last() else {
+/// The merge rule of a list in a built-in kind, by the names of the fields that lead to it.
+pub(super) fn list_rule(field_path: &[&str]) -> ListRule {
+    let Some((field, parents)) = field_path.split_last() else {
         return ListRule::Atomic;
     };
     let parent = parents.last().copied().unwrap_or_default();
