@@ -1,8 +1,8 @@
 //! The injection of devices into containers, with their limits: by CDI or by the vendor's environment variable, or not at all.
 //!
-//! [`injection`] decides on the mode and [`enforcement`] on the level of limits, both by facts of the node. [`content`] makes the
-//! answers to Allocate and the CDI specs, [`cdi`] writes the specs, and [`runtime_hook`] adjusts containers that the container
-//! runtime creates.
+//! [`injection`] decides on the injection mode, [`enforcement`] on each GPU's level of memory limits, both by facts of the node.
+//! [`content`] makes answers to Allocate and the content of CDI specs, [`cdi`] writes the specs, and [`runtime_hook`] adjusts
+//! containers that the container runtime creates.
 
 pub mod cdi;
 pub mod content;

@@ -1,4 +1,5 @@
-//! The pods of this node as the API server shows them, and kubelet's word on their devices: its checkpoint and its list.
+//! The pods of this node as the API server shows them, and the devices that kubelet allocated to them: its checkpoint and its
+//! pod-resources API.
 
 pub mod api_request;
 pub mod eviction;

@@ -1,8 +1,8 @@
 //! The IDs of virtual devices that the plugin lists to kubelet, the device of each ID, and the size of the list as a message.
 //!
 //! The ID of a share is `<GPU UUID>::<n>`, of a whole GPU its UUID, of a percent of another device `<its ID>::<n>`. The ID of a
-//! memory unit is `<start of the UUID's hash>-<n>`: there are many of them, and kubelet accepts no message above 4 MiB. All IDs are
-//! functions of the devices' own IDs, so they are the same after a restart.
+//! memory unit is `<start of the UUID's hash>-<n>`: there are many, and kubelet accepts no message above 4 MiB. All IDs follow from
+//! the devices' own IDs, so they are the same after a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::inventory::{Gpu, NodeInventory, PhysicalId};
 use crate::fnv::fnv1a;
 
-/// Possible lengths of the start of a hash in a memory unit's ID; the shortest that is unique on the node is used.
+/// Possible lengths of a stem, the start of a hash in a memory unit's ID; the shortest that is unique on the node is used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 
-/// Encoded size of a device's health, which is the longer of the two words.
+/// Encoded size of the health `Unhealthy`, the longer of the two words that a list has for the health of a device.
 const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
 
 /// Encoded size of a device's NUMA node: a message in a message, with a number of [`NUMA_NODES`] in one byte.
@@ -42,7 +42,7 @@ pub struct NumberedIds {
     prefix: String,
     /// The number of IDs; none if the prefix alone is the only ID.
     count: Option<u64>,
-    /// Numbers of further IDs, from `count` on: memory units that the driver keeps by now, and that pods were given before.
+    /// Numbers, from `count` on, of memory units that the driver has reserved for itself after pods were given them.
     kept: Vec<u64>,
 }
 
@@ -83,8 +83,8 @@ impl NumberedIds {
         parse_number(number).is_some_and(|n| n < count || self.kept.contains(&n))
     }
 
-    /// Keeps the IDs among `allocated` whose number is from `count` on and below `end`.
-    fn keep(&mut self, allocated: &BTreeSet<String>, end: u64) {
+    /// Keeps the IDs among `allocated` whose number is from `count` on and below `end`, the units of all memory of the GPU.
+    fn keep_allocated(&mut self, allocated: &BTreeSet<String>, end: u64) {
         let Some(count) = self.count else { return };
         for id in allocated {
             let number = id.strip_prefix(&self.prefix).and_then(parse_number);
@@ -93,12 +93,12 @@ impl NumberedIds {
         self.kept.sort_unstable();
     }
 
-    /// Encoded size of a list of these IDs, if each entry has `besides` bytes beside its ID and its health.
-    fn list_bytes(&self, besides: u64) -> u64 {
-        let prefix = self.prefix.len() as u64;
+    /// Encoded size of a list of these IDs, if each entry has `more_bytes` beside its ID and its health.
+    fn list_bytes(&self, more_bytes: u64) -> u64 {
+        let prefix_bytes = self.prefix.len() as u64;
         match self.count {
-            Some(count) => list_bytes(prefix, count + self.kept.len() as u64, besides),
-            None => device_bytes(prefix, besides),
+            Some(count) => list_bytes(prefix_bytes, count + self.kept.len() as u64, more_bytes),
+            None => device_bytes(prefix_bytes, more_bytes),
         }
     }
 }
@@ -160,10 +160,10 @@ impl IdScheme {
         let memory = memory_ids(gpus, &stems, unit);
         // kubelet closes the stream of a list that is too long, and then knows no device of the resource.
         let bytes = scheme.list_bytes(&memory);
-        if bytes > LIMIT {
+        if bytes > MAX_LIST_BYTES {
             let fits = |mib| {
                 let unit = unit_of(mib);
-                unit.is_some_and(|unit| scheme.list_bytes(&memory_ids(gpus, &stems, unit)) <= LIMIT)
+                unit.is_some_and(|unit| scheme.list_bytes(&memory_ids(gpus, &stems, unit)) <= MAX_LIST_BYTES)
             };
             let fitting = first_true(1, MAX_UNIT_MIB, fits).and_then(unit_of);
             let fitting = fitting.ok_or(TooLong::AnyUnit)?;
@@ -171,8 +171,8 @@ impl IdScheme {
         }
         let shares = share_ids(gpus, u64::from(slots));
         let bytes = scheme.list_bytes(&shares);
-        if bytes > LIMIT {
-            let is_too_many = |slots| scheme.list_bytes(&share_ids(gpus, slots)) > LIMIT;
+        if bytes > MAX_LIST_BYTES {
+            let is_too_many = |slots| scheme.list_bytes(&share_ids(gpus, slots)) > MAX_LIST_BYTES;
             let first_too_many = first_true(1, u64::from(slots), is_too_many).unwrap_or(1);
             let fitting = u32::try_from(first_too_many - 1).unwrap_or(0);
             return Err(TooLong::Slots {
@@ -188,7 +188,7 @@ impl IdScheme {
 
     /// The same IDs, with those of whole GPUs and of devices of other types in this inventory.
     #[must_use]
-    pub fn with(mut self, inventory: &NodeInventory) -> Self {
+    pub fn with_inventory(mut self, inventory: &NodeInventory) -> Self {
         let of_shared_gpus = [ExtendedResource::Shared, ExtendedResource::Memory];
         self.by_resource
             .retain(|resource, _| of_shared_gpus.contains(resource));
@@ -200,29 +200,27 @@ impl IdScheme {
                 count: None,
                 kept: Vec::new(),
             };
-            self.by_resource
-                .entry(ExtendedResource::Whole)
-                .or_default()
-                .push(ids);
+            let whole = self.by_resource.entry(ExtendedResource::Whole);
+            whole.or_default().push(ids);
         }
         for device in &inventory.others {
             if let Some(resource) = ExtendedResource::of_type(&device.device_type)
                 && let Some(percent) = device.percent()
             {
-                let ids = NumberedIds::parts(device.id.clone(), percent.min(MOST_OF_ONE));
+                let ids = NumberedIds::parts(device.id.clone(), percent.min(MAX_PARTS));
                 self.by_resource.entry(resource).or_default().push(ids);
             }
         }
         self
     }
 
-    /// The same IDs, with allocated units that the driver keeps by now: kubelet admits no pod again with unlisted units.
+    /// The same IDs, with `allocated` units that the driver has reserved since: kubelet admits no pod again with unlisted IDs.
     #[must_use]
     pub fn with_allocated(mut self, allocated: &BTreeSet<String>, gpus: &[Gpu], unit: MemoryUnit) -> Self {
         let numbered = self.by_resource.get_mut(&ExtendedResource::Memory);
         for ids in numbered.into_iter().flatten() {
             if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == ids.device) {
-                ids.keep(allocated, unit.units_in(gpu.memory_with_reserved()));
+                ids.keep_allocated(allocated, unit.units_in(gpu.memory_with_reserved()));
             }
         }
         self
@@ -269,10 +267,10 @@ impl IdScheme {
 
     /// Encoded size of a list of these devices when all of them are unhealthy.
     fn list_bytes(&self, numbered: &[NumberedIds]) -> u64 {
-        let besides = if self.lists_numa_nodes { NUMA_NODE_BYTES } else { 0 };
+        let more_bytes = if self.lists_numa_nodes { NUMA_NODE_BYTES } else { 0 };
         let mut bytes = 0_u64;
         for ids in numbered {
-            bytes = bytes.saturating_add(ids.list_bytes(besides));
+            bytes = bytes.saturating_add(ids.list_bytes(more_bytes));
         }
         bytes
     }
@@ -307,10 +305,10 @@ fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedI
 }
 
 /// Most virtual devices of one device other than a GPU: an absurd amount in an inventory must not make an absurd list.
-const MOST_OF_ONE: u64 = 1000;
+const MAX_PARTS: u64 = 1000;
 
 /// Longest device list, in bytes, that kubelet accepts.
-const LIMIT: u64 = MAX_MESSAGE_BYTES as u64;
+const MAX_LIST_BYTES: u64 = MAX_MESSAGE_BYTES as u64;
 
 /// The largest unit, 1 TiB, in MiB.
 const MAX_UNIT_MIB: u64 = 1 << 20;
@@ -336,22 +334,22 @@ fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Optio
 }
 
 /// Encoded size of `count` devices whose IDs are a prefix of this length and the numbers from 0.
-fn list_bytes(prefix: u64, count: u64, besides: u64) -> u64 {
+fn list_bytes(prefix_bytes: u64, count: u64, more_bytes: u64) -> u64 {
     let mut bytes = 0_u64;
     // IDs whose numbers have equally many digits have the same size, so the loop goes over digits and not over a million IDs.
     let (mut digits, mut start) = (1, 0_u64);
     while start < count {
         let end = 10_u64.saturating_pow(digits).min(count);
-        bytes = bytes
-            .saturating_add((end - start).saturating_mul(device_bytes(prefix + u64::from(digits), besides)));
+        let one_device = device_bytes(prefix_bytes + u64::from(digits), more_bytes);
+        bytes = bytes.saturating_add((end - start).saturating_mul(one_device));
         (digits, start) = (digits + 1, end);
     }
     bytes
 }
 
-/// Encoded size of one unhealthy device with an ID of `id` bytes: each field is a tag, a length and its bytes.
-fn device_bytes(id: u64, besides: u64) -> u64 {
-    let fields = 1 + varint_bytes(id) + id + UNHEALTHY_BYTES + besides;
+/// Encoded size of one unhealthy device with an ID of this length: each field is a tag, a length and its bytes.
+fn device_bytes(id_bytes: u64, more_bytes: u64) -> u64 {
+    let fields = 1 + varint_bytes(id_bytes) + id_bytes + UNHEALTHY_BYTES + more_bytes;
     1 + varint_bytes(fields) + fields
 }
 

@@ -61,7 +61,7 @@ impl ExtendedResource {
         }
     }
 
-    /// The resource of a device type other than GPU.
+    /// The resource that counts devices of a type other than GPU; none for a type without one.
     pub fn of_type(device_type: &str) -> Option<Self> {
         match device_type {
             TYPE_RDMA => Some(Self::Rdma),
@@ -79,12 +79,12 @@ pub type Registrations = BTreeMap<ExtendedResource, bool>;
 pub struct ExtendedResourceNames {
     /// The cluster's names.
     pub cluster: ResourceNames,
-    /// The name of whole GPUs, if this plugin serves them on this node.
+    /// The resource name of whole GPUs, if this plugin serves them on this node.
     pub whole: Option<String>,
 }
 
 impl ExtendedResourceNames {
-    /// The name of a resource; none if this node's plugin never serves it.
+    /// The name of a resource in pods and nodes; none if this node's plugin never serves the resource.
     pub fn of(&self, resource: ExtendedResource) -> Option<&str> {
         match resource {
             ExtendedResource::Shared => Some(GPU_SHARED),

@@ -17,7 +17,7 @@ use crate::devices::extended_resource::{ExtendedResource, ExtendedResourceNames}
 use crate::devices::health::{HealthChange, HealthReason};
 use crate::devices::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation, PhysicalId};
 
-/// The message of a device without any observation.
+/// The message of a device whose health has never changed.
 const NO_TROUBLE: &str = "no trouble has been reported";
 
 /// One device and its health: a [`Gpu`], or an [`OtherDevice`].
@@ -25,11 +25,11 @@ const NO_TROUBLE: &str = "no trouble has been reported";
 pub struct FleetDevice<D> {
     /// The device.
     pub device: D,
-    /// True if pods may share it; a GPU that they may not share is left to pods that take whole GPUs.
+    /// True if pods may share the device; a GPU that is not shared is left to pods that take whole GPUs.
     pub is_shared: bool,
-    /// True if pods may be placed on it.
+    /// True if pods may be placed on the device.
     pub is_healthy: bool,
-    /// The reason for the state of health; none without any observation.
+    /// The reason of the last change of the device's health; none before the first change.
     pub reason: Option<HealthReason>,
     /// The reason in a sentence for people.
     pub message: String,
@@ -52,14 +52,14 @@ impl<D> FleetDevice<D> {
     }
 }
 
-/// The devices of this node at one moment.
+/// The devices of this node and their health at one moment.
 #[derive(Clone, Debug)]
 pub struct NodeFleet {
     /// Every GPU, in the order of the inventory.
     pub gpus: Vec<FleetDevice<Gpu>>,
     /// Devices of other types, sorted by type and minor number.
     pub others: Vec<FleetDevice<OtherDevice>>,
-    /// The device IDs that kubelet gets.
+    /// The IDs of virtual devices that the plugin lists to kubelet.
     pub ids: IdScheme,
     /// The links between GPUs, as far as the source reports them.
     pub links: Vec<GpuLinks>,
@@ -73,15 +73,15 @@ pub struct NodeFleet {
     pub driver_version: Option<String>,
     /// The vendor of the GPUs.
     pub vendor: String,
-    /// False until the errors that an earlier process observed on the devices are loaded.
+    /// False until the XIDs that an earlier process observed are loaded from the Device object; starts of containers wait for it.
     pub is_health_loaded: bool,
 }
 
 impl NodeFleet {
-    /// The devices of an inventory, all healthy. Pods may share the GPUs that `ids` has.
+    /// The devices of an inventory, all healthy, with no XIDs to load. Pods may share the GPUs that have IDs of shares in `ids`.
     pub fn new(inventory: NodeInventory, ids: IdScheme) -> Self {
-        // The scheme `ids` has the IDs of shared GPUs alone; those of whole GPUs and of other devices follow from the inventory.
-        let ids = ids.with(&inventory);
+        // The caller's `ids` are those of shared GPUs alone; those of whole GPUs and of other devices follow from the inventory.
+        let ids = ids.with_inventory(&inventory);
         let mut gpus = Vec::with_capacity(inventory.gpus.len());
         for gpu in inventory.gpus {
             let is_shared = ids.is_shared(&gpu.uuid);
@@ -89,7 +89,7 @@ impl NodeFleet {
         }
         let mut others = Vec::with_capacity(inventory.others.len());
         for device in inventory.others {
-            // Each of these devices is divided by percent, and no flag excludes one.
+            // Pods share each device of another type by percent; no flag excludes one.
             others.push(FleetDevice::healthy(device, true));
         }
         Self {
@@ -106,11 +106,11 @@ impl NodeFleet {
         }
     }
 
-    /// The devices of another inventory. A device that stays keeps its health.
+    /// The fleet with the devices of another inventory in place of its own. A device that is in both keeps its health.
     #[must_use]
     pub fn with_inventory(&self, inventory: NodeInventory, ids: IdScheme) -> Self {
         let mut fleet = Self {
-            // XIDs of an earlier process are loaded once, whichever devices are there then.
+            // XIDs of an earlier process are loaded once, into the devices that are there at that time.
             is_health_loaded: self.is_health_loaded,
             ..Self::new(inventory, ids)
         };
@@ -150,7 +150,7 @@ impl NodeFleet {
         Some(&entry.device)
     }
 
-    /// The GPU that a record names.
+    /// The GPU that a pod's record means by this name.
     pub fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
         let entry = self.gpus.iter().find(|entry| name.names(&entry.device))?;
         Some(&entry.device)
@@ -158,9 +158,8 @@ impl NodeFleet {
 
     /// The devices of a type other than GPUs, such as `rdma`, by minor number.
     pub fn devices_of(&self, device_type: &str) -> impl Iterator<Item = &FleetDevice<OtherDevice>> {
-        self.others
-            .iter()
-            .filter(move |entry| entry.device.device_type == device_type)
+        let others = self.others.iter();
+        others.filter(move |entry| entry.device.device_type == device_type)
     }
 
     /// Every device, GPUs first.
@@ -175,7 +174,7 @@ impl NodeFleet {
             .filter(move |entry| entry.device_type == device_type)
     }
 
-    /// The device that a record names for a resource, healthy or not.
+    /// The device that a pod's record means by this name for a resource, healthy or not.
     pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
         let mut entries = self.entries(resource.device_type());
         Some(entries.find(|entry| name.is(&entry.key))?.key)
@@ -190,10 +189,10 @@ impl NodeFleet {
         }
     }
 
-    /// The devices with these `names`, without duplicates, if a pod may get all of them for a resource.
+    /// The devices that a pod's record names for a resource, without duplicates, if the pod may get all of them.
     ///
     /// # Errors
-    /// The first name of a device that this node does not have, that is unhealthy, or that pods may not share.
+    /// The first of the names whose device is not on this node, is unhealthy, or may not be shared.
     pub fn resolve(
         &self,
         resource: ExtendedResource,
@@ -211,7 +210,7 @@ impl NodeFleet {
                 return Err(Unavailable::Unknown { device_type, name });
             };
             let id = entry.key.id;
-            // A record from before the operator took the GPU out of sharing may still name it.
+            // A record may name a GPU that pods shared until the operator changed `--shared-devices`.
             if is_sharing && !entry.is_shared {
                 return Err(Unavailable::NotShared(id));
             }
@@ -239,7 +238,7 @@ pub fn type_name(device_type: &str) -> &str {
     }
 }
 
-/// The two names of a device in records.
+/// The two names by which the records of pods may mean a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceKey {
     /// The identity of the device.
@@ -269,9 +268,9 @@ impl From<&OtherDevice> for DeviceKey {
 /// The name of a device in the record of a pod, among those of its type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceName {
-    /// Its ID, in records of this project's scheduler.
+    /// The device's ID, in records of this project's scheduler.
     Id(PhysicalId),
-    /// Its minor number, in records of the old gpushare extender.
+    /// The device's minor number, in records of the old gpushare extender.
     Minor(u32),
 }
 
@@ -309,13 +308,13 @@ impl fmt::Display for DeviceName {
 pub struct FleetEntry<'a> {
     /// The device type, such as `gpu`.
     pub device_type: &'a str,
-    /// The device's names in records.
+    /// The device's names in records of pods.
     pub key: DeviceKey,
-    /// True if pods may share it.
+    /// True if pods may share the device.
     pub is_shared: bool,
-    /// True if pods may be placed on it.
+    /// True if pods may be placed on the device.
     pub is_healthy: bool,
-    /// The reason for the state of health; none without any observation.
+    /// The reason of the last change of the device's health; none before the first change.
     pub reason: Option<HealthReason>,
     /// The reason in a sentence for people.
     pub message: &'a str,
@@ -323,7 +322,7 @@ pub struct FleetEntry<'a> {
     pub bus_id: Option<&'a str>,
     /// The location on the PCI bus.
     pub location: &'a PciLocation,
-    /// Labels by which pods may select it.
+    /// Labels by which pods may select the device.
     pub labels: &'a BTreeMap<String, String>,
 }
 
@@ -383,7 +382,7 @@ pub enum Unavailable {
         device_type: &'static str,
         /// The device.
         id: PhysicalId,
-        /// The reason that it is unhealthy, in a sentence.
+        /// The reason that the device is unhealthy, in a sentence.
         message: String,
     },
     /// The operator leaves the GPU to pods that take whole GPUs.

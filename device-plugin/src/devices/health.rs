@@ -10,16 +10,16 @@
 //! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter without an active port.
 //! * An XID of an unknown device, or of one that this node does not share, changes nothing by itself. The watch then probes
 //!   every device: those that fail are unhealthy, and the other devices stay as they are.
-//! * A device without event support (NVML answers `NOT_SUPPORTED`) is watched by probes alone; the lack of events does not make it
-//!   unhealthy.
-//! * An unhealthy device is healthy again when it has answered a number of probes in a row, and a time has passed, since its last
-//!   trouble; the policy sets both.
+//! * A device that reports no events (NVML answers `NOT_SUPPORTED`) is watched by probes alone; the lack of events does not make
+//!   it unhealthy.
+//! * An unhealthy device is healthy again when, since its last trouble, it has answered a number of probes and a time has passed
+//!   (the quiet time); the policy sets both.
 //! * Time does not heal a device that needs a reset: after an XID that the policy lists for it, or as long as its driver names a
-//!   recovery action. Probes count again once the driver names none, once a reset has been observed (the device was lost and is back,
-//!   or the rows that waited for a reset are remapped), or once an operator clears it ([`Health::clear`]). A boot resets devices too;
-//!   XIDs of an earlier boot are not loaded.
-//! * A device that is unhealthy again within a day of its recovery has a relapse. Each one doubles the time that it must be without
-//!   trouble, up to an hour; after a healthy day the count starts at zero.
+//!   recovery action. Answered probes count again once the driver names none, or a reset has been observed (the device was lost
+//!   and is back, or its memory rows that waited for a reset are remapped). An operator can make it healthy ([`Health::clear`]).
+//!   A boot resets devices too; XIDs of an earlier boot are not loaded.
+//! * A device that is unhealthy again within a day of its recovery has a relapse. Each relapse doubles its quiet time, up to an
+//!   hour; after a healthy day the count of relapses starts at zero.
 //! * The node's Device object keeps health across restarts of the plugin. A device that is unhealthy there by an XID starts as if
 //!   that XID had just come ([`Health::load`]); probes find all other trouble again.
 
@@ -34,10 +34,10 @@ use crate::devices::inventory::{MIG, Observation, ObservationKind, PhysicalId};
 
 pub use xids::{XidClass, Xids};
 
-/// Longest time without trouble that relapses lead to, unless the policy itself asks for more.
+/// Longest quiet time to which relapses lead, unless the policy itself sets a longer one.
 pub const LONGEST_QUIET: Duration = Duration::from_secs(60 * 60);
 
-/// Time after its recovery in which further trouble is a relapse.
+/// Time after the recovery of a device in which further trouble is a relapse.
 pub const RELAPSE_WITHIN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// An XID that an application causes and that leaves the device in order.
@@ -54,7 +54,7 @@ pub struct ApplicationFault {
 pub enum HealthReason {
     /// The driver reported a critical error.
     Xid(u64),
-    /// The device is gone.
+    /// The device fell off the bus, or its source no longer lists it.
     Lost,
     /// A probe failed.
     ProbeFailed,
@@ -95,11 +95,11 @@ impl fmt::Display for HealthReason {
 /// A device became unhealthy or healthy, or is now unhealthy for another reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthChange {
-    /// The device.
+    /// The device whose health has changed.
     pub device: PhysicalId,
-    /// True if pods may be placed on it.
+    /// True if pods may be placed on the device.
     pub is_healthy: bool,
-    /// The reason.
+    /// The reason for the change.
     pub reason: HealthReason,
     /// The reason in a sentence for people.
     pub message: String,
@@ -110,13 +110,13 @@ pub struct HealthChange {
 pub struct HealthPolicy {
     /// The classes of critical XIDs.
     pub xids: Xids,
-    /// The number of probes in a row that an unhealthy device must answer.
+    /// The number of probes in a row that an unhealthy device must answer before it is healthy again.
     pub answers: NonZeroU32,
-    /// The time that it must be without trouble, before the first relapse.
+    /// The time that an unhealthy device must then have been without trouble; each relapse doubles it, up to an hour.
     pub quiet: Duration,
 }
 
-/// Three answers over at least a minute; XIDs have the classes of NVIDIA's documentation.
+/// Three answered probes over at least a minute; XIDs have the classes of NVIDIA's documentation.
 impl Default for HealthPolicy {
     fn default() -> Self {
         Self {
@@ -128,7 +128,7 @@ impl Default for HealthPolicy {
 }
 
 impl HealthPolicy {
-    /// Returns true if time does not heal a device with this trouble.
+    /// Returns true if a device with this trouble stays unhealthy until it has been reset.
     fn needs_reset(&self, reason: HealthReason) -> bool {
         match reason {
             HealthReason::Xid(xid) => self.xids.class(xid) == XidClass::Reset,
@@ -171,10 +171,11 @@ impl HealthPolicy {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceHealth {
+    /// The trouble that makes the device unhealthy; none if it is healthy.
     trouble: Option<Trouble>,
-    /// The time of its last recovery.
+    /// The time of the device's last recovery.
     recovered: Option<Duration>,
-    /// The number of times in a row that it became unhealthy within a day of a recovery.
+    /// The number of relapses in a row.
     relapses: u32,
 }
 
@@ -192,16 +193,16 @@ impl DeviceHealth {
                 0
             };
         }
-        // Further trouble starts the recovery again: answers count, and time passes, from the last trouble on.
+        // Further trouble starts the recovery again: answered probes and the quiet time count from the last trouble on.
         self.trouble = Some(Trouble {
             reason,
             needs_reset,
             since: now,
-            answers: 0,
+            n_answered_probes: 0,
         });
     }
 
-    /// Counts an answered probe; the device recovers if no more answers and no more time are required.
+    /// Counts an answered probe; the device recovers if it has now answered enough probes over a long enough time.
     fn record_answer(
         &mut self,
         policy: &HealthPolicy,
@@ -210,11 +211,11 @@ impl DeviceHealth {
     ) -> Option<HealthChange> {
         // NVML may go on answering for a GPU whose memory or firmware has failed.
         let trouble = self.trouble.as_mut().filter(|trouble| !trouble.needs_reset)?;
-        trouble.answers = trouble.answers.saturating_add(1);
+        trouble.n_answered_probes = trouble.n_answered_probes.saturating_add(1);
         let Trouble {
             reason,
             since,
-            answers,
+            n_answered_probes: answers,
             ..
         } = *trouble;
         let quiet = now.saturating_sub(since);
@@ -238,12 +239,12 @@ impl DeviceHealth {
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
     reason: HealthReason,
-    /// True if probes do not count until a reset is observed.
+    /// True if answered probes do not count until a reset is observed.
     needs_reset: bool,
-    /// The time of the last trouble.
+    /// The time of the device's last trouble.
     since: Duration,
-    /// Probes answered since then.
-    answers: u32,
+    /// Number of probes that the device has answered since its last trouble.
+    n_answered_probes: u32,
 }
 
 /// The health of a set of devices.
@@ -264,7 +265,7 @@ impl Health {
         health
     }
 
-    /// Replaces the set of devices. One that stays keeps its state, a new one is healthy.
+    /// Replaces the set of devices. A device that stays keeps its state, a new device is healthy.
     pub fn set_devices(&mut self, devices: impl IntoIterator<Item = PhysicalId>) {
         let mut before = std::mem::take(&mut self.devices);
         for device in devices {
@@ -285,7 +286,7 @@ impl Health {
         Some(self.devices.get(device)?.trouble?.reason)
     }
 
-    /// Loads an XID that an earlier process observed at `since`. An XID that applications cause by now has no effect.
+    /// Loads an XID that an earlier process observed at `since`; one that the policy now blames on applications has no effect.
     pub fn load(
         &mut self,
         now: Duration,
@@ -307,13 +308,13 @@ impl Health {
         Some(HealthChange { message, ..change })
     }
 
-    /// The application's fault that an observation reports, if it is one on a known device.
+    /// The fault of an application that an observation reports; none for other observations and for unknown devices.
     pub fn application_fault(&self, observation: &Observation) -> Option<ApplicationFault> {
         let ObservationKind::Xid(xid) = observation.kind else {
             return None;
         };
         let uuid = observation.device.clone()?;
-        // No pod of this plugin runs on a device that it does not know.
+        // An XID of a device that this plugin does not list concerns none of its pods.
         let is_fault =
             self.devices.contains_key(&uuid) && self.policy.xids.class(xid) == XidClass::Application;
         is_fault.then_some(ApplicationFault { uuid, xid })
@@ -321,7 +322,7 @@ impl Health {
 
     /// Applies one observation, made at `now`; those of unknown devices, or of no device, change nothing.
     pub fn observe(&mut self, now: Duration, observation: &Observation) -> Option<HealthChange> {
-        // One event without a device must not take a whole node down.
+        // An event that names no device must not make all devices of the node unhealthy.
         let device = observation.device.as_ref()?;
         let state = self.devices.get_mut(device)?;
         let (reason, message) = match &observation.kind {
@@ -362,12 +363,12 @@ impl Health {
             }
         };
         let before = state.trouble;
-        // A device that was lost and answers again has been reset.
+        // A device that is lost and comes back has been reset on the way.
         let still_needs_reset =
             before.is_some_and(|trouble| trouble.needs_reset) && reason != HealthReason::Lost;
         let needs_reset = still_needs_reset || self.policy.needs_reset(reason);
         let reason_before = before.map(|trouble| trouble.reason);
-        // A driver that says no more than that a reset is needed does not hide the error that led to it.
+        // An XID says more than the driver's demand for a reset that follows from it, so the XID stays the reason.
         let reason = match reason_before {
             Some(xid @ HealthReason::Xid(_)) if reason == HealthReason::NeedsReset => xid,
             _ => reason,

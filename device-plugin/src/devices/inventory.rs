@@ -1,4 +1,4 @@
-//! The physical devices of this node. A [`source`] lists them, and watches them by a feed of observations.
+//! The physical devices of this node. A [`source`] lists them, and watches them: a [`Feed`] reports observations of them.
 //!
 //! Only `inventory/nvml` uses NVML.
 
@@ -35,13 +35,13 @@ pub(crate) const MIG: &str = "it is in MIG mode, and sharing MIG instances is no
 pub struct Gpu {
     /// The UUID that NVML reports.
     pub uuid: PhysicalId,
-    /// The number in the name of its device node, for display and for the annotations that demand it.
+    /// The minor number, as in the name of the GPU's device node; for display, and for annotations that name GPUs by it.
     pub minor: u32,
     /// The position in the order of the source (NVML's enumeration, or the file's list), which is not that of minor numbers.
     pub index: u32,
     /// Memory that pods may share.
     pub memory_bytes: u64,
-    /// Memory that the driver keeps for itself, not part of `memory_bytes`; 0 if pods may share that too.
+    /// Memory that the driver reserves for itself, not part of `memory_bytes`; 0 if pods may share that too.
     pub reserved_bytes: u64,
     /// The vendor's product name.
     pub model: String,
@@ -49,7 +49,7 @@ pub struct Gpu {
     pub bus_id: Option<String>,
     /// The location on the PCI bus, as far as the source reports it.
     pub location: PciLocation,
-    /// Labels by which pods may select it.
+    /// Labels by which pods may select the device.
     pub labels: BTreeMap<String, String>,
     /// The device file, such as `/dev/nvidia0`.
     pub device_node: PathBuf,
@@ -67,23 +67,23 @@ impl Gpu {
 pub struct OtherDevice {
     /// `rdma`, `fpga`, or a type that only the file of simulated devices names.
     pub device_type: String,
-    /// Identifies it among all devices of the node, GPUs included.
+    /// Identifies the device among all devices of the node, GPUs included.
     pub id: PhysicalId,
-    /// The number among the devices of this type.
+    /// The device's number among the devices of its type.
     pub minor: u32,
-    /// The amounts that it offers, by resource name.
+    /// The amounts that the device offers, by resource name.
     pub resources: BTreeMap<String, Quantity>,
-    /// Labels by which pods may select it.
+    /// Labels by which pods may select the device.
     pub labels: BTreeMap<String, String>,
     /// PCI address, if the source reports it.
     pub bus_id: Option<String>,
     /// The location on the PCI bus, as far as the source reports it.
     pub location: PciLocation,
-    /// The virtual functions of an adapter or FPGA.
+    /// The virtual functions (SR-IOV) of an adapter or FPGA, in groups of equal labels.
     pub vf_groups: Vec<VirtualFunctionGroup>,
-    /// The device files that a container needs to use it.
+    /// The device files that a container needs to use the whole device.
     pub device_nodes: Vec<PathBuf>,
-    /// The device files that a container needs to use one of its virtual functions, by PCI address.
+    /// The device files that a container needs to use one of the virtual functions, by the function's PCI address.
     pub function_nodes: BTreeMap<String, Vec<PathBuf>>,
 }
 
@@ -158,7 +158,7 @@ pub struct NodeInventory {
     pub partitions: Option<GpuPartitionTable>,
     /// The policy for these partitions, if the source reports it.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// True if containers need the vendor's driver to use the GPUs; false for those of a file unless the file says so.
+    /// True if containers need the vendor's driver to use the GPUs; false for simulated GPUs unless their file says otherwise.
     pub needs_driver: bool,
     /// Version of the driver, if the source reports it.
     pub driver_version: Option<String>,
@@ -178,11 +178,11 @@ impl NodeInventory {
         gpus.chain(self.others.iter().map(|other| &other.id))
     }
 
-    /// Returns true if `now` has a device that this inventory lacks or describes otherwise; order and losses do not count.
+    /// Returns true if `now` has a device that this inventory lacks or describes otherwise; order and lost devices do not count.
     fn is_outdated_by(&self, now: &Self) -> bool {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor
-            // Only what `now` has more or otherwise counts: the module `health` makes a missing device unhealthy.
+            // A device that `now` lacks does not count: the module `health` makes it unhealthy.
             || now.gpus.iter().any(|gpu| !self.describes(gpu))
             || now.others.iter().any(|other| !self.others.contains(other))
             || now.excluded.iter().any(|excluded| self.shares_mig(excluded))
@@ -194,18 +194,18 @@ impl NodeInventory {
             return false;
         };
         let mut expected = Gpu {
-            // NVML counts from zero without a GPU that is lost, so the indices of the others change.
+            // NVML leaves out a lost GPU when it counts, so the indices of the GPUs behind it change.
             index: gpu.index,
             ..known.clone()
         };
-        // The driver may reserve a little more or less at any time, which does not make it another device.
+        // The driver may reserve a little more or less memory at any time, which does not make the GPU another device.
         if known.memory_bytes + known.reserved_bytes == gpu.memory_bytes + gpu.reserved_bytes {
             (expected.memory_bytes, expected.reserved_bytes) = (gpu.memory_bytes, gpu.reserved_bytes);
         }
         expected == *gpu
     }
 
-    /// Returns true if this inventory shares a GPU that is in MIG mode by now.
+    /// Returns true if `excluded` is a GPU that is in MIG mode by now, and that this inventory still shares.
     fn shares_mig(&self, excluded: &ExcludedGpu) -> bool {
         let uuid = excluded.uuid.as_ref();
         excluded.exclusion == ExclusionReason::Mig && uuid.is_some_and(|uuid| self.gpu(uuid).is_some())
@@ -227,9 +227,9 @@ pub struct ProcessMemory {
     pub gpu: PhysicalId,
     /// The process, by its number in this process's PID namespace.
     pub pid: u32,
-    /// The ID of its container, if the source knows it: simulated processes have no cgroup.
+    /// The container ID of a simulated process, which has no cgroup that names its container; none for real processes.
     pub container: Option<String>,
-    /// Bytes.
+    /// The bytes that the process uses on the GPU.
     pub bytes: u64,
 }
 

@@ -1,13 +1,13 @@
 //! CDI specs of this plugin: one for the driver, and one per answer to Allocate.
 //!
-//! The spec of an answer is written before its container starts, when it is known which pod the container belongs to. It
-//! holds device nodes and variables alone. Everything that a container needs of the driver (libraries, hooks, control nodes)
-//! is one static device, made from the vendor's own specs ([`vendor`]), so that the runtime does not parse it once per
-//! container.
+//! The plugin writes the spec of an answer before the container starts, when it knows the container's pod. The spec holds
+//! device nodes and variables, and the hooks and files that enforce the container's limits. All else that a container needs
+//! of the driver (libraries, hooks, control nodes) is one static device, made from the vendor's own specs ([`vendor`]), so
+//! that the runtime does not parse it once per container.
 //!
-//! Container runtimes read the spec directory into a cache, some time after it changes. So a name is never used twice with
-//! different content: each answer has a name of its own ([`container_device`]), and where the content of a name has to
-//! change, [`SpecDir::write`] retires the old one first. [`readers`] sees when the runtime has read a spec.
+//! Container runtimes read the spec directory into a cache, some time after it changes. So a device name never changes its
+//! content at once: each answer has a name of its own ([`container_device`]), and where its content has to change,
+//! [`SpecDir::write`] first retires the name: for some seconds no spec has it. [`readers`] sees when the runtime reads a spec.
 //!
 //! The structures are JSON values rather than those of the crate `container-device-interface`: only the form of a spec would be
 //! used of that crate, and it brings two hundred other crates with it. NVIDIA's edits are passed on as they are, with fields that
@@ -34,10 +34,10 @@ pub const CONTAINER_KIND: &str = "gpushare.dev/gpu";
 /// The fully qualified name of the device that stands for the driver.
 pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 
-/// The version of specs that say no more than device nodes and variables.
+/// The CDI version of specs whose edits come from no vendor's spec.
 const VERSION: &str = "0.5.0";
 
-/// The fully qualified name of a device that no other answer names: `fresh` is another number in each call, also after a restart.
+/// The fully qualified name of a device that no other answer names: `fresh` is a number that no call before has passed.
 pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     // kubelet sends the same IDs in any order.
@@ -46,12 +46,12 @@ pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) 
     format!("{CONTAINER_KIND}={set:016x}-{fresh:x}")
 }
 
-/// The short name in a fully qualified CDI name, if that is the name of a container's device in an answer of this plugin.
+/// The part behind `=` of a fully qualified CDI device name, if the device stands for an answer of this plugin.
 pub fn name_of(qualified: &str) -> Option<&str> {
     qualified.strip_prefix(CONTAINER_KIND)?.strip_prefix('=')
 }
 
-/// The name of this plugin's device in an answer to Allocate; none if the answer names its devices otherwise.
+/// The short name of this plugin's CDI device in an answer to Allocate; none if the answer names devices without CDI.
 pub fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
     answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
 }
@@ -59,13 +59,13 @@ pub fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
 /// The changes that a CDI spec makes to a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Edits {
-    /// Version of the vendor's spec that the edits come from, if they come from one.
+    /// CDI version of the vendor's spec that edits come from, if any do.
     pub version: Option<String>,
-    /// Variables.
+    /// Environment variables of the container.
     pub env: BTreeMap<String, String>,
     /// Device nodes, as CDI writes them.
     pub device_nodes: Vec<Value>,
-    /// Everything else, as CDI writes it: mounts, hooks and the like, by field.
+    /// All other edits, such as mounts and hooks, as CDI writes them, by field.
     pub others: Map<String, Value>,
 }
 
@@ -83,11 +83,8 @@ impl Edits {
     fn to_json(&self) -> Map<String, Value> {
         let mut fields = self.others.clone();
         if !self.env.is_empty() {
-            let env: Vec<String> = self
-                .env
-                .iter()
-                .map(|(name, value)| format!("{name}={value}"))
-                .collect();
+            let pairs = self.env.iter();
+            let env: Vec<String> = pairs.map(|(name, value)| format!("{name}={value}")).collect();
             fields.insert("env".to_owned(), json!(env));
         }
         if !self.device_nodes.is_empty() {
@@ -97,9 +94,10 @@ impl Edits {
     }
 }
 
+/// The text of the spec of the driver's device.
 fn driver_text(edits: &Edits) -> String {
     let (kind, name) = DRIVER_DEVICE.split_once('=').unwrap_or((DRIVER_DEVICE, ""));
-    text(kind, name, edits)
+    spec_text(kind, name, edits)
 }
 
 /// The variables of a list of CDI, whose items are `NAME=value`.
@@ -108,8 +106,8 @@ fn variables(list: &[Value]) -> impl Iterator<Item = (String, String)> {
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
-/// The text of a spec with one device. Compact, because the runtime parses all of them at every change.
-fn text(kind: &str, name: &str, edits: &Edits) -> String {
+/// The text of a spec with one device. Compact, because the runtime parses all specs at every change of their directory.
+fn spec_text(kind: &str, name: &str, edits: &Edits) -> String {
     let version = edits.version.as_deref().unwrap_or(VERSION);
     let device = json!({"name": name, "containerEdits": edits.to_json()});
     format!(
@@ -150,7 +148,7 @@ mod tests {
         };
         edits.add_node(Path::new("/dev/nvidia0"));
         edits.add_node(Path::new("/dev/nvidia0"));
-        let text = text(CONTAINER_KIND, "0123-1", &edits);
+        let text = spec_text(CONTAINER_KIND, "0123-1", &edits);
         let text: Value = serde_json::from_str(&text).unwrap();
         insta::assert_snapshot!(format!("{text:#}"), @r#"
         {

@@ -3,8 +3,8 @@
 //! Pure except that it checks which device nodes and vendor's specs exist. The callers choose the container and the devices of
 //! its pod.
 //!
-//! With CDI the answer names a spec that no answer named before. The UUIDs of a container's GPUs are in a variable of this project,
-//! [`GPU_DEVICES`].
+//! With CDI the answer names a CDI device that no answer named before. The UUIDs of a container's GPUs are in a variable of this
+//! project, [`GPU_DEVICES`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -31,9 +31,9 @@ use crate::inject::settings::NodeSettings;
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// True if the answer for this resource is the one of several that names the container's devices of its type.
+/// True if, of the answers for a container's resources of one device type, the one for this resource names the devices.
 pub fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -> bool {
-    // Of two answers with different values of a variable kubelet would keep one at random.
+    // If two answers set different values of a variable, kubelet would keep one of them at random.
     match resource {
         ExtendedResource::Memory | ExtendedResource::Rdma | ExtendedResource::Fpga => true,
         ExtendedResource::Shared => container.memory_units == 0,
@@ -67,7 +67,7 @@ pub fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
     }
 }
 
-/// The devices that a variable's value names, in its order, GPUs also by index; none if one of them is not on this node.
+/// The devices that the value of a variable names, in its order, GPUs also by index; none if one of them is not on this node.
 pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &NodeFleet) -> Option<Vec<PhysicalId>> {
     value
         .split(',')
@@ -78,10 +78,8 @@ pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &NodeFleet)
 /// The ID of the device that a word in an answer to Allocate names: by its ID, or, for a GPU, by the driver's index.
 fn named_device(resource: ExtendedResource, name: &str, fleet: &NodeFleet) -> Option<PhysicalId> {
     let device_type = resource.device_type();
-    if let Some(entry) = fleet
-        .entries(device_type)
-        .find(|entry| entry.key.id.as_str() == name)
-    {
+    let mut entries = fleet.entries(device_type);
+    if let Some(entry) = entries.find(|entry| entry.key.id.as_str() == name) {
         return Some(entry.key.id);
     }
     if device_type != TYPE_GPU {
@@ -157,7 +155,7 @@ pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> Con
     }
 }
 
-/// The answer to Allocate by the vendor's variable; the recipient may not be known.
+/// The answer to Allocate by the vendor's variable. Without a recipient (the pod is not known) it has no limits.
 pub fn variable_answer(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
@@ -203,7 +201,7 @@ pub fn variable_answer(
     }
 }
 
-/// The edits of the device that brings the driver: `edits` of a vendor's spec, and the control nodes that exist.
+/// The edits of the CDI device that brings the driver: `edits` of a vendor's spec, and the common nodes that exist.
 pub fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
     // NVIDIA's runtime would otherwise give a container the GPUs that its image names, beside those of the CDI devices.
     edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
@@ -212,7 +210,7 @@ pub fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
         listed.extend(node.get("path").and_then(Value::as_str).map(str::to_owned));
     }
     for path in COMMON_NODES {
-        // A node of the vendor's spec may have another path on the host, which counts.
+        // The vendor's spec may name another path on the host for the same node, and its path counts.
         if !listed.iter().any(|listed| listed == path) && is_on_host(settings, Path::new(path)) {
             edits.add_node(Path::new(path));
         }
@@ -233,9 +231,8 @@ pub fn cdi_edits(
         ..Edits::default()
     };
     // A spec without any edit is invalid, and the specs of two resources of a container set the same value.
-    edits
-        .env
-        .insert(own_variable(resource).to_owned(), assigned.ids());
+    let variable = own_variable(resource).to_owned();
+    edits.env.insert(variable, assigned.ids());
     let has_nodes = names_devices(resource, recipient.container);
     match assigned {
         AssignedDevices::Gpus(gpus) => {
@@ -243,7 +240,7 @@ pub fn cdi_edits(
                 add_nodes_of_gpu(&mut edits, settings, gpu);
             }
             add_limiters(&mut edits, settings, gpus);
-            // Of all values of the variable this one counts, also where the pod sets its own.
+            // The CDI spec's value counts, also where the pod sets its own: with `void` NVIDIA's runtime adds no GPU.
             edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
         }
         AssignedDevices::Others(others) if has_nodes => {
@@ -265,17 +262,17 @@ fn add_nodes_of_gpu(edits: &mut Edits, settings: &NodeSettings, gpu: &Gpu) {
     }
 }
 
-/// True if edits have limits for the driver, and lack the hook that passes them on for each GPU.
+/// True if edits have limits for the driver, and lack NVIDIA's hook that passes the limits to the driver.
 pub fn lacks_limit_hook(edits: &Edits) -> bool {
     edits.env.contains_key(DRIVER_MEMORY_LIMIT) && !edits.others.contains_key("hooks")
 }
 
-/// Adds to edits with limits what acts on them: NVIDIA's hook of each GPU, and HAMi-core's files.
+/// If the edits have limits, adds the parts that enforce them: HAMi-core's files, and NVIDIA's hook of each GPU.
 fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     if edits.env.keys().any(|name| is_of_hami_core(name)) {
         let mut mounts = Vec::new();
         for (host, container) in settings.hami_core.iter().flat_map(HamiCore::files) {
-            // A container that could write to the library would change it for all.
+            // A container that could write to the library would change it for all containers.
             let options = ["ro", "nosuid", "nodev", "bind"];
             mounts.push(json!({"hostPath": host, "containerPath": container, "options": options}));
         }
@@ -286,11 +283,11 @@ fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     if edits.env.contains_key(DRIVER_MEMORY_LIMIT) {
         let mut hooks = Vec::new();
         for gpu in gpus {
-            // A spec with the hooks of some GPUs would leave the others unlimited; without any hook the start waits.
+            // Hooks of some GPUs alone would leave the others unlimited; without any hook the start waits for a spec that has it.
             let Some(hook) = settings.vendor_specs.limit_hook(gpu) else {
                 return;
             };
-            // A runtime refuses a spec with fields that are newer than the version it names.
+            // A runtime refuses a spec with fields that are newer than the CDI version that the spec names.
             edits.version = edits.version.take().max(Some(hook.cdi_version));
             hooks.push(hook.hook);
         }
@@ -298,7 +295,7 @@ fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
     }
 }
 
-/// The device nodes of these devices that exist on the host; virtual functions stand in for their device.
+/// The device nodes of these devices that exist on the host: of a device's virtual functions if the pod has some, else its own.
 fn device_nodes(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
@@ -307,7 +304,7 @@ fn device_nodes(
 ) -> Vec<PathBuf> {
     let mut paths = Vec::<PathBuf>::new();
     for device in devices {
-        let functions = recipient.map_or(&[][..], |recipient| given_functions(recipient, resource, device));
+        let functions = recipient.map_or(&[][..], |recipient| given_vfs(recipient, resource, device));
         if functions.is_empty() {
             paths.extend(device.device_nodes.iter().cloned());
         }
@@ -333,14 +330,14 @@ fn is_on_host(settings: &NodeSettings, path: &Path) -> bool {
 }
 
 /// The virtual functions of this device that the record of the pod gives the pod.
-fn given_functions<'a>(
+fn given_vfs<'a>(
     recipient: &Recipient<'a>,
     resource: ExtendedResource,
     device: &OtherDevice,
 ) -> &'a [PhysicalId] {
     let placement = recipient.placement;
     let portion = placement.and_then(|placement| placement.portion(resource, &DeviceKey::from(device)));
-    portion.map_or(&[], |portion| &portion.functions)
+    portion.map_or(&[], |portion| &portion.virtual_functions)
 }
 
 /// The variables of a container except those that name its devices.
@@ -356,7 +353,7 @@ fn variables(
     };
     let mut names = Vec::new();
     for device in devices {
-        let functions = given_functions(recipient, resource, device);
+        let functions = given_vfs(recipient, resource, device);
         names.extend(functions.iter().map(PhysicalId::as_str));
     }
     match functions_variable(resource) {
@@ -387,7 +384,7 @@ fn gpu_variables(
         if let Some(record) = placement.and_then(|placement| placement.gpushare) {
             (pod_units, device_units) = (record.pod_units, record.device_units);
         }
-        // Records of old versions may lack the amounts.
+        // Records of old versions of the gpushare extender may lack the amounts.
         if pod_units == 0 {
             pod_units = pod.peak(ExtendedResource::Memory);
         }

@@ -1,8 +1,8 @@
-//! Enforcement of containers' memory limits on this node: the level of each GPU, and the variables that carry a container's limits.
+//! Enforcement of memory limits of containers on this node: the level of each GPU, and the variables that carry the limits.
 //!
-//! The level follows from what is seen on the node. `decide` is a pure function of facts, [`detect`] finds the facts and decides
-//! again when they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's
-//! library in a container.
+//! The level follows from facts of the node: `decide` is a pure function of them, [`detect`] finds them and decides again when
+//! they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's library
+//! in a container.
 
 mod decide;
 pub mod detect;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::devices::inventory::{Gpu, PhysicalId};
 
-/// The reason if the vendor's specs lack the hook for a GPU.
+/// The reason if the vendor's CDI specs lack NVIDIA's hook for memory limits on a GPU.
 const HOOK_MISSING: &str = "HookMissing";
 
 /// The strongest enforcement of memory limits on a GPU; a later level is better.
@@ -20,14 +20,14 @@ const HOOK_MISSING: &str = "HookMissing";
 pub enum Level {
     /// A container can use more than its limit.
     None,
-    /// HAMi-core's library keeps containers within their limits that load it.
+    /// HAMi-core's library keeps those containers that load it within their limits.
     HamiCore,
     /// The driver refuses allocations beyond a container's limit.
     Driver,
 }
 
 impl Level {
-    /// The word in labels and metrics.
+    /// The word for the level in labels and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -42,31 +42,32 @@ impl Level {
 pub struct Enforcement {
     /// The level.
     pub level: Level,
-    /// The reason that the level is no better, in one word for a condition.
+    /// The reason that the level is no better, or `DriverLimits` for the best level: one word for a condition.
     pub reason: &'static str,
-    /// The reason in a sentence, with what to change.
+    /// The reason in a sentence, with the remedy where there is one.
     pub message: String,
 }
 
 /// The level of each GPU of this node; empty until the first decision.
 pub type Enforcements = BTreeMap<PhysicalId, Enforcement>;
 
+/// True if the driver enforces limits on this GPU.
 pub(crate) fn is_by_driver(levels: &Enforcements, gpu: &PhysicalId) -> bool {
     levels.get(gpu).is_some_and(|found| found.level == Level::Driver)
 }
 
 /// Returns true if the driver enforces limits on all these GPUs.
 pub fn are_by_driver(levels: &Enforcements, gpus: &[&Gpu]) -> bool {
-    // The variables of a container hold for all of its GPUs, and NVIDIA's hook fails on one that the driver cannot limit.
+    // The variables of a container hold for all of its GPUs, and NVIDIA's hook fails on a GPU that the driver cannot limit.
     !gpus.is_empty() && gpus.iter().all(|gpu| is_by_driver(levels, &gpu.uuid))
 }
 
-/// The best level that all GPUs have; none without GPUs, or before the first decision.
+/// The lowest level among the GPUs; none without GPUs, or before the first decision.
 pub fn lowest_level(levels: &Enforcements) -> Option<Level> {
     levels.values().map(|found| found.level).min()
 }
 
-/// True if the driver enforced limits on a GPU before, and does not now because the vendor's CDI specs lack the hook for it.
+/// True if the driver enforced limits on a GPU in `before`, and does not in `now` because the vendor's CDI specs lack the hook.
 fn lost_spec_hook(before: &Enforcements, now: &Enforcements) -> bool {
     let mut levels = now.iter();
     levels.any(|(gpu, found)| found.reason == HOOK_MISSING && is_by_driver(before, gpu))

@@ -28,7 +28,7 @@ impl HamiCore {
         self.dir.join(LIBRARY).is_file()
     }
 
-    /// The files that a container with limits gets: paths on the host and in the container.
+    /// The files that a container with limits gets, each as its paths on the host and in the container.
     pub fn files(&self) -> Vec<(PathBuf, PathBuf)> {
         let mut files = Vec::new();
         // The operator may copy the library to the node later, so each call looks for it.

@@ -5,14 +5,14 @@ use proto::device::TYPE_GPU;
 /// The injection mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A variable in the answer to Allocate names the devices, for as long as the container lives.
+    /// A variable in the answer to Allocate names the container's devices, and cannot change later.
     Envvar,
-    /// A CDI device names them, whose spec the plugin writes before the container starts.
+    /// A CDI device brings the devices; the plugin writes its spec before the container starts.
     Cdi,
 }
 
 impl Mode {
-    /// The mode in flags and metrics.
+    /// The word for the mode in flags and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Envvar => "envvar",
@@ -24,10 +24,10 @@ impl Mode {
 /// The value of `NVIDIA_VISIBLE_DEVICES` with which NVIDIA's runtime gives a container nothing.
 pub const VOID: &str = "void";
 
-/// The reason when no container can get the driver.
+/// The reason of an [`Injection`] when no CDI spec can bring the driver into containers.
 pub(super) const NO_DRIVER_SPEC: &str = "NoDriverSpec";
 
-/// The reason when the runtime ignores CDI devices.
+/// The reason of an [`Injection`] when the container runtime ignores CDI devices.
 pub(super) const CDI_OFF: &str = "CdiOff";
 
 /// The evidence that a mode works on this node.
@@ -42,7 +42,7 @@ pub enum Certainty {
 }
 
 impl Certainty {
-    /// The word in metrics.
+    /// The word for the evidence in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Proven => "proven",
@@ -59,7 +59,7 @@ pub enum Exposure {
     EveryPod,
     /// The pods with this `RuntimeClass`.
     RuntimeClass(String),
-    /// Not known, for the reason that the text says.
+    /// The pods are not known, for this reason.
     Unknown(&'static str),
 }
 

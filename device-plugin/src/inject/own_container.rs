@@ -12,13 +12,13 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// The facts that show from where this plugin's own container got NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnContainer {
-    /// True if this process loads NVML from a directory of the host (`--driver-root`), so that the runtime need not have mounted it.
+    /// True if this process loads NVML from a directory of the host (`--driver-root`), so the runtime need not have mounted NVML.
     pub has_driver_root: bool,
     /// True if this container is privileged.
     pub is_privileged: bool,
     /// The UID of this plugin's pod, if it runs in one.
     pub pod: Option<PodUid>,
-    /// True while that pod is not known, and so not if it has a `RuntimeClass`.
+    /// True until the API server has shown that pod, so that its `RuntimeClass` is not known yet.
     pub is_pod_awaited: bool,
     /// The `RuntimeClass` of this plugin's pod, if it has one.
     pub runtime_class: Option<String>,
@@ -44,7 +44,7 @@ impl OwnContainer {
         if self.is_pod_awaited {
             Some("the pods of this node are not known yet")
         } else if self.is_privileged {
-            // A hardened runtime accepts the variable of privileged containers alone.
+            // NVIDIA's runtime can be configured to accept the variable of privileged containers alone.
             Some("the plugin's own container is privileged, so it sees all GPUs in any case")
         } else if self.has_driver_root {
             Some(
@@ -64,7 +64,7 @@ fn own_visible_devices() -> Option<String> {
             values.extend(value.into_string());
         }
     }
-    // NVIDIA's runtime appends its own value and leaves the first one in its place.
+    // NVIDIA's runtime appends its own value `void` and leaves the first one in its place.
     let void = values.iter().position(|value| value == VOID);
     values.into_iter().nth(void.unwrap_or(0))
 }

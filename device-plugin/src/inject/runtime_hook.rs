@@ -1,6 +1,6 @@
-//! The runtime hook: a plugin of the container runtime by the Node Resource Interface (NRI). The runtime calls it before it creates
-//! a container, and the hook gives the container the devices of its pod's record, whatever kubelet or a vendor's plugin has given
-//! it. When the runtime reports the running containers, the hook learns which GPUs containers without a record see.
+//! The runtime hook: a plugin of the container runtime by the Node Resource Interface (NRI). The runtime calls the hook before it
+//! creates a container, and the hook gives the container the devices of its pod's record, whatever kubelet or a vendor's plugin
+//! has given it. The hook also learns the GPUs that containers of pods without a record see, for the scheduler to count them.
 //!
 //! A runtime closes a plugin that takes longer than 2 s, and creates no other container meanwhile: every answer comes from
 //! memory and waits for the watch of pods only. The hook sends no request to the API server.
@@ -41,13 +41,16 @@ use crate::node::pods::{NodePods, PodUid};
 use adjust::{DeviceAdjustment, HookDecision, HookInputs};
 use seen::SeenGpus;
 
-/// The shortest and the longest pause between attempts to connect, doubled each time.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The pause after the first failed attempt to connect; it doubles after each further one, up to [`LONGEST_PAUSE`].
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause between attempts to connect.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Longest wait for a container's pod to be known. The runtime creates no other container meanwhile.
 const POD_WAIT: Duration = Duration::from_secs(1);
 
-/// Answers a container runtime.
+/// Answers the calls of a container runtime.
 #[derive(Debug)]
 pub struct RuntimeHook {
     /// The operator's settings.
@@ -62,9 +65,9 @@ pub struct RuntimeHook {
     pub enforcements: watch::Receiver<Arc<Enforcements>>,
     /// The process's metrics.
     pub metrics: Metrics,
-    /// Gets the GPUs that containers see.
+    /// Receives the GPUs that containers see.
     pub seen: watch::Sender<SeenGpus>,
-    /// Namespaces whose containers keep the vendor's variable although they request no GPU.
+    /// Namespaces whose containers keep a value of the vendor's variable that shows them GPUs, although they request none.
     pub unrestricted: Vec<String>,
 }
 
@@ -76,7 +79,7 @@ impl RuntimeHook {
         container: &Container,
         limit: Duration,
     ) -> Result<ContainerAdjustment, Status> {
-        // The runtime drops a plugin that takes too long, and creates no other container meanwhile.
+        // The runtime closes the connection to a plugin that takes too long.
         let until = Instant::now() + limit.min(POD_WAIT);
         let mut pods = self.pods.clone();
         loop {
@@ -165,7 +168,7 @@ impl RuntimeHook {
         Status { code, message }
     }
 
-    /// Records the GPUs that a container sees, which correct kubelet's allocations.
+    /// Records the GPUs that a container sees: the plugin publishes them instead of those that kubelet allocated.
     fn record_seen(&self, sandbox: &PodSandbox, container: &Container, gpus: BTreeSet<PhysicalId>) {
         let uid = PodUid::from(sandbox.uid.as_str());
         // A container that is created again with the same GPUs must not make the plugin publish again.
@@ -173,7 +176,7 @@ impl RuntimeHook {
             .send_if_modified(|seen| seen.record(uid, &container.name, gpus, &self.pods.borrow()));
     }
 
-    /// Replaces the known GPUs of containers by those of `running`, the containers that the runtime has reported.
+    /// Replaces all records of GPUs that containers see by those of `running`, the containers that the runtime has reported.
     fn synchronize(&self, running: SeenGpus) {
         info!(
             n_containers = running.n_containers(),
@@ -187,19 +190,20 @@ impl RuntimeHook {
     }
 }
 
+/// `namespace/name` of the pod of a sandbox.
 fn name_of(sandbox: &PodSandbox) -> String {
     format!("{}/{}", sandbox.namespace, sandbox.name)
 }
 
 /// Serves the runtime at this socket until the task is dropped, and connects again now and then.
 pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
-    let mut pause = PAUSES.0;
+    let mut pause = SHORTEST_PAUSE;
     let mut logged = LoggedError::default();
     loop {
         let ended = connect(&hook, &socket).await;
         // The runtime had accepted the hook, so earlier failures are over.
         if hook.metrics.set_hook_connected(false) {
-            pause = PAUSES.0;
+            pause = SHORTEST_PAUSE;
             logged.clear();
         }
         match ended {
@@ -214,7 +218,7 @@ pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
             }
         }
         sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

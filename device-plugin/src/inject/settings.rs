@@ -1,4 +1,4 @@
-//! The operator's settings for answers to kubelet and for starts of containers. They are fixed for the life of the process.
+//! The settings for answers to kubelet and for starts of containers. They are fixed for the life of the process.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::inject::own_container::OwnContainer;
 /// The settings of Allocate answers and CDI specs.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
-    /// The resources' names.
+    /// The names of the extended resources that the plugin advertises.
     pub names: ExtendedResourceNames,
     /// The size of a memory unit.
     pub memory_unit: MemoryUnit,
-    /// Longest wait of a kubelet call until the plugin's watch shows its pod.
+    /// Longest time for which a call of kubelet waits until the plugin's watch shows the pod of the call.
     pub allocate_wait: Duration,
-    /// The injection mode that the operator asks for; `None` for the one that works on this node.
+    /// The injection mode that the operator has set (`--inject`); `None` if the plugin chooses the one that works on this node.
     pub injection_mode: Option<Mode>,
     /// The directory of this plugin's CDI specs.
     pub specs: SpecDir,
@@ -35,11 +35,11 @@ pub struct NodeSettings {
     pub device_root: PathBuf,
     /// This plugin's own container, which shows the effect of the vendor's variable.
     pub own_container: OwnContainer,
-    /// True if the runtime hook is on.
+    /// True if the runtime hook is on (`--nri-socket`).
     pub has_runtime_hook: bool,
-    /// True if the annotation that asks to see all GPUs of the node is allowed.
+    /// True if the operator allows the annotation by which a pod asks to see all GPUs of its node.
     pub allows_all_devices: bool,
-    /// True if the driver limits the memory of containers on GPUs on which it can.
+    /// True if the operator has turned the driver's memory limits on (`--driver-limits`).
     pub driver_limits: bool,
     /// The operator's HAMi-core library, if there is one.
     pub hami_core: Option<HamiCore>,

@@ -10,7 +10,7 @@ pub enum ApiRequestError {
     /// The API server answered with an error, or could not be reached.
     #[error("cannot {what}")]
     Failed {
-        /// The request.
+        /// The request, as verb and object.
         what: String,
         /// The client's error.
         #[source]
@@ -19,9 +19,9 @@ pub enum ApiRequestError {
     /// The API server did not answer in time. It may still carry the request out.
     #[error("cannot {what}: no answer within {limit:?}")]
     Slow {
-        /// The request.
+        /// The request, as verb and object.
         what: String,
-        /// The limit.
+        /// The time for which the plugin has waited.
         limit: Duration,
     },
 }

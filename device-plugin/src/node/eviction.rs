@@ -1,5 +1,5 @@
-//! Asks the API server to evict a pod. Disruption budgets may forbid that, and so do the plugin's roles unless the operator adds the
-//! right.
+//! Asks the API server to evict a pod. Disruption budgets may forbid that, and so do the plugin's roles unless the operator adds
+//! the right.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::node::pods::NodePod;
 /// Longest duration of the request.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Evicts exactly this pod, not another pod of its name. Returns true if the pod is gone, or the API server has accepted the eviction.
+/// Evicts this pod, not another one of its name. Returns true if the API server has accepted that or has no such pod.
 pub async fn evict(client: &Client, pod: &NodePod, why: &str) -> bool {
     let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     // kube's own function for evictions writes the options under a name that the API server ignores.

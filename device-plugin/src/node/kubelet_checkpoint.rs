@@ -1,7 +1,7 @@
 //! kubelet's checkpoint of allocated devices, the file `kubelet_internal_checkpoint` in its device plugin directory.
 //!
-//! kubelet does not promise the file's form, so entries that do not parse are left out. The file names pods by UID, also some that
-//! have ended: kubelet removes their entries late.
+//! kubelet does not promise the file's form, so entries that do not parse are left out. The file names pods by UID, also some
+//! that have ended: kubelet removes their entries late.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -37,9 +37,9 @@ pub struct CheckpointEntry {
     pub pod_uid: String,
     /// Name of the container.
     pub container_name: String,
-    /// The resource.
+    /// Name of the extended resource.
     pub resource_name: String,
-    /// The device IDs, sorted; none if kubelet has freed them.
+    /// The IDs of the allocated devices, sorted; none if kubelet has freed them.
     #[serde(rename = "DeviceIDs", default, deserialize_with = "of_all_nodes")]
     pub device_ids: Vec<String>,
     /// The plugin's answer to Allocate as kubelet received it; empty if there is none.
@@ -53,7 +53,7 @@ pub enum CheckpointError {
     /// The file is missing, or the process may not read it.
     #[error("cannot read kubelet's checkpoint")]
     Read(#[source] io::Error),
-    /// The file is longer than any kubelet writes it.
+    /// The file is longer than a checkpoint of any real node.
     #[error("kubelet's checkpoint is longer than {MAX_BYTES} bytes")]
     TooLong,
     /// The file is not of a known form.
@@ -70,9 +70,9 @@ pub struct Allocated {
     pub container: String,
     /// The resource.
     pub resource: ExtendedResource,
-    /// The device IDs, sorted.
+    /// The IDs of the allocated devices, sorted.
     pub ids: Vec<String>,
-    /// The answer that kubelet keeps, and applies to the container at each start.
+    /// This plugin's answer to Allocate, which kubelet keeps and applies to the container at each start.
     pub answer: ContainerAllocateResponse,
 }
 
@@ -97,12 +97,12 @@ impl Checkpoint {
         }
     }
 
-    /// The entries; none if the file cannot be read, which is logged once for each version of the file.
+    /// The entries of this plugin's resources; none if the file cannot be read, which is logged once for each of its versions.
     pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
         self.read_if_short(u64::MAX)
     }
 
-    /// The entries; none also if the file is longer than `max_bytes` and this version of it has not been read yet.
+    /// The same entries; none also if the file is longer than `max_bytes` and this version of it has not been read yet.
     pub fn read_if_short(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
@@ -210,7 +210,7 @@ pub fn registered(dir: &Path) -> Result<BTreeMap<String, Vec<String>>, Checkpoin
         .collect())
 }
 
-/// Parses all entries at once, which is faster, and entry by entry only if that fails.
+/// Parses all entries of the checkpoint at once, which is faster, and one by one only if that fails.
 fn parse(text: &[u8]) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     if let Ok(checkpoint) = serde_json::from_slice::<CheckpointFile<CheckpointEntry>>(text) {
         return Ok(checkpoint.data.pod_device_entries.unwrap_or_default());

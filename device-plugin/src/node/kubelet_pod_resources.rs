@@ -1,10 +1,10 @@
 //! A client of kubelet's pod-resources API, which lists the devices that containers hold by device plugins and by DRA drivers.
 //!
-//! Ordinary init containers are not in the list: their devices of plugins pass on to the containers after them, and a claim that they
-//! alone use is not listed.
+//! Ordinary init containers are not in the list: their devices of device plugins pass on to the containers after them, and a
+//! claim that they alone use is not listed.
 //!
-//! The plugin calls this API only before a container starts or after a pod has changed, never while kubelet allocates: a call can make
-//! kubelet forget the IDs of an allocation under way.
+//! The plugin calls this API only before a container starts or after a pod has changed, never while kubelet allocates: a call can
+//! make kubelet forget the IDs of an allocation under way.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -22,7 +22,7 @@ use crate::node::unix_channel::connect;
 /// Longest duration of one call, the connection included.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Longest message: kubelet lists every device ID of every pod of the node in one.
+/// Longest message, in bytes: kubelet lists every device ID of every pod of the node in one message.
 const MAX_BYTES: usize = 64 << 20;
 
 /// Pauses before further tries after kubelet has answered that its rate limit is reached.
@@ -47,7 +47,7 @@ pub fn socket(device_plugin_dir: &Path) -> PathBuf {
     kubelet_root.join("pod-resources/kubelet.sock")
 }
 
-/// The client. It keeps one connection, until kubelet restarts.
+/// The client of the pod-resources API. It keeps one connection, until kubelet restarts.
 #[derive(Debug)]
 pub struct PodResources {
     /// The socket of the API.
@@ -56,7 +56,7 @@ pub struct PodResources {
 }
 
 impl PodResources {
-    /// A client of this socket.
+    /// A client of the API at this socket.
     pub fn new(socket: PathBuf) -> Self {
         Self {
             socket,
@@ -103,7 +103,7 @@ impl PodResources {
                 return answer.map(Response::into_inner);
             }
         }
-        // kubelet may have restarted, so a new connection is tried before the call fails.
+        // kubelet may have restarted, so the call is tried over a new connection before it fails.
         let channel = connect(&self.socket).await;
         let channel = channel.map_err(|error| Status::unavailable(one_line(&error)))?;
         let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_BYTES);

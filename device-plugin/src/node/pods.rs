@@ -1,9 +1,9 @@
-//! The pods of this node as the API server shows them, reduced to the parts that are needed to match kubelet's Allocate calls with
-//! pods, and to verify a container before it starts.
+//! The pods of this node as the API server shows them, reduced to the parts that are needed to match kubelet's Allocate calls
+//! with pods, and to verify a container before it starts.
 //!
 //! The set changes only through [`NodePods::apply`], [`NodePods::delete`] and [`NodePods::reset`], which [`watch`] calls, and
-//! through [`NodePods::set_swapped`]. Annotations are parsed once, when a pod arrives, so that nothing is parsed while kubelet
-//! waits.
+//! through [`NodePods::set_swapped`]. Annotations are parsed when the watch shows a pod, so that nothing is parsed while
+//! kubelet waits.
 
 pub mod annotate;
 mod placement;
@@ -46,18 +46,18 @@ impl From<&str> for PodUid {
 /// kubelet's progress with a pod, as far as the API server shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodStage {
-    /// Bound, and kubelet has not reported on it: kubelet may be admitting it.
+    /// Bound, and kubelet has not reported on the pod: kubelet may be admitting it.
     Bound,
-    /// Pending, and kubelet has reported on it, so it is admitted.
+    /// Pending, and kubelet has reported on the pod, so it is admitted.
     Admitted,
-    /// Its containers have been started.
+    /// The pod's containers have been started.
     Running,
-    /// Its containers have ended, and kubelet starts none of them again.
+    /// The pod's containers have ended, and kubelet starts none of them again.
     Terminal,
 }
 
 impl PodStage {
-    /// The stage of a pod whose annotations have a record; none if they have no record.
+    /// The stage of a pod whose annotations have a record (of its devices); none if they have none.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
         has_record(annotations).then(|| Self::from_status(&pod.status))
@@ -77,31 +77,31 @@ impl PodStage {
 /// One pod of this node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodePod {
-    /// Its UID.
+    /// The pod's UID.
     pub uid: PodUid,
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// kubelet's progress with it.
+    /// kubelet's progress with the pod.
     pub stage: PodStage,
-    /// True if its deletion has been requested.
+    /// True if the deletion of the pod has been requested.
     pub deleting: bool,
-    /// The containers that request resources which kubelet calls this plugin for, in kubelet's order.
+    /// The containers that request resources for which kubelet calls this plugin, in kubelet's order.
     pub containers: Vec<ContainerRequest>,
-    /// Its record, that of a swap before that of its annotations; else the reason that it has no usable one.
+    /// The pod's record: that of a swap, else that of its annotations; or the reason that the pod has no usable record.
     pub placement: Result<Placement, Unplaced>,
-    /// True if its label requests the limits that HAMi-core enforces.
+    /// True if a label of the pod requests the limits that HAMi-core enforces.
     pub is_limited: bool,
-    /// Its requests of the resources in node status ([`IN_NODE_STATUS`]), for which kubelet calls no plugin.
+    /// The pod's requests for resources in node status ([`IN_NODE_STATUS`]), for which kubelet calls no plugin.
     pub requests: Requests,
-    /// True if an annotation asks that it sees all GPUs of its node.
+    /// True if an annotation asks that the pod sees all GPUs of its node.
     pub sees_all: bool,
-    /// The doubt about its request ([`GpuRequest::warning`](proto::request::GpuRequest::warning)), if there is one.
+    /// A doubt about the pod's request ([`GpuRequest::warning`](proto::request::GpuRequest::warning)), if there is one.
     pub warning: Option<String>,
-    /// The annotations that constrain the choice of its devices.
-    pub hints: BTreeMap<&'static str, String>,
-    /// The variables that its containers set themselves.
+    /// The annotations that constrain the choice of the pod's devices.
+    pub constraints: BTreeMap<&'static str, String>,
+    /// The environment variables that the pod's spec sets in its containers.
     pub variables: Arc<[OwnVariable]>,
     /// ID and name of each container that the container runtime has created.
     pub created: Vec<(String, String)>,
@@ -121,16 +121,16 @@ impl From<&NodePod> for Subject {
 /// An environment variable in a pod's spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnVariable {
-    /// Name of the container.
+    /// Name of the container that gets the variable.
     pub container: String,
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
-    /// Its value; none if it comes from elsewhere, such as a `ConfigMap`.
+    /// Value of the variable; none if it comes from elsewhere, such as a `ConfigMap`.
     pub value: Option<String>,
 }
 
 impl NodePod {
-    /// Reduces a pod to the parts that the plugin needs; none if it is none of the plugin's, or of another node.
+    /// Reduces a pod to the parts that the plugin needs; none if it requests no resource of the plugin, or is of another node.
     pub fn from_pod(pod: &Pod, node: &str, names: &ResourceNames) -> Option<Self> {
         if pod.spec.node_name.as_deref() != Some(node) {
             return None;
@@ -145,9 +145,9 @@ impl NodePod {
         requested.retain(|resource| containers.iter().any(|container| resource.count(container) > 0));
         let labels = pod.metadata.labels.clone().unwrap_or_default();
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
-        let mut hints = BTreeMap::new();
+        let mut constraints = BTreeMap::new();
         for hint in HINTS {
-            hints.extend(annotations.get(hint.key).map(|value| (hint.key, value.clone())));
+            constraints.extend(annotations.get(hint.key).map(|value| (hint.key, value.clone())));
         }
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),
@@ -161,7 +161,7 @@ impl NodePod {
             requests,
             sees_all: annotations.get(ALL_DEVICES).map(String::as_str) == Some("true"),
             warning: warning(pod, names),
-            hints,
+            constraints,
             variables: own_variables(&pod.spec),
             created: created_containers(&pod.status),
         })
@@ -187,12 +187,12 @@ impl NodePod {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// True if the two pods can swap their records without changing any device's sums.
+    /// True if the two pods can swap their records without a change of the amounts that are held of any device.
     pub fn can_swap_with(&self, other: &Self) -> bool {
         self.n_recorded_gpus() == other.n_recorded_gpus()
-            && self.portions() == other.portions()
+            && self.other_device_amounts() == other.other_device_amounts()
             && self.requests == other.requests
-            && self.hints == other.hints
+            && self.constraints == other.constraints
             && ExtendedResource::ALL
                 .iter()
                 .all(|resource| self.peak(*resource) == other.peak(*resource))
@@ -202,25 +202,24 @@ impl NodePod {
         self.record().map_or(0, |placement| placement.gpus.len())
     }
 
-    /// The amounts of other devices than GPUs in the record: percent, and the number of virtual functions.
-    fn portions(&self) -> BTreeMap<&'static str, Vec<(u64, usize)>> {
+    /// The percent and the number of virtual functions that the record names of each device other than a GPU, by device type.
+    fn other_device_amounts(&self) -> BTreeMap<&'static str, Vec<(u64, usize)>> {
         let mut by_type = BTreeMap::new();
         for (device_type, others) in self.placement.iter().flat_map(|placement| &placement.others) {
-            let mut portions = Vec::new();
+            let mut amounts = Vec::new();
             for portion in &others.held {
-                portions.push((portion.percent, portion.functions.len()));
+                amounts.push((portion.percent, portion.virtual_functions.len()));
             }
-            portions.sort_unstable();
-            by_type.insert(*device_type, portions);
+            amounts.sort_unstable();
+            by_type.insert(*device_type, amounts);
         }
         by_type
     }
 
     /// True if the pod requests a resource.
     pub fn asks_for(&self, resource: ExtendedResource) -> bool {
-        self.containers
-            .iter()
-            .any(|container| resource.count(container) > 0)
+        let mut containers = self.containers.iter();
+        containers.any(|container| resource.count(container) > 0)
     }
 
     /// The largest amount of a resource that the pod's containers hold at once.
@@ -241,13 +240,13 @@ impl NodePod {
 /// A pod of this node that uses resource claims (DRA). It may request the plugin's resources too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claimant {
-    /// Its UID.
+    /// The pod's UID.
     pub uid: PodUid,
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// kubelet's progress with it.
+    /// kubelet's progress with the pod.
     pub stage: PodStage,
 }
 
@@ -268,7 +267,7 @@ fn namespace(pod: &Pod) -> String {
     pod.metadata.namespace.as_deref().unwrap_or("default").to_owned()
 }
 
-/// Returns once the pods of this node are known, and never if the watch has ended.
+/// Returns once the API server has sent the pods of this node, and never if the watch of them has ended.
 pub(crate) async fn until_known(pods: &mut Receiver<NodePods>) {
     if pods.wait_for(NodePods::is_synced).await.is_err() {
         // The end of the watch ends the process, so the caller need not go on.
@@ -276,12 +275,12 @@ pub(crate) async fn until_known(pods: &mut Receiver<NodePods>) {
     }
 }
 
-/// True if the annotations have a record, in either dialect.
+/// True if the annotations have a record, in Koordinator's or gpushare's dialect.
 pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
     annotations.contains_key(DEVICE_ALLOCATED) || annotations.contains_key(MEM_IDX)
 }
 
-/// The doubt about the pod's request for GPUs; none about one that breaks a rule.
+/// A doubt about the pod's request for GPUs; none about a request that breaks a rule.
 fn warning(pod: &Pod, names: &ResourceNames) -> Option<String> {
     PodRequest::read(pod, names).ok()??.gpus?.warning()
 }
@@ -312,17 +311,17 @@ fn own_variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     variables.into()
 }
 
-/// The pods of this node that request the plugin's resources, and a few facts about the other pods.
+/// The pods of this node that request the plugin's resources, and a few facts about its other pods.
 #[derive(Clone, Debug, Default)]
 pub struct NodePods {
     by_uid: BTreeMap<PodUid, NodePod>,
     /// The place of each pod in the order of arrival.
     arrivals: BTreeMap<PodUid, u64>,
     n_arrived: u64,
-    n_left: u64,
-    /// The records that pods have got by swaps; none until they are loaded.
+    n_departed: u64,
+    /// The records that pods have got by swaps; none until the plugin has read them from the Device object.
     swapped: Option<BTreeMap<PodUid, DeviceAllocations>>,
-    /// The record in the annotations of pods that have got another one by a swap.
+    /// The record in the annotations of each pod that has got another record by a swap.
     annotated: BTreeMap<PodUid, Result<Placement, Unplaced>>,
     /// The last complete record of pods whose annotations have lost a part of their record.
     lost: BTreeMap<PodUid, Placement>,
@@ -341,10 +340,10 @@ impl NodePods {
         self.note_arrival(&pod.uid);
         let mut is_changed = false;
         self.note_loss(&pod.uid, self.annotated(&pod.uid).cloned(), &pod.placement);
-        // A record in the Device object counts before that of the annotations: the plugin writes it first, and the annotations,
-        // which may still name the devices from before the swap, follow.
+        // The record that a swap wrote into the Device object counts before that of the annotations: the plugin writes the
+        // annotations later, so they may still name the devices from before the swap.
         if let Some(record) = self.swapped.as_ref().and_then(|swapped| swapped.get(&pod.uid)) {
-            // The swapped record has no assume time, so that of the annotations counts, also after they were removed.
+            // A swapped record has no assume time, so that of the annotations counts, also after their loss.
             let lost = self.lost.get(&pod.uid).cloned().map(Ok);
             let effective = Placement::of_device_object(record, lost.as_ref().unwrap_or(&pod.placement));
             let annotated = std::mem::replace(&mut pod.placement, effective);
@@ -355,7 +354,7 @@ impl NodePods {
         is_changed |= self.by_uid.get(&pod.uid) != Some(&pod);
         // A pod that has ended frees its devices as a deleted one does.
         let has_ended = pod.stage == PodStage::Terminal && before != Some(PodStage::Terminal);
-        self.n_left += u64::from(has_ended);
+        self.n_departed += u64::from(has_ended);
         self.by_uid.insert(pod.uid.clone(), pod);
         is_changed
     }
@@ -369,7 +368,7 @@ impl NodePods {
         annotated.as_ref().ok()
     }
 
-    /// Keeps the record `before` of a pod whose annotations have lost a part of their record, or have become unreadable.
+    /// Keeps the record `before` of a pod if its present annotations (`now`) lack a part of that record, or are unreadable.
     fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
         let now = now.as_ref().ok();
         if let Some(pod) = self.by_uid.get(uid)
@@ -391,14 +390,14 @@ impl NodePods {
         self.lost.get(uid)
     }
 
-    /// A number that changes whenever the record in the annotations of a running pod changes or loses a part.
+    /// A number that changes whenever the record in a running pod's annotations names other devices, or loses a part.
     pub fn n_altered(&self) -> u64 {
         self.n_altered
     }
 
-    /// Removes a pod that the API server does not have any more, with all that is known of it.
+    /// Removes a pod that the API server no longer has, with all facts about it.
     pub fn delete(&mut self, uid: &PodUid) {
-        self.n_left += 1;
+        self.n_departed += 1;
         self.by_uid.remove(uid);
         self.arrivals.remove(uid);
         self.annotated.remove(uid);
@@ -408,13 +407,14 @@ impl NodePods {
         self.runtime_classes.remove(uid);
     }
 
-    /// Adds a pod that requests none of the plugin's resources; returns true if that changes anything.
+    /// Adds a pod that requests none of the plugin's resources, with its stage if its annotations have a record (`recorded`).
+    /// Returns true if that changes anything.
     pub fn note_without_requests(&mut self, uid: PodUid, recorded: Option<PodStage>) -> bool {
         self.without_requests.insert(uid, recorded) != Some(recorded)
     }
 
-    /// The pods that request none of the plugin's resources and whose annotations have a record, in the order of UIDs.
-    pub fn only_recorded(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
+    /// The pods that request none of the plugin's resources although their annotations have a record, in the order of UIDs.
+    pub fn recorded_without_requests(&self) -> impl Iterator<Item = (&PodUid, PodStage)> {
         self.without_requests
             .iter()
             .filter_map(|(uid, recorded)| Some((uid, (*recorded)?)))
@@ -452,7 +452,7 @@ impl NodePods {
         self.without_requests.contains_key(uid)
     }
 
-    /// Replaces the records that pods have got by swaps. These records count before those in the pods' annotations.
+    /// Replaces the set of records that pods have got by swaps, which count before those in the pods' annotations.
     pub fn set_swapped(&mut self, swapped: BTreeMap<PodUid, DeviceAllocations>) {
         // Pods that are not among the new ones have the record of their annotations again.
         for (uid, annotated) in std::mem::take(&mut self.annotated) {
@@ -470,12 +470,12 @@ impl NodePods {
         }
     }
 
-    /// The records that pods have got by swaps; none until they are loaded.
+    /// The records that pods have got by swaps; none until the plugin has read them from the Device object.
     pub fn swapped(&self) -> Option<&BTreeMap<PodUid, DeviceAllocations>> {
         self.swapped.as_ref()
     }
 
-    /// The pods that have got a record by a swap which their annotations do not show yet, with that record.
+    /// The pods that have got a record by a swap and whose annotations do not have it yet, with that record.
     pub fn with_old_annotations(&self) -> Vec<(NodePod, DeviceAllocations)> {
         let mut behind = Vec::new();
         for (uid, record) in self.swapped.iter().flatten() {
@@ -489,10 +489,10 @@ impl NodePods {
         behind
     }
 
-    /// Replaces all pods by those of a complete list, in the order of which new ones arrive.
+    /// Replaces all pods by those of a complete list; new ones arrive in the order of the list.
     pub fn reset(&mut self, pods: impl IntoIterator<Item = NodePod>) {
-        // Pods may have gone while no watch was open.
-        self.n_left += 1;
+        // Pods may have been deleted while no watch was open.
+        self.n_departed += 1;
         let mut before = Vec::new();
         for uid in self.by_uid.keys() {
             if let Some(annotated) = self.annotated(uid) {
@@ -538,9 +538,9 @@ impl NodePods {
         self.n_arrived
     }
 
-    /// A number that changes whenever a pod has gone or ended.
-    pub fn n_left(&self) -> u64 {
-        self.n_left
+    /// A number that changes whenever a pod has been deleted or has ended.
+    pub fn n_departed(&self) -> u64 {
+        self.n_departed
     }
 
     /// True once the API server has sent a complete list of pods.
@@ -548,7 +548,7 @@ impl NodePods {
         self.is_synced
     }
 
-    /// True if the set is in step with the API server, as far as this process knows.
+    /// True if the set is complete and its watch is not interrupted, so that it is up to date as far as this process knows.
     pub fn is_current(&self) -> bool {
         self.is_synced && !self.is_interrupted
     }

@@ -34,7 +34,7 @@ pub fn report(pods: &NodePods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) ->
             candidates.push((&pod.uid, pod.stage));
         }
     }
-    candidates.extend(pods.only_recorded());
+    candidates.extend(pods.recorded_without_requests());
     let mut reported = Vec::new();
     for (uid, stage) in candidates {
         let is_admitted = matches!(stage, PodStage::Admitted | PodStage::Running);

@@ -376,7 +376,7 @@ impl StartEvidence<'_> {
                 };
                 ids.insert(key.id);
             }
-            ids.extend(placement.functions(resource).cloned());
+            ids.extend(placement.virtual_functions(resource).cloned());
             recorded.insert(resource.device_type(), ids);
         }
         Ok(recorded)

@@ -131,7 +131,7 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         requests: Requests::default(),
         sees_all: false,
         warning: None,
-        hints: BTreeMap::new(),
+        constraints: BTreeMap::new(),
         variables: [].into(),
         created: Vec::new(),
     }

@@ -125,7 +125,7 @@ fn a_whole_gpu_has_one_id_and_another_device_one_per_percent() {
     };
     let scheme = IdScheme::new(&gpus[..1], 2, MemoryUnit::GIB)
         .unwrap()
-        .with(&inventory);
+        .with_inventory(&inventory);
     let ids = |resource: ExtendedResource| {
         scheme
             .numbered(resource)

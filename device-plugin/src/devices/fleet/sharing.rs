@@ -1,4 +1,4 @@
-//! The operator's choice of the GPUs that pods share, and of the units that kubelet gets of them.
+//! The operator's choice of the GPUs that pods share, and of the parts of them that kubelet can allocate.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -9,7 +9,7 @@ use proto::memory_unit::MemoryUnit;
 use crate::devices::device_ids::{IdScheme, TooLong};
 use crate::devices::inventory::{Gpu, NodeInventory, PhysicalId};
 
-/// The settings that determine the device IDs which kubelet gets.
+/// The settings that determine the IDs of virtual devices which the plugin lists to kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sharing {
     /// The GPUs that pods may share.
@@ -18,19 +18,19 @@ pub struct Sharing {
     pub slots: NonZeroU32,
     /// The size of a memory unit.
     pub memory_unit: MemoryUnit,
-    /// True if kubelet gets the NUMA node of each device.
+    /// True if the plugin lists each device to kubelet with its NUMA node.
     pub has_numa_hints: bool,
     /// The IDs of memory units that kubelet had given to pods when this process began.
     pub allocated: BTreeSet<String>,
 }
 
 impl Sharing {
-    /// The device IDs of an inventory.
+    /// The IDs of shares and memory units of the shared GPUs in an inventory.
     ///
     /// # Errors
     /// The list of IDs would be longer than kubelet accepts.
     pub fn id_scheme(&self, inventory: &NodeInventory) -> Result<IdScheme, TooLong> {
-        // Without IDs of its own kubelet cannot allocate a part of a GPU that is not shared.
+        // A GPU that is not shared gets no IDs of parts, so that kubelet cannot allocate a part of it.
         let gpus = inventory.gpus.iter();
         let shared: Vec<Gpu> = gpus.filter(|gpu| self.devices.includes(gpu)).cloned().collect();
         let ids =

@@ -1,9 +1,9 @@
-//! Watches the devices: observations of the source become health, and health becomes a new [`NodeFleet`].
+//! Watches the devices: observations of the source become changes of health, and these a new [`NodeFleet`].
 //!
-//! All observations that wait in the channel make one new value, so a node whose GPUs all fail at once sends kubelet one list, not
-//! one per device.
+//! All observations that wait in the channel make one new fleet, so a node whose GPUs all fail at once sends kubelet one list, and
+//! not one per device.
 //!
-//! A call into a driver that hangs cannot be ended. The plugin leaves its thread alone and starts no other in its place. A device
+//! A call into a driver that hangs cannot be ended. The plugin lets its thread hang and starts no other in its place. A device
 //! without any observation for a long time counts as failed until its source reports it again.
 
 use std::collections::BTreeMap;
@@ -27,10 +27,10 @@ use super::sharing::Sharing;
 /// Delay before a watch that has ended is started again.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
-/// Delay before the plugin lists devices again that it could not adopt.
+/// Delay before the plugin lists the devices again after it could not list them, or could not serve the listed ones.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
-/// Longest wait for the list of devices; observations wait meanwhile.
+/// Longest wait for the list of devices; the plugin applies no observation meanwhile.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 /// Time by which an observation may be late: opening an NVML session and waking an idle GPU take seconds for each GPU.
@@ -59,15 +59,15 @@ pub struct EarlierXid {
 /// The channels of a [`FleetWatch`].
 #[derive(Debug)]
 pub struct FleetChannels {
-    /// The devices and their health.
+    /// Sends the devices and their health.
     pub fleet: watch::Sender<Arc<NodeFleet>>,
-    /// Faults of applications; those for which there is no room are dropped.
+    /// Sends faults of applications; a fault for which the channel has no room is dropped.
     pub faults: mpsc::Sender<ApplicationFault>,
-    /// Changes of health that do not come from the source of the devices.
+    /// Receives changes of health that do not come from the source of the devices.
     pub corrections: mpsc::Receiver<Correction>,
 }
 
-/// This process must end, so that its container is created again with the library of the present driver.
+/// This process must end, so that its container is created again with the library of the present driver; `how` is the evidence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{how}; ending, so that this container is created again")]
 pub struct DriverReplaced {
@@ -128,7 +128,7 @@ impl FleetWatch {
                 }
                 Err(error) => {
                     warn!(error = one_line(&error), "cannot watch the devices, trying again");
-                    // Nothing else reads this channel while there is no feed, and containers wait for the first correction.
+                    // Nothing else reads this channel while there is no feed, and containers start only after `Loaded`.
                     while let Ok(correction) = self.channels.corrections.try_recv() {
                         self.apply_correction(correction);
                     }
@@ -140,7 +140,7 @@ impl FleetWatch {
         }
     }
 
-    /// Reads one feed until it ends or other devices have been adopted.
+    /// Reads one feed until it ends, or until the devices have been listed again because they have changed.
     async fn read_feed(
         &mut self,
         mut observations: mpsc::Receiver<Observation>,
@@ -224,9 +224,8 @@ impl FleetWatch {
                     let change = self.health.load(now, &error.device, error.xid, &error.since);
                     self.apply(change.as_slice());
                 }
-                self.channels
-                    .fleet
-                    .send_modify(|fleet| Arc::make_mut(fleet).is_health_loaded = true);
+                let fleet = &self.channels.fleet;
+                fleet.send_modify(|fleet| Arc::make_mut(fleet).is_health_loaded = true);
             }
         }
     }
@@ -245,7 +244,7 @@ impl FleetWatch {
         self.apply(&changes);
     }
 
-    /// Sends the readers of the fleet a new one with these changes of health, and logs each change. Without changes it sends none.
+    /// Logs each of these changes of health, and sends the readers of the fleet a new one; without changes it sends none.
     fn apply(&self, changes: &[HealthChange]) {
         if changes.is_empty() {
             return;
@@ -267,7 +266,7 @@ impl FleetWatch {
         });
     }
 
-    /// Lists the devices again and adopts them. Returns false if that is not possible.
+    /// Lists the devices again and serves them from now on. Returns false if that is not possible.
     async fn discover_again(&mut self) -> bool {
         match self.list_devices().await {
             // NVML lists no GPU while the driver is replaced, and pods that run on them must not lose their device IDs.
@@ -275,7 +274,7 @@ impl FleetWatch {
                 warn!("no GPU answers now, keeping the known devices");
                 false
             }
-            Ok(found) => self.adopt(found),
+            Ok(found) => self.replace_inventory(found),
             Err(error) => {
                 warn!(error = %format!("{error:#}"), "cannot list the devices again, keeping the known ones");
                 false
@@ -293,12 +292,12 @@ impl FleetWatch {
         let found = timeout(DISCOVERY_LIMIT, &mut *listing).await;
         let found = found.context("the driver does not answer")?;
         self.listing = None;
-        // Of the two errors one is of the thread, the other of the source.
+        // The outer error means that the thread panicked, the inner one is of the source.
         Ok(found??)
     }
 
-    /// Goes over to another inventory. Returns false if kubelet could not accept the list of its device IDs.
-    fn adopt(&mut self, found: NodeInventory) -> bool {
+    /// Replaces the inventory. Returns false, and keeps the old one, if kubelet could not accept the list of the new device IDs.
+    fn replace_inventory(&mut self, found: NodeInventory) -> bool {
         if found == self.inventory {
             // The change has been undone. Another feed must start, because this one reports only its first change.
             return true;
@@ -313,9 +312,8 @@ impl FleetWatch {
         info!(n_gpus = found.gpus.len(), "serving other devices from now on");
         self.health.set_devices(found.ids().cloned());
         self.inventory.clone_from(&found);
-        self.channels
-            .fleet
-            .send_modify(|fleet| *fleet = Arc::new(fleet.with_inventory(found, ids)));
+        let fleet = &self.channels.fleet;
+        fleet.send_modify(|fleet| *fleet = Arc::new(fleet.with_inventory(found, ids)));
         true
     }
 }
@@ -331,7 +329,7 @@ pub(crate) async fn sleep_until_some(moment: Option<Instant>) {
 /// The time of the last observation of each device: one source may hang while another one reports.
 struct Silence {
     limit: Duration,
-    observed: BTreeMap<PhysicalId, Instant>,
+    last_observed: BTreeMap<PhysicalId, Instant>,
 }
 
 impl Silence {
@@ -339,31 +337,31 @@ impl Silence {
     fn new(limit: Duration, devices: impl Iterator<Item = PhysicalId>) -> Self {
         // Each device counts as observed now, so that the source has the whole limit for its first observation.
         let now = Instant::now();
-        let observed = devices.map(|device| (device, now)).collect();
-        Self { limit, observed }
+        let last_observed = devices.map(|device| (device, now)).collect();
+        Self { limit, last_observed }
     }
 
     fn record(&mut self, observation: &Observation) {
         if let Some(device) = &observation.device
-            && let Some(observed) = self.observed.get_mut(device)
+            && let Some(last) = self.last_observed.get_mut(device)
         {
-            *observed = Instant::now();
+            *last = Instant::now();
         }
     }
 
     /// The time at which the first device will have been silent for too long.
     fn deadline(&self) -> Option<Instant> {
-        let first = self.observed.values().min()?;
-        Some(*first + self.limit)
+        let earliest = self.last_observed.values().min()?;
+        Some(*earliest + self.limit)
     }
 
     /// The devices that have been silent for too long; their silence starts again.
     fn take_silent(&mut self) -> Vec<PhysicalId> {
         let now = Instant::now();
         let mut silent = Vec::new();
-        for (device, observed) in &mut self.observed {
-            if *observed + self.limit <= now {
-                *observed = now;
+        for (device, last) in &mut self.last_observed {
+            if *last + self.limit <= now {
+                *last = now;
                 silent.push(device.clone());
             }
         }

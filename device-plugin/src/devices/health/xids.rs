@@ -1,4 +1,4 @@
-//! The class of each XID.
+//! The class of each XID: the consequence that it has for its device.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -6,22 +6,22 @@ use std::str::FromStr;
 /// The XIDs that an application causes by its own fault, and that leave the device in order: graphics engine exception (13), memory
 /// page fault (31), stopped processing (43), preemptive cleanup (45), video processor exception (68) and compute preemption timeout
 /// (109).
-const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
 /// The XIDs whose immediate action in NVIDIA's XID catalogue is to reset the GPU or to restart the machine, or that leave it to a
 /// diagnosis that ends so: double bit ECC error (48), micro-controller halt (62), failed row remapping (64), `NVLink` error (74),
 /// fallen off the bus (79), uncontained memory error (95), timeouts of the GSP (119, 120), unrecovered ECC error (140), GPU
 /// initialisation error (143) and a changed recovery action (154).
-const OF_RESETS: [u64; 11] = [48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154];
+const RESET_XIDS: [u64; 11] = [48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154];
 
 /// The consequence of a critical error for its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XidClass {
-    /// None: an application is at fault.
+    /// The device stays healthy: an application is at fault.
     Application,
-    /// It is unhealthy until it has been reset.
+    /// The device is unhealthy until it has been reset.
     Reset,
-    /// It is unhealthy until it has been without trouble for a while.
+    /// The device is unhealthy until it has been without trouble for a while.
     Critical,
 }
 
@@ -37,8 +37,8 @@ pub struct Xids {
 impl Default for Xids {
     fn default() -> Self {
         let mut by_xid = BTreeMap::new();
-        by_xid.extend(OF_APPLICATIONS.map(|xid| (xid, XidClass::Application)));
-        by_xid.extend(OF_RESETS.map(|xid| (xid, XidClass::Reset)));
+        by_xid.extend(APPLICATION_XIDS.map(|xid| (xid, XidClass::Application)));
+        by_xid.extend(RESET_XIDS.map(|xid| (xid, XidClass::Reset)));
         Self {
             by_xid,
             others: XidClass::Critical,
@@ -74,7 +74,7 @@ impl FromStr for Xids {
     }
 }
 
-/// The XID of an entry, none for all, and its class.
+/// Parses an entry such as `13=critical` into its XID, none for `all`, and its class.
 fn parse_entry(entry: &str) -> Option<(Option<u64>, XidClass)> {
     let (xid, class) = entry.trim().split_once('=')?;
     let class = match class {
@@ -131,7 +131,7 @@ mod tests {
         use clap::CommandFactory;
         let mut command = crate::config::Config::command();
         let help = command.render_long_help().to_string();
-        for xids in [OF_APPLICATIONS.as_slice(), &OF_RESETS] {
+        for xids in [APPLICATION_XIDS.as_slice(), &RESET_XIDS] {
             let texts: Vec<String> = xids.iter().map(u64::to_string).collect();
             let list = format!("({} unless changed)", texts.join(", "));
             assert!(help.contains(&list), "{list}");

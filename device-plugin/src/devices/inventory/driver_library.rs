@@ -1,5 +1,5 @@
-//! Finds a library of the driver below the root of a system, in the order of that system's own loader: its cache, the folders that
-//! its configuration names, and last the folders in which distributions and vendors keep a driver.
+//! Finds a library of the driver below the root of a system, in the order of that system's dynamic loader: its cache, the folders
+//! that its configuration names, and last the folders in which distributions and vendors keep a driver.
 //!
 //! `deploy/which-node.sh` looks in the same places.
 
@@ -55,11 +55,11 @@ pub(super) fn find_library(roots: &[PathBuf], name: &OsStr) -> Option<PathBuf> {
 fn find_in(root: &RootDir, name: &OsStr) -> Option<PathBuf> {
     let usable = |path: PathBuf| root.resolve(&path).filter(|file| is_usable(file));
     let from_cache = root.read(Path::new(CACHE)).unwrap_or_default();
-    if let Some(found) = cached(&from_cache, name).into_iter().find_map(usable) {
+    if let Some(found) = cached_paths(&from_cache, name).into_iter().find_map(usable) {
         return Some(found);
     }
     let mut folders = Vec::new();
-    add_configured(root, Path::new(CONFIGURATION), 0, &mut folders);
+    add_configured_folders(root, Path::new(CONFIGURATION), 0, &mut folders);
     folders.extend(FOLDERS.map(PathBuf::from));
     folders
         .into_iter()
@@ -68,7 +68,7 @@ fn find_in(root: &RootDir, name: &OsStr) -> Option<PathBuf> {
 }
 
 /// The paths of a library in the loader's cache. All versions of its format list paths that end with a zero byte.
-fn cached(cache: &[u8], name: &OsStr) -> Vec<PathBuf> {
+fn cached_paths(cache: &[u8], name: &OsStr) -> Vec<PathBuf> {
     let mut ending = vec![b'/'];
     ending.extend(name.as_bytes());
     let texts = cache.split(|byte| *byte == 0);
@@ -77,7 +77,7 @@ fn cached(cache: &[u8], name: &OsStr) -> Vec<PathBuf> {
 }
 
 /// Adds the folders that a file of the loader's configuration names, with those of the files that it includes.
-fn add_configured(root: &RootDir, file: &Path, depth: u32, folders: &mut Vec<PathBuf>) {
+fn add_configured_folders(root: &RootDir, file: &Path, depth: u32, folders: &mut Vec<PathBuf>) {
     if depth > MAX_INCLUDES {
         return;
     }
@@ -90,7 +90,7 @@ fn add_configured(root: &RootDir, file: &Path, depth: u32, folders: &mut Vec<Pat
                     // A relative pattern begins at the folder of the file that has it.
                     let pattern = file.parent().unwrap_or(file).join(pattern);
                     for included in root.expand(&pattern) {
-                        add_configured(root, &included, depth + 1, folders);
+                        add_configured_folders(root, &included, depth + 1, folders);
                     }
                 }
             }
@@ -104,7 +104,7 @@ fn add_configured(root: &RootDir, file: &Path, depth: u32, folders: &mut Vec<Pat
 fn is_usable(file: &Path) -> bool {
     let is_file = std::fs::metadata(file).is_ok_and(|metadata| metadata.is_file());
     let mut head = [0; ELF_32.len()];
-    // A file that is shorter, or cannot be read, is left to the loader, whose error says so.
+    // A file that is shorter, or cannot be read, counts as usable: the loader's error then names the problem.
     let _ = File::open(file).and_then(|mut file| file.read_exact(&mut head));
     is_file && head != ELF_32
 }

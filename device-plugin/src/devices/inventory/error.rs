@@ -9,7 +9,7 @@ pub enum InventoryError {
     /// The machine has no devices (yet): no library, driver, file or GPU. Waiting may help, and a node without GPUs is no fault.
     #[error("{problem}")]
     Absent {
-        /// The missing part, and its remedy.
+        /// The missing part, and the remedy.
         problem: String,
         /// The error of the loader or of the system, if there is one.
         #[source]
@@ -27,13 +27,13 @@ pub enum InventoryError {
     /// The container was created with another driver, or with none; only a new container gets the library of the present one.
     #[error("this container does not have the library of this node's NVIDIA driver: {how}")]
     DriverReplaced {
-        /// The evidence.
+        /// The evidence that the driver was replaced.
         how: String,
     },
-    /// Something needs an operator.
+    /// The devices cannot be listed although the driver or the file is there: a fault that needs an operator.
     #[error("{problem}")]
     Failed {
-        /// The failure.
+        /// The failure, in a sentence.
         problem: String,
         /// The error of NVML, of a parser or of the system, if there is one.
         #[source]

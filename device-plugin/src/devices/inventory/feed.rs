@@ -24,7 +24,7 @@ const FULL_RETRY: Duration = Duration::from_millis(20);
 /// An observation that a watch made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// The device; `None` if it is unknown, or if the observation concerns all of them.
+    /// The device; `None` if it is unknown, or if the observation concerns all devices.
     pub device: Option<PhysicalId>,
     /// The observation itself.
     pub kind: ObservationKind,
@@ -33,7 +33,7 @@ pub struct Observation {
 /// The observations that a watch can make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObservationKind {
-    /// The driver reported a critical error with this number; 999 stands for one that it cannot name.
+    /// The driver reported a critical error with this XID; 999 stands for an error that the driver cannot name.
     Xid(u64),
     /// The device answered a probe; it is unknown whether it needs a reset.
     Answered,
@@ -41,7 +41,7 @@ pub enum ObservationKind {
     AnsweredWithoutFault,
     /// The device answered a probe, and its driver says that it must be reset; the text names the recovery action.
     NeedsReset(String),
-    /// The device is gone: it fell off the bus, or the driver no longer lists it.
+    /// The device fell off the bus, or the driver no longer lists it.
     Lost,
     /// The device is there and a probe of it failed; the text gives the error.
     Failed(String),
@@ -62,7 +62,7 @@ pub struct Feed {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One round of a watch, which its thread repeats. The round must return soon after [`Reporter`] returns [`Stopped`].
+/// One round of a watch, which its thread repeats. The round must return soon after a call of [`Reporter`] returns [`Stopped`].
 pub(super) type Watcher = Box<dyn FnMut(&Reporter) -> Result<(), Stopped> + Send>;
 
 impl Feed {
@@ -130,11 +130,12 @@ pub(super) struct Stopped;
 pub(super) struct Reporter {
     stop: Arc<AtomicBool>,
     sender: mpsc::Sender<Observation>,
+    /// True once this thread has reported a change of the inventory.
     has_announced: Cell<bool>,
 }
 
 impl Reporter {
-    /// Returns an error once the watch must end.
+    /// Returns an error once the thread must end its watch.
     pub(super) fn check(&self) -> Result<(), Stopped> {
         if self.stop.load(Ordering::Acquire) || self.sender.is_closed() {
             Err(Stopped)
@@ -161,7 +162,7 @@ impl Reporter {
         }
     }
 
-    /// Reports once that the source lists other devices: the reader then discovers them itself, and starts another watch.
+    /// Reports once that the source lists other devices: the reader then discovers the devices and starts another watch.
     pub(super) fn announce_change(&self) -> Result<(), Stopped> {
         if self.has_announced.replace(true) {
             return Ok(());

@@ -6,8 +6,8 @@
 //! after them.
 //!
 //! A device's `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number: the watch then reports this error
-//! again and again until the file changes. A device that is taken out of the list is lost. A change of anything else makes another
-//! inventory.
+//! again and again until the file changes. A device that is taken out of the list is lost. After any other change the plugin
+//! lists the devices again.
 //!
 //! `{node}` in an ID is replaced by the node's name, so that one file can serve many nodes with distinct IDs.
 //!
@@ -30,9 +30,9 @@ use parse::{SimulatedDevices, SimulatedHealth, parse};
 pub struct FileSource {
     /// The JSON file.
     pub path: PathBuf,
-    /// Replaces `{node}` in an ID; a hash of it where the ID would become too long.
+    /// The node's name, which replaces `{node}` in an ID; its hash does where the ID would become too long.
     pub node: String,
-    /// The interval at which a watch reads the file; each time it reports every device.
+    /// The interval at which a watch reads the file and reports every device.
     pub interval: Duration,
 }
 
@@ -80,10 +80,11 @@ impl FileSource {
 
 struct FileWatch {
     source: FileSource,
+    /// The devices that the watch was started for.
     known: NodeInventory,
     /// The devices of the last valid text.
     latest: SimulatedDevices,
-    /// The last text, valid or not.
+    /// The last text of the file, valid or not.
     text: Vec<u8>,
     logged: LoggedError,
 }
@@ -94,11 +95,11 @@ impl FileWatch {
         self.refresh();
         let (known, now) = (&self.known, &self.latest.inventory);
         // A machine's links and partitions do not change while its GPUs stay, so only this source compares them.
-        let is_other = known.is_outdated_by(now)
+        let has_changed = known.is_outdated_by(now)
             || known.links != now.links
             || known.partitions != now.partitions
             || known.partition_policy != now.partition_policy;
-        if is_other {
+        if has_changed {
             reporter.announce_change()?;
         }
         for id in self.known.ids() {
@@ -107,7 +108,7 @@ impl FileWatch {
         reporter.pause(self.source.interval)
     }
 
-    /// Reads the file again. The file is small, so the whole text is compared, which notices every change.
+    /// Reads the file again, and parses it if its text has changed: the file is small.
     fn refresh(&mut self) {
         let parsed = match self.source.read() {
             Ok(text) if text == self.text => return,
@@ -129,12 +130,12 @@ impl FileWatch {
         }
     }
 
-    /// Reports the health that the file gives a device; one that the file does not list any more is lost.
+    /// Reports the health that the file gives a device; a device that the file no longer lists is lost.
     fn report_device(&self, id: &PhysicalId, reporter: &Reporter) -> Result<(), Stopped> {
         match self.latest.health.get(id).unwrap_or(&SimulatedHealth::Lost) {
             SimulatedHealth::Healthy => reporter.send(Some(id), ObservationKind::AnsweredWithoutFault),
             SimulatedHealth::Lost => reporter.send(Some(id), ObservationKind::Lost),
-            // A device with an XID also answers probes: it recovers if the policy ignores the XID, and only then.
+            // The XID comes back in each round, so the answer heals the device only where the policy ignores the XID.
             SimulatedHealth::Xid(xid) => {
                 reporter.send(Some(id), ObservationKind::Xid(*xid))?;
                 reporter.send(Some(id), ObservationKind::AnsweredWithoutFault)

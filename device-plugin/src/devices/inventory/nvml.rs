@@ -29,6 +29,7 @@ use super::{
 };
 use watch::NvmlWatch;
 
+/// The file name of NVML.
 pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// `NVML_DEVICE_MIG_ENABLE`.
@@ -37,7 +38,7 @@ const MIG_ENABLED: u32 = 1;
 /// Limit of the loop over a GPU's links: more than any GPU has.
 const MAX_LINKS: u32 = 64;
 
-/// NVIDIA's number in the PCI registry; its switches are bridges.
+/// NVIDIA's vendor number in the PCI registry; the functions of its NVLink switches are PCI bridges.
 const NVIDIA: u32 = 0x10de;
 
 /// The NVIDIA devices of this machine.
@@ -45,19 +46,19 @@ const NVIDIA: u32 = 0x10de;
 pub struct NvmlSource {
     /// The library: a path, or a name that the dynamic loader looks up.
     pub library: PathBuf,
-    /// Directories that may hold the driver. If there are any, the library comes from the first that has one.
+    /// Directories that may hold the driver. If there are any, the library comes from the first that has it.
     pub driver_roots: Vec<PathBuf>,
     /// The mount point of sysfs.
     pub sysfs: PathBuf,
     /// The mount point of procfs, where the driver writes minor numbers that NVML may not know.
     pub procfs: PathBuf,
-    /// Bytes of a GPU whose memory NVML does not know, such as one that shares the memory of its processor.
+    /// Memory, in bytes, of a GPU whose memory NVML does not know, such as one that shares the memory of its processor.
     pub unknown_memory: Option<u64>,
     /// True if pods may not share the memory that the driver reserves for itself.
     pub withholds_reserved: bool,
     /// The interval at which a watch probes each device.
     pub probe_interval: Duration,
-    /// The interval at which a watch compares the devices, and at which one that misses a device opens another session.
+    /// The interval at which a watch compares the listed devices with the known ones, and may open another session.
     pub reopen_interval: Duration,
 }
 
@@ -81,7 +82,7 @@ impl NvmlSource {
     pub(super) fn discover(&self) -> Result<NodeInventory, InventoryError> {
         let nvml = self.open()?;
         let mut inventory = self.list(&nvml)?;
-        // Listing again and again while the watch runs would repeat the lines, so they are written here.
+        // Written here because the watch calls `list` again and again, which would repeat the lines.
         for excluded in &inventory.excluded {
             warn!("GPU is not shared: {excluded}");
         }
@@ -108,11 +109,11 @@ impl NvmlSource {
             let Some(gpu) = uuid_of(&device) else { continue };
             let processes = match device.running_compute_processes() {
                 Ok(processes) => processes,
-                // A sum without this GPU would pass for the whole.
+                // Without this GPU the sum would pass for the memory on all GPUs.
                 Err(error) => return Err(failed("list the processes on a GPU", error)),
             };
             for process in processes {
-                // The driver does not know it where it does not manage the memory itself, as in WSL.
+                // The driver does not know the use where it does not manage the memory itself, as in WSL.
                 if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
                     uses.push(ProcessMemory {
                         gpu: gpu.clone(),
@@ -126,7 +127,7 @@ impl NvmlSource {
         Ok(uses)
     }
 
-    /// The memory of each of these cgroups on a GPU, in the order of `cgroups`, and the first failure.
+    /// The memory of each of these cgroups on a GPU, and the first failure; one that cannot be read counts as not limited.
     pub(super) fn cgroup_memory(
         &self,
         cgroups: &[CgroupOnGpu],
@@ -201,7 +202,7 @@ impl NvmlSource {
         })
     }
 
-    /// The library in the first driver root that has one; without driver roots the configured one.
+    /// The library in the first driver root that has it; without driver roots the configured library.
     fn find_library(&self) -> Result<PathBuf, InventoryError> {
         if self.driver_roots.is_empty() {
             return Ok(self.library.clone());
@@ -211,11 +212,8 @@ impl NvmlSource {
         if let Some(found) = find_library(&self.driver_roots, name) {
             return Ok(found);
         }
-        let roots: Vec<_> = self
-            .driver_roots
-            .iter()
-            .map(|root| root.to_string_lossy())
-            .collect();
+        let roots = self.driver_roots.iter();
+        let roots: Vec<_> = roots.map(|root| root.to_string_lossy()).collect();
         Err(InventoryError::absent(format!(
             "no {} in {}: install the NVIDIA driver on this node, or name with --driver-root the directory that holds it",
             name.to_string_lossy(),
@@ -230,12 +228,12 @@ impl NvmlSource {
         module.exists().then(|| version.unwrap_or_default())
     }
 
-    /// Returns true if a driver is loaded although this container has no library: it can get one only at its creation.
+    /// Returns true if a driver is loaded although this container has no library: a container gets it only at its creation.
     fn is_stale_container(&self) -> bool {
         self.driver_roots.is_empty() && self.loaded_driver().is_some()
     }
 
-    /// The GPUs that this session lists. It is no error if none of them can be shared.
+    /// The GPUs that this session with the driver lists. It is no error if none of them can be shared.
     fn list(&self, nvml: &Nvml) -> Result<NodeInventory, InventoryError> {
         let count = count_devices(nvml)?;
         if count == 0 {
@@ -288,7 +286,7 @@ impl NvmlSource {
             Err(error) => return Err((None, unreadable("UUID", &error).into())),
         };
         if is_mig(&device) {
-            // Its instances have UUIDs and memory of their own, which the records of gpushare's scheduler do not name.
+            // MIG instances have UUIDs and memory of their own, which the records of gpushare's scheduler do not name.
             return Err((Some(uuid), ExclusionReason::Mig));
         }
         let gpu = match self.describe(&device, bus, index, &uuid) {
@@ -296,7 +294,7 @@ impl NvmlSource {
             Err(problem) => return Err((Some(uuid), problem.into())),
         };
         for other in before {
-            // Records name GPUs by either of the two.
+            // Records of pods name GPUs by UUID or by minor number.
             if other.uuid == gpu.uuid || other.minor == gpu.minor {
                 let problem = format!(
                     "GPU {} has the same UUID or minor number {}",
@@ -342,11 +340,8 @@ impl NvmlSource {
         let Some(bus_id) = bus_id else {
             return Err(format!("{UNSUPPORTED} it has no PCI address"));
         };
-        let file = self
-            .procfs
-            .join("driver/nvidia/gpus")
-            .join(bus_id)
-            .join("information");
+        let folder = self.procfs.join("driver/nvidia/gpus").join(bus_id);
+        let file = folder.join("information");
         let text = fs::read_to_string(&file)
             .map_err(|error| format!("{UNSUPPORTED} {} cannot be read: {error}", file.display()))?;
         let mut numbers = text.lines().filter_map(|line| line.strip_prefix("Device Minor:"));
@@ -354,11 +349,11 @@ impl NvmlSource {
         number.ok_or_else(|| format!("{UNSUPPORTED} {} does not name it", file.display()))
     }
 
-    /// The bytes that pods may share, and the bytes that the driver reserves and pods may not share.
+    /// The bytes of a GPU that pods may share, and the bytes that the driver reserves and pods may not share.
     fn memory(&self, device: &Device<'_>) -> Result<(u64, u64), String> {
         let (total, reserved) = match device.memory_info() {
             Ok(memory) => (memory.total, memory.reserved),
-            // This is the second version of the call, which older libraries do not have.
+            // The wrapper makes the second version of this call, which older libraries do not have.
             Err(NvmlError::FailedToLoadSymbol(_)) => {
                 return Err("the driver is too old to report its memory: it must be 510 or newer".to_owned());
             }
@@ -413,7 +408,7 @@ fn links(nvml: &Nvml, bus: &Bus, gpus: &[Gpu]) -> Vec<GpuLinks> {
         };
         for number in 0..MAX_LINKS {
             let link = device.link_wrapper_for(number);
-            // The first number beyond the last link is an error.
+            // NVML answers with an error for the first number beyond the last link.
             let Ok(is_active) = link.is_active() else { break };
             if !is_active {
                 continue;
@@ -454,7 +449,7 @@ fn link_groups(ends: &[(u32, FarEnd)]) -> Vec<GpuLinks> {
         }
     }
     let mut groups = Vec::new();
-    // A link to a switch leads to no GPU if no other GPU is on switches.
+    // The links of a GPU to switches lead to no GPU if no other GPU is on switches.
     if to_switches.len() > 1 {
         groups.push(GpuLinks {
             // A broken link of one GPU limits all pairs with it.
@@ -473,7 +468,7 @@ fn link_groups(ends: &[(u32, FarEnd)]) -> Vec<GpuLinks> {
         let back = between.get(&(other, one)).copied().unwrap_or(0);
         groups.push(GpuLinks {
             minors: vec![one, other],
-            // NVML may fail to name the far end of a link on one side only.
+            // NVML may fail to name the far end of a link for one of the two GPUs, so the larger count is right.
             links: there.max(back),
         });
     }

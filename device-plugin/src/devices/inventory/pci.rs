@@ -65,6 +65,7 @@ pub fn location(sysfs: &Path, address: &str) -> PciLocation {
     Bus::read(sysfs).location(address)
 }
 
+/// All PCI functions of a machine, by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bus {
     functions: BTreeMap<String, PciFunction>,
@@ -113,7 +114,7 @@ impl Bus {
         let Some(vendor) = self.get(upstream_port).map(|port| port.vendor) else {
             return false;
         };
-        // Functions of which the vendor is unknown must not make the switch a part of their card.
+        // Vendor 0 is unknown: two unknown vendors are not the same one.
         if vendor == 0 {
             return false;
         }
@@ -139,7 +140,7 @@ pub(super) struct PciFunction {
     /// The number of its vendor in the PCI registry; 0 if unknown.
     pub(super) vendor: u32,
     pub(super) is_virtual: bool,
-    /// Number and address of each of its virtual functions.
+    /// Number and PCI address of each of its virtual functions (SR-IOV).
     pub(super) virtual_functions: Vec<(u32, String)>,
     numa_node: Option<i32>,
     root: Option<String>,
@@ -153,7 +154,7 @@ impl PciFunction {
         let entry = folder(sysfs).join(own);
         let (class, vendor) = (hex_file(&entry.join("class")), hex_file(&entry.join("vendor")));
         if BACKGROUND.contains(&(class >> 16)) {
-            // There may be thousands, and their locations are not used.
+            // A machine may have thousands of them, and their locations are not used.
             return Self {
                 class,
                 vendor,
@@ -186,7 +187,7 @@ impl PciFunction {
     }
 }
 
-/// The folder with an entry for each function.
+/// The folder of sysfs with an entry for each PCI function.
 pub(super) fn folder(sysfs: &Path) -> PathBuf {
     sysfs.join("bus/pci/devices")
 }

@@ -34,7 +34,7 @@ impl DeviceSource {
         }
     }
 
-    /// The kernel driver of this machine's GPUs that is loaded, by its version; `None` for a file of simulated devices.
+    /// The version of the loaded kernel driver of this machine's GPUs, empty if it names none; `None` for simulated devices.
     pub fn loaded_driver(&self) -> Option<String> {
         match self {
             Self::Machine(machine) => machine.gpus.loaded_driver(),
@@ -61,8 +61,8 @@ impl DeviceSource {
         }
     }
 
-    /// The memory of each of these cgroups on a GPU as the driver knows it, in the order of `cgroups`, and the first failure: a GPU or
-    /// a cgroup that cannot be read does not hide the others. Blocks.
+    /// The memory of each of these cgroups on a GPU as the driver knows it, in the order of `cgroups`, and the first failure. One
+    /// that cannot be read counts as not limited. Blocks.
     ///
     /// # Errors
     /// The driver cannot be asked.
@@ -96,8 +96,8 @@ impl DeviceSource {
 
 /// A real machine: its GPUs through NVML, its other devices through sysfs.
 ///
-/// NVML and sysfs are read by a thread each, so that a driver that hangs hides nothing of the other devices. A machine without GPUs
-/// is fine as long as it has other devices; the plugin goes on looking for the driver.
+/// A watch reads NVML and sysfs by a thread each, so that a driver that hangs hides nothing of the other devices. A machine without
+/// GPUs is fine as long as it has other devices; the plugin goes on looking for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineSource {
     gpus: NvmlSource,
@@ -116,7 +116,7 @@ impl MachineSource {
 
     /// Lists the devices of this machine; one without GPUs serves its other devices.
     fn discover(&self) -> Result<NodeInventory, InventoryError> {
-        // First, because a driver may hang or fail and the other devices are served all the same.
+        // The other devices come first: they are served also if the GPU driver fails.
         let others = self.others.list();
         match self.gpus.discover() {
             Ok(found) => Ok(NodeInventory { others, ..found }),

@@ -38,6 +38,7 @@ const FPGA_VENDORS: [u32; 2] = [0x10ee, 0x1172];
 /// Levels below an FPGA's function that are searched for device files.
 const FPGA_DEPTH: usize = 4;
 
+/// The RDMA adapters and FPGAs below one mount point of sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SysfsSource {
     pub(super) root: PathBuf,
@@ -45,7 +46,7 @@ pub(super) struct SysfsSource {
     pub(super) interval: Duration,
 }
 
-/// A device, and the reason that it cannot be used now, if there is one.
+/// A device, and the reason that it cannot be used now; none if it can.
 type Found = (OtherDevice, Option<String>);
 
 impl SysfsSource {
@@ -90,7 +91,7 @@ impl SysfsSource {
     fn adapters(&self, bus: &Bus) -> Vec<Found> {
         let mut by_address = BTreeMap::<String, Vec<PathBuf>>::new();
         for path in entries(&self.root.join("class/infiniband")) {
-            // A device that is no PCI function, such as one over an ordinary network adapter, cannot be given to a pod.
+            // A device that is no PCI function, such as software RDMA over an ordinary network adapter, cannot be given to a pod.
             let Ok(target) = fs::canonicalize(path.join("device")) else {
                 continue;
             };
@@ -112,7 +113,7 @@ impl SysfsSource {
     }
 
     /// The device files below `/dev` that a container needs to use one PCI function of an adapter or FPGA.
-    fn nodes(&self, resource: ExtendedResource, address: &str) -> Vec<PathBuf> {
+    fn device_nodes(&self, resource: ExtendedResource, address: &str) -> Vec<PathBuf> {
         let function = pci::folder(&self.root).join(address);
         let mut names = BTreeSet::new();
         if resource == ExtendedResource::Rdma {
@@ -122,7 +123,7 @@ impl SysfsSource {
                     names.insert(format!("infiniband/{name}"));
                 }
             }
-            // A function without files of its own has no driver in this machine.
+            // A function without device files of its own has no driver in this machine, so `rdma_cm` is of no use.
             if !names.is_empty() {
                 names.insert(RDMA_CONNECTIONS.to_owned());
             }
@@ -155,8 +156,8 @@ impl SysfsSource {
                 minor: i32::try_from(*number).unwrap_or(-1),
                 bus_id: bus_id.clone(),
             });
-            let nodes = self.nodes(resource, bus_id);
-            // A function that a virtual machine or the network plugin has taken has no files here.
+            let nodes = self.device_nodes(resource, bus_id);
+            // A function that a virtual machine or the network plugin has taken has no device files on this machine.
             if !nodes.is_empty() {
                 function_nodes.insert(bus_id.clone(), nodes);
             }
@@ -176,7 +177,7 @@ impl SysfsSource {
             bus_id: Some(address.to_owned()),
             location: bus.location(address),
             vf_groups,
-            device_nodes: self.nodes(resource, address),
+            device_nodes: self.device_nodes(resource, address),
             function_nodes,
         })
     }
@@ -186,7 +187,7 @@ impl SysfsSource {
         Box::new(move |reporter| source.report(&known, reporter))
     }
 
-    /// One round of the watch: reads sysfs, and reports devices that have come and the state of each known device.
+    /// One round of the watch: reads sysfs, and reports new or changed devices and the state of each known device.
     fn report(&self, known: &NodeInventory, reporter: &Reporter) -> Result<(), Stopped> {
         let found = self.read();
         if found.iter().any(|(device, _)| !known.others.contains(device)) {
@@ -205,10 +206,10 @@ impl SysfsSource {
     }
 }
 
-/// The PCI address of the function that a link of sysfs leads to, or to a folder below it.
+/// The PCI address of the function to which, or to a folder below which, a link of sysfs leads.
 fn function_of(link: &Path) -> Option<String> {
     let path = fs::canonicalize(link).ok()?;
-    // The last address in the path is that of the function; those before it are of the bridges above.
+    // The last PCI address in the path is that of the function; those before it are of the bridges above.
     let mut parts = path.iter().rev().filter_map(OsStr::to_str);
     let address = parts.find(|part| pci::address(part).as_deref() == Some(part))?;
     Some(address.to_owned())

@@ -1,5 +1,5 @@
-//! The directory of this plugin's CDI specs: files appear and change in one step, and a name is reused only after the runtime
-//! has had time to forget its old content.
+//! The directory of this plugin's CDI specs: files appear and change in one step, and a CDI device name gets other content only
+//! after runtimes have had time to forget the old one.
 //!
 //! A runtime reads all specs again for each file that is renamed, written or removed in the directory, and for none that is
 //! moved in from another one ([containerd's and CRI-O's package](https://github.com/cncf-tags/container-device-interface)
@@ -7,7 +7,7 @@
 //! runtimes read them: once for all that start together.
 //!
 //! Nothing here waits for a disk. After a power cut a file may be missing or half written; no container has outlived that,
-//! and every start compares the text with what it must be before the runtime reads it.
+//! and the plugin compares the text of a spec with the right one before each start of its container.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -21,15 +21,18 @@ use serde_json::Value;
 
 use crate::file_version::FileVersion;
 
-use super::{CONTAINER_KIND, Edits, driver_text, text, variables};
+use super::{CONTAINER_KIND, Edits, driver_text, spec_text, variables};
 
-/// Prefix and suffix of the file names of containers' specs. The CDI device name between them is the one in the answer to Allocate.
-const CONTAINER_FILE: (&str, &str) = ("gpushare.dev-gpu_", ".json");
+/// The start of the file names of containers' specs; the short CDI device name in the answer to Allocate follows.
+const CONTAINER_PREFIX: &str = "gpushare.dev-gpu_";
+
+/// The end of the file names of containers' specs.
+const CONTAINER_SUFFIX: &str = ".json";
 
 /// The file of the driver's spec.
 pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
-/// The file whose replacement makes runtimes read all specs; they read files by name, this one after containers' specs.
+/// The file whose replacement makes runtimes read all specs: in the order of names, and so this file after containers' specs.
 pub const PROMPT_FILE: &str = "gpushare.dev-read.json";
 
 /// The directory from which containers' specs are moved into the spec directory; runtimes read no directories in that.
@@ -38,27 +41,28 @@ const STAGING: &str = ".gpushare.dev-new";
 /// Prefix of every file of this plugin.
 pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
 
-/// The ending of a file whose content was retired. Runtimes read `.json` and `.yaml` alone.
+/// The extension of a retired spec: renamed because its device name gets other content. Runtimes read `.json` and `.yaml` alone.
 const RETIRED: &str = "retired";
 
-/// Time before a retired name is used again. A runtime reads a changed directory within a second, on a loaded machine.
+/// Time before the device name of a retired spec is used again. Until a runtime has read the changed directory (within a second
+/// on a loaded machine), it resolves the name with the old content.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
-/// Age below which no spec is cleaned up: kubelet may not have written its checkpoint yet.
+/// Age below which no spec is cleaned up: kubelet may not have written the checkpoint that names it yet.
 const YOUNG: Duration = Duration::from_secs(60);
 
 /// The reason that a spec is not in place.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// The runtime may still resolve the name with its old content.
+    /// The runtime may still resolve the CDI device name with its old content.
     #[error(
         "its CDI device {name} had other content before; it starts once the runtime no longer knows that"
     )]
     Retired {
-        /// The name.
+        /// The CDI device name.
         name: String,
     },
-    /// The container has limits, and the vendor's specs lack the hook that acts on them.
+    /// The container has limits for the driver, and the vendor's specs lack NVIDIA's hook that passes them on.
     #[error(
         "no CDI spec of the vendor has NVIDIA's hook for memory limits now; it starts once the spec is there again"
     )]
@@ -101,19 +105,19 @@ impl SpecDir {
 
     /// The file name of the container's spec with this CDI device name.
     pub fn file(name: &str) -> String {
-        format!("{}{name}{}", CONTAINER_FILE.0, CONTAINER_FILE.1)
+        format!("{CONTAINER_PREFIX}{name}{CONTAINER_SUFFIX}")
     }
 
-    /// Puts the spec of the container with this CDI device name in place; runtimes read it after the next [`SpecDir::prompt_read`].
+    /// Puts a container's spec with this CDI device name in place; runtimes read it after the next [`SpecDir::prompt_read`].
     /// Returns true if the file is new.
     ///
     /// # Errors
-    /// A runtime may still resolve the name with other content, for 5 s after the plugin has retired that; or the directory cannot
-    /// be written.
+    /// A runtime may still resolve the name with other content, until 5 s after the plugin has retired that; or the directory
+    /// cannot be written.
     pub fn write(&self, name: &str, edits: &Edits, now: SystemTime) -> Result<bool, SpecError> {
         let path = self.dir.join(Self::file(name));
         let retired = path.with_extension(RETIRED);
-        let wanted = text(CONTAINER_KIND, name, edits);
+        let wanted = spec_text(CONTAINER_KIND, name, edits);
         let io_error = |source| SpecError::Io {
             path: path.clone(),
             source,
@@ -123,10 +127,10 @@ impl SpecDir {
         };
         match self.content(&path) {
             Some(found) if *found == *wanted => return Ok(false),
-            // No runtime resolves a spec that does not parse, so none has to forget it.
+            // No runtime resolves a spec that does not parse, so only one that parses is retired.
             Some(found) if serde_json::from_str::<Value>(&found).is_ok() => {
                 // A runtime refreshes its cache some time after the change, and would give this container the old content until
-                // then. So the spec is set aside for a while; the rename sets the time from which `RETIREMENT` counts.
+                // then. So the spec is retired, and kubelet tries the start again; `RETIREMENT` counts from the rename on.
                 fs::rename(&path, &retired).map_err(io_error)?;
                 return Err(still_resolved);
             }
@@ -135,10 +139,10 @@ impl SpecDir {
         if age(&retired, now).is_some_and(|age| age < RETIREMENT) {
             return Err(still_resolved);
         }
-        // Moved in from another directory, so that no runtime reads all specs for each container that starts.
+        // Moved in from another directory, so that runtimes do not read all specs for each container that starts.
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
         self.remember(&path, wanted.into());
-        // The retired file is there only after a retirement. If its removal fails, `clean` removes it later.
+        // There is a retired file only after a retirement. If its removal fails, `clean` removes it later.
         let _ = fs::remove_file(retired);
         Ok(true)
     }
@@ -171,7 +175,7 @@ impl SpecDir {
         replace(
             &self.dir.join(PROMPT_FILE),
             &self.dir,
-            &text("gpushare.dev/read", "read", &edits),
+            &spec_text("gpushare.dev/read", "read", &edits),
         )
     }
 
@@ -187,8 +191,8 @@ impl SpecDir {
         Some(variables(list).collect())
     }
 
-    /// Removes containers' specs whose CDI device names are not among `kept`, and files that interrupted writes left, except those
-    /// younger than 60 s. Returns the number of removed files.
+    /// Removes containers' specs whose CDI device names are not among `kept`, and files that interrupted writes left, if they are
+    /// older than 60 s. Returns the number of removed files.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -198,12 +202,10 @@ impl SpecDir {
         for entry in fs::read_dir(&self.dir)?.chain(staged) {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
-            let (prefix, suffix) = CONTAINER_FILE;
-            let name = file
-                .strip_prefix(prefix)
-                .and_then(|rest| rest.strip_suffix(suffix));
+            let rest = file.strip_prefix(CONTAINER_PREFIX);
+            let name = rest.and_then(|rest| rest.strip_suffix(CONTAINER_SUFFIX));
             let is_unused = name.is_some_and(|name| !kept.contains(name));
-            // The name of a temporary file begins with a dot.
+            // The name of a temporary file of `replace` begins with a dot.
             let is_left_over = file.starts_with(&format!(".{OWN_PREFIX}"))
                 || (file.starts_with(OWN_PREFIX) && file.ends_with(RETIRED));
             if !is_unused && !is_left_over {
@@ -250,7 +252,7 @@ impl SpecDir {
     /// The text of a spec file; none if it cannot be read.
     fn content(&self, path: &Path) -> Option<Arc<str>> {
         let version = FileVersion::from(&fs::metadata(path).ok()?);
-        // Another opening of the file would look like a read by the runtime to the watch of reads.
+        // The module `readers` would take another opening of the file for a read by the runtime.
         if let Some((known, text)) = self.known().get(path)
             && *known == version
         {
@@ -261,7 +263,7 @@ impl SpecDir {
         Some(text)
     }
 
-    /// Keeps the text of a spec that was just written or read, with the version of its file, so that it is not read again.
+    /// Keeps the text of a spec that was just written, with the version of its file, so that the plugin does not read it again.
     fn remember(&self, path: &Path, text: Arc<str>) {
         if let Ok(found) = fs::metadata(path) {
             self.known()
@@ -275,7 +277,7 @@ impl SpecDir {
     }
 }
 
-/// Replaces a file in one step. Runtimes notice it only if the temporary file lies in the same directory.
+/// Replaces a file in one step. Runtimes notice that only if `staging`, which gets the temporary file, is the same directory.
 fn replace(path: &Path, staging: &Path, text: &str) -> io::Result<()> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = staging.join(format!(".{file}.tmp"));

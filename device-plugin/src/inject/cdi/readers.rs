@@ -27,16 +27,16 @@ use super::dir::{OWN_PREFIX, PROMPT_FILE};
 /// Pause before a watch that has failed begins again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Longest wait of a start for the container runtime to read a spec: it parses all specs, on a machine that may be busy.
+/// Longest wait of a start for the container runtime to read a spec: the runtime parses all specs, and the machine may be busy.
 const READ_LIMIT: Duration = Duration::from_secs(2);
 
-/// Longest wait of a start if this plugin has not seen the container runtime read specs: CDI may be off there.
+/// Longest wait of a start if the plugin has not seen the container runtime read specs: the runtime's CDI may be off.
 const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 
-/// Number of waits in a row without a read after which the runtime counts as no longer reading.
+/// Number of waits of starts in a row without a read after which the runtime counts as no longer reading.
 const MOST_MISSED: u32 = 3;
 
-/// Size of the buffer for events: some hundreds of them.
+/// Size, in bytes, of the buffer for events of inotify: it has room for some hundreds.
 const BUFFER: usize = 32 << 10;
 
 /// The last event that was seen of one spec file.
@@ -52,11 +52,11 @@ enum Progress {
 #[derive(Clone, Debug, Default)]
 struct ReaderState {
     files: HashMap<String, Progress>,
-    /// The files with which the first containers of pods start: the runtime must have read them once the pods run.
+    /// The spec files with which the first containers of pods start: once such a pod runs, the runtime must have read its file.
     started: HashSet<String>,
-    /// Number of first openings of this plugin's files since they were written.
+    /// Number of reads: a read is the first opening of one of this plugin's files after a write of the file.
     n_reads: u64,
-    /// Number of waits in a row that have ended without a read.
+    /// Number of waits of starts that have ended in a row without a read.
     n_missed: u32,
 }
 
@@ -95,7 +95,7 @@ impl ReaderState {
 #[derive(Clone, Debug)]
 pub struct Readers {
     state: Arc<watch::Sender<ReaderState>>,
-    /// Held by the start that has prompted the runtime, until the runtime has read the files of that moment.
+    /// Held by the one start that prompts the runtime for all that wait, until the runtime has read the files of that moment.
     turn: Arc<Mutex<()>>,
 }
 
@@ -119,7 +119,7 @@ impl Readers {
                 state.files.clear();
                 state.started.clear();
             });
-            // A directory that was removed is watched again at once: a spec that is written meanwhile would pass for unread.
+            // A removed directory is made and watched again at once: a spec that is written before that passes for unread.
             let Err(error) = ended else { continue };
             if let Some(error) = logged.changed(&error) {
                 warn!(dir = %dir.display(), error, "cannot see whether the container runtime reads CDI specs; trying again");
@@ -151,7 +151,7 @@ impl Readers {
         Err(io::Error::other("the watch of the directory has ended"))
     }
 
-    /// Forgets the events of a file that is about to be written.
+    /// Forgets the events of a file that the plugin is about to write, so that only a read after that counts.
     pub fn forget(&self, file: &str) {
         self.state
             .send_if_modified(|state| state.files.remove(file).is_some());
@@ -164,7 +164,7 @@ impl Readers {
         });
     }
 
-    /// Returns when the container runtime has read these specs, or after a while if it was not seen reading them.
+    /// Returns when the container runtime has read these spec files, or after a limit if it was not seen reading them.
     pub async fn until_resolved(&self, specs: &SpecDir, files: &[String]) {
         if files.is_empty() {
             return;
@@ -188,7 +188,7 @@ impl Readers {
         if !is_read {
             self.state
                 .send_modify(|state| state.n_missed = state.n_missed.saturating_add(1));
-            // The start goes on without the read. The last prompt may have come before these files, so they get another one.
+            // The start goes on without the read. The last prompt may have come before these files, so the runtime gets another.
             prompt(specs);
         }
         is_read
@@ -205,14 +205,14 @@ impl Readers {
             }
             self.forget(PROMPT_FILE);
             prompt(specs);
-            // Files that come after the runtime has listed the directory are read at the next prompt only, so the loop asks again.
+            // The runtime reads files that come after it has listed the directory only at the next prompt, so the loop goes on.
             let is_answered = |state: &ReaderState| state.has_read(PROMPT_FILE);
-            // The sender lives as long as this value.
+            // `wait_for` fails only without a sender, and `self` holds the sender.
             let _ = self.state.subscribe().wait_for(is_answered).await;
         }
     }
 
-    /// True if the runtime was seen reading a spec, and fewer than `MOST_MISSED` waits for it have ended in a row without a read.
+    /// True if the runtime was seen reading a spec, and fewer than `MOST_MISSED` waits of starts in a row have ended without it.
     pub fn has_reader(&self) -> bool {
         let state = self.state.borrow();
         state.n_reads > 0 && state.n_missed < MOST_MISSED
@@ -224,23 +224,22 @@ impl Readers {
             .send_if_modified(|state| state.started.insert(file.to_owned()));
     }
 
-    /// True if a pod has started with the spec in this file, which was never read since: the runtime's CDI is off then.
+    /// True if a container was started with the spec in this file, and no read of it was seen: if the pod runs, CDI is off.
     pub fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
         state.started.contains(file) && state.files.get(file) == Some(&Progress::Written)
     }
 
-    /// True if a file that this process has written was read since; none if no event of it has been seen.
+    /// True if a file that this process has written was read since the write; none if no event of the file has been seen.
     pub fn was_read(&self, file: &str) -> Option<bool> {
         let progress = *self.state.borrow().files.get(file)?;
         Some(progress == Progress::Read)
     }
 
-    /// Returns once the runtime has read a file for the first time since it was written.
+    /// Returns once the runtime has read any of this plugin's files for the first time since the file's last write.
     pub async fn until_next_read(&self) {
         let mut state = self.state.subscribe();
         let before = state.borrow_and_update().n_reads;
-        // The sender lives as long as this value.
         let _ = state.wait_for(|state| state.n_reads != before).await;
     }
 }

@@ -1,7 +1,7 @@
 //! NVIDIA's own CDI specs on this node: a container's edits for the driver, and the device nodes of each GPU.
 //!
-//! The plugin reads them again when they change, as the vendor's tools rewrite them with each driver. It leaves out files that do
-//! not parse, with a warning.
+//! The plugin reads the specs again when they change: the vendor's tools rewrite them with each driver. It leaves out files that
+//! do not parse, with a warning.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,7 +23,7 @@ use super::variables;
 /// Length of the longest spec that the plugin reads, in bytes.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// The driver's device nodes that belong to no GPU; of a spec's other nodes none is shared, as some specs name every GPU.
+/// The driver's device nodes that belong to no GPU. The driver's CDI device gets no others: some specs list nodes of every GPU.
 const CONTROL_NODES: [&str; 5] = [
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
@@ -32,13 +32,13 @@ const CONTROL_NODES: [&str; 5] = [
     "/dev/dxg",
 ];
 
-/// Libraries of the driver whose file name ends with its version.
+/// Libraries of the driver whose file name ends with the driver's version.
 const VERSIONED_LIBRARIES: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
 /// The command of NVIDIA's hook that has the driver limit a container's memory.
 const LIMIT_HOOK: &str = "apply-cuda-memory-limits";
 
-/// The hook's argument that names a GPU.
+/// The argument of [`LIMIT_HOOK`] that names a GPU.
 const GPU_ID: &str = "--gpu-id";
 
 /// The tool that wrote a spec; the tools whose specs say most about a GPU come first.
@@ -48,7 +48,7 @@ pub enum VendorKind {
     Toolkit,
     /// NVIDIA's device plugin.
     DevicePlugin,
-    /// GPU Operator, for its own pods; it names all GPUs as one device.
+    /// GPU Operator, for its own pods; its spec has all GPUs as one device.
     Management,
 }
 
@@ -56,7 +56,7 @@ impl VendorKind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::Toolkit, Self::DevicePlugin, Self::Management];
 
-    /// The kind as CDI writes it.
+    /// The kind of such specs, in CDI's form `vendor/class`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Toolkit => "nvidia.com/gpu",
@@ -91,7 +91,7 @@ impl SpecDevice {
         list(&self.container_edits, "deviceNodes")
     }
 
-    /// Returns true if the device brings no node of another GPU: an old spec may mean another one by a name or an index.
+    /// Returns true if the device brings no node of another GPU: an old spec may mean another GPU by this name or index.
     fn is_of_gpu(&self, gpu: &Gpu) -> bool {
         for path in self.nodes().filter_map(path_of) {
             // Other nodes, such as /dev/nvidiactl, belong to no single GPU.
@@ -114,7 +114,7 @@ struct VendorSpec {
 /// NVIDIA's hook that has the driver limit a container's memory on one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitHook {
-    /// Version of the spec that it comes from.
+    /// CDI version of the spec that the hook comes from.
     pub cdi_version: String,
     /// The hook, as CDI writes it.
     pub hook: Value,
@@ -123,7 +123,7 @@ pub struct LimitHook {
 /// A container's edits for the driver, which are the same for all GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DriverEdits {
-    /// The kind of the spec that it comes from.
+    /// The kind of the spec that the edits come from.
     pub kind: VendorKind,
     /// Libraries, hooks, control nodes and variables.
     pub edits: Edits,
@@ -132,23 +132,23 @@ pub struct DriverEdits {
 /// The reason that no spec of the node can be used for the driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoDriver {
-    /// The directories have no spec.
+    /// The directories have no spec of a [`VendorKind`].
     #[error(
         "no CDI spec of the NVIDIA driver is in {dirs}: enable nvidia-cdi-refresh.service or CDI in GPU Operator, or run \
          `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml` on the node"
     )]
     Missing {
-        /// The directories.
+        /// The directories, separated by commas.
         dirs: String,
     },
     /// Each spec was made for another version of the driver.
     #[error("the CDI spec {} is of driver {found}, and the node runs {running}: generate it again, for example by restarting nvidia-cdi-refresh.service", path.display())]
     Stale {
-        /// The file.
+        /// The file of the first such spec.
         path: PathBuf,
-        /// The version of its libraries.
+        /// The version of the driver whose libraries the spec mounts.
         found: String,
-        /// The version that NVML reports.
+        /// The version of the driver that runs on the node, as NVML reports it.
         running: String,
     },
 }
@@ -157,8 +157,8 @@ pub enum NoDriver {
 #[derive(Clone, Debug, Default)]
 pub struct VendorSpecs {
     dirs: Vec<PathBuf>,
-    /// The last content of each file; `None` if it does not parse or is of another kind.
-    read: Arc<Mutex<ParsedFiles>>,
+    /// The last content of each file; `None` if it does not parse or its kind is no [`VendorKind`].
+    parsed: Arc<Mutex<ParsedFiles>>,
 }
 
 type ParsedFiles = HashMap<PathBuf, (FileVersion, Option<Arc<VendorSpec>>)>;
@@ -168,24 +168,24 @@ impl VendorSpecs {
     pub fn new(dirs: Vec<PathBuf>) -> Self {
         Self {
             dirs,
-            read: Arc::default(),
+            parsed: Arc::default(),
         }
     }
 
-    /// Returns a container's edits for the driver, from the first kind that has a spec for the running driver.
+    /// Returns a container's edits for the driver, from the first kind that has a spec for the driver that runs on the node.
     ///
-    /// `running` is the version that NVML reports, if it does.
+    /// `running_driver` is its version, if NVML reports it.
     ///
     /// # Errors
-    /// There is no spec, or only one of another driver version.
-    pub fn driver(&self, running: Option<&str>) -> Result<DriverEdits, NoDriver> {
+    /// There is no spec, or all are of other driver versions.
+    pub fn driver(&self, running_driver: Option<&str>) -> Result<DriverEdits, NoDriver> {
         let mut specs = self.read();
         // A stable sort, so that of one kind the spec of the later directory stays first.
         specs.sort_by_key(|spec| spec.kind);
         let mut stale = None;
         for spec in specs {
             let edits = driver_edits(&spec.file);
-            match (library_version(&edits), running) {
+            match (library_version(&edits), running_driver) {
                 (Some(found), Some(running)) if found != running => {
                     stale.get_or_insert(NoDriver::Stale {
                         path: spec.path.clone(),
@@ -193,7 +193,7 @@ impl VendorSpecs {
                         running: running.to_owned(),
                     });
                 }
-                // Without a version on one side there is nothing to compare.
+                // The versions are equal, or one of them is not known.
                 _ => {
                     let kind = spec.kind;
                     return Ok(DriverEdits { kind, edits });
@@ -205,11 +205,11 @@ impl VendorSpecs {
         Err(stale.unwrap_or(NoDriver::Missing { dirs }))
     }
 
-    /// The device nodes of a GPU as a vendor's spec names them: by UUID or index, else its own node among those of all GPUs.
+    /// The device nodes of a GPU as a vendor's spec lists them: for its UUID or index, else its own node from the device `all`.
     pub fn nodes(&self, gpu: &Gpu) -> Option<Vec<Value>> {
         let (specs, index) = (self.read(), gpu.index.to_string());
         for name in [gpu.uuid.as_str(), &index] {
-            // Only the first spec counts, as runtimes resolve the name by it too.
+            // Only the first spec with the device counts, as runtimes resolve the name by that spec too.
             if let Some(device) = devices_named(&specs, name).first()
                 && device.is_of_gpu(gpu)
                 && device.nodes().next().is_some()
@@ -243,7 +243,7 @@ impl VendorSpecs {
         None
     }
 
-    /// Returns true if a spec of this kind names one of the devices.
+    /// Returns true if a spec of this kind has a device with one of these names.
     pub fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
         let mut specs = self.read();
         specs.retain(|spec| spec.kind == kind);
@@ -259,7 +259,7 @@ impl VendorSpecs {
     /// The parsed specs, those that override others first. Only changed files are parsed again.
     fn read(&self) -> Vec<Arc<VendorSpec>> {
         // A panic elsewhere leaves a whole map behind, since the map is replaced in one step.
-        let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = HashMap::new();
         let mut specs = Vec::new();
         // Of specs that name the same device, runtimes take that of the later directory.
@@ -269,7 +269,7 @@ impl VendorSpecs {
                 continue;
             }
             let version = FileVersion::from(&file);
-            // Each start of a container comes here: a spec of NVIDIA's is long, and parsing it takes milliseconds.
+            // Each start of a container calls this: a spec of NVIDIA's is long, and parsing it takes milliseconds.
             let spec = match known.remove(&path) {
                 Some((known_version, spec)) if known_version == version => spec,
                 _ => parse(&path),
@@ -290,7 +290,7 @@ fn devices_named<'a>(specs: &'a [Arc<VendorSpec>], name: &str) -> Vec<&'a SpecDe
     named
 }
 
-/// Returns the spec's edits for all its devices; of device nodes only the control nodes, also from a device `all`.
+/// Returns the edits that a spec has for all its devices; of device nodes only the control nodes, also from a device `all`.
 fn driver_edits(file: &SpecFile) -> Edits {
     let mut edits = Edits {
         version: Some(file.cdi_version.clone()),
@@ -346,7 +346,7 @@ fn list<'a>(edits: &'a Map<String, Value>, field: &str) -> impl Iterator<Item = 
     edits.get(field).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// True if a hook limits memory on the GPU with this UUID and on no other.
+/// True if this is NVIDIA's hook that limits memory, for the GPU with this UUID and no other.
 fn is_limit_hook(hook: &Value, uuid: &str) -> bool {
     let mut args = Vec::new();
     for arg in hook.get("args").and_then(Value::as_array).into_iter().flatten() {
@@ -375,10 +375,8 @@ fn spec_files(dir: &Path) -> Vec<PathBuf> {
         let path = entry.path();
         let is_spec = path.extension().is_some_and(|end| end == "json" || end == "yaml");
         // Most files of the directory are this plugin's, one for each container.
-        let is_own = entry
-            .file_name()
-            .as_encoded_bytes()
-            .starts_with(OWN_PREFIX.as_bytes());
+        let name = entry.file_name();
+        let is_own = name.as_encoded_bytes().starts_with(OWN_PREFIX.as_bytes());
         if is_spec && !is_own {
             paths.push(path);
         }

@@ -25,15 +25,15 @@ pub(super) enum Cgroup {
 /// The way in which NVIDIA's hook and its variables get into a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HookRoute {
-    /// This plugin's CDI spec brings the hook, and its variables win over those of the image and of the pod.
+    /// This plugin's CDI spec brings the hook, and the spec's variables win over those of the image and of the pod.
     Spec,
-    /// NVIDIA's runtime brings the hook, as it resolves the vendor's variable by CDI.
+    /// NVIDIA's runtime brings the hook, as it resolves the vendor's variable by the vendor's CDI specs.
     Runtime,
     /// The hook gets into containers, but may read a limit that the image or the pod sets.
     ReadsOthers,
-    /// NVIDIA's runtime injects by its own tool, which knows no such hook.
+    /// NVIDIA's runtime injects GPUs by its legacy mode, which runs no such hook.
     Legacy,
-    /// The runtime's way is not known, or containers get no devices.
+    /// The way of the runtime is not known, or containers get no devices at all.
     Unknown,
 }
 
@@ -53,9 +53,10 @@ pub(super) struct EnforcementFacts {
     pub(super) mps: Option<String>,
 }
 
+/// The facts about one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GpuFacts {
-    /// True if a spec of the vendor has the hook for this GPU.
+    /// True if a CDI spec of the vendor has NVIDIA's hook for memory limits on this GPU.
     pub(super) has_hook: bool,
     pub(super) is_mig: bool,
 }
@@ -146,7 +147,7 @@ fn route_obstacle(route: HookRoute) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// The way in which the hook gets into containers, with this injection and this runtime.
+/// The way in which NVIDIA's hook gets into containers, with this injection and this container runtime.
 ///
 /// `runtime` is the node's name and version of the container runtime; `has_nri` is true if the runtime hook of this plugin is on,
 /// which sets a container's variables whatever its image and its pod say.
@@ -163,11 +164,11 @@ pub(super) fn hook_route(
         Mode::Cdi if has_nri || replaces_variables(runtime) => HookRoute::Spec,
         Mode::Cdi => HookRoute::ReadsOthers,
         Mode::Envvar if own.why_inconclusive().is_some() => HookRoute::Unknown,
-        // In its modes cdi and jit-cdi NVIDIA's runtime has replaced the value in this plugin's own container.
+        // This plugin's own container shows the mode of NVIDIA's runtime: cdi and jit-cdi replace the value `all` by `void`.
         Mode::Envvar => match own.visible_devices.as_deref() {
             Some("void") if has_nri => HookRoute::Runtime,
-            // kubelet hands the plugin's value on before the pod's. If the image sets the variable too, the runtime replaces that
-            // by each of them in turn, and the last may come from a ConfigMap or a Secret, whose values the plugin cannot see.
+            // kubelet puts the plugin's value before the pod's. If the image sets a limit's variable too, the runtime replaces
+            // that by each value in turn, and the last may come from a ConfigMap or a Secret, whose values the plugin cannot see.
             Some("void") => HookRoute::ReadsOthers,
             Some("all") => HookRoute::Legacy,
             _ => HookRoute::Unknown,
@@ -175,7 +176,7 @@ pub(super) fn hook_route(
     }
 }
 
-/// Returns true if a CDI spec's variables replace those of the container in this runtime.
+/// Returns true if this container runtime lets a CDI spec's variables replace those of the container.
 fn replaces_variables(runtime: &str) -> bool {
     let Some(version) = runtime.strip_prefix("containerd://") else {
         return false;

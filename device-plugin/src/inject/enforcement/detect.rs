@@ -21,7 +21,7 @@ use super::{Enforcements, lost_spec_hook};
 /// Interval at which the plugin checks files of the node: the vendor's specs, and those of MPS and HAMi-core.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Time for which GPUs keep the level `driver` without the hook: the vendor's tools rewrite their specs while pods come.
+/// Time for which GPUs keep the level `driver` although the hook is missing: the vendor's tools rewrite their specs at any time.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// Directories of the pipe of an MPS control daemon: NVIDIA's default, its device plugin's, and its fractioning operator's.
@@ -68,7 +68,7 @@ pub async fn detect_enforcement(
     }
 }
 
-/// Passes on levels that differ from those before, and logs each with another reason.
+/// Sends levels that differ from the last ones to the readers, and logs each level that has another reason.
 fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
     let before = levels.borrow().clone();
     if *before == decided {
@@ -95,16 +95,12 @@ fn decide_all(
     injection: Option<&Injection>,
     runtime: &str,
 ) -> Enforcements {
+    let (own, has_nri) = (&settings.own_container, settings.has_runtime_hook);
     let facts = EnforcementFacts {
         is_enabled: settings.driver_limits,
         driver: fleet.driver_version.clone(),
         cgroup: cgroup(&settings.sysfs_root),
-        route: hook_route(
-            injection,
-            &settings.own_container,
-            runtime,
-            settings.has_runtime_hook,
-        ),
+        route: hook_route(injection, own, runtime, has_nri),
         has_hami_core: settings.hami_core.as_ref().is_some_and(HamiCore::exists),
         mps: mps_directory(&settings.host_root),
     };

@@ -14,10 +14,10 @@ use crate::node::pods::{NodePod, Placement, RecordedAmounts};
 
 use super::{Enforcements, are_by_driver};
 
-/// No memory is reserved: the reservation of a removed container would stay with the cgroups above it.
+/// The driver reserves no memory for a container: the reservation of a removed container would stay with the cgroups above it.
 const NO_RESERVATION: &str = "0";
 
-/// HAMi-core's variable for the memory limit of a device, followed by the device's place.
+/// HAMi-core's variable for the memory limit of a device; `_` and the device's position in the container follow.
 const HAMI_MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
 /// HAMi-core's variable for the limit of computing power.
@@ -30,13 +30,13 @@ pub struct Recipient<'a> {
     pub pod: &'a NodePod,
     /// The container.
     pub container: &'a ContainerRequest,
-    /// The record whose devices it gets.
+    /// The pod's record, which names the devices of the container.
     pub placement: Option<&'a Placement>,
     /// The enforcement levels of this node's GPUs.
     pub enforcements: &'a Enforcements,
 }
 
-/// True if a variable limits a container that has it.
+/// True if a container that has this variable is limited by it.
 pub fn is_limit(name: &str) -> bool {
     is_of_driver(name) || is_of_hami_core(name)
 }
@@ -51,7 +51,7 @@ pub fn is_of_driver(name: &str) -> bool {
     name == DRIVER_MEMORY_REQUEST || name == DRIVER_MEMORY_LIMIT
 }
 
-/// The limits of a container on these GPUs: the driver's where it enforces them, and HAMi-core's if the pod asks for them.
+/// The limits of a container on these GPUs: for the driver if it enforces them, and for HAMi-core if the pod asks for that.
 pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
     let mut env = BTreeMap::new();
     let Some(placement) = recipient.placement else {
@@ -81,8 +81,7 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
     env
 }
 
-/// The bytes of a GPU's memory that a container is given; `None` if that is not known, or if neither the container nor the record
-/// says an amount.
+/// The bytes of a GPU's memory that a container is given; `None` if neither its request nor the pod's record names an amount.
 ///
 /// `n_gpus` is the number of the pod's GPUs.
 pub fn given_memory(
@@ -99,7 +98,7 @@ pub fn given_memory(
     match (own, recorded) {
         (Some(own), Some(recorded)) => Some(own.min(recorded)),
         (Some(own), None) => Some(own),
-        // A record of computing power alone is no limit of no memory.
+        // A record of computing power alone may name 0 bytes, which is no limit.
         (None, recorded) => recorded.filter(|bytes| *bytes > 0),
     }
 }
@@ -116,19 +115,20 @@ fn memory_limit(
     if recipient.pod.sees_all || bytes >= gpu.memory_bytes {
         return None;
     }
-    // Zero would be no limit to HAMi-core. No program runs in one MiB.
+    // HAMi-core takes 0 for no limit, so the least is 1 MiB, in which no program runs.
     Some((bytes >> 20).max(1))
 }
 
 /// The container's part of the computing power of each GPU, in percent; `None` if it is all of it, or was not requested.
 fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -> Option<u64> {
-    // HAMi-core has one variable for all GPUs of a container.
+    // HAMi-core has one variable for all GPUs of a container, so the record of the first one counts.
     let recorded = recorded_amounts(placement, gpus.first()?)?.core;
     let container = recipient.container;
     let n_gpus = gpus.len() as u64;
     let percent = if container.core + container.whole > 0 {
         container.core_share(n_gpus).clamp(1, recorded.max(1))
     } else if container.requests_memory() {
+        // The container requests memory and no computing power, so nothing limits its computing power.
         return None;
     } else {
         recorded
@@ -136,7 +136,7 @@ fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -
     (1..100).contains(&percent).then_some(percent)
 }
 
-/// The part of a GPU that the record gives the pod.
+/// The amounts of a GPU that the record gives the pod; none if the record does not name the GPU.
 fn recorded_amounts<'a>(placement: &'a Placement, gpu: &Gpu) -> Option<&'a RecordedAmounts> {
     let at = placement.gpus.iter().position(|name| name.names(gpu))?;
     placement.held.get(at)

@@ -29,18 +29,18 @@ use super::decide::{Cdi, Driver, InjectionFacts, VariableFacts, decide, exposure
 /// Interval at which the plugin checks the vendor's specs and the runtime's reads.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longest wait of the first decision for the runtime to read a spec.
+/// Longest time for which the first decision waits until the runtime has read a spec.
 const FIRST_READ: Duration = Duration::from_secs(1);
 
-/// Interval at which the plugin prompts the runtime to read the specs while it has not been seen reading.
+/// Interval at which the plugin prompts the runtime to read the specs as long as no read has been seen.
 const PROMPT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Interval at which the plugin reads the configuration of the container runtime.
 const CONFIGURATION_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Time for which a node stays with CDI although its specs cannot be written or the driver's spec is missing. The vendor's services
-/// delete and write their specs while pods come, and kubelet fails a pod for good whose devices are unhealthy at that moment. A
-/// start that needs a missing spec is refused, and kubelet tries it again.
+/// Time for which a node stays with CDI although its specs cannot be written or the driver's spec is missing. The vendor's tools
+/// delete and write their specs at any time. While injection is impossible the plugin lists devices as unhealthy, and kubelet
+/// fails for good a pod that it then admits. A start that needs a missing spec is only refused, and kubelet tries it again.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Decides on the injection mode at once and whenever the facts change, until the task is dropped.
@@ -64,7 +64,7 @@ pub async fn detect_injection(
         has_management_spec: false,
         configured: None,
     };
-    let mut without_cdi: Option<Instant> = None;
+    let mut without_cdi_since: Option<Instant> = None;
     // Collecting the facts writes the spec of the driver, which prompts the runtime to read.
     detector.collect_facts();
     // A runtime that takes CDI devices reads at once, and the first decision is then no guess.
@@ -73,13 +73,13 @@ pub async fn detect_injection(
         let is_pod_awaited = detector.own_container().is_pod_awaited;
         let facts = detector.collect_facts();
         let decided = decide(detector.settings.injection_mode, &facts);
-        without_cdi = if is_by_cdi(&decided) {
+        without_cdi_since = if is_by_cdi(&decided) {
             None
         } else {
-            Some(without_cdi.unwrap_or_else(Instant::now))
+            Some(without_cdi_since.unwrap_or_else(Instant::now))
         };
-        let lasted = without_cdi.map_or(Duration::ZERO, |since| since.elapsed());
-        // While the plugin's own pod is not known, only proven CDI works whatever `RuntimeClass` the pod has.
+        let lasted = without_cdi_since.map_or(Duration::ZERO, |since| since.elapsed());
+        // Only proven CDI works whatever the `RuntimeClass` of the plugin's own pod; all other decisions wait until it is known.
         let is_settled = decided.certainty == Certainty::Proven || !is_pod_awaited;
         if is_settled && takes_effect(injection.borrow().as_ref(), &decided, lasted) {
             publish(&injection, &recorder, decided);
@@ -95,13 +95,13 @@ fn is_by_cdi(injection: &Injection) -> bool {
     injection.mode == Mode::Cdi && injection.is_possible()
 }
 
-/// True if a decision takes effect now; `lasted` is the time since CDI was last possible.
+/// True if a decision takes effect now; `lasted` is the time for which the decisions have been against CDI.
 fn takes_effect(before: Option<&Injection>, decided: &Injection, lasted: Duration) -> bool {
     // A runtime that ignores CDI devices starts containers without any device, so `CDI_OFF` takes effect at once.
     !before.is_some_and(is_by_cdi) || is_by_cdi(decided) || decided.reason == CDI_OFF || lasted >= GRACE
 }
 
-/// Passes on a verdict that has changed, in the log and an event on the node.
+/// Sends a decision that has changed to its readers; a change of the reason also to the log, and to an event on the node.
 fn publish(injection: &watch::Sender<Option<Injection>>, recorder: &Recorder, decided: Injection) {
     let before = injection.borrow().clone();
     if before.as_ref() == Some(&decided) {
@@ -137,6 +137,7 @@ struct InjectionDetector {
     driver: Option<Edits>,
     /// The time at which the plugin last prompted the runtime to read the specs.
     prompted: Option<Instant>,
+    /// True once GPU Operator's spec for its own pods has been seen.
     has_management_spec: bool,
     /// The configuration of the container runtime, and the time at which it was read.
     configured: Option<(Instant, ConfiguredRuntime)>,
@@ -192,7 +193,7 @@ impl InjectionDetector {
     /// The configuration of the container runtime; `None` if the node's root is not mounted.
     fn configured(&mut self) -> Option<ConfiguredRuntime> {
         let host_root = &self.settings.host_root;
-        // Without the flag that is the root of this container; with it, only other directories may be mounted.
+        // Without `--host-root` that is this container's own root; with it, `etc` need not be among the mounted directories.
         if host_root == Path::new("/") || !host_root.join("etc").is_dir() {
             return None;
         }
@@ -206,11 +207,11 @@ impl InjectionDetector {
         Some(configured)
     }
 
-    /// The source of the driver, and the edits of its device, if a container can have any.
+    /// The source of the driver's libraries, and the edits of the driver's CDI device; none if no spec can be used.
     fn driver(&self) -> (Driver, Option<Edits>) {
         let settings = &self.settings;
         let fleet = self.fleet.borrow();
-        // The version of simulated devices is that of no library.
+        // Simulated devices name a driver version that no library has.
         let running = fleet.driver_version.as_deref().filter(|_| fleet.needs_driver);
         match settings.vendor_specs.driver(running) {
             Ok(found) => (
@@ -224,7 +225,7 @@ impl InjectionDetector {
         }
     }
 
-    /// Writes the CDI device with the driver's libraries, unless the directory has it with the same edits.
+    /// Writes the CDI device that brings the driver, unless the directory has it with the same edits.
     fn write_driver(&mut self, edits: Option<Edits>) -> io::Result<()> {
         // The spec of a driver that is gone stays: no container starts meanwhile, and the spec of the next driver replaces it.
         let Some(edits) = edits else { return Ok(()) };
@@ -241,7 +242,7 @@ impl InjectionDetector {
         Ok(())
     }
 
-    /// Prompts the runtime to read the specs, as long as it has not been seen reading.
+    /// Prompts the runtime to read the specs, as long as no read has been seen.
     fn prompt(&mut self) -> io::Result<()> {
         if self.readers.has_reader() || self.prompted.is_some_and(|at| at.elapsed() < PROMPT_INTERVAL) {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The configuration of the node's container runtime, as far as it decides which containers NVIDIA's runtime acts on.
 //!
-//! The files are read line by line, as `deploy/which-node.sh` reads them: each setting that matters is a line of its own, and a node
-//! has the files of one container runtime.
+//! The files are read line by line, as `deploy/which-node.sh` reads them: each setting that matters is a line of its own, and a
+//! node has the files of one container runtime.
 
 use std::path::Path;
 
@@ -43,9 +43,9 @@ pub enum ConfiguredRuntime {
     Unknown,
     /// NVIDIA's runtime is not configured, or ignores the variable of containers that are not privileged.
     Inactive,
-    /// It runs the containers of pods with its `RuntimeClass`.
+    /// NVIDIA's runtime runs the containers of pods with its `RuntimeClass`.
     OfRuntimeClass,
-    /// It is the default, or a hook acts on every container.
+    /// NVIDIA's runtime is the default, or a hook of CRI-O gives GPUs to every container.
     Default,
 }
 
@@ -55,6 +55,7 @@ impl ConfiguredRuntime {
         let runtime = settings(node, &RUNTIME_FILES);
         let mut toolkits = TOOLKIT_FILES.iter().map(|file| settings(node, &[file]));
         let toolkit = toolkits.find(|lines| !lines.is_empty()).unwrap_or_default();
+        // NVIDIA's runtime then acts on no container of a pod that is not privileged, whatever else is configured.
         let is_hardened = toolkit.iter().any(|line| {
             value_of(line, "accept-nvidia-visible-devices-envvar-when-unprivileged") == Some("false")
         });
@@ -62,6 +63,7 @@ impl ConfiguredRuntime {
             let value = value_of(line, "default_runtime_name").or_else(|| value_of(line, "default_runtime"));
             value.is_some_and(|value| value.starts_with("nvidia"))
         };
+        let runs_nvidia = |line: &String| line.contains("nvidia-container-runtime");
         let has_hook = settings(node, &HOOK_FILES)
             .iter()
             .any(|line| line.contains("nvidia"));
@@ -69,10 +71,7 @@ impl ConfiguredRuntime {
             Self::Inactive
         } else if has_hook || runtime.iter().any(sets_default) {
             Self::Default
-        } else if runtime
-            .iter()
-            .any(|line| line.contains("nvidia-container-runtime"))
-        {
+        } else if runtime.iter().any(runs_nvidia) {
             Self::OfRuntimeClass
         } else if runtime.is_empty() {
             Self::Unknown

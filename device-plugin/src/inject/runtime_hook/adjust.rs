@@ -1,8 +1,8 @@
 //! Decides how a new container must be adjusted so that it sees the devices of its pod's record and no others.
 //!
 //! Pure except that it reads device nodes. A container that requests GPUs is adjusted only if its pod is known and has a record.
-//! One that requests none loses the variable by which its image or its author would show it GPUs that are shared, except in
-//! namespaces that the operator names.
+//! In one that requests none, `void` replaces a value of the vendor's variable by which its image or its author would show it
+//! GPUs, except in namespaces that the operator names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -34,6 +34,7 @@ const GPU_RESOURCES: [ExtendedResource; 3] = [
     ExtendedResource::Whole,
 ];
 
+/// The facts from which the hook decides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HookInputs<'a> {
     pub(super) pods: &'a NodePods,
@@ -41,13 +42,13 @@ pub(super) struct HookInputs<'a> {
     pub(super) settings: &'a NodeSettings,
     pub(super) mode: Mode,
     pub(super) enforcements: &'a Enforcements,
-    /// Namespaces whose containers keep the variable although they request no GPU.
+    /// Namespaces whose containers keep the vendor's variable although they request no GPU.
     pub(super) unrestricted: &'a [String],
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum HookDecision {
-    /// The container stays as it is, because this plugin does not serve it.
+    /// The container is created as it is, because this plugin does not serve it.
     Ignore,
     /// The container is created with this adjustment, which may be empty.
     Adjust(Box<DeviceAdjustment>),
@@ -60,7 +61,7 @@ pub(super) enum HookDecision {
 /// The changes that give a container the right devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct DeviceAdjustment {
-    /// The GPUs that it must see.
+    /// The GPUs that the container sees with the adjustment; empty for one that requests none.
     pub(super) gpus: BTreeSet<PhysicalId>,
     /// The value of the vendor's variable without the adjustment.
     pub(super) before: Option<String>,
@@ -78,7 +79,7 @@ impl DeviceAdjustment {
     pub(super) fn into_adjustment(self) -> ContainerAdjustment {
         let mut devices = self.added_nodes;
         for path in self.removed_nodes {
-            // NRI removes what has a minus before its name.
+            // In NRI a minus before the path of a device removes the device from the container.
             let path = format!("-{path}");
             devices.push(LinuxDevice {
                 path,
@@ -98,7 +99,7 @@ impl HookInputs<'_> {
     pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {
-            // kubelet learns of a pod at the same time as this plugin, which may be the later of the two.
+            // kubelet and this plugin learn of a pod by a watch each, and that of this plugin may be late.
             let asks_for_nothing = self.pods.asks_for_nothing(&uid);
             let keys = [DEVICE_ALLOCATED, MEM_IDX];
             let has_record = keys.iter().any(|key| sandbox.annotations.contains_key(*key));
@@ -115,12 +116,12 @@ impl HookInputs<'_> {
         let Some(request) = request.filter(|request| requests_gpus(request)) else {
             return self.hide(sandbox, container, true);
         };
-        // The pre-start check lets a pod without a record start only if kubelet's choice may stand; a pod of the vendor's plugin
-        // has no record either. The plugin publishes the GPUs that such a pod sees.
+        // The pre-start check lets a pod without a record start only if it may run with the devices that kubelet chose; a pod of
+        // the vendor's plugin has no record either. The plugin publishes the GPUs that such a pod sees.
         let Ok(placement) = &pod.placement else {
             return HookDecision::Ignore;
         };
-        // Whole GPUs may be served by the vendor's plugin, which goes by no record.
+        // Whole GPUs may be served by the vendor's plugin; then neither swaps nor CDI devices of this plugin matter.
         let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
         if is_served && self.pods.swapped().is_none() {
             return HookDecision::Unknown(
@@ -152,7 +153,7 @@ impl HookInputs<'_> {
         self.adjust(&recipient, container, &gpus)
     }
 
-    /// Removes the variable from a container that requests no GPU (`is_known` if that is certain) and would see one.
+    /// Hides the GPUs from a container that would see some and requests none; `is_known` if it is certain that it requests none.
     fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
         if self.unrestricted.contains(&sandbox.namespace) {
             return HookDecision::Ignore;
@@ -160,7 +161,7 @@ impl HookInputs<'_> {
         let value = seen::value_of(container, VISIBLE_DEVICES);
         let shows_some = match value {
             Some(value) => value.split(',').any(|name| self.shows_gpu(name.trim(), is_known)),
-            // NVIDIA's runtime shows all GPUs to an image of old CUDA, which knows nothing of the variable.
+            // NVIDIA's runtime shows all GPUs to an image of an old CUDA, which does not set the vendor's variable.
             None => has_value(container, "CUDA_VERSION") && !has_value(container, "NVIDIA_REQUIRE_CUDA"),
         };
         if !shows_some {
@@ -180,12 +181,12 @@ impl HookInputs<'_> {
             // NVIDIA's runtime resolves fully qualified CDI names (`nvidia.com/gpu=0`) too.
             return true;
         }
-        // For a pod that is not known kubelet may have set single GPUs of the vendor's plugin, but never `all`.
+        // In a pod that is not known, single GPUs may come from the vendor's plugin, which never sets `all`.
         is_known && seen::named_gpus(name, self.fleet).is_some()
     }
 
     /// Decides the change of variables and device nodes for a container whose record names these GPUs.
-    fn adjust(&self, known: &Recipient<'_>, container: &Container, gpus: &[&Gpu]) -> HookDecision {
+    fn adjust(&self, recipient: &Recipient<'_>, container: &Container, gpus: &[&Gpu]) -> HookDecision {
         let before = seen::value_of(container, VISIBLE_DEVICES);
         let own_before = seen::value_of(container, GPU_DEVICES);
         let wanted: BTreeSet<PhysicalId> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
@@ -193,19 +194,19 @@ impl HookInputs<'_> {
         let names_wanted = |value: Option<&str>| {
             seen::named_gpus(value.unwrap_or_default(), self.fleet).as_ref() == Some(&wanted)
         };
-        let mut env = self.variables(known, gpus);
+        let mut env = self.variables(recipient, gpus);
         let is_by_cdi = before == Some(VOID) && own_before.is_some();
-        // Given by device nodes alone; naming devices would make NVIDIA's runtime add them a second time.
+        // The GPUs came as device nodes alone; a variable that names them would make NVIDIA's runtime add them a second time.
         let is_by_nodes_alone = !present.is_empty() && before.is_none_or(|value| value == VOID);
         if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
             env.remove(VISIBLE_DEVICES);
         }
-        // An answer of the vendor's plugin does not set this variable, and nothing reads it there.
+        // A container of the vendor's plugin lacks this project's variable, and no program in it reads the variable.
         if own_before.is_none() || names_wanted(own_before) {
             env.remove(GPU_DEVICES);
         }
         env.retain(|name, value| {
-            // The container's process sees the last of several values, and NVIDIA's hook reads the first.
+            // The container's process sees the last of several values, and NVIDIA's hook for limits reads the first.
             let has_others = seen::values_of(container, name).any(|other| other != value);
             seen::value_of(container, name) != Some(value) || (is_of_driver(name) && has_others)
         });
@@ -232,7 +233,7 @@ impl HookInputs<'_> {
         HookDecision::Adjust(Box::new(change))
     }
 
-    /// Replaces the device nodes of other GPUs; the libraries of the driver came with the nodes that the container has.
+    /// Replaces the device nodes of other GPUs by those of `gpus`; the libraries of the driver came with the present nodes.
     fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
         for uuid in present.difference(&change.gpus) {
             if let Some(gpu) = self.fleet.gpu(uuid) {
@@ -249,12 +250,12 @@ impl HookInputs<'_> {
     }
 
     /// The variables that the container must have: those that name its GPUs, and those that carry its limits.
-    fn variables(&self, known: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+    fn variables(&self, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
         let assigned = AssignedDevices::Gpus(gpus.to_vec());
         let mut variables = BTreeMap::new();
         for resource in GPU_RESOURCES {
-            if resource.count(known.container) > 0 {
-                variables.extend(variable_answer(self.settings, Some(known), resource, &assigned).envs);
+            if resource.count(recipient.container) > 0 {
+                variables.extend(variable_answer(self.settings, Some(recipient), resource, &assigned).envs);
             }
         }
         variables
@@ -276,7 +277,7 @@ fn is_without_cdi(container: &Container) -> bool {
         && seen::value_of(container, GPU_DEVICES).is_none()
 }
 
-/// The device at this path of the host, for the same path in a container; none if there is no device.
+/// The character device at this path of the host, for the same path in a container; none if there is none.
 fn device_node(root: &Path, path: &Path) -> Option<LinuxDevice> {
     let found = fs::metadata(root.join(path.strip_prefix("/").unwrap_or(path))).ok()?;
     if !found.file_type().is_char_device() {

@@ -1,5 +1,5 @@
-//! The GPUs that containers see according to the container runtime. The plugin corrects kubelet's allocations by them before it
-//! publishes these in the Device object.
+//! The GPUs that containers see according to the container runtime. In the Device object the plugin publishes them instead of the
+//! GPUs that kubelet allocated to these containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::inject::content::named_devices;
 use crate::inject::mode::VOID;
 use crate::node::pods::{NodePods, PodUid};
 
-/// Most containers in memory. A node has a few hundred pods.
+/// Most containers whose GPUs are kept in memory. A node has a few hundred pods.
 const MOST_CONTAINERS: usize = 16_384;
 
 /// Values of the visible-devices variable that name no device.
 const NAMELESS: [&str; 4] = ["", "all", "none", "void"];
 
-/// A container, by its pod's UID and its name.
+/// The UID of a container's pod, and the container's name.
 type ContainerKey = (PodUid, String);
 
 /// The GPUs of each container that sees some.
@@ -38,18 +38,18 @@ impl SeenGpus {
 
     /// Returns true if a container of the pod sees a GPU.
     pub fn has_pod(&self, uid: &PodUid) -> bool {
-        // No name sorts before the empty one, so a container of the pod is the first entry from there on.
+        // No name sorts before the empty one, so the first entry from there on is of the pod if any is.
         let first = (uid.clone(), String::new());
         let mut following = self.by_container.range(first..);
         following.next().is_some_and(|((found, _), _)| found == uid)
     }
 
-    /// The GPUs of a container, if it sees some.
+    /// The GPUs that a container sees; none if it sees no GPU.
     pub fn gpus_of(&self, uid: &PodUid, container: &str) -> Option<&BTreeSet<PhysicalId>> {
         self.by_container.get(&(uid.clone(), container.to_owned()))
     }
 
-    /// Every container with its GPUs.
+    /// Every container that sees a GPU, with the GPUs that it sees.
     pub fn iter(&self) -> impl Iterator<Item = (&(PodUid, String), &BTreeSet<PhysicalId>)> {
         self.by_container.iter()
     }
@@ -59,7 +59,7 @@ impl SeenGpus {
         self.by_container.len()
     }
 
-    /// Records the GPUs of a container that is being created; returns true if they are new.
+    /// Records the GPUs of a container that is being created; returns true if others, or none, were recorded for it.
     pub fn record(
         &mut self,
         uid: PodUid,
@@ -115,7 +115,7 @@ impl RunningContainers {
         }
     }
 
-    /// The GPUs of the containers that have not stopped and see some, by pod and container. Every part of the report has been added before.
+    /// The GPUs of the reported containers, once every part of the report has been added.
     pub(super) fn complete(self) -> SeenGpus {
         let mut by_container = BTreeMap::new();
         for (sandbox, name, gpus) in self.containers {
@@ -143,8 +143,7 @@ pub(super) fn gpus_of(container: &Container, fleet: &NodeFleet) -> Option<BTreeS
     if !by_nodes.is_empty() {
         return Some(by_nodes);
     }
-    // A CDI spec of this plugin also sets the vendor's variable to `void`; without that an image may have set this project's
-    // variable.
+    // A CDI spec of this plugin sets the vendor's variable to `void`; without `void` this project's variable may be the image's.
     if value != Some(VOID) {
         return None;
     }
@@ -163,6 +162,7 @@ pub(super) fn has_devices(container: &Container, fleet: &NodeFleet) -> bool {
         || !gpus_by_nodes(container, fleet).is_empty()
 }
 
+/// The GPUs of this node whose device nodes a container has.
 pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSet<PhysicalId> {
     let mut nodes = BTreeSet::new();
     if let Some(linux) = &container.linux {

@@ -26,13 +26,13 @@ use super::seen::RunningContainers;
 /// The name of this plugin in the runtime's log.
 const NAME: &str = "gpushare";
 
-/// The place of this plugin in the order of calls: a late one sees the changes of those before it.
+/// The place of this plugin in the order in which the runtime calls plugins: a late one sees the changes of those before it.
 const INDEX: &str = "90";
 
 /// The number of the only call that this plugin makes.
 const REGISTRATION: u32 = 1;
 
-/// Longest time for the runtime to register and to configure this plugin. containerd's own limits for the two are 5 s and 2 s.
+/// Longest time for the runtime to register and to configure this plugin; containerd's own limits for the two are 5 s and 2 s.
 const CONFIGURED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Longest time for the runtime to read an answer.
@@ -80,6 +80,7 @@ where
     }
 }
 
+/// The encoded answer to a call of the runtime, or the error that the runtime gets.
 type Answer = Result<Vec<u8>, Status>;
 
 /// A connection to the runtime, and the progress of its conversation.
@@ -124,7 +125,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             .context(BROKEN)
     }
 
-    /// Handles a message of the runtime. Returns the future of the answer to a `CreateContainer`, which may take time.
+    /// Handles a message of the runtime. For a `CreateContainer`, returns the future of the call's number and its answer.
     async fn handle(
         &mut self,
         message: Message,
@@ -195,7 +196,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 );
                 self.is_configured = true;
                 self.hook.metrics.set_hook_connected(true);
-                // Each further event would be a call for every container of the node.
+                // Any event beside `CreateContainer` would cost a call for every container of the node.
                 Ok(ConfigureResponse {
                     events: CREATE_CONTAINER_EVENT,
                 }
@@ -207,7 +208,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 PLUGIN_SERVICE,
                 "StateChange" | "UpdateContainer" | "StopContainer" | "UpdatePodSandbox" | "Shutdown",
             ) => Ok(Empty {}.encode_to_vec()),
-            // The precision limits the text, which comes from the other side.
+            // `.64` limits the length of the names, which come from the runtime.
             (service, method) => Err(Status {
                 code: code::UNIMPLEMENTED,
                 message: format!("this plugin has no {method:.64} of service {service:.64}"),

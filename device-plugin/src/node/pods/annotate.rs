@@ -13,10 +13,10 @@ use crate::node::api_request::{ApiRequestError, within};
 
 use super::NodePod;
 
-/// Longest duration of the request: kubelet waits for some.
+/// Longest duration of the request; kubelet waits for some of these requests.
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 
-/// Writes annotations of a pod. Succeeds also if the pod is gone, or another pod has its name by now.
+/// Writes annotations of a pod. Succeeds also if the pod has been deleted, or another pod has its name by now.
 ///
 /// # Errors
 /// The annotations were not written, or the outcome is unknown.

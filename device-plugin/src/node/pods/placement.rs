@@ -1,4 +1,4 @@
-//! The record in a pod's annotations: its devices and amounts, in either dialect.
+//! The record in a pod's annotations: its devices and amounts, in Koordinator's or gpushare's dialect.
 //!
 //! Knows no inventory: the record may name devices that the node does not have.
 
@@ -21,10 +21,10 @@ use crate::devices::inventory::{Gpu, InvalidPhysicalId, PhysicalId};
 /// The part of one device other than a GPU that a pod holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Portion {
-    /// Percent of the device, 0 if the record does not say.
+    /// Percent of the device; 0 if the record names no percentage.
     pub percent: u64,
     /// PCI addresses of the virtual functions that the pod was given; none if it was given the device itself.
-    pub functions: Vec<PhysicalId>,
+    pub virtual_functions: Vec<PhysicalId>,
 }
 
 /// The devices of one type other than GPUs that a pod was given, in the record's order.
@@ -82,14 +82,14 @@ impl fmt::Display for Placement {
         for others in self.others.values() {
             for (name, portion) in others.names.iter().zip(&others.held) {
                 names.push(name.to_string());
-                names.extend(portion.functions.iter().map(ToString::to_string));
+                names.extend(portion.virtual_functions.iter().map(ToString::to_string));
             }
         }
         f.write_str(&names.join(","))
     }
 }
 
-/// The reason that a pod has no usable record, for its events.
+/// The reason that a pod has no usable record, for events of the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unplaced {
     /// A necessary annotation is missing.
@@ -107,14 +107,14 @@ pub enum Unplaced {
     /// The record has an ID or a minor number that cannot be that of a device.
     #[error("annotation {DEVICE_ALLOCATED}: {0}")]
     BadDevice(String),
-    /// The two dialects' annotations name different GPUs.
+    /// The annotations of Koordinator's and gpushare's dialect name different GPUs.
     #[error(
         "annotation {MEM_IDX} is {idx}, which is not the GPU that annotation {DEVICE_ALLOCATED} names (minor {minor})"
     )]
     Contradiction {
-        /// The minor of gpushare's annotation.
+        /// The minor number in gpushare's annotation.
         idx: u32,
-        /// The minor of Koordinator's annotation.
+        /// The minor number in Koordinator's annotation.
         minor: i32,
     },
 }
@@ -125,7 +125,7 @@ impl Placement {
         annotations: &BTreeMap<String, String>,
         requested: &[ExtendedResource],
     ) -> Result<Self, Unplaced> {
-        // Only an error needs these keys: it names the annotation that the pod's own dialect would have.
+        // Only an error needs these keys: it names the missing annotation in the dialect of the pod's requests.
         let (record_key, time_key) = if requested.contains(&ExtendedResource::Memory) {
             (MEM_IDX, MEM_ASSUME_TIME)
         } else {
@@ -176,7 +176,7 @@ impl Placement {
         self.gpus.iter().any(|name| name.names(gpu))
     }
 
-    /// The names of the pod's devices of a resource's type.
+    /// The names of the pod's devices of a resource's device type.
     pub fn names(&self, resource: ExtendedResource) -> &[DeviceName] {
         match resource.device_type() {
             TYPE_GPU => &self.gpus,
@@ -184,7 +184,7 @@ impl Placement {
         }
     }
 
-    /// The record in the Device object, with the assume time and the memory units of the annotated one.
+    /// The record that a swap wrote into the Device object, with the assume time and the memory units of the annotations.
     pub(super) fn of_device_object(
         allocations: &DeviceAllocations,
         annotated: &Result<Self, Unplaced>,
@@ -193,7 +193,7 @@ impl Placement {
         let first = allocations.get(TYPE_GPU).and_then(|devices| devices.first());
         let idx = first.and_then(|device| u32::try_from(device.minor).ok());
         let gpushare = match (annotated.and_then(|annotated| annotated.gpushare), idx) {
-            // The amounts stay, as only pods with equal requests swap.
+            // The memory units stay, as only pods with equal requests swap.
             (Some(record), Some(idx)) => Some(GpushareRecord { idx, ..record }),
             _ => None,
         };
@@ -226,7 +226,7 @@ impl Placement {
         [(TYPE_GPU.to_owned(), vec![device])].into()
     }
 
-    /// True if this record names the same devices as an earlier record of the pod, and lacks no annotation of it.
+    /// True if this record names the same devices as an earlier record of the pod, and lacks no annotation of that record.
     pub(super) fn is_complete_copy_of(&self, before: &Self) -> bool {
         self.gpus == before.gpus && self.others == before.others && !self.lacks_annotations_of(before)
     }
@@ -235,7 +235,7 @@ impl Placement {
     pub(super) fn lacks_annotations_of(&self, before: &Self) -> bool {
         let lacks_gpushare = match (before.gpushare, self.gpushare) {
             (Some(before), Some(now)) => {
-                // A missing amount is read as 0.
+                // An amount whose annotation is missing is read as 0.
                 (now.pod_units == 0 && before.pod_units > 0)
                     || (now.device_units == 0 && before.device_units > 0)
             }
@@ -253,23 +253,24 @@ impl Placement {
         }
     }
 
-    /// True if the pod's annotations mark it as assigned: a plugin has given it its devices.
+    /// True if gpushare's annotation marks the pod as assigned: a plugin has given it its devices.
     pub fn is_assigned(&self) -> bool {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }
 
-    /// The virtual functions of devices of a resource's type that the pod was given.
-    pub fn functions(&self, resource: ExtendedResource) -> impl Iterator<Item = &PhysicalId> {
+    /// The virtual functions of devices of a resource's device type that the pod was given.
+    pub fn virtual_functions(&self, resource: ExtendedResource) -> impl Iterator<Item = &PhysicalId> {
         let others = self.others.get(resource.device_type());
         let held = others.map_or(&[][..], |others| &others.held);
-        held.iter().flat_map(|portion| &portion.functions)
+        held.iter().flat_map(|portion| &portion.virtual_functions)
     }
 
     /// True if both records name the same devices, and the same virtual functions of them.
     pub fn is_on_devices_of(&self, other: &Self) -> bool {
         for resource in [ExtendedResource::Rdma, ExtendedResource::Fpga] {
-            let has_functions = self.functions(resource).eq(other.functions(resource));
-            if !has_functions || self.names(resource) != other.names(resource) {
+            let own_functions = self.virtual_functions(resource);
+            let are_equal = own_functions.eq(other.virtual_functions(resource));
+            if !are_equal || self.names(resource) != other.names(resource) {
                 return false;
             }
         }
@@ -294,9 +295,10 @@ impl Placement {
             return false;
         }
         let portion = self.portion(resource, device);
-        let functions = portion.map_or(&[][..], |portion| &portion.functions);
+        let functions = portion.map_or(&[][..], |portion| &portion.virtual_functions);
         match function {
             Some(function) => functions.iter().any(|given| given.as_str() == function),
+            // A pod that was given virtual functions may not use the device itself.
             None => functions.is_empty(),
         }
     }
@@ -308,7 +310,7 @@ impl Placement {
 }
 
 impl Others {
-    /// Reads the devices of one type from a record; `resource` is the resource whose percentage a pod holds of them.
+    /// Reads the devices of one type from a record; `resource` is the resource that counts percent of these devices.
     fn read(device_type: &str, resource: &str, devices: &[DeviceAllocation]) -> Result<Self, Unplaced> {
         let mut others = Self::default();
         for device in devices {
@@ -319,7 +321,7 @@ impl Others {
             }
             let mut functions = Vec::new();
             for function in device.functions() {
-                // Without its address the function cannot be given to the container, and the whole device must not be.
+                // Without its address the virtual function cannot be given to the container, and the whole device must not be.
                 if function.bus_id.is_empty() {
                     return Err(Unplaced::BadDevice(format!(
                         "{device_type} minor {} has a function without busID",
@@ -330,7 +332,7 @@ impl Others {
             }
             others.held.push(Portion {
                 percent: amount(device, resource).unwrap_or(0),
-                functions,
+                virtual_functions: functions,
             });
             others.names.push(name);
         }
@@ -348,7 +350,7 @@ fn parse_id(id: &str) -> Result<PhysicalId, Unplaced> {
         .map_err(|error: InvalidPhysicalId| Unplaced::BadDevice(error.to_string()))
 }
 
-/// The name by which a record means a device: the ID, or the minor number if the record has no ID.
+/// The name by which a record means a device: the ID, or the minor number if the record has no ID of it.
 fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceName, Unplaced> {
     if !device.id.is_empty() {
         return parse_id(&device.id).map(DeviceName::Id);
@@ -363,7 +365,7 @@ fn device_name(device_type: &str, device: &DeviceAllocation) -> Result<DeviceNam
     }
 }
 
-/// The GPUs that a record names, in either dialect, with the amounts that it holds of each.
+/// The GPUs that a record names, in Koordinator's or gpushare's dialect, with the amounts that the pod holds of each.
 fn named_gpus(record: &Record) -> Result<Vec<(DeviceName, RecordedAmounts)>, Unplaced> {
     let allocations = record.allocations.get(TYPE_GPU).map_or(&[][..], Vec::as_slice);
     if allocations.is_empty() {

@@ -1,4 +1,4 @@
-//! A pod's requests of the resources in node status, which no device plugin serves.
+//! A pod's requests for the resources that this plugin writes into node status, and that no device plugin serves.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO};
 /// The resources that this plugin writes into node status, in the order of [`Requests`].
 pub const IN_NODE_STATUS: [&str; 5] = [GPU_COUNT, GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO];
 
-/// A whole device in the resources that are counted in percent.
+/// The amount of a whole device in the resources that count percent.
 pub const WHOLE_DEVICE_PERCENT: u64 = 100;
 
 /// Amounts of the resources in [`IN_NODE_STATUS`].
@@ -18,7 +18,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// The requests of a pod as the scheduler counts them: containers that run together are summed, init containers run alone.
+    /// The requests of a pod as the scheduler counts them: containers that run together are summed. An init container runs alone
+    /// with the sidecars before it.
     pub fn from_spec(spec: &PodSpec) -> Self {
         let (mut sidecars, mut init_peak) = (Self::default(), Self::default());
         for container in &spec.init_containers {
@@ -47,7 +48,7 @@ impl Requests {
         }
     }
 
-    /// The amounts that `amount` returns for each resource of [`IN_NODE_STATUS`].
+    /// The amounts that the function `amount` returns for the names in [`IN_NODE_STATUS`].
     pub fn from_fn(amount: impl Fn(&str) -> u64) -> Self {
         Self {
             amounts: IN_NODE_STATUS.map(amount),
@@ -59,13 +60,13 @@ impl Requests {
         *self == Self::default()
     }
 
-    /// The larger amount of the two, resource by resource.
+    /// Of each resource, the larger one of the two amounts.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         self.combine(other, u64::max)
     }
 
-    /// The sum of the two, resource by resource.
+    /// Of each resource, the sum of the two amounts.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.combine(other, u64::saturating_add)

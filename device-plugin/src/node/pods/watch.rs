@@ -15,7 +15,7 @@ use tracing::{debug, info};
 
 use super::{Claimant, NodePod, NodePods, PodStage, PodUid};
 
-/// Longest pause after failures: kubelet may wait for a pod that the watch does not show yet.
+/// Longest pause of the watch after failures: kubelet may wait for a pod that the watch does not show yet.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Keeps `pods` in step with the API server until the task is dropped.
@@ -62,11 +62,8 @@ fn apply_event(
             // A list is in the order of names; kubelet admits its pods by age.
             complete.sort_by_cached_key(|pod| pod.metadata.creation_timestamp.clone());
             pods.send_modify(|pods| {
-                pods.reset(
-                    complete
-                        .iter()
-                        .filter_map(|pod| NodePod::from_pod(pod, node, names)),
-                );
+                let found = complete.iter();
+                pods.reset(found.filter_map(|pod| NodePod::from_pod(pod, node, names)));
                 // `reset` adds only pods that request devices; this adds the facts about the others.
                 for pod in &complete {
                     apply(pods, pod, node, names);

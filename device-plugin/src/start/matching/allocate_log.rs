@@ -314,7 +314,7 @@ impl AllocateLog {
 
     /// Corrects the log by kubelet's checkpoint, unless neither has changed since the last call.
     pub fn correct_by_checkpoint(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
-        let state = (self.n_added, pods.n_arrived(), pods.n_left());
+        let state = (self.n_added, pods.n_arrived(), pods.n_departed());
         // Called at every start, and the checkpoint of a full node has thousands of IDs.
         if let Some(last) = &self.corrected_by
             && Arc::ptr_eq(last, allocated)

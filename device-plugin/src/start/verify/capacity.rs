@@ -198,7 +198,7 @@ fn recorded_shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit)
                 });
             }
         }
-        for device in others.held.iter().flat_map(|portion| &portion.functions) {
+        for device in others.held.iter().flat_map(|portion| &portion.virtual_functions) {
             // One pod holds a virtual function.
             let one = DeviceAmounts {
                 slots: 1,

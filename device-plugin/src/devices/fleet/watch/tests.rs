@@ -293,7 +293,7 @@ async fn devices_with_a_list_that_kubelet_would_refuse_are_not_adopted() {
         vendor: "nvidia".to_owned(),
         ..NodeInventory::default()
     };
-    assert!(!fleet_watch.adopt(found));
+    assert!(!fleet_watch.replace_inventory(found));
     assert_eq!(
         (fleet_watch.inventory, fleet.has_changed().unwrap()),
         (known, false)

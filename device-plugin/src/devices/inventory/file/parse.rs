@@ -171,7 +171,7 @@ fn device_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::
     }
 }
 
-/// Parses the text of the file at `path`; `node` replaces `{node}` in IDs.
+/// Parses the text of the file at `path`; the name `node` replaces `{node}` in IDs.
 pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDevices, InventoryError> {
     let mut json = serde_json::Deserializer::from_slice(text);
     let invalid = format!("the device file {} is invalid", path.display());
@@ -193,7 +193,7 @@ pub(super) fn parse(path: &Path, node: &str, text: &[u8]) -> Result<SimulatedDev
 }
 
 impl DeviceFile {
-    /// Checks the devices of the file and converts them; `node` replaces `{node}` in IDs.
+    /// Checks the devices of the file and converts them; the name `node` replaces `{node}` in IDs.
     fn into_devices(self, node: &str) -> Result<SimulatedDevices, String> {
         let inventory = NodeInventory {
             needs_driver: self.needs_driver,
@@ -241,7 +241,7 @@ impl SimulatedGpu {
         for process in self.processes {
             found.processes.push(ProcessMemory {
                 gpu: uuid.clone(),
-                // No process of this machine: its container is found by its ID.
+                // A placeholder: a simulated process has no PID, and its container is found by the container's ID.
                 pid: 0,
                 container: Some(process.container),
                 bytes: process.memory.0,
@@ -281,8 +281,8 @@ impl SimulatedOther {
         if matches!(self.health, SimulatedHealth::Xid(_)) {
             return Err("health: only GPUs have XIDs; it must be `Healthy` or `Lost`".to_owned());
         }
-        let of_functions = self.function_nodes.values().flatten();
-        for path in self.device_nodes.iter().chain(of_functions) {
+        let nodes_of_functions = self.function_nodes.values().flatten();
+        for path in self.device_nodes.iter().chain(nodes_of_functions) {
             if !path.is_absolute() {
                 return Err(format!(
                     "deviceNodes, functionNodes: {} must be an absolute path",
@@ -323,12 +323,12 @@ fn location(numa_node: Option<i32>, pcie_id: Option<String>, pcie_root: Option<S
 }
 
 fn parse_id(field: &str, node: &str, id: &str) -> Result<PhysicalId, String> {
-    let parsed = on_node(node, id).parse();
+    let parsed = fill_in_node(node, id).parse();
     parsed.map_err(|error| format!("{field}: {error}"))
 }
 
 /// The ID with the node's name in place of `{node}`; with the name's hash if it would be too long otherwise.
-pub(super) fn on_node(node: &str, id: &str) -> String {
+pub(super) fn fill_in_node(node: &str, id: &str) -> String {
     let readable = id.replace("{node}", node);
     // A `PhysicalId` is short, since kubelet's device IDs and variables of containers contain it.
     if readable.len() <= PhysicalId::MAX_LEN {
@@ -337,7 +337,7 @@ pub(super) fn on_node(node: &str, id: &str) -> String {
     id.replace("{node}", &format!("{:016x}", crate::fnv::fnv1a(node)))
 }
 
-/// The resources of a device: those that the file names, else the whole of the one that is named after its type.
+/// The resources of a device: those that the file names, else 100 (percent) of the one that is named after the device's type.
 fn resources(
     device_type: &str,
     named: Option<BTreeMap<String, Quantity>>,

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use proto::topology::GpuPartitionPolicy;
 
-use super::parse::on_node;
+use super::parse::fill_in_node;
 use super::*;
 use crate::devices::inventory::{Gpu, PciLocation};
 
@@ -154,7 +154,7 @@ fn errors_name_the_file_the_device_the_field_and_the_value() {
 #[case::short("n1", "GPU-n1-0")]
 #[case::long("ip-10-20-30-40.eu-central-1.compute.internal", "GPU-e2a707b575dc4b94-0")]
 fn a_uuid_can_name_the_node(#[case] node: &str, #[case] uuid: &str) {
-    assert_eq!(on_node(node, "GPU-{node}-0"), uuid);
+    assert_eq!(fill_in_node(node, "GPU-{node}-0"), uuid);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Watches NVIDIA GPUs: critical errors by NVML's events, everything else by probes.
 //!
 //! A session (library loaded, initialised) sees the devices that were there when it was opened, and a device that was lost stays
-//! lost in it, so a watch opens another session now and then while it misses a device.
+//! lost in it, so a watch opens another session now and then while one of the known devices is missing.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -28,10 +28,10 @@ use crate::logged_error::LoggedError;
 /// `NVML_ERROR_GPU_NOT_FOUND`, which the wrapper has no name for.
 const GPU_NOT_FOUND: u32 = 28;
 
-/// The XID that NVML reports when it does not know which.
+/// The number for a critical error whose XID NVML does not know.
 const UNKNOWN_XID: u64 = 999;
 
-/// The highest factor by which the interval between sessions grows while they find nothing.
+/// The highest factor by which the interval between sessions grows while a device stays missing.
 const MAX_REOPEN_FACTOR: u32 = 16;
 
 /// Longest wait inside NVML, and so the longest time for which a stopped watch goes on.
@@ -41,10 +41,10 @@ const EVENT_WAIT: Duration = Duration::from_millis(500);
 pub(super) struct NvmlWatch {
     source: NvmlSource,
     known: NodeInventory,
-    /// The number of the source's intervals that a session lasts in which a device is missing.
+    /// The number of `reopen_interval`s that a session lasts while a device is missing.
     reopen_factor: u32,
     logged: LoggedError,
-    /// Devices that needed a reset or were lost at the last probe: one that answers again has been reset.
+    /// Devices that needed a reset or were lost at their last probe: a device that then answers has been reset.
     awaiting_reset: BTreeSet<PhysicalId>,
 }
 
@@ -59,7 +59,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Watches for the length of one session; without a session reports that there is none.
+    /// Watches for the length of one session with the driver; if none can be opened, reports every device as failed.
     pub(super) fn run(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
         match self.source.open() {
             Ok(nvml) => self.run_session(&nvml, reporter),
@@ -67,7 +67,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Reports every device as failed because the driver itself is away.
+    /// Reports every device as failed because no session with the driver can be opened.
     fn report_no_session(&mut self, error: &InventoryError, reporter: &Reporter) -> Result<(), Stopped> {
         let problem = error.to_string();
         let what = "NVML does not work, its devices count as unhealthy";
@@ -82,11 +82,11 @@ impl NvmlWatch {
         reporter.pause(self.source.probe_interval)
     }
 
-    /// Watches until it is time for another session because this one misses a device.
+    /// Watches until it is time for another session because a device is missing in this one.
     fn run_session(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
         self.logged.clear();
         // The devices may have changed since the caller listed them, or since the last session.
-        self.compare(nvml, reporter)?;
+        self.report_changes(nvml, reporter)?;
         let events = self.register_events(nvml);
         // NVML reports events from here on; a probe alone shows earlier trouble.
         let mut is_missing = self.probe_all(nvml, reporter)?;
@@ -103,17 +103,17 @@ impl NvmlWatch {
             }
             if compared.elapsed() >= self.source.reopen_interval {
                 // An XID that is reported between two sessions is missed; the probes see its effect on the device.
-                if self.take_reopen_turn(is_missing, opened.elapsed()) {
+                if self.decide_to_reopen(is_missing, opened.elapsed()) {
                     return Ok(());
                 }
-                self.compare(nvml, reporter)?;
+                self.report_changes(nvml, reporter)?;
                 compared = Instant::now();
             }
         }
     }
 
-    /// Returns true if a device is missing and this session, `age` old, must give way to another one, which lasts twice as long.
-    fn take_reopen_turn(&mut self, is_missing: bool, age: Duration) -> bool {
+    /// Returns true if a device is missing and this session, `age` old, must end; the next session lasts twice as long.
+    fn decide_to_reopen(&mut self, is_missing: bool, age: Duration) -> bool {
         let mut excluded = self.known.excluded.iter();
         // A GPU that could not be read may be readable in another session.
         if !is_missing && !excluded.any(|gpu| gpu.exclusion != ExclusionReason::Mig) {
@@ -122,14 +122,14 @@ impl NvmlWatch {
         }
         let is_time = age >= self.source.reopen_interval.saturating_mul(self.reopen_factor);
         if is_time {
-            // Between two sessions events are missed, and a dead device makes opening a session slow, so the pauses grow.
+            // Between two sessions events are missed, and a dead device makes opening a session slow, so sessions get longer.
             self.reopen_factor = (self.reopen_factor * 2).min(MAX_REOPEN_FACTOR);
         }
         is_time
     }
 
-    /// Reports, once, that the session lists other devices than are watched. The probes report a device that is merely missing.
-    fn compare(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
+    /// Reports, once, that the session lists new or changed devices. The probes report a known device that is missing.
+    fn report_changes(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<(), Stopped> {
         // The probes report a driver that does not answer.
         let Ok(now) = self.source.list(nvml) else {
             return Ok(());
@@ -144,7 +144,7 @@ impl NvmlWatch {
     fn register_events<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
         let gpus = self.known.gpus.iter();
         let mut able: Vec<_> = gpus.filter_map(|gpu| with_events(nvml, &gpu.uuid)).collect();
-        // The wrapper frees the event set with a failed registration, so each round starts without the device that failed.
+        // The wrapper frees the event set with a failed registration, so each round registers all but the devices that failed.
         while !able.is_empty() {
             match register(nvml, &able) {
                 Ok(events) => return events,
@@ -178,7 +178,7 @@ impl NvmlWatch {
                 let uuid = uuid_of(&event.device);
                 let known = uuid.filter(|uuid| self.known.gpu(uuid).is_some());
                 reporter.send(known.as_ref(), ObservationKind::Xid(xid))?;
-                // An XID of no known device may concern any of them.
+                // An XID of no known device may concern any device.
                 Ok(known.is_none())
             }
             Ok(_) | Err(NvmlError::Timeout) => Ok(false),
@@ -192,7 +192,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Probes every known GPU and reports the result. Returns true if a GPU is missing: lost, failed or in MIG mode.
+    /// Probes every known GPU and reports each result. Returns true if a GPU is missing: lost, failed or in MIG mode.
     fn probe_all(&mut self, nvml: &Nvml, reporter: &Reporter) -> Result<bool, Stopped> {
         let mut is_missing = false;
         for gpu in &self.known.gpus {
@@ -254,7 +254,7 @@ fn register<'nvml>(
     Ok(Some(events))
 }
 
-/// Asks NVML if a device is in order. True if rows of its memory wait for a reset to be remapped; the device works meanwhile.
+/// Asks NVML if a device is in order. The flag is true if rows of its memory wait for a reset; the device works meanwhile.
 fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
     let device = match nvml.device_by_uuid(uuid.as_str()) {
         Ok(device) => device,
@@ -282,7 +282,7 @@ fn failure(error: &NvmlError) -> ObservationKind {
     }
 }
 
-/// Asks the driver if the device must be reset, and if rows of its memory wait for a reset.
+/// Asks the driver if the device must be reset; the flag is true if rows of its memory wait for a reset to be remapped.
 fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
     let fields = [
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
@@ -291,7 +291,8 @@ fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
     ];
     let samples = device.field_values_for(&fields.map(FieldId)).unwrap_or_default();
     let value = |position: usize| whole_number(samples.get(position)?.as_ref().ok()?.value.as_ref().ok()?);
-    let kind = match (value(0), value(1)) {
+    let (recovery_action, remap_failure, pending_remap) = (value(0), value(1), value(2));
+    let kind = match (recovery_action, remap_failure) {
         (Some(action), _) if action > 0 => {
             ObservationKind::NeedsReset(recovery_action_name(action).to_owned())
         }
@@ -302,7 +303,7 @@ fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
         (Some(_), _) => ObservationKind::AnsweredWithoutFault,
         (None, _) => ObservationKind::Answered,
     };
-    (kind, value(2).is_some_and(|pending| pending > 0))
+    (kind, pending_remap.is_some_and(|pending| pending > 0))
 }
 
 /// The value as a whole number; none if it is a fraction or negative.
