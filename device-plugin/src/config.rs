@@ -30,7 +30,7 @@ use values::{dra_drivers, gpu_memory, memory_resource, node_name, partition_poli
 
 pub use values::{EvictionReason, Inject, InventoryKind, ReservedMemory, VendorResource, VendorServer};
 
-/// Longest wait of a call from kubelet for its pod to arrive by the watch.
+/// Longest wait of an Allocate call until the watch of pods shows the pod that kubelet allocates for.
 const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
 
 /// Number of probe intervals without trouble after which a device is healthy again: a minute for real devices.
@@ -275,18 +275,18 @@ pub enum Command {
 }
 
 impl Config {
-    /// The names of the vendors' resources that `server` serves on this node. Of several entries with one name the last counts.
+    /// The names of the `--vendor-resource` entries that `server` serves. Of several entries for one resource the last counts.
     pub fn served_by(&self, server: VendorServer) -> impl Iterator<Item = &str> {
         // A flag of an overlay comes after that of its base, and must be able to replace it.
         let entries = self.vendor_resources.iter().enumerate();
-        entries.filter_map(move |(at, resource)| {
-            let mut later = self.vendor_resources.iter().skip(at + 1);
+        entries.filter_map(move |(idx, resource)| {
+            let mut later = self.vendor_resources.iter().skip(idx + 1);
             let is_last = later.all(|later| later.name != resource.name);
             (is_last && resource.server == server).then_some(resource.name.as_str())
         })
     }
 
-    /// The names of the resources of this node.
+    /// The names of the extended resources that this plugin may serve.
     pub fn resource_names(&self) -> ExtendedResourceNames {
         ExtendedResourceNames {
             cluster: ResourceNames {
@@ -315,7 +315,7 @@ impl Config {
         }))
     }
 
-    /// The root directory in which this process sees the node's directory of that name: that of the node, if it is mounted with the
+    /// The root directory under which this process reads the node's directory `name`: that of `--host-root` if it has the
     /// directory, else that of this process.
     fn root_with(&self, name: &str) -> &Path {
         if self.host_root.join(name).is_dir() {
@@ -357,7 +357,7 @@ impl Config {
         }
     }
 
-    /// The settings that decide which GPUs pods share, and by which units kubelet counts them.
+    /// The settings that decide which GPUs pods share, and by which units kubelet counts them, without the `allocated` units.
     pub fn sharing(&self) -> Sharing {
         Sharing {
             devices: self.shared_devices.clone(),
@@ -368,7 +368,7 @@ impl Config {
         }
     }
 
-    /// The rules by which devices become unhealthy and healthy again, from the flags about XIDs and probes.
+    /// The rules by which devices become unhealthy and healthy again, from `--xids` and the probe interval of the device source.
     pub fn health_policy(&self) -> HealthPolicy {
         HealthPolicy {
             xids: self.xids.clone().unwrap_or_default(),

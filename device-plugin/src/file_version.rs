@@ -6,7 +6,7 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
-/// Properties of a file that change when it is written or replaced.
+/// Properties of a file that change when it is written or replaced. The times are seconds and nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileVersion {
     inode: u64,

@@ -10,7 +10,7 @@ use tracing::warn;
 pub(crate) struct LoggedError(Option<String>);
 
 impl LoggedError {
-    /// The text of the error, if it differs from the one that was logged last.
+    /// Keeps the text of the error, and returns it if it differs from the one that was logged last.
     pub(crate) fn changed(&mut self, error: &(dyn Error + 'static)) -> Option<String> {
         let text = one_line(error);
         if self.0.as_ref() == Some(&text) {

@@ -11,12 +11,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
-/// The outcome for a container that would not have seen the devices of its pod's record, or must not start.
+/// The outcome for a container that would not see the devices which its pod's annotations record, or must not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Two pods swapped their records.
     Exchanged,
-    /// A pod without a record got one.
+    /// A pod without an allocation record got one.
     Adopted,
     /// The start was refused for now.
     Refused,
@@ -26,16 +26,15 @@ pub enum Outcome {
     Evicted,
     /// The record of a running pod was changed to the devices that the pod has.
     Recorded,
-    /// The Device object lacked the swapped records, and got them again.
+    /// The Device object had lost the records that pods have swapped, and the plugin wrote them again.
     Restored,
-    /// A pod without devices from kubelet was marked as assigned; the mark was removed.
+    /// A pod that kubelet gave no devices had the mark of an assigned pod, and the plugin removed it.
     Unflagged,
-    /// A running pod has other devices than its record names, and there was no remedy.
+    /// A running pod has other devices than its allocation record names, and there was no remedy.
     Reported,
 }
 
 impl Outcome {
-    /// All outcomes.
     const ALL: [Self; 9] = [
         Self::Exchanged,
         Self::Adopted,
@@ -49,14 +48,14 @@ impl Outcome {
     ];
 }
 
-/// The outcome of the runtime hook for a new container.
+/// The outcome of the runtime hook (NRI) for a new container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookOutcome {
     /// The plugin does not serve the container.
     Left,
     /// The container already had its devices.
     Confirmed,
-    /// The container got the devices of its pod's record in place of others.
+    /// The container got the devices of its pod's allocation record in place of others.
     Adjusted,
     /// The container requests no GPU, and its image or author would have shown it some.
     Hidden,
@@ -125,7 +124,7 @@ impl Metrics {
         self.hooked.get_or_create(&label_of(outcome)).inc();
     }
 
-    /// Sets whether the runtime is connected; returns the value before.
+    /// Sets whether the container runtime is connected to the runtime hook; returns the value before.
     pub fn set_hook_connected(&self, is_connected: bool) -> bool {
         self.is_hook_connected.swap(is_connected, Ordering::Relaxed)
     }

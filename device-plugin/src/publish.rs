@@ -1,10 +1,10 @@
 //! Publishes what this node has to the API server: memory unit, labels, node status and Device object.
 //!
-//! Each of them is a pure function of devices, pods and the objects in the API server, and the plugin writes it only when it
-//! differs from them. It tries again with backoff after a failure; kubelet never waits for any of this.
+//! The plugin computes each of them from devices, pods and the objects in the API server, and writes it only if the stored object
+//! differs. It tries again with backoff after a failure; kubelet never waits for any of this.
 //!
-//! Beside them stand all other things that the plugin shows of its node: gauges, the memory in use, events about health, and the
-//! devices that [other plugins](vendor) have allocated. [`uninstall`] removes what was written.
+//! This folder also has all other things that the plugin shows of its node: gauges, the memory in use, events about health, and
+//! the devices that [other plugins](vendor) have allocated. [`uninstall`] removes all that the plugin has written.
 
 pub mod application_faults;
 pub mod corrections;
@@ -63,7 +63,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// Changes within this time are published together.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// Delay before another writer's change of the Device object is undone: two that disagree must not keep the API server busy.
+/// Delay before another writer's change of the Device object is undone: writers that disagree must not keep the API server busy.
 const UNDO_DELAY: Duration = Duration::from_secs(10);
 
 /// The shortest and the longest pause after a failure.
@@ -78,7 +78,7 @@ pub struct PublisherSettings {
     pub names: ResourceNames,
     /// The size of a memory unit.
     pub memory_unit: MemoryUnit,
-    /// True if this plugin serves a vendor's resource too.
+    /// True if this plugin serves whole GPUs too, under a vendor's resource name.
     pub serves_vendor: bool,
     /// True if the devices are simulated: read from a file (`--inventory=file:`).
     pub is_simulated: bool,
@@ -103,18 +103,18 @@ pub struct PublisherInputs {
     pub checkpoints: watch::Receiver<Option<KubeletAllocations>>,
     /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
     pub overrides: watch::Receiver<Arc<NodeOverrides>>,
-    /// The injection mode; `None` until it is decided.
+    /// The injection mode (`cdi` or `envvar`); `None` until it is decided.
     pub injection: watch::Receiver<Option<Injection>>,
-    /// The enforcement levels of the GPUs; empty until they are decided.
+    /// The enforcement level of memory limits on each GPU; empty until the levels are decided.
     pub enforcements: watch::Receiver<Arc<Enforcements>>,
-    /// The report on pods without devices; `None` until it is known.
+    /// The report on pods whose requests or allocation records name devices and that have none; `None` until it is known.
     pub pods_without_devices: watch::Receiver<Option<String>>,
     /// The reason for which this node has no devices; `None` if it has some.
     pub absence: watch::Receiver<Option<Absence>>,
 }
 
 impl PublisherInputs {
-    /// Returns when one of the inputs has changed, or at `undo_at`.
+    /// Returns when an input has changed, or at `undo_at`, when another writer's change of the Device object may be undone.
     async fn changed(&mut self, undo_at: Option<Instant>) {
         tokio::select! {
             _ = self.fleet.changed() => {}
@@ -143,7 +143,7 @@ pub struct NodePublisher {
     backoff: Backoff,
     settings: PublisherSettings,
     inputs: PublisherInputs,
-    /// The Device object of the last write, and its time.
+    /// The Device object as last written, and the time of that write.
     applied: Option<(Device, Instant)>,
     /// The time at which the plugin may undo another writer's change of the Device object.
     undo_at: Option<Instant>,
@@ -193,7 +193,7 @@ impl NodePublisher {
         }
     }
 
-    /// Writes everything that differs. Does nothing until this node is known.
+    /// Writes the parts of the Node and its Device object that differ; nothing until the watch shows the Node.
     async fn publish(&mut self) -> Result<(), ApiRequestError> {
         let fleet = Arc::clone(&self.inputs.fleet.borrow_and_update());
         let requested = {
@@ -207,11 +207,11 @@ impl NodePublisher {
             return Ok(());
         };
         let wanted = self.wanted_device(&fleet, &node, &stored);
-        // The unit comes first, because no reader should have to guess it. A failed write does not keep the others back.
+        // The unit comes first, because no reader should have to guess it. The other parts are written even if this write fails.
         let unit = node_patches::memory_unit(&node, &self.settings.names, self.settings.memory_unit);
         let unit = self.patch_node("the memory unit", unit).await;
         let absence = self.inputs.absence.borrow_and_update().clone();
-        // This kind of patch changes the condition of this type alone; a merge patch would replace kubelet's.
+        // A strategic merge patch changes the condition of this type alone; a merge patch would replace kubelet's conditions.
         let condition = node_patches::condition(&node, absence.as_ref(), Utc::now()).map(Patch::Strategic);
         let condition = self.patch_status("the node's condition", condition).await;
         if !fleet.is_health_loaded {
@@ -221,7 +221,7 @@ impl NodePublisher {
         let labels = node_patches::labels(&node, wanted.labels());
         let labels = self.patch_node("node labels", labels).await;
         let offered = node_patches::offered(&wanted.spec.devices);
-        // Once every reader can see the object as it should be.
+        // The revision makes kube-scheduler try refused pods again, so it waits until the stored object is the wanted one.
         let published = stored
             .object()
             .filter(|object| device_object::matches(object, &wanted));
@@ -249,6 +249,7 @@ impl NodePublisher {
         Ok(())
     }
 
+    /// Sends a patch of the Node's status, if it needs one; `part` is what the patch writes.
     async fn patch_status(
         &self,
         part: &'static str,
@@ -276,11 +277,12 @@ impl NodePublisher {
             Some(known) => known.annotation(),
             None => stored_annotation(DEVICES_CHECKPOINTS),
         };
-        // The annotation of this plugin comes first for the scheduler.
-        let noted = stored
+        // The scheduler reads another program's annotation only where this plugin's is absent.
+        let by_other_program = stored
             .filter(|_| checkpoints.is_none())
             .and_then(|stored| KubeletAllocations::read_gpu_checkpoints(stored.annotations()));
-        let report_problem = ReportProblem::find(fleet, &overrides, allocations.as_ref(), noted.as_ref());
+        let report_problem =
+            ReportProblem::find(fleet, &overrides, allocations.as_ref(), by_other_program.as_ref());
         let report = self.inputs.pods_without_devices.borrow_and_update().clone();
         let before = self.spec_before(stored);
         let inputs = DeviceObjectInputs {
@@ -300,7 +302,7 @@ impl NodePublisher {
 
     /// The devices of the last write, else of the stored object.
     fn spec_before(&self, stored: Option<&RawDevice>) -> Option<DeviceSpec> {
-        // The watch may not show the last write yet, and its conditions have the right times.
+        // The watch may not show the last write yet, whose conditions have the right transition times.
         match &self.applied {
             Some((device, _)) => Some(device.spec.clone()),
             None => stored.and_then(|stored| stored.read().ok()),
@@ -311,7 +313,7 @@ impl NodePublisher {
     async fn publish_device(&mut self, wanted: Device, stored: &StoredDevice) -> Result<(), ApiRequestError> {
         self.undo_at = None;
         let is_right = match stored {
-            // Without the stored object the times of its conditions would be lost.
+            // Without the stored object the transition times of its conditions would be lost.
             StoredDevice::Unknown => return Ok(()),
             StoredDevice::Absent => false,
             StoredDevice::Present(object) => device_object::matches(object, &wanted),

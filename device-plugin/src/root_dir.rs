@@ -26,10 +26,10 @@ impl RootDir {
 
     /// The file below the root to which `path` leads in that system; `None` if it is missing, or if links form a loop.
     pub fn resolve(&self, path: &Path) -> Option<PathBuf> {
-        let mut left = names(path);
+        let mut remaining = names(path);
         let mut below = PathBuf::new();
         let mut n_links = 0;
-        while let Some(name) = left.pop_front() {
+        while let Some(name) = remaining.pop_front() {
             if name == ".." {
                 below.pop();
                 continue;
@@ -49,8 +49,8 @@ impl RootDir {
                 below = PathBuf::new();
             }
             let mut of_target = names(&target);
-            of_target.append(&mut left);
-            left = of_target;
+            of_target.append(&mut remaining);
+            remaining = of_target;
         }
         Some(self.path.join(below))
     }

@@ -84,11 +84,11 @@ async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()
 /// Refuses flags that contradict each other, before anything is started.
 fn check(config: &Config) -> anyhow::Result<()> {
     let is_cdi = config.inject.mode() == Some(Mode::Cdi);
-    let several = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
-    ensure!(config.served_by(VendorServer::Ours).count() <= 1, several);
-    let unproven = "--numa-hints needs --inject=cdi: kubelet then offers only IDs of the NUMA node that it has chosen, which \
+    let several_ours = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
+    ensure!(config.served_by(VendorServer::Ours).count() <= 1, several_ours);
+    let without_cdi = "--numa-hints needs --inject=cdi: kubelet then offers only IDs of the NUMA node that it has chosen, which \
                     need not be those of the GPU that the scheduler has chosen, and only a CDI spec names the GPU whatever the IDs";
-    ensure!(!config.numa_hints || is_cdi, unproven);
+    ensure!(!config.numa_hints || is_cdi, without_cdi);
     Ok(())
 }
 
@@ -115,8 +115,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
 
     // Health. Probes are answered before the devices are found, since a driver may need minutes.
     let (absence, absent) = watch::channel(None);
-    let (known, registered, lacking) = (pods.subscribe(), registrations.subscribe(), absent.clone());
-    let readiness = move || readiness::check(&known, &registered, &lacking);
+    let (known_pods, registered, lacking) = (pods.subscribe(), registrations.subscribe(), absent.clone());
+    let readiness = move || readiness::check(&known_pods, &registered, &lacking);
     process
         .serve_health(health::router(readiness, MetricsText::new(registry)))
         .await?;
@@ -233,7 +233,7 @@ impl Plugin {
         self.spawn("injection mode", detecting);
     }
 
-    /// Starts the tasks that compare running pods with their records. Returns the check before each start of a container.
+    /// Starts the tasks that compare running pods with their allocation records. Returns the check before each container start.
     fn check_starts(&mut self, pods: watch::Sender<NodePods>, blocked: BlockedStarts) -> Arc<StartChecker> {
         let node_name = self.config.node_name.clone();
         let swaps = RecordSwaps::new(&self.connection, node_name, pods, self.metrics.clone());
@@ -371,7 +371,7 @@ impl Plugin {
     }
 }
 
-/// Records the pods for which an earlier process of the plugin may have answered Allocate: those of the first list.
+/// Notes the pods for which an earlier process of the plugin may have answered Allocate: those of the first complete list.
 async fn note_existing_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     if let Ok(pods) = pods.wait_for(NodePods::is_synced).await {

@@ -1,5 +1,5 @@
 //! The check before a container starts: kubelet's `PreStartContainer` succeeds once kubelet's own data proves which pod the
-//! container belongs to, and the container will see the devices of that pod's record.
+//! container belongs to, and the container will see the devices of that pod's record (its annotations that name devices).
 //!
 //! The check goes through these files once, in this order:
 //!
@@ -77,11 +77,11 @@ pub struct StartContext {
     pub node: Arc<NodeState>,
     /// Writes pods' annotations and evicts pods.
     pub client: Client,
-    /// True to evict pods that would see other devices than their records name for as long as they live.
+    /// True to evict pods that would see other devices than their allocation records name for as long as they live.
     pub evicts_mismatched: bool,
     /// The operator's reaction to pods that the scheduler did not place.
     pub unplaced: OnUnplaced,
-    /// The records in this node's Device object. Locked while a start is decided, so that two do not count on the same one.
+    /// The swapped records in this node's Device object. Locked while a start is decided: no two starts count on one record.
     pub swaps: Arc<Mutex<RecordSwaps>>,
     /// Records events.
     pub recorder: Recorder,
@@ -107,6 +107,7 @@ pub struct StartChecker {
 }
 
 enum StartDecision {
+    /// The container may start once the runtime has read these CDI specs.
     Start(SpecFiles),
     /// Another snapshot may show that this other pod has the devices of the starting one.
     LookAgain(PodUid),
@@ -130,14 +131,13 @@ impl StartChecker {
     /// Returns when the container with these device IDs may start.
     ///
     /// # Errors
-    /// It must not start, or not yet.
+    /// The container must not start, or not yet.
     pub async fn check_start(
         &self,
         resource: ExtendedResource,
         mut ids: Vec<String>,
     ) -> Result<(), StartBlocked> {
-        // kubelet names the IDs in any order; the log of Allocate calls, and kubelet's checkpoint as this plugin reads it, have
-        // them sorted.
+        // kubelet names the IDs in any order; the log of Allocate calls and the plugin's copy of the checkpoint have them sorted.
         ids.sort_unstable();
         let began = Instant::now();
         let checked = self.check(resource, &ids, began + CHECK_LIMIT).await;
@@ -169,10 +169,9 @@ impl StartChecker {
     ) -> Result<(), StartBlocked> {
         let node = &*self.context.node;
         let (mut pods, mut fleet) = (node.pods.clone(), node.fleet.clone());
-        // The start waits until health is loaded: an XID that an earlier process saw is in the Device object alone, and no probe
-        // finds it again.
-        let recalled = fleet.wait_for(|fleet| fleet.is_health_loaded);
-        if !matches!(timeout_at(until, recalled).await, Ok(Ok(_))) {
+        // The start waits for XIDs that an earlier process saw: they are in the Device object, and no probe finds them again.
+        let health_loaded = fleet.wait_for(|fleet| fleet.is_health_loaded);
+        if !matches!(timeout_at(until, health_loaded).await, Ok(Ok(_))) {
             return Err(StartBlocked::HealthUnknown);
         }
         // The CDI spec carries the GPU memory limits, which cannot be changed once the container runs. So the start waits until the
@@ -233,7 +232,7 @@ impl StartChecker {
         let mut checked = verify_start(node, snapshot, resource, ids, uid)?;
         let pod = checked.starting.pod.display_name();
         if checked.is_by_spec
-            && let Some(problem) = node.no_injection(resource.device_type())
+            && let Some(problem) = node.injection_problem(resource.device_type())
         {
             return Err(StartBlocked::NoInjection { pod, problem });
         }
@@ -241,11 +240,12 @@ impl StartChecker {
         {
             match adopt(node, &context.client, &checked.starting, snapshot.entries()).await {
                 Ok(()) => self.metrics().count(Outcome::Adopted),
-                Err(not_adopted) if checked.is_inherited => return Ok(go_on(&pod, &not_adopted)),
+                Err(not_adopted) if checked.is_inherited => return Ok(restart(&pod, &not_adopted)),
                 Err(not_adopted) => return Err(not_adopted.into()),
             }
             checked = verify_start(node, snapshot, resource, ids, uid)?;
         }
+        // The answer to Allocate has fixed such a container's devices, so its pod may have to swap records.
         if checked.is_by_variable()
             && let Some(other) = settle(&mut checked, snapshot, node, &mut swaps).await?
         {
@@ -253,7 +253,9 @@ impl StartChecker {
         }
         match &checked.verified {
             Ok(()) => self.start(&checked),
-            Err(refusal) if checked.is_inherited && may_go_on(resource, refusal) => Ok(go_on(&pod, refusal)),
+            Err(refusal) if checked.is_inherited && may_go_on(resource, refusal) => {
+                Ok(restart(&pod, refusal))
+            }
             Err(refusal) => Err(StartBlocked::Refused {
                 pod,
                 refusal: refusal.clone(),
@@ -300,7 +302,7 @@ impl StartChecker {
         );
     }
 
-    /// Records an event on the pod, and evicts the pod if no other try can succeed and the policy says so.
+    /// Records an event on the pod, and evicts the pod if no other try can succeed and the operator wants that.
     async fn report(&self, uid: &PodUid, blocked: &StartBlocked) {
         let Some(pod) = self.context.node.pods.borrow().get(uid).cloned() else {
             return;
@@ -316,7 +318,7 @@ impl StartChecker {
     }
 }
 
-/// True if a refused container may start again with the devices of another plugin: the pod is charged for no less than it holds.
+/// True if a refused container may start again with the devices that another plugin gave it: its pod is charged for all of them.
 fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     match refusal {
         // A pod without record is charged on every device that it may be on.
@@ -328,7 +330,7 @@ fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
 }
 
 /// Lets a container of a running pod start again without a CDI spec, although the check did not pass for this reason.
-fn go_on(pod: &str, reason: &(dyn Error + 'static)) -> StartDecision {
+fn restart(pod: &str, reason: &(dyn Error + 'static)) -> StartDecision {
     warn!(
         pod,
         reason = one_line(reason),

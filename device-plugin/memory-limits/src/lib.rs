@@ -16,12 +16,12 @@ use nvml_wrapper::error::{NvmlError, nvml_try};
 const SYMBOL: &[u8] = b"nvmlDeviceGetMemoryLimits_v1\0";
 
 /// `NVML_DEVICE_MEMORY_LIMIT_MAX`, the number that stands for "no limit".
-const MAX: c_ulonglong = c_ulonglong::MAX;
+const NO_LIMIT: c_ulonglong = c_ulonglong::MAX;
 
 /// The function's type in `nvml.h`: an `nvmlDevice_t` is a pointer, an `nvmlReturn_t` an enumeration without negative numbers.
 type GetMemoryLimits = unsafe extern "C" fn(device: *mut c_void, limits: *mut RawLimits) -> c_uint;
 
-/// `nvmlGetMemoryLimits_v1_t` of `nvml.h`, and room behind it.
+/// `nvmlGetMemoryLimits_v1_t` of `nvml.h`, and room behind it. `name_space` takes the path of the cgroup.
 #[repr(C)]
 struct RawLimits {
     name_space: *const c_char,
@@ -48,13 +48,12 @@ pub enum CgroupMemory {
     Limited {
         /// The bytes that the cgroup's processes use on the GPU.
         used: u64,
-        /// The bytes beyond which an allocation fails; `None` if the cgroup has only a soft limit, a part of the memory that is
-        /// kept for it.
+        /// The bytes beyond which an allocation fails; `None` if the cgroup has only a soft limit (memory that is kept for it).
         limit: Option<u64>,
     },
     /// No limit is set for the cgroup, or the driver cannot limit memory on this GPU.
     NotLimited,
-    /// The library is that of an older driver, which does not have the function.
+    /// The library is that of a driver before version 615, which does not have the function.
     NoFunction,
 }
 
@@ -88,11 +87,11 @@ pub fn cgroup_memory(device: &Device<'_>, cgroup: &Path) -> Result<CgroupMemory,
     // until the end of this function; NVML keeps no pointer to it. NVML may be called from several threads at once.
     let code = unsafe { get_memory_limits(handle.cast(), &raw mut limits) };
     match nvml_try(code) {
-        // NVML's documentation of the structure calls these two numbers "no limit". The use beside them may be that of a cgroup above.
-        Ok(()) if limits.soft_limit == 0 && limits.hard_limit == MAX => Ok(CgroupMemory::NotLimited),
+        // NVML's documentation of the structure calls these two numbers "no limit". The use beside them may be a parent cgroup's.
+        Ok(()) if limits.soft_limit == 0 && limits.hard_limit == NO_LIMIT => Ok(CgroupMemory::NotLimited),
         Ok(()) => Ok(CgroupMemory::Limited {
             used: limits.current_used,
-            limit: (limits.hard_limit != MAX).then_some(limits.hard_limit),
+            limit: (limits.hard_limit != NO_LIMIT).then_some(limits.hard_limit),
         }),
         Err(NvmlError::NotFound | NvmlError::NotSupported) => Ok(CgroupMemory::NotLimited),
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! The types of flags, which clap parses. An error is a text without the flag's name, which clap adds.
+//! The types of the flags' values, and their parsers. An error is a text without the flag's name, which clap adds.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::inject::mode::Mode;
 use crate::node::pods::IN_NODE_STATUS;
 use crate::publish::node_overrides::{MAX_LABEL, is_label_text};
 
-/// The name of a node: part of URLs and field selectors.
+/// Parses the flag for the Node's name, which becomes a part of URLs and field selectors.
 pub(super) fn node_name(text: &str) -> Result<String, String> {
     if is_dns_subdomain(text) {
         Ok(text.to_owned())
@@ -24,7 +24,7 @@ pub(super) fn node_name(text: &str) -> Result<String, String> {
 
 /// Parses the flag for the name of the extended resource of memory units.
 pub(super) fn memory_resource(text: &str) -> Result<String, String> {
-    extended_resource(text)?;
+    check_extended_resource(text)?;
     // The plugin would serve two resources of one name, or patch an amount that kubelet owns.
     if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
         return Err("this name has another meaning already".to_owned());
@@ -36,7 +36,7 @@ pub(super) fn memory_resource(text: &str) -> Result<String, String> {
 ///
 /// # Errors
 /// The text is not the name of an extended resource.
-pub(super) fn extended_resource(text: &str) -> Result<(), String> {
+pub(super) fn check_extended_resource(text: &str) -> Result<(), String> {
     let Some((domain, name)) = text.split_once('/') else {
         return Err("not of the form domain/name".to_owned());
     };
@@ -61,7 +61,7 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
 }
 
 pub(super) fn gpu_memory(text: &str) -> Result<u64, String> {
-    // Less than 1 MiB is a quantity without its unit.
+    // A smaller amount is most likely a number whose unit was forgotten.
     match text.parse::<Quantity>().ok().and_then(Quantity::unsigned) {
         Some(bytes) if bytes >= 1 << 20 => Ok(bytes),
         _ => Err("write a quantity of at least 1Mi, such as 96Gi".to_owned()),
@@ -127,7 +127,7 @@ pub enum Inject {
 }
 
 impl Inject {
-    /// The mode that the operator asks for, if one.
+    /// The injection mode that the operator asks for; none for `auto`.
     pub fn mode(self) -> Option<Mode> {
         match self {
             Self::Auto => None,
@@ -179,15 +179,15 @@ impl FromStr for VendorResource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form = || "write the name of a resource, = and one of vendor, ours, ignore".to_owned();
-        let (name, server) = text.trim().rsplit_once('=').ok_or_else(form)?;
+        let form_error = || "write the name of a resource, = and one of vendor, ours, ignore".to_owned();
+        let (name, server) = text.trim().rsplit_once('=').ok_or_else(form_error)?;
         let server = match server {
             "vendor" => VendorServer::Vendor,
             "ours" => VendorServer::Ours,
             "ignore" => VendorServer::Ignore,
-            _ => return Err(form()),
+            _ => return Err(form_error()),
         };
-        extended_resource(name)?;
+        check_extended_resource(name)?;
         if server == VendorServer::Ours && !VENDOR_GPUS.contains(&name) {
             return Err(format!("this plugin can serve one of {}", VENDOR_GPUS.join(", ")));
         }

@@ -1,8 +1,7 @@
-//! Answers Allocate. Never an error, as kubelet fails the pod for good on that: [`crate::start`] blocks the containers that must
-//! not start.
+//! Answers Allocate, never with an error, as kubelet fails the pod for good on that: [`crate::start`] blocks starts instead.
 //!
-//! In mode `cdi` the answer depends on the device IDs and a fresh number alone: it names a CDI device whose spec is written before
-//! the container starts. In mode `envvar` ([`crate::start::envvar`]) the answer names the devices for as long as the container lives.
+//! In mode `cdi` the answer needs no pod: it names a new CDI device, whose spec is written before the container starts. In mode
+//! `envvar` ([`crate::start::envvar`]) the answer names the devices for as long as the container lives.
 
 use proto::kubelet::deviceplugin::{ContainerAllocateRequest, ContainerAllocateResponse};
 use tracing::info;
@@ -21,11 +20,11 @@ pub async fn allocate(
     resource: ExtendedResource,
     request: &ContainerAllocateRequest,
 ) -> ContainerAllocateResponse {
-    node.until_decided().await;
+    node.until_injection_decided().await;
     let ids = &request.device_ids;
     let response = match node.mode() {
         Mode::Cdi => {
-            // A function of the device IDs and a fresh number: the pod is found before the container starts.
+            // Made of the device IDs and a number that no other call gets: the pre-start check finds the pod.
             let response = cdi_answer(resource, ids, node.fresh_number());
             log_answer(node, resource, ids, &response);
             response

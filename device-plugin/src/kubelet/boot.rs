@@ -40,10 +40,10 @@ const LIST_LIMIT: Duration = Duration::from_secs(300);
 /// Longest time for which the plugin waits for the host's service to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// Time for kubelet to notice the end of a stream, which after the next registration would end that.
+/// Time for kubelet to notice that the host's service has ended its stream. A late notice would end the plugin's registration.
 const STREAM_END_DELAY: Duration = Duration::from_millis(200);
 
-/// A resource in kubelet's checkpoint, with the device IDs to list.
+/// A resource of the plugin in kubelet's checkpoint, with the device IDs to list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Remembered {
     resource: ExtendedResource,
@@ -149,7 +149,7 @@ pub async fn until_ended(dir: &Path) {
     sleep(STREAM_END_DELAY).await;
 }
 
-/// True if a process listens on one of the sockets with these names.
+/// True if a process listens on the socket `name` of any resource.
 async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> bool {
     for resource in ExtendedResource::ALL {
         // The file alone says nothing: a process that was killed leaves it behind.
@@ -163,20 +163,20 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
 /// Serves the device list of one resource on a socket of the host's service.
 fn serve(dir: &Path, found: &Remembered) -> Result<PluginServer, RegistrationError> {
     let stop = CancellationToken::new();
-    let service = DevicePluginServer::new(Devices {
+    let service = DevicePluginServer::new(BootService {
         ids: found.ids.clone(),
         stop: stop.clone(),
     });
     PluginServer::start(dir.join(socket_name(found.resource)), service, stop)
 }
 
-/// The gRPC service of the host for one resource, which only lists devices.
-struct Devices {
+/// The host's gRPC service for one resource, which only lists devices.
+struct BootService {
     ids: BTreeSet<String>,
     stop: CancellationToken,
 }
 
-/// The answer to a call that only the plugin can answer; kubelet starts containers later then.
+/// The error for calls that only the plugin can answer. kubelet tries the start of a container again after it.
 fn unavailable<T>() -> Result<Response<T>, Status> {
     Err(Status::unavailable(
         "the node has booted, and gpushare-device-plugin does not run yet",
@@ -184,7 +184,7 @@ fn unavailable<T>() -> Result<Response<T>, Status> {
 }
 
 #[tonic::async_trait]
-impl DevicePlugin for Devices {
+impl DevicePlugin for BootService {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
     async fn get_device_plugin_options(

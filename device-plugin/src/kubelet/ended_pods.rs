@@ -16,18 +16,20 @@ use crate::node::pods::{NodePods, until_known};
 use crate::start::node_state::NodeState;
 use daemon::api_server::one_line;
 
-/// Pause after a change of the pods: pods that end together become one change, and kubelet may see a deletion later than this
-/// plugin.
+/// Pause after a change of the pods: pods that end together become one change, and kubelet may see a deletion after this plugin.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// The pause before the first retry, and the longest one; it doubles each time.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
+/// The pause before the first retry; it doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+
+/// The longest pause between retries.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Has kubelet free the devices of ended pods until the task is dropped.
 pub async fn free_ended_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     until_known(&mut pods).await;
-    let mut pause = PAUSES.0;
+    let mut pause = FIRST_PAUSE;
     loop {
         let allocated = node.checkpoint.read().unwrap_or_default();
         let is_due = names_ended(&allocated, &pods.borrow_and_update());
@@ -45,18 +47,19 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
                 }
             }
         }
-        let longest = if is_due { pause } else { Duration::MAX };
+        let limit = if is_due { pause } else { Duration::MAX };
         // The end of the watch ends the process.
-        let _ = timeout(longest, pods.changed()).await;
+        let _ = timeout(limit, pods.changed()).await;
         pause = if is_due {
-            (pause * 2).min(PAUSES.1)
+            (pause * 2).min(LONGEST_PAUSE)
         } else {
-            PAUSES.0
+            FIRST_PAUSE
         };
         sleep(SETTLE).await;
     }
 }
 
+/// True if kubelet's checkpoint names a pod that has ended or is gone.
 fn names_ended(allocated: &[Allocated], pods: &NodePods) -> bool {
     allocated.iter().any(|entry| pods.get_live(&entry.pod).is_none())
 }

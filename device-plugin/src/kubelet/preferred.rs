@@ -1,7 +1,6 @@
-//! Answers `GetPreferredAllocation` with the available device IDs that kubelet should take.
-//!
-//! These are IDs of the devices that the scheduler chose, so that kubelet's own accounting, and every tool that reads it, names the
-//! right device. The answer is never an error: kubelet would fail the pod.
+//! Answers `GetPreferredAllocation` with the available device IDs that kubelet should take: those of the devices that the
+//! scheduler chose, so that kubelet's own accounting, and every tool that reads it, names the right device. The answer is never
+//! an error: kubelet would fail the pod.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -22,16 +21,16 @@ use crate::start::matching::{Call, Match};
 use crate::start::node_state::NodeState;
 use crate::start::pod_of_call::{SHORT_CHECKPOINT, when_matched};
 
-/// Longest wait of a call for its pod in mode `cdi`, in which the answer to Allocate does not depend on the pod.
+/// Longest wait until the pod of a call is known, in mode `cdi`, in which the answer to Allocate does not depend on the pod.
 const CDI_WAIT: Duration = Duration::from_millis(250);
 
-/// Answers for the container that kubelet is about to allocate devices to.
+/// Returns the device IDs that kubelet should take for the container to which it is about to allocate.
 pub async fn prefer(
     node: &NodeState,
     resource: ExtendedResource,
     request: &ContainerPreferredAllocationRequest,
 ) -> ContainerPreferredAllocationResponse {
-    node.until_decided().await;
+    node.until_injection_decided().await;
     let devices = node.devices_of(resource, &request.must_include_device_ids);
     let call = Call {
         resource,
@@ -46,7 +45,7 @@ pub async fn prefer(
         Mode::Envvar => node.pod_wait(),
     };
     let wanted = when_matched(node, &call, limit, |pods, found| {
-        let wanted = wanted(node, pods, &found, resource);
+        let wanted = recorded(node, pods, &found, resource);
         node.log().set_preferred(Some(found));
         wanted
     });
@@ -76,8 +75,8 @@ pub async fn prefer(
     }
 }
 
-/// The devices of the matched pod's record, beginning with those that the pod's containers before this one have no share of.
-fn wanted(node: &NodeState, pods: &NodePods, found: &Match, resource: ExtendedResource) -> Vec<PhysicalId> {
+/// The devices in the matched pod's record (its annotations), beginning with those that no earlier container has a share of.
+fn recorded(node: &NodeState, pods: &NodePods, found: &Match, resource: ExtendedResource) -> Vec<PhysicalId> {
     let (Some(pod), Some(placement)) = (pods.get(&found.pod), &found.placement) else {
         return Vec::new();
     };
@@ -85,31 +84,29 @@ fn wanted(node: &NodeState, pods: &NodePods, found: &Match, resource: ExtendedRe
     let Ok(mut devices) = resolved else {
         return Vec::new();
     };
-    let mut before = 0_u64;
+    let mut n_earlier_ids = 0_u64;
     for container in pod.containers.iter().take(found.container) {
         // kubelet gives the IDs of an ordinary init container to later containers too.
         if container.kind != ContainerKind::Init {
-            before = before.saturating_add(resource.count(container));
+            n_earlier_ids = n_earlier_ids.saturating_add(resource.count(container));
         }
     }
-    if is_spread(resource)
-        && let Some(skip) = before.checked_rem(devices.len() as u64)
+    if may_span_devices(resource)
+        && let Some(skip) = n_earlier_ids.checked_rem(devices.len() as u64)
     {
-        // Each container begins with another device, so that the IDs of all containers name all devices of
-        // the record.
+        // Each container begins with another device, so that the IDs of all containers name all devices of the record.
         devices.rotate_left(usize::try_from(skip).unwrap_or(0));
     }
     devices
 }
 
 /// True if the IDs of one container may be of several devices.
-fn is_spread(resource: ExtendedResource) -> bool {
+fn may_span_devices(resource: ExtendedResource) -> bool {
     resource != ExtendedResource::Memory
 }
 
-/// Adds IDs to those that must be included, up to the requested number: first of the wanted devices (one ID of each in turn, but
-/// memory units of one GPU after the other), then of as few other devices as possible. Of each device, IDs that are `in_use` come
-/// last.
+/// Adds IDs to those that kubelet wants included, up to the requested number: first of the `wanted` devices (one ID of each in
+/// turn, but memory units of one GPU after the other), then of as few others as possible. IDs that are `in_use` come last.
 fn choose(
     fleet: &NodeFleet,
     resource: ExtendedResource,
@@ -122,20 +119,20 @@ fn choose(
         .iter()
         .map(String::as_str)
         .collect();
-    let mut covered = Vec::new();
+    let mut included_devices = Vec::new();
     for id in &included {
-        covered.extend(fleet.ids.device_of(resource, id));
+        included_devices.extend(fleet.ids.device_of(resource, id));
     }
     let mut choice = Choice::new(fleet, resource, request, &included, in_use);
-    if is_spread(resource) {
+    if may_span_devices(resource) {
         // Each device of the record gets an ID before any gets a second one, so that kubelet's accounting names all of them.
-        for device in wanted.iter().filter(|device| !covered.contains(device)) {
+        for device in wanted.iter().filter(|device| !included_devices.contains(device)) {
             choice.take(device, 1);
         }
         // Ends when enough IDs are chosen, or no wanted device has any left.
         while wanted.iter().map(|device| choice.take(device, 1)).sum::<usize>() > 0 {}
     }
-    for device in wanted.iter().chain(covered) {
+    for device in wanted.iter().chain(included_devices) {
         choice.take(device, usize::MAX);
     }
     while let Some(device) = choice.best_device() {
@@ -144,7 +141,7 @@ fn choose(
     choice.chosen
 }
 
-/// Available IDs of one device. They are sorted when the first is taken, as no ID of most devices is taken.
+/// Available IDs of one device, sorted only when the first of them is taken: of most devices none is.
 #[derive(Default)]
 struct Free<'a> {
     ids: Vec<&'a str>,
@@ -152,8 +149,10 @@ struct Free<'a> {
     is_sorted: bool,
 }
 
+/// The device IDs that are chosen so far for an answer, and those that are left.
 struct Choice<'a> {
     chosen: Vec<String>,
+    /// The number of IDs that kubelet asks for.
     size: usize,
     /// Available IDs by device; a device without available IDs has no entry.
     free: BTreeMap<&'a PhysicalId, Free<'a>>,

@@ -48,7 +48,7 @@ pub struct KubeletDir {
 }
 
 impl KubeletDir {
-    /// A directory with the usual limits.
+    /// The directory at this path, with an interval of 1 s and a limit of 10 s.
     pub fn new(path: PathBuf) -> Self {
         Self {
             path,
@@ -62,11 +62,11 @@ impl KubeletDir {
 #[derive(Clone)]
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Registration {
-    /// kubelet's directory.
+    /// kubelet's device plugin directory.
     pub dir: KubeletDir,
     /// The resource.
     pub resource: ExtendedResource,
-    /// The state that answers depend on.
+    /// The state of this node, on which the answers to kubelet depend.
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
@@ -116,7 +116,7 @@ impl Registration {
                 // kubelet gets the empty list, and then the end of the stream.
                 _ = fleet.wait_for(|fleet| !is_there(fleet)) => {}
             }
-            // kubelet finds plugins by name: the end of this stream must not come after the next registration.
+            // kubelet finds plugins by resource name: the end of this stream must not come after the next registration.
             serving_stop.cancel();
             serving.await;
             if stop.is_cancelled() {
@@ -163,8 +163,7 @@ impl Registration {
                     );
                 }
             }
-            // The next registration may be with another kubelet process, which remembers only what its checkpoint names: the log of
-            // Allocate calls goes on from there.
+            // Another kubelet process remembers only its checkpoint, so the log of Allocate calls goes on from there.
             self.node.resume();
             pause = if is_quick || began.elapsed() >= STABLE {
                 shortest
@@ -198,8 +197,7 @@ impl Registration {
             () = stop.cancelled() => Ok(End::Stopped),
             ended = self.register_and_wait(name, &serving, streams.subscribe()) => ended,
         };
-        // The stream ends before the next registration: kubelet finds plugins by name, and would take the late end of this stream
-        // for that of the next one.
+        // kubelet would take a late end of this stream for that of the next registration.
         serving.close().await;
         ended
     }
@@ -213,8 +211,7 @@ impl Registration {
     ) -> Result<End, RegistrationError> {
         let kubelet = self.dir.path.join(KUBELET_SOCKET);
         let kubelet_id = wait_for_kubelet(&kubelet, self.dir.interval).await;
-        // After a boot, `boot::run` on the host lists this resource until the plugin's socket is open; the late end of its stream
-        // would end this registration.
+        // `boot::run` on the host may still list this resource after a boot. The late end of its stream would end this one's.
         boot::until_ended(&self.dir.path).await;
         // A kubelet that starts removes all sockets of plugins, also one that was made a moment ago.
         if !serving.is_in_place() {
@@ -243,7 +240,7 @@ impl Registration {
     }
 }
 
-/// Returns when one of the two socket files was removed or replaced, and kubelet accepts connections.
+/// Returns when kubelet's socket file or the plugin's was removed or replaced, and kubelet accepts connections.
 async fn until_socket_replaced(
     (name, kubelet): (&str, &Path),
     kubelet_id: FileId,

@@ -45,7 +45,7 @@ pub const OPTIONS: DevicePluginOptions = DevicePluginOptions {
 pub struct DeviceService {
     /// The resource.
     pub resource: ExtendedResource,
-    /// The state that answers depend on.
+    /// The state of this node, on which the answers to kubelet depend.
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
@@ -94,6 +94,7 @@ struct ListedDevice {
     numa_node: Option<i32>,
 }
 
+/// The state of one `ListAndWatch` stream.
 struct DeviceListing {
     resource: ExtendedResource,
     fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -140,14 +141,14 @@ impl DeviceListing {
 
 /// The entries of a resource's list. A device that cannot be injected into containers is listed as unhealthy.
 fn listed_devices(fleet: &NodeFleet, resource: ExtendedResource, is_injectable: bool) -> Vec<ListedDevice> {
-    let mut states = BTreeMap::<PhysicalId, (bool, Option<i32>)>::new();
+    let mut by_id = BTreeMap::<PhysicalId, (bool, Option<i32>)>::new();
     for device in fleet.entries(resource.device_type()) {
-        states.insert(device.key.id, (device.is_healthy, device.location.numa_node));
+        by_id.insert(device.key.id, (device.is_healthy, device.location.numa_node));
     }
     let mut entries = Vec::new();
     for numbered in fleet.ids.numbered(resource) {
         // A device that has IDs and is not on the node any more is listed as unhealthy.
-        let (is_healthy, numa_node) = states.get(&numbered.device).copied().unwrap_or_default();
+        let (is_healthy, numa_node) = by_id.get(&numbered.device).copied().unwrap_or_default();
         entries.push(ListedDevice {
             ids: numbered.clone(),
             // kubelet allocates no unhealthy device, and leaves the containers that hold one alone.

@@ -96,7 +96,7 @@ impl OwnSocket {
             Err(_) => {}
         }
         let listener = UnixListener::bind(&path)?;
-        // kubelet is root. The directory is root's alone, too, unless somebody has changed that.
+        // Only kubelet connects, which is root. The directory keeps others out too, unless its mode was changed.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         let id = FileId::read(&path)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the socket has vanished"))?;

@@ -1,5 +1,4 @@
-//! Events about errors that an application causes on a GPU by a fault of its own: once on the pod of which a process ended with the
-//! error, else once on the node.
+//! Events about XIDs that an application causes by its own fault: on the pod of which a process ended then, else on the node.
 //!
 //! NVML names no process with an XID. The kernel log does, but an unprivileged container cannot read it, so the task compares the
 //! processes on the GPU before and after. It needs a plugin that measures memory by processes (`--measure-memory`).
@@ -21,10 +20,10 @@ use crate::start::node_state::NodeState;
 
 const REASON: &str = "GPUApplicationFault";
 
-/// Time in which the process should have ended; all reports of this time make one event.
+/// Time in which the faulty process should end; all faults of a GPU in this time make one event.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Longest wait for the measurement after that time.
+/// Longest wait for the measurement that the plugin requests after [`SETTLE`].
 const LIMIT: Duration = Duration::from_secs(15);
 
 /// Most pods that an event on the node names.
@@ -39,7 +38,8 @@ struct Moment {
 }
 
 impl Moment {
-    /// The pod, container and processes, if exactly one container, and nothing else, has no longer a process on the GPU.
+    /// The pod and container whose processes on the GPU have ended by `after`, and their PIDs; none if processes outside of that
+    /// container have ended too.
     fn ended<'p>(&self, after: &'p Self, gpu: &PhysicalId) -> Option<(&'p NodePod, &str, BTreeSet<u32>)> {
         let ended = self.measured.as_ref()?.ended(after.measured.as_ref()?, gpu)?;
         let owners: BTreeSet<_> = ended.iter().map(|process| process.container.as_ref()).collect();
@@ -113,7 +113,7 @@ fn numbered<T: ToString>(one: &str, several: &str, numbers: &BTreeSet<T>) -> Str
     )
 }
 
-/// Writes the events until the task is dropped.
+/// Writes an event for each GPU with application faults, until the task is dropped.
 pub async fn report_application_faults(
     node: Arc<NodeState>,
     mut faults: mpsc::Receiver<ApplicationFault>,

@@ -1,7 +1,7 @@
 //! Changes of health that come from the node's Device object and not from a watch of the devices.
 //!
-//! At its start the process loads the XIDs that the object names, which no probe finds again. It does not load lost devices and
-//! failed probes: probes find these. It does not load XIDs of an earlier boot either, because a boot resets devices.
+//! At its start the process loads the XIDs that the object names, which no probe finds again. It loads
+//! neither lost devices nor failed probes, which a probe finds, nor XIDs of an earlier boot, because a boot resets devices.
 //!
 //! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
 //! separated by commas, or `all`.
@@ -48,8 +48,7 @@ pub async fn correct_health(
 
 /// The XIDs in the node's Device object; none if there is no such object, or it cannot be read.
 ///
-/// kubelet gets the devices before the XIDs are loaded. Until they are, the plugin does not write the Device object and starts no
-/// container.
+/// kubelet gets the devices before that. Until the XIDs are loaded, the plugin writes no Device object and starts no container.
 async fn load_xids(
     devices: &Api<RawDevice>,
     node: &str,
@@ -60,9 +59,9 @@ async fn load_xids(
         return Vec::new();
     };
     let annotations = device.metadata.annotations.as_ref();
-    let written_in = annotations.and_then(|annotations| annotations.get(BOOT_ID));
+    let old_boot = annotations.and_then(|annotations| annotations.get(BOOT_ID));
     // If one of the two boot IDs is not known, the XIDs count: a GPU that is wrongly unhealthy is the smaller harm.
-    if written_in.zip(boot_id).is_some_and(|(before, now)| before != now) {
+    if old_boot.zip(boot_id).is_some_and(|(before, now)| before != now) {
         info!("this node has booted since its Device object was written, so its devices have been reset");
         return Vec::new();
     }
@@ -110,7 +109,6 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
             Ok(Err(error)) => one_line(&error),
             Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
         };
-        // The pauses between attempts may be short, so only the first failure is logged.
         if !is_logged {
             warn!(
                 error,
@@ -122,7 +120,7 @@ async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff
     }
 }
 
-/// Clears the devices that an operator names in an annotation of the Device object, and removes the annotation.
+/// Declares those devices healthy that an operator names in an annotation of the Device object, and removes the annotation.
 async fn clear_devices(
     devices: Api<RawDevice>,
     mut device: watch::Receiver<StoredDevice>,
@@ -133,21 +131,21 @@ async fn clear_devices(
         let Some((node, value)) = clear_annotation(&device.borrow_and_update()) else {
             continue;
         };
-        let named = named_devices(&value, &fleet.borrow());
+        let to_clear = named_devices(&value, &fleet.borrow());
         // The annotation is removed in any case, so that a mistyped name does not clear a device that comes later.
-        if named.is_empty() {
+        if to_clear.is_empty() {
             warn!(
                 node,
                 value, "the annotation {CLEAR_UNHEALTHY} names no device of this node"
             );
         }
-        for device in named {
+        for device in to_clear {
             info!(%device, "an operator clears a device");
             if corrections.send(Correction::Cleared(device)).await.is_err() {
                 return;
             }
         }
-        // Later trouble must make the device unhealthy again.
+        // An annotation that stayed would clear later trouble too.
         let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
         if let Err(error) = devices.patch(&node, &PatchParams::default(), &removal).await {
             warn!(
@@ -159,14 +157,14 @@ async fn clear_devices(
     }
 }
 
-/// The name of the node and the value of the annotation, if the object has it.
+/// The name of the node and the value of the annotation [`CLEAR_UNHEALTHY`], if the Device object has it.
 fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
     let object = device.object()?;
     let value = object.metadata.annotations.as_ref()?.get(CLEAR_UNHEALTHY)?;
     Some((object.metadata.name.clone()?, value.clone()))
 }
 
-/// The devices of the fleet that the annotation's value names.
+/// The devices of this node that the annotation's value names.
 fn named_devices(value: &str, fleet: &NodeFleet) -> Vec<PhysicalId> {
     let names: Vec<&str> = value.split(',').map(str::trim).collect();
     let mut devices = Vec::new();

@@ -39,7 +39,7 @@ const UNKNOWN: &str = "Unknown";
 pub struct DeviceObjectInputs {
     /// The annotation with the devices of pods that gpushare's scheduler did not place, if there are any.
     pub checkpoints: Option<String>,
-    /// True if this plugin serves a vendor's resource too.
+    /// True if this plugin serves whole GPUs too, under a vendor's resource name.
     pub serves_vendor: bool,
     /// True if the devices are simulated: read from a file (`--inventory=file:`).
     pub is_simulated: bool,
@@ -47,9 +47,9 @@ pub struct DeviceObjectInputs {
     pub overrides: Arc<NodeOverrides>,
     /// The policy for partitions of GPUs, if the operator sets one.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// The injection mode; none until it is decided.
+    /// The injection mode (`cdi` or `envvar`); none until it is decided.
     pub injection: Option<Injection>,
-    /// The enforcement levels of the GPUs; empty until they are decided.
+    /// The enforcement level of memory limits on each GPU; empty until the levels are decided.
     pub enforcements: Arc<Enforcements>,
     /// The present boot of this node, if the kernel names it.
     pub boot_id: Option<String>,
@@ -60,7 +60,7 @@ pub struct DeviceObjectInputs {
 }
 
 impl DeviceObjectInputs {
-    /// The Device object that describes `fleet`. A condition with the same status as in `before` keeps its time.
+    /// The Device object that describes `fleet`. A condition with the same status as in the object `before` keeps its time.
     pub fn device(
         &self,
         fleet: &NodeFleet,
@@ -124,7 +124,7 @@ impl DeviceObjectInputs {
         if self.is_simulated {
             labels.insert(SIMULATED_LABEL.to_owned(), "true".to_owned());
         }
-        // The policy of a table that cannot be read stays: it decides if whole GPUs may be allocated without one.
+        // An unreadable partition table keeps its policy, which decides if whole GPUs may be placed without a partition.
         let is_unreadable = self.overrides.partitions_problem.is_some();
         if is_unreadable || partitions::table(fleet, &self.overrides).is_some() {
             let policy = self.partition_policy.or(fleet.partition_policy);
@@ -134,7 +134,6 @@ impl DeviceObjectInputs {
         labels
     }
 
-    /// The annotations of the Device object.
     fn annotations(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
         let table = partitions::table(fleet, &self.overrides);
         let links = (!fleet.links.is_empty()).then_some(&fleet.links);
@@ -154,7 +153,7 @@ impl DeviceObjectInputs {
     }
 }
 
-/// Returns true if the stored object has everything of `wanted`. It may also have labels and annotations of others.
+/// Returns true if the API server's object `stored` has everything of `wanted`. It may have labels and annotations of others too.
 pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
     let no_owners = Vec::new();
     let stored_owners = stored.metadata.owner_references.as_ref().unwrap_or(&no_owners);
@@ -168,19 +167,20 @@ pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
 
 type Pairs = BTreeMap<String, String>;
 
+/// True if the stored labels or annotations have all wanted ones.
 fn includes(stored: Option<&Pairs>, wanted: Option<&Pairs>) -> bool {
     let mut wanted = wanted.into_iter().flatten();
     wanted.all(|(key, value)| stored.and_then(|stored| stored.get(key)) == Some(value))
 }
 
-/// The location in the form of the Device object. Unknown parts of the PCIe tree are empty.
+/// The location in the form of the Device object. Unknown parts of the PCIe tree are empty, and the socket is unknown (-1).
 fn topology(bus_id: Option<&str>, location: &PciLocation) -> Option<DeviceTopology> {
     if location.is_unknown() {
         return None;
     }
     Some(DeviceTopology {
         socket_id: -1,
-        // Koordinator's scheduler needs one. Machines with only one do not report it, and a label marks it as unknown.
+        // Koordinator's scheduler needs a NUMA node. Machines with only one do not report it, and a label marks it as unknown.
         node_id: location.numa_node.unwrap_or(0),
         pcie_id: location.pcie_id().unwrap_or_default().to_owned(),
         bus_id: bus_id.unwrap_or_default().to_owned(),
@@ -298,7 +298,6 @@ impl DeviceEntries<'_> {
         }
     }
 
-    /// The conditions of a device.
     fn conditions(&self, entry: &FleetEntry<'_>) -> Vec<DeviceCondition> {
         let id = entry.key.id.as_str();
         let mut conditions = Vec::new();
@@ -327,6 +326,7 @@ impl DeviceEntries<'_> {
             (Some(reason), _) => reason.to_string(),
             // The process that observed the reason is gone, and its words are better than none.
             (None, Some(before)) if before.status == status => return Some(before.clone()),
+            // Nothing was observed since the process began, so a device that was unhealthy before counts as healthy.
             (None, Some(_)) => CONDITION_HEALTHY.to_owned(),
             (None, None) => return None,
         };
@@ -387,7 +387,7 @@ impl DeviceEntries<'_> {
         Some(self.condition(id, CONDITION_REPORT_VALID, status, reason, message))
     }
 
-    /// A condition of the device, with the time since which it has this status.
+    /// A condition of the device with ID `id`, with the time since which it has this status.
     fn condition(
         &self,
         id: &str,

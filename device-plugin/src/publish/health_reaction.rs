@@ -1,8 +1,7 @@
 //! Reacts to changes of health: events on the node when a device becomes unhealthy or healthy, is added or removed; events on the
 //! pods that hold the device; and eviction of these pods, if the operator wants it.
 //!
-//! [`crate::devices::health`] decides whether a device is healthy, and the Device object, which has its health, keeps the scheduler from
-//! placing pods on it; nothing here does.
+//! [`crate::devices::health`] decides on the health of devices; the Device object keeps the scheduler from unhealthy ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,15 +54,16 @@ struct DeviceState {
 struct HealthTracker {
     /// The devices at the last update; none before the first one.
     devices: Option<BTreeMap<DeviceId, DeviceState>>,
+    /// True if the operator wants pods evicted from unhealthy devices.
     evicts: bool,
     /// The time of the last attempt to evict each pod.
     evicted: BTreeMap<PodUid, Instant>,
-    /// The GPUs of pods' records that this process has never seen, each with an event on its pod.
+    /// The GPUs of pods' allocation records that this process has never seen, each with an event on its pod.
     unknown: BTreeSet<(PodUid, DeviceName)>,
 }
 
 impl HealthTracker {
-    /// A tracker before its first update, which evicts pods from unhealthy devices if `evicts` is true.
+    /// A tracker before its first update.
     fn new(evicts: bool) -> Self {
         Self {
             evicts,
@@ -150,7 +150,8 @@ impl HealthTracker {
                 Some((_, since)) => *since,
                 None => now,
             };
-            let message = format!("{} {} {GONE}", type_name(&id.0), id.1);
+            let (device_type, device_id) = &id;
+            let message = format!("{} {device_id} {GONE}", type_name(device_type));
             actions.push(HealthAction::NodeEvent(EventType::Warning, "GPUGone", message));
             device.trouble = Some((GONE.to_owned(), since));
             device.notified.clear();
@@ -158,23 +159,23 @@ impl HealthTracker {
         actions
     }
 
-    /// The events on pods whose records name GPUs that were gone before this process started, one for each GPU.
+    /// The events on pods whose allocation records name GPUs that were gone before this process started, one for each GPU.
     fn report_unknown(&mut self, pods: &NodePods) -> Vec<HealthAction> {
-        let mut now = BTreeSet::new();
+        let mut unknown = BTreeSet::new();
         for pod in pods.live() {
-            let named = pod.placement.iter();
-            for name in named.flat_map(|placement| placement.names(ExtendedResource::Whole)) {
+            let records = pod.placement.iter();
+            for name in records.flat_map(|placement| placement.names(ExtendedResource::Whole)) {
                 let mut devices = self.devices.iter().flatten();
                 let is_known = |((device_type, _), device): (&DeviceId, &DeviceState)| {
                     device_type == TYPE_GPU && name.is(&device.key)
                 };
                 if !devices.any(is_known) {
-                    now.insert((pod.uid.clone(), name.clone()));
+                    unknown.insert((pod.uid.clone(), name.clone()));
                 }
             }
         }
         let mut actions = Vec::new();
-        for (uid, name) in now.difference(&self.unknown) {
+        for (uid, name) in unknown.difference(&self.unknown) {
             let gpu = match name {
                 DeviceName::Id(id) => format!("GPU {id}"),
                 DeviceName::Minor(minor) => format!("GPU minor {minor}"),
@@ -185,7 +186,7 @@ impl HealthTracker {
                 gone_message(&gpu),
             ));
         }
-        self.unknown = now;
+        self.unknown = unknown;
         actions
     }
 
@@ -198,8 +199,7 @@ impl HealthTracker {
         for device in self.devices.iter().flat_map(BTreeMap::values) {
             if let Some((_, since)) = &device.trouble {
                 let due = *since + EVICTION_GRACE;
-                // An eviction that was due is tried again after a while: it was refused, or the pod is not
-                // gone yet.
+                // An eviction that was due is tried again after a while: it was refused, or the pod is not gone yet.
                 let due = if due > now { due } else { now + EVICTION_RETRY };
                 next = Some(next.map_or(due, |next| due.min(next)));
             }
@@ -217,7 +217,7 @@ fn gone_message(device: &str) -> String {
 fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<HealthAction> {
     let device = format!("{} {}", type_name(entry.device_type), entry.key.id);
     let trouble_before = before.and_then(|before| before.trouble.as_ref());
-    let (weight, reason, message) = match (before, trouble_before) {
+    let (event_type, reason, message) = match (before, trouble_before) {
         (_, Some((trouble, _))) if !entry.is_healthy && trouble == entry.message => return None,
         (Some(_), None) if entry.is_healthy => return None,
         (None, _) if entry.is_healthy => (EventType::Normal, "GPUAdded", format!("{device} has come")),
@@ -232,10 +232,10 @@ fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<He
             format!("{device} is unhealthy: {}", entry.message),
         ),
     };
-    Some(HealthAction::NodeEvent(weight, reason, message))
+    Some(HealthAction::NodeEvent(event_type, reason, message))
 }
 
-/// True if the pod holds the device: its record names it.
+/// True if the pod holds the device: the record in the pod's annotations names it.
 fn holds(pod: &NodePod, device_type: &str, key: &DeviceKey) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
@@ -283,8 +283,8 @@ impl HealthReaction {
     async fn perform(&self, actions: Vec<HealthAction>) {
         for action in actions {
             match action {
-                HealthAction::NodeEvent(weight, reason, message) => {
-                    self.recorder.node(weight, reason, message);
+                HealthAction::NodeEvent(event_type, reason, message) => {
+                    self.recorder.node(event_type, reason, message);
                 }
                 HealthAction::PodEvent(uid, reason, message) => {
                     if let Some(pod) = self.pods.borrow().get(&uid) {

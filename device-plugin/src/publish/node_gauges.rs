@@ -23,6 +23,7 @@ use crate::start::node_state::NodeState;
 #[derive(Clone, Debug, Default)]
 pub struct NodeGauges(Arc<OnceLock<GaugeSources>>);
 
+/// The state that a scrape reads.
 #[derive(Debug)]
 struct GaugeSources {
     node: Arc<NodeState>,
@@ -40,7 +41,7 @@ impl NodeGauges {
         gauges
     }
 
-    /// Shows this node and what is beside it from now on.
+    /// Exports this node's gauges from now on, from these sources.
     pub fn show(
         &self,
         node: Arc<NodeState>,
@@ -141,6 +142,7 @@ fn write_injection(encoder: &mut DescriptorEncoder<'_>, injection: &Injection) -
     let is_exposed = match injection.exposure {
         None => false,
         Some(Exposure::EveryPod | Exposure::RuntimeClass(_)) => true,
+        // A gauge whose value is not known is absent.
         Some(Exposure::Unknown(_)) => return Ok(()),
     };
     let help =
@@ -148,7 +150,7 @@ fn write_injection(encoder: &mut DescriptorEncoder<'_>, injection: &Injection) -
     write_one(encoder, "gpus_exposed", help, is_exposed)
 }
 
-/// Writes the memory that containers use beside what they were given, and the memory that no known container uses.
+/// Writes the memory that containers use, were given and are limited to, and the memory of processes in no known container.
 fn write_memory_use(
     encoder: &mut DescriptorEncoder<'_>,
     node: &NodeState,
@@ -169,7 +171,7 @@ fn write_memory_use(
             (&mut limits, measured.limits.get(&memory.of).copied()),
             (&mut used, memory.used),
         ] {
-            values.extend(bytes.map(|bytes| (labels.clone(), gauge(bytes))));
+            values.extend(bytes.map(|bytes| (labels.clone(), gauge_value(bytes))));
         }
     }
     let help = "GPU memory that the container's processes use";
@@ -185,13 +187,13 @@ fn write_memory_use(
     for entry in &fleet.gpus {
         let bytes = by_gpu.get(&entry.device.uuid).copied();
         let labels = [("device", entry.device.uuid.to_string())];
-        unattributed.push((labels, gauge(bytes.unwrap_or_default())));
+        unattributed.push((labels, gauge_value(bytes.unwrap_or_default())));
     }
     let help = "GPU memory of processes in no container of a pod that requests devices";
     write(encoder, "unattributed_memory_used_bytes", help, unattributed)
 }
 
-fn gauge(bytes: u64) -> i64 {
+fn gauge_value(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 

@@ -60,7 +60,7 @@ pub struct NodeOverrides {
     pub labels: DeviceLabels,
     /// The partitions of the node's GPUs, if the file has any.
     pub partitions: Option<GpuPartitionTable>,
-    /// The mistake of a file of partitions that cannot be read; `partitions` then has its last valid content.
+    /// The mistake in a file of partitions that cannot be read; `partitions` then has its last valid content.
     pub partitions_problem: Option<String>,
 }
 
@@ -150,7 +150,7 @@ impl DeviceLabels {
     }
 }
 
-/// The labels with their keys that are PCI addresses in the form of sysfs.
+/// The labels by device, with PCI addresses written as sysfs writes them.
 fn with_sysfs_addresses(labels: BTreeMap<String, Labels>) -> BTreeMap<String, Labels> {
     let mut converted = BTreeMap::new();
     for (name, of_device) in labels {
@@ -159,7 +159,7 @@ fn with_sysfs_addresses(labels: BTreeMap<String, Labels>) -> BTreeMap<String, La
     converted
 }
 
-/// The labels under all of these names; those of a later name win.
+/// The labels that the file has under any of these names; those of a later name win.
 fn merge(all: &BTreeMap<String, Labels>, names: [Option<&str>; 3]) -> Labels {
     let mut merged = Labels::new();
     for name in names.into_iter().flatten() {

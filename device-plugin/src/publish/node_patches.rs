@@ -1,7 +1,5 @@
-//! Patches of this node's Node: its memory unit, its labels, its status, its condition, and the revision of its Device object. That
-//! of the condition is a strategic merge patch, the others are merge patches.
-//!
-//! Each function returns `None` if the node needs no change.
+//! Patches of this node's Node: its memory unit, labels, status, condition, and the revision of its Device object. The patch of
+//! the condition is a strategic merge patch, the others are merge patches. `None` is returned if the Node needs no change.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,7 +29,7 @@ pub struct Absence {
     pub message: String,
 }
 
-/// The annotation with the size of a memory unit, so that no reader has to guess it.
+/// The patch of the annotation with the size of a memory unit, so that no reader has to guess it.
 pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Option<Value> {
     let (key, unit) = (names.memory_unit_annotation(), unit.to_string());
     if node.annotations().get(&key) == Some(&unit) {
@@ -40,7 +38,7 @@ pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Opti
     Some(json!({"metadata": {"annotations": {key: unit}}}))
 }
 
-/// The labels that describe the node's GPUs: those of its Device object.
+/// The patch of the labels that describe the node's GPUs: `of_device`, those of its Device object.
 pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value> {
     let mut labels = Map::new();
     for key in NODE_LABELS {
@@ -53,10 +51,9 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
     (!labels.is_empty()).then(|| json!({"metadata": {"labels": labels}}))
 }
 
-/// The annotation whose value changes with the Device object, by which kube-scheduler tries refused pods again.
+/// The patch of the annotation whose value changes with the Device object, at which kube-scheduler tries refused pods again.
 pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
-    // kube-scheduler does not watch Device objects: it tries a pod again that gpushare's scheduler refused because of the object
-    // only when a node or a pod changes.
+    // kube-scheduler watches no Device objects: it tries a refused pod again only when a node or a pod changes.
     let mut hasher = DefaultHasher::new();
     // The generation changes with every change of the devices, undone ones included. It does not change with annotations.
     device.metadata.uid.hash(&mut hasher);
@@ -71,7 +68,7 @@ pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
     Some(json!({"metadata": {"annotations": {DEVICES_REVISION: revision}}}))
 }
 
-/// The condition of a node without devices, or of one that has some again. A node that never lacked them has none.
+/// The patch of the condition of a node without devices, or with devices again. A node that never lacked them has no condition.
 pub fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Utc>) -> Option<Value> {
     let before = node.sharing_condition();
     let (status, reason, message) = if let Some(absence) = absence {
@@ -98,8 +95,7 @@ pub fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Utc>) -> 
     Some(json!({"status": {"conditions": [condition]}}))
 }
 
-/// The patch of capacity and allocatable for the resources that this plugin writes into the Node itself, as no device plugin
-/// advertises them.
+/// The patch of capacity and allocatable for the resources that no device plugin advertises, so that this plugin writes them.
 ///
 /// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests ([`requested`]) if that is more.
 /// Capacity and allocatable are the same.
@@ -143,6 +139,7 @@ pub fn offered(devices: &[DeviceInfo]) -> Requests {
         if device.device_type == TYPE_GPU && device.health && sharing != Some(SHARING_DISABLED) {
             sum = sum.plus(Requests::from_fn(|name| match name {
                 GPU_COUNT => 1,
+                // An amount of `koordinator.sh/gpu` is this percentage of computing power, and of memory.
                 GPU => amount(device, GPU_CORE),
                 _ => amount(device, name),
             }));
@@ -156,16 +153,16 @@ fn amount(device: &DeviceInfo, resource: &str) -> u64 {
     quantity.unsigned().unwrap_or(0)
 }
 
-/// The amounts that pods request which kubelet has admitted, or may admit because they have a usable record.
+/// The amounts that pods request which kubelet has admitted, or may admit because they have a usable allocation record.
 pub fn requested(pods: &NodePods) -> Requests {
     let mut sum = Requests::default();
     for pod in pods.iter() {
-        let counts = match pod.stage {
+        let is_counted = match pod.stage {
             PodStage::Admitted | PodStage::Running => true,
             PodStage::Bound => pod.placement.is_ok(),
             PodStage::Terminal => false,
         };
-        if counts {
+        if is_counted {
             sum = sum.plus(pod.requests);
         }
     }

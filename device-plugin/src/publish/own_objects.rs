@@ -99,9 +99,8 @@ async fn watch_object<K>(
     }
 }
 
-/// The object without the fields that change with every write, such as kubelet's heartbeats in the Node.
+/// The object without the fields that change with every write of any program, and would wake the publisher each time.
 fn without_versions<K: Resource>(mut found: K) -> K {
-    // Both fields change with every write of any program, and would wake the publisher each time.
     found.meta_mut().managed_fields = None;
     found.meta_mut().resource_version = None;
     found

@@ -1,5 +1,5 @@
-//! The partition table of this node's GPUs: that of the operator's file, else that of the source of the devices, else that of a
-//! known model.
+//! The partition table of this node's GPUs (the sets that may be allocated together): that of the operator's file, else that of
+//! the source of the devices, else that of a known model.
 //!
 //! The known models are boards of eight GPUs on switches of NVLink (H100, H800, H20); their table is [`partitions_of_board`].
 
@@ -17,7 +17,7 @@ const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 /// Words in the names of cards that have the name of a known model and sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The partition table for these devices. The operator's counts if this node has all GPUs of one of its partitions.
+/// The partition table for these devices. The operator's table counts if this node has all GPUs of one of its partitions.
 pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitionTable> {
     // One file may serve nodes of several kinds, so a table of another node is no error.
     if let Some(table) = &overrides.partitions
@@ -25,7 +25,7 @@ pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitio
     {
         return Some(table.clone());
     }
-    // The operator's table is to replace the others, so that none of them may be right.
+    // The operator's file, which cannot be read, is meant to replace the other tables, so none of them may be right.
     if overrides.partitions.is_none() && overrides.partitions_problem.is_some() {
         return None;
     }

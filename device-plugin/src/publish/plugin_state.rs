@@ -1,7 +1,7 @@
 //! Writes the state of this plugin ([`proto::plugin_reports::PluginState`]) into the Node, for the scheduler.
 //!
-//! The state says whether the plugin serves kubelet. It is written when that changes and at no other time: when kubelet has opened all
-//! device lists, when it has closed one, and before the process ends. kubelet never waits for it.
+//! The state says whether the plugin serves kubelet. The plugin writes it only when that changes: when kubelet has opened all
+//! device lists, when it has closed one, and before the process ends. kubelet never waits for this write.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl PluginStateWriter {
         }
     }
 
-    /// Writes whenever it changes, and a last time after `shutdown`; `is_written` becomes true once the Node says so.
+    /// Writes the state at each change, and after `shutdown` that the plugin does not serve; then `is_written` becomes true.
     pub async fn run(
         mut self,
         mut registered: watch::Receiver<Registrations>,
@@ -74,10 +74,10 @@ impl PluginStateWriter {
                         self.backoff.pause().await;
                     }
                 }
-                // The flags may have changed during the write.
+                // The registrations or `shutdown` may have changed during the write.
                 continue;
             }
-            // The process ends at some other place, and a task that ends would end it at once.
+            // `serve_until_signal` ends the process in order; a task that returns would end it at once.
             if is_ending {
                 is_written.send_replace(true);
                 return pending().await;

@@ -1,5 +1,5 @@
-//! The report on pods of this node that have no device although their records or requests name some: the scheduler counts such pods
-//! until it reads the report.
+//! The report on pods of this node that have no device although their allocation records or requests name some: the scheduler
+//! counts such pods until it reads the report.
 //!
 //! kubelet allocates devices at admission: before kubelet has reported on a pod its devices are unknown, and afterwards they do not
 //! change. A pod that requests an extended resource of this plugin is never reported: it does not start before it has a record.
@@ -28,8 +28,7 @@ const RETRY: Duration = Duration::from_secs(5);
 pub fn report(pods: &NodePods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> String {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
-        // A pod without such containers requests amounts of node status (`koordinator.sh/gpu-core`), which kubelet does not
-        // allocate.
+        // Such a pod requests amounts of node status (`koordinator.sh/gpu-core`), and nothing that kubelet allocates.
         if pod.containers.is_empty() && pod.placement.is_err() {
             candidates.push((&pod.uid, pod.stage));
         }

@@ -44,8 +44,8 @@ const OWN_RESOURCES: [ExtendedResource; 4] = [
     ExtendedResource::Fpga,
 ];
 
-/// The error of each removal of a file.
-const FILES: &str = "cannot remove files of the plugin";
+/// The context of an error while a file is removed.
+const CANNOT_REMOVE: &str = "cannot remove files of the plugin";
 
 /// The pods that hold devices of this node, or may get some.
 pub fn holders(pods: &NodePods) -> Vec<String> {
@@ -154,7 +154,7 @@ impl Removal {
         }
         // A socket that answers belongs to a plugin that would write everything again.
         self.remove_sockets().await?;
-        let n_removed = self.specs.remove_all().context(FILES)?;
+        let n_removed = self.specs.remove_all().context(CANNOT_REMOVE)?;
         if n_removed > 0 {
             info!(n_removed, "removed the plugin's CDI specs");
         }
@@ -164,8 +164,8 @@ impl Removal {
             metadata_patch(&node, &self.names.cluster),
             status_patch(&node, &IN_NODE_STATUS),
         );
-        self.patch(metadata.as_ref(), false).await?;
-        self.patch(amounts.as_ref(), true).await?;
+        self.patch_node(metadata.as_ref()).await?;
+        self.patch_status(amounts.as_ref()).await?;
         let condition = condition_patch(&node);
         if let Some(patch) = &condition {
             let (params, strategic) = (PatchParams::default(), Patch::Strategic(patch));
@@ -186,9 +186,8 @@ impl Removal {
             remembered.join(", ")
         );
         let served = status_patch(&node, &own);
-        self.patch(served.as_ref(), true).await?;
-        // The watch shows the object as it was before this attempt, so the next attempt sees if another program has written
-        // something again.
+        self.patch_status(served.as_ref()).await?;
+        // The watch still shows the object of before this attempt. The next one sees if another program has written again.
         ensure!(
             metadata.or(amounts).or(condition).or(served).is_none(),
             "the API server does not show the node's changes yet"
@@ -204,7 +203,7 @@ impl Removal {
                 Ok(_) => bail!("another process of the plugin serves {}", socket.display()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // The file of a socket outlives its process.
-                Err(_) => std::fs::remove_file(&socket).context(FILES)?,
+                Err(_) => std::fs::remove_file(&socket).context(CANNOT_REMOVE)?,
             }
         }
         Ok(())
@@ -221,18 +220,21 @@ impl Removal {
         }
     }
 
-    /// Sends a merge patch of the Node, or of its status if `is_status`; without a patch there is nothing to change.
-    async fn patch(&self, patch: Option<&Value>, is_status: bool) -> anyhow::Result<()> {
+    /// Sends a merge patch of the Node; without a patch there is nothing to change.
+    async fn patch_node(&self, patch: Option<&Value>) -> anyhow::Result<()> {
         let Some(patch) = patch else { return Ok(()) };
-        let (nodes, params, name) = (&self.nodes, PatchParams::default(), &self.node_name);
-        let merge = Patch::Merge(patch);
-        let request = async {
-            if is_status {
-                nodes.patch_status(name, &params, &merge).await
-            } else {
-                nodes.patch(name, &params, &merge).await
-            }
-        };
+        let (params, merge) = (PatchParams::default(), Patch::Merge(patch));
+        let request = self.nodes.patch(&self.node_name, &params, &merge);
+        within(REQUEST_LIMIT, "change the node", request).await?;
+        info!(%patch, "changed the node");
+        Ok(())
+    }
+
+    /// Sends a merge patch of the Node's status; without a patch there is nothing to change.
+    async fn patch_status(&self, patch: Option<&Value>) -> anyhow::Result<()> {
+        let Some(patch) = patch else { return Ok(()) };
+        let (params, merge) = (PatchParams::default(), Patch::Merge(patch));
+        let request = self.nodes.patch_status(&self.node_name, &params, &merge);
         within(REQUEST_LIMIT, "change the node", request).await?;
         info!(%patch, "changed the node");
         Ok(())

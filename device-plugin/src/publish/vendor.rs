@@ -1,8 +1,8 @@
 //! Publishes the devices that pods hold by a vendor's device plugin or DRA driver, for the scheduler to count.
 //!
-//! The plugin reads kubelet's allocations, corrects them by the GPUs that the runtime hook has seen, and publishes those that no
-//! record of gpushare's scheduler names. It reads when such a pod comes, goes or changes its stage, and once a minute; never while
-//! kubelet waits for an answer of this plugin, because listing devices can disturb an allocation that is under way.
+//! The plugin reads kubelet's allocations, corrects them by the GPUs that the runtime hook (NRI) has seen, and publishes those
+//! that no allocation record of gpushare's scheduler names. It reads when such a pod comes, goes or changes its stage, and once a
+//! minute; never while kubelet waits for an answer of this plugin, because the list can disturb an allocation under way.
 
 mod admin_access;
 pub mod allocation;
@@ -53,7 +53,7 @@ const HOOK_WAIT: Duration = Duration::from_secs(5);
 pub struct VendorSettings {
     /// The resources that vendors' plugins serve.
     pub resources: BTreeSet<String>,
-    /// The vendor's resource that this plugin serves itself: there may be pods that the vendor's plugin served earlier.
+    /// The vendor's resource that this plugin serves itself: pods that the vendor's plugin served earlier may still run.
     pub ours: Option<String>,
     /// The DRA drivers whose devices are GPUs of this node.
     pub dra_drivers: BTreeSet<String>,
@@ -66,6 +66,7 @@ pub struct VendorSettings {
 }
 
 impl VendorSettings {
+    /// True if there is nothing to publish: no resource of a vendor, no DRA driver, and no runtime hook.
     fn is_idle(&self) -> bool {
         self.resources.is_empty() && self.ours.is_none() && self.dra_drivers.is_empty() && !self.has_hook
     }
@@ -82,9 +83,9 @@ pub struct VendorWatch {
     pub pods: watch::Receiver<NodePods>,
     /// The GPUs that containers see.
     pub seen: watch::Receiver<SeenGpus>,
-    /// Reads claims for administration.
+    /// Finds the claimed devices that are allocated for administration only.
     pub admin_access: AdminAccess,
-    /// The devices that the scheduler must count.
+    /// Gets the devices of other plugins that the scheduler must count.
     pub checkpoints: watch::Sender<Option<KubeletAllocations>>,
     /// Writes events on claims.
     pub recorder: Recorder,
@@ -123,7 +124,6 @@ impl VendorWatch {
                     logged.warn(&error, what);
                 }
             }
-            // Pods come and go in groups, and kubelet limits the rate of calls.
             sleep(SETTLE).await;
             let pods_changed = self.pods.wait_for(|pods| pod_states(pods) != before);
             tokio::select! {
@@ -160,7 +160,7 @@ async fn read(
     if let Some(ours) = &settings.ours {
         match allocations_by_answers(settings, ours, fleet) {
             Ok(allocations) => found = allocations,
-            // Without the answers in the checkpoint the allocated IDs have to do.
+            // The checkpoint cannot be read, so the device IDs that kubelet lists have to do.
             Err(_) => {
                 resources.insert(ours.clone());
             }

@@ -29,7 +29,7 @@ pub(super) struct Published {
     pub(super) checkpoints: watch::Receiver<Option<KubeletAllocations>>,
 }
 
-/// Advertises a resource to kubelet once its condition is met, and serves it until `stop` is cancelled.
+/// Advertises a resource to kubelet once its condition is met, and serves it until `stop`. `keeps_units`: [`keeps_memory_units`].
 pub(super) async fn serve(
     registration: Registration,
     published: Published,
@@ -50,8 +50,7 @@ async fn wait_until_advertisable(
     published: Published,
     keeps_units: bool,
 ) {
-    // kubelet fails every pod that it admits while a resource is not registered, so a resource waits for the API server only where
-    // the scheduler would count it wrongly.
+    // kubelet fails pods that it admits before a registration, so only resources wait that the scheduler would count wrongly.
     match resource {
         ExtendedResource::Memory if keeps_units => {}
         ExtendedResource::Memory => unit_published(published.node, &node.settings).await,
@@ -77,7 +76,7 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     for device in fleet.ids.numbered(ExtendedResource::Memory) {
         let ids: Vec<String> = device.iter().collect();
         let n_found = ids.iter().filter(|id| registered.remove(*id)).count();
-        // A GPU of which the checkpoint names no memory unit was unhealthy.
+        // A GPU of which the checkpoint names no memory unit was unhealthy when kubelet wrote it.
         if n_found != 0 && n_found != ids.len() {
             return false;
         }
@@ -94,6 +93,7 @@ pub(super) async fn whole_published(
         let (StoredDevice::Present(object), Some(checkpoints)) = (held, checkpoints) else {
             return false;
         };
+        // An object without the annotation says that pods hold no devices of other plugins.
         object
             .labels()
             .get(SERVES_VENDOR_LABEL)

@@ -1,7 +1,7 @@
 //! Finds the devices of this node at the start of the plugin.
 //!
-//! A plugin without devices waits for some. kubelet would restart a process that ends, and the next one would find no more; its
-//! reason is in the readiness, in an event on the node, and in a condition of the node.
+//! A plugin without devices waits for some: kubelet would restart a process that ends, and the next one would find no more. The
+//! reason for their absence is in the readiness, in an event on the node, and in a condition of the node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 /// Time after which a plugin without the driver's library ends: nothing shows that the runtime would mount it by now.
 const CONTAINER_AGE: Duration = Duration::from_secs(3600);
 
-/// Finds the devices of this node; while there are none, publishes so, and `absence` has the reason.
+/// Finds the devices of this node; while there are none, publishes the reason, which `absence` gets too.
 pub(super) async fn find_devices(
     config: &Config,
     absence: &watch::Sender<Option<Absence>>,
@@ -79,7 +79,7 @@ pub(super) async fn find_devices(
     }
 }
 
-/// Returns true if the plugin goes on waiting after this error. Another kernel driver may have been loaded since the start.
+/// Returns true if the plugin goes on waiting after this error. `is_driver_of_start` is false if the kernel driver was replaced.
 fn waits(error: &InventoryError, is_driver_of_start: bool, waited: Duration) -> bool {
     // A new container gets the library of a driver that was installed meanwhile. It is no better off if nothing has changed since
     // this one was created, and kubelet would create one after the other.

@@ -55,7 +55,6 @@ impl Farewell {
                 "the Node does not say in time that this plugin ends: pods that are bound to it later will fail"
             );
         }
-        // Bindings that the scheduler sent before it saw the Node change arrive in this time.
         sleep(MIN_SERVING).await;
         let admitted = self.pods.wait_for(|pods| !pods.iter().any(is_awaiting_admission));
         if timeout(ADMISSION_LIMIT, admitted).await.is_err() {

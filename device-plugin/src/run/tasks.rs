@@ -39,10 +39,11 @@ const CHANNEL_CAPACITY: usize = 64;
 pub(super) struct WatchedDevices {
     pub(super) fleet: watch::Receiver<Arc<NodeFleet>>,
     pub(super) faults: mpsc::Receiver<ApplicationFault>,
-    /// Takes changes of health that do not come from the devices.
+    /// Takes the changes of health that come from the Device object.
     pub(super) corrections: mpsc::Sender<Correction>,
 }
 
+/// Starts the task that watches the devices and their health.
 pub(super) fn watch_devices(
     tasks: &mut Tasks,
     config: &Config,
@@ -79,10 +80,10 @@ pub(super) fn watch_devices(
     })
 }
 
-/// The IDs of memory units that kubelet's checkpoint gives to containers.
+/// The IDs of memory units that kubelet has allocated to containers, by its checkpoint.
 fn allocated_units(config: &Config) -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
-    // Without a checkpoint kubelet has given none.
+    // Without a checkpoint kubelet has allocated none.
     for entry in kubelet_checkpoint::read(&config.device_plugin_dir).unwrap_or_default() {
         if entry.resource_name == config.memory_resource {
             ids.extend(entry.device_ids);
@@ -207,6 +208,7 @@ fn watch_vendor(
     checkpoints
 }
 
+/// Starts the task that writes the events which the returned recorder takes.
 pub(super) fn write_events(tasks: &mut Tasks, config: &Config, connection: &Connection) -> Recorder {
     let (recorder, writer) = events::recorder(
         connection,
@@ -233,8 +235,7 @@ fn log_devices(config: &Config, fleet: &NodeFleet) {
         }
         let units = unit.units_in(gpu.memory_bytes);
         info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, memory_units = units, %unit, slots = config.slots, "sharing a GPU");
-        // A GPU without a single memory unit would be published and never get a pod that requests units, so the operator should
-        // know.
+        // Such a GPU is published, and no pod that requests units ever gets it.
         if units == 0 {
             warn!(gpu = %gpu.uuid, memory = gpu.memory_bytes, %unit, "this GPU has less memory than one unit; choose a smaller --memory-unit");
         }

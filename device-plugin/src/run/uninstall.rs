@@ -38,8 +38,7 @@ pub(super) async fn run(config: Config, now: bool, mut process: Process) -> anyh
         node,
     };
     process.tasks.spawn("removal", removal.run(removed));
-    // No farewell: the pod may be deleted before everything is removed, and the next process with `uninstall` on this node
-    // removes what is left.
+    // No farewell: if the pod is deleted before everything is removed, the next `uninstall` on this node removes the rest.
     process.serve_until_signal(std::future::ready(())).await
 }
 

@@ -1,5 +1,5 @@
-//! Records for pods that have none: adoption of a pod that the scheduler did not place, if it fits on the devices that it has; and
-//! the record of a running pod whose annotations were removed or made unreadable.
+//! Writes records (the annotations that name a pod's devices) for pods that have none: for a pod that the scheduler did not
+//! place, if it fits on the devices that it has, and for a running pod whose annotations were removed or made unreadable.
 //!
 //! The scheduler charges a pod without record on every device that it may be on, so a record that names some of these devices takes
 //! capacity from no other pod.
@@ -26,7 +26,7 @@ use crate::start::node_state::NodeState;
 use crate::start::verify::container::StartingContainer;
 use crate::start::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, visible_to_pod};
 
-/// Longest wait for the written record to appear in the watch.
+/// Longest wait for the written allocation record to appear in the watch.
 const SEEN_LIMIT: Duration = Duration::from_secs(5);
 
 /// No record could be written for a pod that the scheduler did not place.
@@ -39,7 +39,7 @@ pub struct NotAdopted {
     problem: String,
 }
 
-/// Writes a record of the GPUs that the pod sees, or those of its device IDs; returns when the watch shows it.
+/// Writes an allocation record of the GPUs that the pod sees, else of those of its device IDs; returns when the watch shows it.
 pub(super) async fn adopt(
     node: &NodeState,
     client: &Client,
@@ -77,7 +77,7 @@ fn adopted_record(
     allocated: &[Allocated],
 ) -> Result<Record, String> {
     let StartingContainer { pod, resource, .. } = starting;
-    if resource.device_type() != TYPE_GPU || asks_for_others(pod) {
+    if resource.device_type() != TYPE_GPU || asks_for_other_types(pod) {
         return Err("it requests devices other than GPUs, which only the scheduler assigns".to_owned());
     }
     let of_ids = node.devices_of(*resource, starting.ids);
@@ -96,7 +96,7 @@ fn adopted_record(
         ));
     }
     let record = new_record(node, pod, &gpus)?;
-    // The last assume time puts the pod behind all others in the capacity check.
+    // The latest assume time (when the scheduler chose) puts the pod behind all others in the capacity check.
     let placement = Placement::of_record(record.clone(), u64::MAX).map_err(|error| error.to_string())?;
     // In a copy: other starts must not count on a record that is not written yet.
     let mut pods = node.pods.borrow().clone();
@@ -119,11 +119,11 @@ fn adopted_record(
     Ok(record)
 }
 
-fn asks_for_others(pod: &NodePod) -> bool {
+fn asks_for_other_types(pod: &NodePod) -> bool {
     pod.asks_for(ExtendedResource::Rdma) || pod.asks_for(ExtendedResource::Fpga)
 }
 
-/// The GPUs of this node among these, by minor number.
+/// The GPUs with these UUIDs that this node has, sorted by minor number.
 fn known_gpus<'a>(fleet: &NodeFleet, uuids: impl Iterator<Item = &'a PhysicalId>) -> Vec<Gpu> {
     let mut gpus: Vec<Gpu> = uuids.filter_map(|uuid| fleet.gpu(uuid)).cloned().collect();
     gpus.sort_by_key(|gpu| gpu.minor);
@@ -144,7 +144,7 @@ fn n_requested_gpus(pod: &NodePod) -> usize {
     }
 }
 
-/// The record of the pod on these GPUs. A pod that requests memory units gets the annotations of the old gpushare extender too.
+/// The allocation record of the pod on these GPUs. With memory units it has the annotations of the old gpushare extender too.
 fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, String> {
     let n_gpus = gpus.len() as u64;
     // The pod's request is for all its GPUs together, and no GPU may hold less than its part.
@@ -210,8 +210,8 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
     })
 }
 
-/// True if the annotations have lost the record of a running container: this plugin, whose answer it is, lets none start without.
-pub(super) fn has_run_placed(pod: &NodePod, entry: &Allocated) -> bool {
+/// True if a running pod has lost its record: this plugin, which answered for this container, lets none start without a record.
+pub(super) fn started_with_record(pod: &NodePod, entry: &Allocated) -> bool {
     let is_ours = device_of(&entry.answer).is_some() || entry.answer.envs.contains_key(GPU_DEVICES);
     pod.stage == PodStage::Running && pod.placement.is_err() && is_ours
 }
@@ -235,7 +235,7 @@ pub(super) fn removed_record(
         return None;
     }
     // The amounts of other devices do not follow from the devices that a container sees.
-    let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU).filter(|_| !asks_for_others(pod)) else {
+    let Some(Visible::Devices(uuids)) = seen.get(TYPE_GPU).filter(|_| !asks_for_other_types(pod)) else {
         return None;
     };
     let gpus = known_gpus(evidence.fleet, uuids.iter());
@@ -246,7 +246,7 @@ pub(super) fn removed_record(
     }
 }
 
-/// True if the pod's containers see the devices of this record. The containers run, so capacity and health do not matter.
+/// True if the pod's containers see the devices of this allocation record. As they run, capacity and health do not matter.
 fn sees_devices_of(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,

@@ -2,7 +2,7 @@
 //!
 //! The variable is part of the answer to Allocate and stands as long as the container lives. So the pod of a call has to be
 //! matched before the answer ([`answer`]), and before the container starts ([`check`]) its environment must not contradict the
-//! pod's record (`environment`), and where kubelet admitted equal pods in another order, the pods swap their records
+//! pod's allocation record (`environment`), and where kubelet admitted equal pods in another order, the pods swap their records
 //! ([`partners`]).
 //!
 //! A container in mode `cdi` needs none of this. Allocate has one switch to this folder, and the check before a start another.

@@ -67,9 +67,9 @@ pub struct Match {
     pub pod: PodUid,
     /// Index in [`NodePod::containers`].
     pub container: usize,
-    /// The record that decides the devices of the call; none if the pod has no usable record.
+    /// The record that decides the devices of the call; none if the pod has no usable allocation record.
     pub placement: Option<Placement>,
-    /// The pod to which the record in `placement` belongs: mostly the pod of the match itself.
+    /// The pod to which the allocation record in `placement` belongs: mostly the pod of the match itself.
     record_of: PodUid,
     /// The calls that kubelet has made for the pod, this one included.
     calls: Vec<AnsweredCall>,
@@ -82,7 +82,7 @@ pub struct Match {
 pub enum NoMatch {
     /// The pods of this node are not known yet.
     NotSynced,
-    /// A pod waits for this call, and its record is missing or cannot be used.
+    /// A pod waits for this call, and its allocation record is missing or cannot be used.
     Unplaced {
         /// `namespace/name`.
         pod: String,
@@ -116,12 +116,12 @@ pub fn match_call(
     let choice = match_new_pod(pods, log, call);
     // Calls that kubelet's checkpoint names are certainly those of this pod.
     let doubtful = admitting.filter(|pod| !log.was_answered_before(&pod.uid));
-    // kubelet does not make this call for the pod that it seemed to admit: it gave that pod up, or the earlier calls were another
-    // pod's.
+    // kubelet does not call so for the pod that it seemed to admit: it gave that pod up, or the earlier calls were another pod's.
     if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| find_correction(pods, log, pod, call)) {
         return match choice {
             // A pod on the devices of the answers so far explains them without any mistake, so it comes first.
             Some(choice) if !is_harmless && is_on_devices_of(pods, &corrected, &choice) => Ok(choice),
+            // Harmless: the answers so far have named the devices of this pod too.
             _ if is_harmless || is_last => Ok(corrected),
             _ => Err(NoMatch::Ambiguous),
         };
@@ -155,7 +155,7 @@ pub fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
     (is_same_call && is_candidate(pods.get(&found.pod)?, log)).then(|| found.clone())
 }
 
-/// True if both pods exist and can swap their records without changing any device's sums.
+/// True if both pods exist and can swap their allocation records without a change of the sum of amounts on any device.
 fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
     match (pods.get(one), pods.get(other)) {
         (Some(one), Some(other)) => one.can_swap_with(other),
@@ -174,6 +174,7 @@ fn as_calls_of_pod(
         let repeated = Call {
             resource: call.resource,
             count: call.count,
+            // The order of calls does not depend on devices.
             devices: &[],
         };
         let container = next_container(pod, &explained, &repeated, offered)?;
@@ -194,12 +195,12 @@ fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
     }
 }
 
-/// The record of a pod that kubelet may still make calls for; none if the pod has no usable record.
+/// The record of a pod that kubelet may still make calls for; none if the pod has no usable allocation record.
 fn record_of_candidate<'a>(pod: &'a NodePod, log: &AllocateLog) -> Option<&'a Placement> {
     pod.record().filter(|_| is_candidate(pod, log))
 }
 
-/// True if kubelet has gone on to later pods without this pod, though nothing kept kubelet from admitting it.
+/// True if kubelet has gone on to later pods without this one, which is being deleted or has no usable allocation record.
 fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     // kubelet admits every pod in its turn, unless the pod was deleted before.
     if pod.assumed_at().is_some() && !pod.deleting {
@@ -219,7 +220,7 @@ fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     }
 }
 
-/// True if the pod of `found` has a record for the same devices that `choice` would answer with.
+/// True if the pod of `found` has an allocation record for the same devices that `choice` would answer with.
 fn is_on_devices_of(pods: &NodePods, found: &Match, choice: &Match) -> bool {
     match (pods.get(&found.pod), &choice.placement) {
         (Some(pod), Some(placement)) => has_devices(pod, placement),
@@ -227,7 +228,7 @@ fn is_on_devices_of(pods: &NodePods, found: &Match, choice: &Match) -> bool {
     }
 }
 
-/// True if the pod's record names the same devices as this record.
+/// True if the pod's allocation record names the same devices as this record.
 fn has_devices(pod: &NodePod, placement: &Placement) -> bool {
     pod.record().is_some_and(|own| own.is_on_devices_of(placement))
 }
@@ -275,7 +276,7 @@ fn next_container(
     offered: &[ExtendedResource],
 ) -> Option<usize> {
     for (idx, container) in pod.containers.iter().enumerate() {
-        let mut is_open = false;
+        let mut lacks_answer = false;
         for resource in offered {
             let count = resource.count(container);
             let mut calls = answered.iter();
@@ -285,10 +286,10 @@ fn next_container(
             if *resource == call.resource && count == call.count {
                 return Some(idx);
             }
-            is_open = true;
+            lacks_answer = true;
         }
         // kubelet allocates container by container: no later container is due while this one lacks an answer.
-        if is_open {
+        if lacks_answer {
             return None;
         }
     }
@@ -318,7 +319,7 @@ fn match_new_pod(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
     Some(new_match(pods, pod, log, container, &[], call))
 }
 
-/// The match with a pod without usable record that came before the pod of `choice` and waits for the same call.
+/// The match with a pod without usable allocation record that came before the pod of `choice` and waits for the same call.
 fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
     let place = |uid: &PodUid| (log.is_uncertain(uid), pods.arrival(uid));
     let earlier = pods.iter().filter(|pod| {
@@ -328,7 +329,7 @@ fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice:
     first_unplaced(pods, earlier, log, call)
 }
 
-/// The match with the first of these pods to arrive that has no usable record and waits for the call.
+/// The match with the first of these pods to arrive that has no usable allocation record and waits for the call.
 fn first_unplaced<'a>(
     pods: &NodePods,
     among: impl Iterator<Item = &'a NodePod>,
@@ -344,7 +345,7 @@ fn first_unplaced<'a>(
     waiting.into_iter().min_by_key(|found| pods.arrival(&found.pod))
 }
 
-/// The error for a call that a pod without usable record waits for.
+/// The error for a call that a pod without usable allocation record waits for.
 fn unplaced_error(pods: &NodePods, unplaced: &Match) -> NoMatch {
     NoMatch::Unplaced {
         pod: pods.display_name(&unplaced.pod),
@@ -374,7 +375,7 @@ fn first_candidate<'a, T>(
     best.map(|(_, pod, value)| (pod, value))
 }
 
-/// The match with another pod that explains the calls matched with `mistaken` and this one; true if it has the same devices.
+/// The match with another pod that explains the calls matched with `mistaken`, and this one; true if both have the same devices.
 fn find_correction(
     pods: &NodePods,
     log: &AllocateLog,
@@ -441,6 +442,7 @@ fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option
         if is_doubtful && let Some(found) = match_if_next(pods, pod, log, call) {
             doubtful.push((placement, pod, found));
         }
+        // An earlier process may have answered for the first containers of such a pod.
         if !is_answered
             && log.is_uncertain(&pod.uid)
             && let Some(found) = match_any_container(pods, pod, log, call)
@@ -454,12 +456,12 @@ fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option
 
 /// The match with the first container of the pod that requests as much; the calls of the containers before it count as answered.
 fn match_any_container(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
-    let at = pod
+    let idx = pod
         .containers
         .iter()
         .position(|container| call.resource.count(container) == call.count)?;
     let mut answered = Vec::new();
-    for (container, earlier) in pod.containers.iter().take(at).enumerate() {
+    for (container, earlier) in pod.containers.iter().take(idx).enumerate() {
         for resource in log.offered() {
             let count = resource.count(earlier);
             if count > 0 {
@@ -471,7 +473,7 @@ fn match_any_container(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: 
             }
         }
     }
-    Some(new_match(pods, pod, log, at, &answered, call))
+    Some(new_match(pods, pod, log, idx, &answered, call))
 }
 
 #[cfg(test)]

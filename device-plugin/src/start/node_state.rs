@@ -27,7 +27,7 @@ use crate::start::matching::AllocateLog;
 /// Longest wait of a call for the decision on the injection mode.
 const DECISION_WAIT: Duration = Duration::from_secs(5);
 
-/// Longest wait of a call for its pod while the pods of this node are not known yet, where the answer depends on the pod.
+/// Longest wait until the pod of a call is known, while no pod of this node is known yet and the answer depends on the pod.
 const SYNC_WAIT: Duration = Duration::from_secs(5);
 
 /// The time after the first list of pods for which the API server may not show yet which pods an earlier process let start.
@@ -42,11 +42,11 @@ pub struct NodeState {
     pub fleet: watch::Receiver<Arc<NodeFleet>>,
     /// The pods of this node.
     pub pods: watch::Receiver<NodePods>,
-    /// The injection mode; none until it is decided.
+    /// The injection mode (`cdi` or `envvar`); none until it is decided.
     pub injection: watch::Receiver<Option<Injection>>,
-    /// The enforcement level of each GPU; empty until it is decided.
+    /// The enforcement level of memory limits on each GPU; empty until the levels are decided.
     pub enforcements: watch::Receiver<Arc<Enforcements>>,
-    /// The runtime's reads of the spec directory.
+    /// The container runtime's reads of the directory of CDI specs.
     pub readers: Readers,
     /// kubelet's checkpoint of allocated devices.
     pub checkpoint: Arc<Checkpoint>,
@@ -71,7 +71,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// The state of a node with this device plugin directory, whose checkpoint the log of calls begins with.
+    /// The state of a node. The log of Allocate calls begins with kubelet's checkpoint in `dir`, the device plugin directory.
     pub fn new(
         settings: NodeSettings,
         fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -105,14 +105,13 @@ impl NodeState {
         self.settings.mode(self.injection.borrow().as_ref())
     }
 
-    /// Returns when the injection mode is decided, soon after the start of the process.
-    pub async fn until_decided(&self) {
+    /// Returns when the injection mode is decided, and for `envvar` the enforcement levels: soon after the start of the process.
+    pub async fn until_injection_decided(&self) {
         if self.settings.injection_mode.is_none() {
             // If no decision comes, the answer names a CDI device, which shows no GPU to a wrong container.
             let _ = timeout(DECISION_WAIT, self.injection.clone().wait_for(Option::is_some)).await;
         }
-        // In mode `envvar` the answer carries the memory limits. In mode `cdi` the pre-start check waits for the enforcement
-        // levels.
+        // In mode `envvar` the answer carries the memory limits. In mode `cdi` the pre-start check waits for the levels.
         if self.mode() == Mode::Envvar {
             let _ = timeout(DECISION_WAIT, self.until_limits_decided()).await;
         }
@@ -130,7 +129,7 @@ impl NodeState {
         is_decided || !self.settings.driver_limits || self.fleet.borrow().gpus.is_empty()
     }
 
-    /// Longest wait of Allocate for its pod in the mode `envvar`; longer until the pods of this node are known.
+    /// Longest wait of Allocate until its pod is known, in mode `envvar`; longer until the pods of this node are known.
     pub fn pod_wait(&self) -> Duration {
         let wait = self.settings.allocate_wait;
         if self.pods.borrow().is_synced() {
@@ -141,7 +140,7 @@ impl NodeState {
     }
 
     /// The reason that no container of this node can get a device of this type; none if containers can.
-    pub fn no_injection(&self, device_type: &str) -> Option<String> {
+    pub fn injection_problem(&self, device_type: &str) -> Option<String> {
         let injection = self.injection.borrow();
         injection
             .as_ref()
@@ -205,7 +204,7 @@ impl NodeState {
         keys
     }
 
-    /// Loads kubelet's checkpoint into the log, if it is short, read already, or may name a waiting pod.
+    /// Loads kubelet's checkpoint into the log, if it has at most `max_bytes`, is read already, or may name a waiting pod.
     pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &NodePods, max_bytes: u64) {
         log.set_offered(self.offered());
         log.note_existing_pods(pods);

@@ -39,7 +39,7 @@ pub async fn when_matched<T>(
     }
 }
 
-/// Logs an answer that does not depend on its pod, as that of the likeliest one.
+/// Logs an answer that does not depend on its pod, as an answer for the likeliest pod.
 pub fn log_answer(
     node: &NodeState,
     resource: ExtendedResource,

@@ -1,5 +1,5 @@
-//! Compares running pods with their records: when the plugin starts, after every restart of kubelet, when a record changes, and
-//! once a minute.
+//! Compares running pods with their records (the annotations that name their devices): when the plugin starts, after every
+//! restart of kubelet, when a record changes, and once a minute.
 //!
 //! The pre-start check decides start by start. The comparison finds differences that come later, whatever their cause: records that
 //! were changed under a running pod, a Device object that was recreated without the swapped records, CDI specs that are missing or
@@ -35,7 +35,7 @@ use crate::start::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, 
 use daemon::api_server::one_line;
 
 use super::StartContext;
-use super::adopt::{adopt, has_run_placed, removed_record};
+use super::adopt::{adopt, removed_record, started_with_record};
 use super::specs::restore_specs;
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Delay of the comparison after a restart of kubelet, and after a record has changed: several changes often come together.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Compares running pods with their records, and remembers the differences, so that the plugin reports and counts each once.
+/// Compares running pods with their allocation records. Remembers the differences, so that the plugin reports each once.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct Reconciler {
     context: StartContext,
@@ -66,7 +66,7 @@ impl Reconciler {
         }
     }
 
-    /// Compares all running pods with their records at once, every minute, and after the changes named above.
+    /// Compares all running pods with their records: now, every minute, and after the changes that the head of this file names.
     pub async fn run(mut self) {
         let mut pods = self.context.node.pods.clone();
         until_known(&mut pods).await;
@@ -87,7 +87,7 @@ impl Reconciler {
         }
     }
 
-    /// Compares every running pod with its record once. `allocated` are the entries of kubelet's checkpoint.
+    /// Compares every running pod with its allocation record once. `allocated` are the entries of kubelet's checkpoint.
     async fn reconcile(&mut self, allocated: &[Allocated]) {
         let verified = self.context.swaps.lock().await.verify().await;
         match verified {
@@ -140,7 +140,7 @@ impl Reconciler {
         }
         match &compared.verification {
             Verification::Passed
-            // A later comparison knows more about the other pod.
+            // A later comparison knows more about the other pod, and an unhealthy device has an event of its own.
             | Verification::LookAgain(_)
             | Verification::Refused(StartRefusal::Unavailable(_) | StartRefusal::Unknown) => {
                 self.reported.remove(uid);
@@ -167,7 +167,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes a record for a running pod that the scheduler did not place, or reports the reason why that is not possible.
+    /// Writes an allocation record for a running pod that the scheduler did not place, or reports the reason against it.
     async fn adopt_running(&mut self, allocated: &[Allocated], pod: &NodePod) {
         let mut own = allocated.iter().filter(|entry| entry.pod == pod.uid);
         let Some(entry) = own.find(|entry| entry.resource.device_type() == TYPE_GPU) else {
@@ -196,7 +196,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes a record of the devices that the pod certainly sees; else reports the refusal, and may evict the pod.
+    /// Writes an allocation record of the devices that the pod certainly sees, else reports the refusal and may evict the pod.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         // While a start is not decided, a swap or the container's spec may still put the pod right.
@@ -269,12 +269,12 @@ impl Reconciler {
     }
 }
 
-/// Logs that a record could not be corrected; the next comparison tries again.
+/// Logs that an allocation record could not be corrected. The next comparison tries again.
 fn log_postponed(error: &(dyn Error + 'static)) {
     debug!(error = one_line(error), "cannot correct records, trying later");
 }
 
-/// A running pod compared with its record.
+/// A running pod compared with its allocation record.
 struct Compared {
     pod: NodePod,
     seen: VisibleByType,
@@ -285,28 +285,28 @@ struct Compared {
     removed: Option<Record>,
 }
 
-/// Compares a running pod with its record; none if the pod does not run, or has no devices of this plugin.
+/// Compares a running pod with its allocation record; none if the pod does not run, or has no devices of this plugin.
 fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Compared> {
     let pods = node.pods.borrow();
     let log = node.log();
     let fleet = node.fleet.borrow();
     let pod = pods.get(uid).filter(|pod| log.is_started(pod))?;
     let (mut is_certain, mut was_placed) = (true, true);
-    let mut visible = Vec::with_capacity(allocated.len());
+    let mut entries = Vec::with_capacity(allocated.len());
     for entry in allocated {
         let is_own = entry.pod == *uid;
         let has_started = log.has_started_container(entry);
-        let has_run = has_started || (is_own && has_run_placed(pod, entry));
+        let has_run = has_started || (is_own && started_with_record(pod, entry));
         is_certain &= has_started || !is_own;
         was_placed &= has_run || !is_own;
         // The spec of a container that has not started may be that of an earlier holder of its IDs.
-        visible.push(if has_run {
+        entries.push(if has_run {
             as_started(node, entry)
         } else {
             entry.clone()
         });
     }
-    let seen = visible_to_pod(&visible, uid, &fleet);
+    let seen = visible_to_pod(&entries, uid, &fleet);
     if seen.is_empty() {
         return None;
     }
@@ -314,7 +314,7 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
         pods: &pods,
         fleet: &fleet,
         log: &log,
-        allocated: &visible,
+        allocated: &entries,
         is_checkpoint_known: true,
         is_young: false,
         unit: node.settings.memory_unit,
@@ -347,7 +347,7 @@ fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
     }
 }
 
-/// The record of a pod with the GPUs that it sees in place of the recorded ones; none if their numbers differ.
+/// The record of a pod with the GPUs that it sees in place of the recorded ones; none if it sees more or fewer.
 fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> Option<DeviceAllocations> {
     let Some(Visible::Devices(gpus)) = seen.get(TYPE_GPU) else {
         return None;
@@ -357,7 +357,7 @@ fn record_of_visible(node: &NodeState, pod: &NodePod, seen: &VisibleByType) -> O
     on_gpus(placement, record, gpus, &node.fleet.borrow())
 }
 
-/// The record moved to these GPUs: one that it does not name replaces, with its amounts, one that is not seen.
+/// The record moved to these GPUs: a GPU that it does not name takes the place and the amounts of one that is not among them.
 fn on_gpus(
     placement: &Placement,
     mut record: DeviceAllocations,
@@ -387,7 +387,7 @@ fn on_gpus(
     Some(record)
 }
 
-/// The pods that are marked assigned though kubelet has allocated no devices to them.
+/// The pods that have the mark of assigned pods (`MEM_ASSIGNED`) though kubelet has allocated no devices to them.
 fn stale_marks(pods: &NodePods, log: &AllocateLog, allocated: &[Allocated]) -> Vec<NodePod> {
     let mut stale = Vec::new();
     for pod in pods.iter() {

@@ -31,8 +31,7 @@ pub(super) fn write_specs(
 ) -> Result<SpecFiles, SpecError> {
     let StartingContainer { pod, resource, .. } = starting;
     let mut wanted = Vec::<(&ContainerRequest, &ContainerAllocateResponse)>::new();
-    // It is not known which of an init and an app container with the same device IDs starts: both have answers, with names of
-    // their own.
+    // An init container and an app container may have the same device IDs, but each has an answer that names its own CDI device.
     for entry in &starting.entries {
         wanted.extend(pod.container(&entry.container).zip(Some(&entry.answer)));
     }
@@ -102,7 +101,7 @@ fn write_spec(
     }
 }
 
-/// The edits for one resource; none if the pod has no record, or none of its devices is on this node.
+/// The edits of a container for one resource; none if its pod has no allocation record, or none of the pod's devices is here.
 fn spec_edits(
     node: &NodeState,
     pod: &NodePod,
@@ -145,7 +144,7 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
             continue;
         };
         kept.insert(name.to_owned());
-        // kubelet removes the entries of pods that have ended late: such a pod needs no spec.
+        // kubelet removes the entries of ended pods late, and such a pod needs no spec.
         let pod = pods.get_live(&entry.pod);
         // An existing spec stays: a running container saw its content, and the next start compares it. A spec without limits would
         // have to be replaced as soon as the enforcement levels are decided.
@@ -167,7 +166,6 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
             ),
         }
     }
-    // One prompt for all new specs.
     if is_new {
         prompt(specs);
     }

@@ -1,5 +1,5 @@
-//! Swaps the records of pods, and corrects those of running pods: writes them into the node's Device object first, and then into
-//! the pods' annotations.
+//! Swaps the records of pods (the annotations that name their devices), and corrects those of running pods: writes them into the
+//! node's Device object first, and then into the pods' annotations.
 //!
 //! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so that
 //! it overwrites nothing unseen. It has a field manager of its own, as the object's other writer applies its fields whole. The
@@ -37,13 +37,13 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 /// Most tries of a write when the object has changed meanwhile.
 const MAX_TRIES: usize = 4;
 
-/// Time for which a record outlives its pod: the scheduler may see the end of the pod later than this plugin.
+/// Time for which a swapped record outlives its pod: the scheduler may see the end of the pod later than this plugin.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// The pause after the first failure, which doubles each time, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Time without requests after an unanswered one: every start waits for the lock of the records.
+/// Time without requests after an unanswered one: every start waits for the lock of the swapped records.
 const REST: Duration = Duration::from_secs(10);
 
 type Records = BTreeMap<PodUid, DeviceAllocations>;
@@ -75,11 +75,11 @@ pub struct RecordSwaps {
     node_name: String,
     /// The pods of this node, which get the swapped records from here.
     pods: watch::Sender<NodePods>,
-    /// `resourceVersion` of the Device object, if its records are known for certain.
+    /// `resourceVersion` of the Device object, if its swapped records are known for certain.
     version: Option<String>,
-    /// True if the last read or write of the records has succeeded.
+    /// True if the last read or write of the swapped records has succeeded.
     is_loaded: bool,
-    /// Pods whose record is changed by a write with an unknown outcome.
+    /// Pods whose allocation record is changed by a write with an unknown outcome.
     in_doubt: BTreeSet<PodUid>,
     /// The end of [`REST`], after the API server did not answer.
     rest_until: Option<Instant>,
@@ -142,7 +142,6 @@ impl RecordSwaps {
         }
         self.version = device.and_then(|device| device.resource_version());
         self.in_doubt.clear();
-        // Only a change wakes the readers.
         self.pods.send_if_modified(|pods| {
             let is_changed = pods.swapped() != Some(&records);
             pods.set_swapped(records);
@@ -152,7 +151,7 @@ impl RecordSwaps {
         Ok(())
     }
 
-    /// Swaps the records of two pods. If another writer has changed the records, loads these, writes nothing and returns false.
+    /// Swaps the allocation records of two pods. Returns false, and loads the swapped records, if another writer changed them.
     ///
     /// # Errors
     /// The swap was not written, or its outcome is unknown.
@@ -162,8 +161,7 @@ impl RecordSwaps {
         else {
             return Ok(false);
         };
-        // kubelet may admit more containers of these pods during the write: their calls are matched with the records after the
-        // swap.
+        // kubelet may admit more containers of these pods meanwhile: their calls are matched with the records after the swap.
         node.log().plan_swap(one, other);
         if !self.write(&wanted).await? {
             return Ok(false);
@@ -177,7 +175,7 @@ impl RecordSwaps {
         Ok(true)
     }
 
-    /// Replaces the record of one pod. If another writer has changed the records, loads these, writes nothing and returns false.
+    /// Replaces the allocation record of a pod. Returns false, and loads the swapped records, if another writer changed them.
     ///
     /// # Errors
     /// The record was not written, or the outcome is unknown.
@@ -198,7 +196,7 @@ impl RecordSwaps {
         if known.is_empty() {
             return Ok(false);
         }
-        let text = text_of(&known)?;
+        let text = annotation_text(&known)?;
         for _ in 0..MAX_TRIES {
             let (devices, name) = (self.devices.clone(), self.node_name.clone());
             // The task that publishes the devices creates the object again, and the next comparison writes the records.
@@ -220,7 +218,7 @@ impl RecordSwaps {
         Err(SwapError::Contended(self.node_name.clone()))
     }
 
-    /// Removes the records of pods that are gone.
+    /// Removes the swapped records of pods that are gone.
     ///
     /// # Errors
     /// They were not removed, or the outcome is unknown.
@@ -235,7 +233,7 @@ impl RecordSwaps {
         self.pods.borrow().swapped().cloned().unwrap_or_default()
     }
 
-    /// Writes the records, and shows them to the readers of [`NodePods`] once they are written.
+    /// Writes the swapped records, and shows them to the readers of [`NodePods`] once they are written.
     async fn write_and_show(&mut self, wanted: Records) -> Result<bool, SwapError> {
         let is_written = self.write(&wanted).await?;
         if is_written {
@@ -244,9 +242,9 @@ impl RecordSwaps {
         Ok(is_written)
     }
 
-    /// Writes the records. If the Device object has other records than the known ones, loads these and returns false.
+    /// Writes the swapped records. If the Device object has other records than the known ones, loads these and returns false.
     async fn write(&mut self, wanted: &Records) -> Result<bool, SwapError> {
-        let text = text_of(wanted)?;
+        let text = annotation_text(wanted)?;
         for _ in 0..MAX_TRIES {
             // Records that are not known for certain are read before they are written over.
             let Some(version) = self.version.clone() else {
@@ -330,7 +328,7 @@ fn records_after_swap(pods: &NodePods, one: &PodUid, other: &PodUid, unit: Memor
     for (uid, holder) in [(one, other), (other, one)] {
         wanted.insert(uid.clone(), pods.get(holder)?.record()?.to_allocations(unit));
     }
-    if pods.is_current() && text_of(&wanted).is_err() {
+    if pods.is_current() && annotation_text(&wanted).is_err() {
         // Records outlive their pods only while there is room: a pod that is gone uses no device, by whichever record the scheduler
         // still counts it.
         wanted.retain(|uid, _| pods.get(uid).is_some());
@@ -338,7 +336,7 @@ fn records_after_swap(pods: &NodePods, one: &PodUid, other: &PodUid, unit: Memor
     Some(wanted)
 }
 
-fn text_of(records: &Records) -> Result<String, AnnotationError> {
+fn annotation_text(records: &Records) -> Result<String, AnnotationError> {
     let mut entries = SwappedRecords::new();
     for (uid, record) in records {
         entries.insert(uid.as_str().to_owned(), record.clone());
@@ -346,7 +344,7 @@ fn text_of(records: &Records) -> Result<String, AnnotationError> {
     plugin_reports::write_swapped_records(&entries)
 }
 
-/// The pods whose record in `known` is not the same as in `wanted`.
+/// The pods whose allocation record in `known` is not the same as in `wanted`.
 fn pods_with_other_record(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
     let mut differing = BTreeSet::new();
     for uid in known.keys().chain(wanted.keys()) {
@@ -382,7 +380,7 @@ pub async fn follow_swaps(
     }
 }
 
-/// Brings annotations and Device object in step once; `gone_since` has the pods that are gone.
+/// Writes swapped records into annotations, and removes those of pods that are long gone, once. `gone_since` has the gone pods.
 async fn follow_once(
     client: &Client,
     node: &NodeState,

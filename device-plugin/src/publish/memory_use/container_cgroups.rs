@@ -34,7 +34,7 @@ fn container_id(name: &str) -> Option<&str> {
     is_id.then_some(id)
 }
 
-/// The directories of these containers' cgroups below the mount point of cgroup v2.
+/// The directories of the cgroups of the containers with these IDs, by ID. `root` is the mount point of cgroup v2.
 pub(super) fn find_cgroups(root: &Path, containers: &BTreeSet<&str>) -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
     for directory in subdirectories(root) {

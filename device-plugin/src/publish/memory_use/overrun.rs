@@ -19,7 +19,7 @@ const REASON: &str = "GPUMemoryOverShare";
 struct Overruns(BTreeSet<ContainerGpu>);
 
 impl Overruns {
-    /// Takes over a measurement, and returns the containers that have gone over their share since the one before.
+    /// Takes over a measurement, and returns the containers that have gone over their share since the measurement before.
     fn update<'m, 'p>(&mut self, measured: &'m [ContainerMemory<'p>]) -> Vec<&'m ContainerMemory<'p>> {
         let mut new = Vec::new();
         let mut over = BTreeSet::new();
@@ -28,7 +28,7 @@ impl Overruns {
             let is_over = match (memory.used, memory.given) {
                 // A use just below the tolerance does not end the overrun: it may be above it again in a moment.
                 (Some(used), Some(given)) => is_over_share(used, given) || (was_over && used > given),
-                // Nothing has shown that it went below.
+                // Without both figures nothing shows that an overrun has ended.
                 _ => was_over,
             };
             if is_over {

@@ -1,7 +1,7 @@
 //! Finds devices of a claim that are allocated for administration only: a monitor sees them, and other pods may use them meanwhile.
 //!
-//! kubelet does not say which allocations are such, so the plugin reads each `ResourceClaim` that kubelet has prepared from the API
-//! server, once it can be read. The devices of a claim count as used until the claim can be read.
+//! kubelet does not report this, so the plugin reads each `ResourceClaim` that kubelet has prepared from the API server, once.
+//! The devices of a claim count as used until the plugin has read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::claims::ClaimedDevice;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// Reads claims.
+/// Reads claims, to leave out devices that are allocated for administration only.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct AdminAccess {
     api: Client,
@@ -50,7 +50,7 @@ struct ClaimResult {
 }
 
 impl AdminAccess {
-    /// Reads with this client.
+    /// Reads claims with this client; none has been read yet.
     pub fn new(api: Client) -> Self {
         Self {
             api,
@@ -71,7 +71,7 @@ impl AdminAccess {
         let mut before = std::mem::take(&mut self.known);
         for (claim, cdi_names) in cdi_names {
             let known = before.remove(&claim).filter(|known| known.cdi_names == cdi_names);
-            let now = match known {
+            let present = match known {
                 // The allocation of a claim does not change while a pod uses it.
                 Some(known) if known.for_administration.is_some() => known,
                 known => {
@@ -79,7 +79,7 @@ impl AdminAccess {
                     self.read(&claim, cdi_names, has_failed).await
                 }
             };
-            self.known.insert(claim, now);
+            self.known.insert(claim, present);
         }
         let mut used = Vec::new();
         for claimed in claimed {
@@ -113,7 +113,7 @@ impl AdminAccess {
         }
     }
 
-    /// The devices of a claim that are allocated for administration only.
+    /// Gets a claim, and returns its devices that are allocated for administration only.
     async fn get(
         &self,
         claim: &ClaimName,
@@ -140,7 +140,7 @@ impl AdminAccess {
     }
 }
 
-/// The devices that a claim has for administration only. A device that it also has for use is used.
+/// The devices that a claim has for administration only, without those that it has for use too.
 fn for_administration(results: Vec<ClaimResult>) -> BTreeSet<DraDevice> {
     let (mut for_administration, mut used) = (BTreeSet::new(), BTreeSet::new());
     for result in results {

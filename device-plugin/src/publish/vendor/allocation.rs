@@ -1,5 +1,5 @@
-//! Devices that kubelet allocated to containers for resources of other plugins, and those among them that no record of gpushare's
-//! scheduler names.
+//! Devices that kubelet allocated to containers for resources of other plugins, and those among them that no allocation record of
+//! gpushare's scheduler names.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,7 +22,7 @@ pub struct Allocation {
     pub resource: String,
     /// kubelet's IDs of the devices.
     pub device_ids: Vec<String>,
-    /// True if the container sees the devices of its pod's record, whatever IDs kubelet allocated.
+    /// True if the container sees the devices of its pod's allocation record, whatever IDs kubelet allocated.
     pub is_by_record: bool,
     /// The claim, if a DRA driver serves the devices.
     pub claim: Option<Claim>,
@@ -51,8 +51,7 @@ impl Allocation {
     /// Returns true if the pod of the allocation has ended, so that it holds the devices no longer.
     pub(super) fn has_ended(&self, pods: &NodePods) -> bool {
         let Some(uid) = self.pod.uid(pods) else {
-            // kubelet removes entries of ended pods from its checkpoint only when it allocates again; its pod-resources API lists
-            // only pods that exist.
+            // kubelet's checkpoint (UIDs) keeps ended pods until the next allocation; its API (names) lists only pods that exist.
             return matches!(self.pod, PodKey::Uid(_));
         };
         let stage = match (pods.get(uid), pods.claimant(uid)) {
@@ -131,6 +130,7 @@ pub enum PodKey {
 }
 
 impl PodKey {
+    /// The pod's name in kubelet's pod-resources API.
     pub(super) fn of(pod: &PodResources) -> Self {
         Self::Named {
             namespace: pod.namespace.clone(),
@@ -191,11 +191,11 @@ pub struct Claim {
     pub name: ClaimName,
     /// The device.
     pub device: DraDevice,
-    /// True if the device is known to be of one certain GPU. If not, every GPU counts as allocated.
+    /// True if the device is known to be one of the GPUs, or a part of one. If not, every GPU counts as allocated.
     pub is_mapped: bool,
 }
 
-/// The devices of those `allocations` that no record of gpushare's scheduler names.
+/// The devices of those `allocations` that no allocation record of gpushare's scheduler names.
 pub fn unrecorded(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> KubeletAllocations {
     let mut entries = BTreeSet::new();
     for allocation in allocations {
@@ -223,7 +223,7 @@ fn has_recorded_gpus(pod: &NodePod) -> bool {
     placement.is_ok_and(|placement| !placement.gpus.is_empty())
 }
 
-/// Returns true if the pod's record names all of these devices.
+/// Returns true if the pod's allocation record names all of these devices.
 fn is_recorded(pod: &NodePod, device_ids: &BTreeSet<String>, fleet: &NodeFleet) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;

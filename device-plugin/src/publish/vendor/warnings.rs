@@ -1,4 +1,4 @@
-//! Events on claims: devices that are no known GPU, and GPUs that the records of other pods name.
+//! Events on claims: devices that are no known GPU, and GPUs that the allocation records of other pods name.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use super::allocation::{Allocation, Claim, PodKey};
 /// The event reason for a claim whose device is no known GPU.
 const UNKNOWN_DEVICE: &str = "ClaimedDeviceUnknown";
 
-/// The event reason for a claim whose GPU the record of a pod names.
+/// The event reason for a claim whose GPU the allocation record of a pod names.
 const RECORDED_GPU: &str = "GPUClaimed";
 
 /// The UID of the pod that gets the event, or `None` for an event on the node; and the message of the event.
 type Warning = (Option<PodUid>, String);
 
-/// The present warnings. Each makes one event, when it starts to hold.
+/// The present warnings about claims. Each makes one event, when it starts to hold.
 #[derive(Debug, Default)]
 pub(super) struct Warnings(BTreeSet<Warning>);
 
@@ -42,7 +42,7 @@ impl Warnings {
     }
 }
 
-/// The warnings: claimed devices that are no known GPU, and GPUs that a claim and the record of a pod share.
+/// The warnings: claimed devices that are no known GPU, and GPUs that a claim and the allocation record of a pod share.
 fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
     for allocation in allocations {
@@ -66,7 +66,7 @@ fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> B
     warnings
 }
 
-/// Returns true if the pod's record names one of these GPUs.
+/// Returns true if the pod's allocation record names one of these GPUs.
 fn has_recorded(pod: &NodePod, uuids: &[String], fleet: &NodeFleet) -> bool {
     let Ok(placement) = &pod.placement else {
         return false;
@@ -91,7 +91,7 @@ fn unknown_device_message(allocation: &Allocation, claim: &Claim) -> String {
     )
 }
 
-/// The warning to a pod whose record names a GPU that a claim has too.
+/// The warning to a pod whose allocation record names a GPU that a claim has too.
 fn recorded_gpu_message(allocation: &Allocation, claim: &Claim) -> String {
     format!(
         "{} has {}, which the record of this pod names too: no other pod is placed there until one of the two has ended. To keep GPUs \

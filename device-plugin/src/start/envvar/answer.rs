@@ -57,6 +57,7 @@ pub async fn allocate_by_variable(
                 "allocated before the pod is known"
             );
             let fleet = node.fleet.borrow().clone();
+            // Without a pod there is neither a record nor a container whose limits the answer could carry.
             let assigned = assigned_devices(&fleet, None, &call);
             let response = variable_answer(&node.settings, None, resource, &assigned);
             node.log().add_answer(resource, ids, None, response.clone());
@@ -91,7 +92,7 @@ fn answer_match(
     response
 }
 
-/// The devices of the pod's record (`placement`), if all are on this node; else those of the call's IDs.
+/// The devices of the pod's allocation record (`placement`), if all are on this node; else those of the call's IDs.
 fn assigned_devices<'a>(
     fleet: &'a NodeFleet,
     placement: Option<&Placement>,

@@ -76,7 +76,7 @@ pub(crate) fn verification(
                 Err(refusal) => Verification::Refused(refusal),
             };
         }
-        // Also of a container with a spec: an answer by variable to another container of the pod may name another record's devices.
+        // Also for a container with a CDI spec: an answer by variable to another container of its pod may name other devices.
         Err(refusal) => refusal.clone(),
     };
     let evidence = StartEvidence {

@@ -1,7 +1,8 @@
 //! Finds pods that can swap their records: kubelet admits equal pods in another order than the scheduler assumed them in, and
 //! answers by variable then name the devices of other pods' records.
 //!
-//! A pod that sees the devices of another pod's record takes that record, unless the other pod has started with it.
+//! A pod that sees the devices of another pod's record (the annotations that name them) takes that record, unless the other pod
+//! has started with it.
 
 use std::collections::BTreeSet;
 
@@ -19,13 +20,13 @@ pub enum Verification {
     Passed,
     /// The pod's containers must not start.
     Refused(StartRefusal),
-    /// The pod's containers see the devices of this other pod's record, and the two pods can swap their records.
+    /// The pod's containers see the devices of this other pod's allocation record, and the two pods can swap their records.
     Swap(PodUid),
     /// As for `Swap`, but kubelet may have allocated devices to the other pod since the snapshot, which has to be taken again.
     LookAgain(PodUid),
 }
 
-/// Verifies a pod whose containers see `seen`, and looks for a swap if these are the devices of another pod's record.
+/// Verifies a pod whose containers see `seen`, and looks for a swap if these are the devices of another pod's allocation record.
 pub fn verify_or_swap(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
     match evidence.verify(pod, seen) {
         Ok(()) => Verification::Passed,
@@ -50,7 +51,7 @@ pub(super) fn swap_or_refusal(
     }
 }
 
-/// Finds the best pod to swap records with, for a pod whose containers see other devices than its record names.
+/// Finds the best pod to swap records with, for a pod whose containers see other devices than its allocation record names.
 fn find_partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
@@ -78,9 +79,9 @@ fn has_spec(evidence: &StartEvidence<'_>, pod: &NodePod) -> bool {
 /// The suitability of another pod for a swap, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum PartnerRank {
-    /// The other pod sees the devices of the refused pod's record: the swap puts both right.
+    /// The other pod sees the devices of the refused pod's allocation record: the swap puts both right.
     SeesOurs,
-    /// The other pod sees devices of a third record, or starts by a CDI spec, which follows its record.
+    /// The other pod sees devices of a third record, or starts by a CDI spec, which follows its allocation record.
     SeesOthers,
     /// No answer to Allocate names devices for the other pod.
     NotAnswered,
@@ -88,7 +89,7 @@ enum PartnerRank {
     MayBeAnswered,
 }
 
-/// The most suitable pod whose record names exactly the devices `fixed`, and whose containers do not see them.
+/// The most suitable pod whose allocation record names exactly the devices `fixed`, and whose containers do not see them.
 fn best_partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
@@ -101,11 +102,11 @@ fn best_partner(
         if other.uid == pod.uid || !pod.can_swap_with(other) {
             continue;
         }
-        let Some(others) = recorded_devices(evidence, other) else {
+        let Some(recorded_for_other) = recorded_devices(evidence, other) else {
             continue;
         };
         // Only the record of exactly these devices lets the pod start.
-        if !differing_types(fixed, &others).is_empty() {
+        if !differing_types(fixed, &recorded_for_other).is_empty() {
             continue;
         }
         let visible = visible_to_pod(evidence.allocated, &other.uid, evidence.fleet);
@@ -129,12 +130,12 @@ fn best_partner(
     Some((rank, uid.clone()))
 }
 
-/// The devices of a pod's record, if it has a usable one.
+/// The devices of a pod's allocation record, if it has a usable one.
 fn recorded_devices(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option<DevicesByType> {
     evidence.recorded_devices(pod, pod.record()?).ok()
 }
 
-/// The rank of `other` by one type of device; none if it must keep its record.
+/// The rank of `other` by one type of device, of which the refused pod sees `seen`; none if `other` must keep its record.
 fn rank(
     evidence: &StartEvidence<'_>,
     other: &NodePod,

@@ -43,15 +43,15 @@ pub struct AllocateLog {
     calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
     /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a time.
     pub(super) admitting: Option<PodUid>,
-    /// Pods that kubelet seems to have given up before it made all their calls.
+    /// Pods that kubelet seems to have given up before it made all Allocate calls for them.
     doubtful: BTreeSet<PodUid>,
     /// Pods that were bound before this process began; none until the first complete list of pods.
     existing: Option<BTreeSet<PodUid>>,
     /// kubelet's checkpoint at the start of this process, kept until the existing pods are known.
     checkpoint_at_start: Option<Vec<Allocated>>,
-    /// True if kubelet's checkpoint could be read: no process has answered for an existing pod that the checkpoint does not name.
+    /// True if kubelet's checkpoint could be read: a pod that existed before this process and is not in it has got no answer.
     is_checkpoint_loaded: bool,
-    /// Existing pods that the checkpoint names.
+    /// Pods that existed before this process, and that the checkpoint names.
     answered_before: BTreeSet<PodUid>,
     /// The match of the last `GetPreferredAllocation`, until the next answered call.
     preferred: Option<Match>,
@@ -65,7 +65,7 @@ pub struct AllocateLog {
     answers: ByIds<LoggedAnswer>,
     /// The number of answers that were ever added.
     n_added: u64,
-    /// The pods whose further calls are matched with another pod's record.
+    /// The pods whose further calls are matched with another pod's allocation record.
     plan: SwapPlan,
     /// Pods for which kubelet's checkpoint confirms an answer.
     proven: BTreeSet<PodUid>,
@@ -100,7 +100,7 @@ impl AllocateLog {
         self.offered.as_deref().unwrap_or(&ExtendedResource::ALWAYS)
     }
 
-    /// Notes the pods of the first complete list of pods, once. Before that list has come it does nothing.
+    /// Notes the pods of the first complete list of pods, once. Does nothing before that list is complete.
     pub fn note_existing_pods(&mut self, pods: &NodePods) {
         if self.existing.is_some() || !pods.is_synced() {
             return;
@@ -118,7 +118,7 @@ impl AllocateLog {
             .any(|pod| pod.stage == PodStage::Bound && !self.is_doubtful(&pod.uid) && !self.is_complete(pod))
     }
 
-    /// Adds the calls of existing pods that kubelet's checkpoint names; a pod with a part of them is being admitted.
+    /// Adds the calls of existing pods that kubelet's checkpoint names; a pod that lacks some of its calls is being admitted.
     pub fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.is_checkpoint_loaded = true;
         let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
@@ -154,7 +154,7 @@ impl AllocateLog {
         self.admitting = self.admitting.take().or(latest);
     }
 
-    /// All answered calls of an existing pod; none if its entries in the checkpoint name no call that is not in the log.
+    /// The answered calls of an existing pod by log and checkpoint; none if its entries in the checkpoint add no call to the log.
     fn with_missing_calls(&self, pod: &NodePod, entries: &[&Allocated]) -> Option<Vec<AnsweredCall>> {
         if self.is_doubtful(&pod.uid) {
             return None;
@@ -256,7 +256,7 @@ impl AllocateLog {
         in_use
     }
 
-    /// Records the call of this match as the latest of its pod; a match that corrects another moves that pod's calls first.
+    /// Records the call of this match as the latest of its pod. A correction (`corrects`) first moves the calls of the other pod.
     pub fn record(&mut self, found: Match, pods: &NodePods) {
         let Match {
             pod: uid,
@@ -312,7 +312,7 @@ impl AllocateLog {
         }
     }
 
-    /// Corrects the log by kubelet's checkpoint, unless neither has changed since the last call.
+    /// Corrects the log by kubelet's checkpoint, unless checkpoint, log and pods are as at the last correction.
     pub fn correct_by_checkpoint(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
         let state = (self.n_added, pods.n_arrived(), pods.n_departed());
         // Called at every start, and the checkpoint of a full node has thousands of IDs.
@@ -340,7 +340,7 @@ impl AllocateLog {
             self.proven.insert(matched);
             return;
         }
-        // A proven match stays: kubelet removes the entries of pods that have ended late.
+        // A proven match stays: kubelet removes the entries of ended pods late.
         if self.proven.contains(&matched) || self.proven.contains(&entry.pod) {
             return;
         }
@@ -368,7 +368,7 @@ impl AllocateLog {
     /// each pod's later calls use the other's record. Nothing proves that the calls of `real` were for `mistaken`, but that is as
     /// likely as anything else.
     fn exchange_calls(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
-        // It was chosen by the log before this correction.
+        // The preferred match was chosen by the log before this correction.
         self.preferred = None;
         let moved = self.calls.remove(mistaken).unwrap_or_default();
         let back = self.calls.remove(real).unwrap_or_default();
@@ -417,6 +417,7 @@ impl AllocateLog {
     /// Matches the further calls of each of the two pods with the other's record until their records are swapped.
     pub fn plan_swap(&mut self, one: &PodUid, other: &PodUid) {
         self.preferred = None;
+        // A pod whose calls are matched with another record by now keeps that plan.
         if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
             self.plan.swap(one, other);
         }
@@ -441,7 +442,7 @@ impl AllocateLog {
         pod.stage == PodStage::Running || (pod.stage != PodStage::Terminal && self.has_started(&pod.uid))
     }
 
-    /// True if this process has let the container of this entry start.
+    /// True if this process has let the container start to which this entry of kubelet's checkpoint belongs.
     pub fn has_started_container(&self, entry: &Allocated) -> bool {
         self.started_containers
             .get(&entry.resource)
@@ -450,7 +451,7 @@ impl AllocateLog {
 
     /// Forgets the starts of containers that are not in kubelet's checkpoint any more.
     pub fn forget_starts(&mut self, allocated: &[Allocated]) {
-        // Looked up once for each start: the checkpoint of a full node has thousands of entries.
+        // A set, as each start is looked up in it: the checkpoint of a full node has thousands of entries.
         let mut kept = HashSet::<(ExtendedResource, &[String])>::new();
         for entry in allocated {
             kept.insert((entry.resource, &entry.ids));
@@ -517,7 +518,7 @@ impl AllocateLog {
         self.calls.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// True if kubelet seems to have given up the pod before it made all its calls.
+    /// True if kubelet seems to have given up the pod before it made all Allocate calls for it.
     pub(super) fn is_doubtful(&self, uid: &PodUid) -> bool {
         self.doubtful.contains(uid)
     }
@@ -527,7 +528,7 @@ impl AllocateLog {
         !self.is_checkpoint_loaded && self.existing.as_ref().is_some_and(|pods| pods.contains(uid))
     }
 
-    /// The pod whose record decides the devices of this pod's calls: mostly the same pod.
+    /// The pod whose allocation record decides the devices of this pod's calls: mostly the same pod.
     pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
         self.plan.record_of(uid)
     }

@@ -1,22 +1,22 @@
 //! Planned swaps: the pods whose Allocate calls are matched with another pod's record until the two records are swapped.
 //!
-//! A swap keeps the plan a permutation of pods that request the same, so that no record is used twice.
+//! A planned swap keeps the plan a permutation of pods that request the same, so that no record is used twice.
 
 use std::collections::BTreeMap;
 
 use crate::node::pods::PodUid;
 
-/// For each pod whose calls are not matched with its own record, the pod whose record that is.
+/// For each pod whose calls are not matched with its own record, the pod whose allocation record that is.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SwapPlan(BTreeMap<PodUid, PodUid>);
 
 impl SwapPlan {
-    /// The pod whose record this pod's calls are matched with.
+    /// The pod whose allocation record this pod's calls are matched with.
     pub(super) fn record_of<'a>(&'a self, pod: &'a PodUid) -> &'a PodUid {
         self.0.get(pod).unwrap_or(pod)
     }
 
-    /// Plans to match the pod's further Allocate calls with the record of the pod `owner`.
+    /// Plans to match the pod's further Allocate calls with the allocation record of the pod `owner`.
     pub(super) fn set(&mut self, pod: &PodUid, owner: PodUid) {
         // A pod that is matched with its own record needs no entry.
         if *pod == owner {
@@ -26,11 +26,11 @@ impl SwapPlan {
         }
     }
 
-    /// Plans for each of the two pods the record that was planned for the other.
+    /// Plans for each of the two pods the allocation record that was planned for the other.
     pub(super) fn swap(&mut self, one: &PodUid, other: &PodUid) {
-        let (ones, others) = (self.record_of(one).clone(), self.record_of(other).clone());
-        self.set(one, others);
-        self.set(other, ones);
+        let (for_one, for_other) = (self.record_of(one).clone(), self.record_of(other).clone());
+        self.set(one, for_other);
+        self.set(other, for_one);
     }
 
     /// Notes that the two pods have swapped their records: every pod keeps the devices that are planned for it.
@@ -51,18 +51,18 @@ impl SwapPlan {
         }
     }
 
-    /// Removes pods that are gone: their planned records go to those for which theirs were planned.
+    /// Removes pods that are gone. The record that was planned for such a pod goes to the pod for which its own was planned.
     pub(super) fn forget_gone(&mut self, is_there: impl Fn(&PodUid) -> bool) {
         let mut gone = Vec::new();
         for (pod, record_of) in &self.0 {
             gone.extend([pod, record_of].into_iter().filter(|pod| !is_there(pod)).cloned());
         }
         for pod in gone {
-            let left = self.0.remove(&pod);
+            let freed = self.0.remove(&pod);
             let mut heirs = self.0.clone();
             heirs.retain(|_, record_of| *record_of == pod);
             for heir in heirs.into_keys() {
-                let record_of = left.clone().unwrap_or_else(|| heir.clone());
+                let record_of = freed.clone().unwrap_or_else(|| heir.clone());
                 self.set(&heir, record_of);
             }
         }

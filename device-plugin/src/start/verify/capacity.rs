@@ -1,4 +1,4 @@
-//! Checks that a pod fits on the devices of its record, by a sum that the plugin makes itself, whatever the scheduler counted.
+//! Checks that a pod fits on the devices that its annotations record, by a sum of the plugin's, whatever the scheduler counted.
 //!
 //! The sum begins with the pods whose containers have started, then adds the other pods in the order in which the scheduler assumed
 //! them: of two pods that do not fit together the later one waits. Where a record says less than its pod requests, the request
@@ -96,8 +96,8 @@ pub fn check(
 ) -> Result<(), NoCapacity> {
     let mut held = BTreeMap::<&PhysicalId, DeviceAmounts>::new();
     let has_started = |pod: &NodePod| pod.stage == PodStage::Running || is_started(&pod.uid);
-    let counts = |pod: &&NodePod| pod.placement.is_ok() || pod.stage == PodStage::Running;
-    let mut order: Vec<&NodePod> = pods.live().filter(counts).collect();
+    let is_counted = |pod: &&NodePod| pod.placement.is_ok() || pod.stage == PodStage::Running;
+    let mut order: Vec<&NodePod> = pods.live().filter(is_counted).collect();
     // A container that runs cannot be refused any more, so started pods come first; the others in the scheduler's order.
     order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
@@ -165,13 +165,13 @@ impl PodShare<'_> {
     }
 }
 
-/// A pod's share of each device that its record names. Devices that this node does not have are left out.
+/// A pod's share of each device that its allocation record names. Devices that this node does not have are left out.
 fn recorded_shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit) -> Vec<PodShare<'a>> {
     let Ok(placement) = &pod.placement else {
         return Vec::new();
     };
     let mut shares = Vec::new();
-    for (at, (name, held)) in (0..).zip(placement.gpus.iter().zip(&placement.held)) {
+    for (idx, (name, held)) in (0..).zip(placement.gpus.iter().zip(&placement.held)) {
         // The verification refuses the start of a pod whose record names a device that is not here.
         let Some(gpu) = fleet.gpu_named(name) else {
             continue;
@@ -181,24 +181,24 @@ fn recorded_shares<'a>(pod: &'a NodePod, fleet: &'a NodeFleet, unit: MemoryUnit)
             bytes: recorded_bytes(pod, placement, held, gpu, requested.bytes, unit),
             core: held.core.max(requested.core),
             // A pod that sees all GPUs of its node takes as many slots as it requests shares.
-            slots: u64::from(at < pod.peak(ExtendedResource::Shared)),
+            slots: u64::from(idx < pod.peak(ExtendedResource::Shared)),
             ..requested
         };
         shares.push(gpu_share(gpu, fleet, amounts));
     }
     for (device_type, others) in &placement.others {
-        for (name, portion) in others.names.iter().zip(&others.held) {
+        for (name, held) in others.names.iter().zip(&others.held) {
             let mut devices = fleet.devices_of(device_type);
             if let Some(entry) = devices.find(|entry| name.is(&DeviceKey::from(&entry.device))) {
                 shares.push(PodShare {
                     device: &entry.device.id,
                     device_type,
-                    held: percent_alone(portion.percent),
+                    held: percent_alone(held.percent),
                     total: percent_alone(entry.device.percent().unwrap_or(WHOLE_DEVICE_PERCENT)),
                 });
             }
         }
-        for device in others.held.iter().flat_map(|portion| &portion.virtual_functions) {
+        for device in others.held.iter().flat_map(|held| &held.virtual_functions) {
             // One pod holds a virtual function.
             let one = DeviceAmounts {
                 slots: 1,
@@ -234,7 +234,7 @@ fn recorded_bytes(
 ) -> u64 {
     let recorded = held.bytes_of(gpu.memory_bytes);
     // Units of another size than the node's are worth the same part of the GPU as when the record was written.
-    // The driver's own memory counted as the pods' when an earlier record was written.
+    // An older record may count the driver's own memory as memory for pods.
     let known = [gpu.memory_bytes, gpu.memory_with_reserved()].map(|bytes| unit.units_in(bytes));
     let other_unit = placement
         .gpushare
@@ -266,7 +266,7 @@ fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodSha
     }
 }
 
-/// The amounts that a running pod without a record holds, on each GPU that it sees.
+/// The amounts that a running pod without an allocation record holds, on each GPU that it sees.
 fn shares_without_record<'a>(
     pod: &NodePod,
     fleet: &'a NodeFleet,

@@ -64,6 +64,7 @@ impl<'a> StartingContainer<'a> {
         containers
     }
 
+    /// True if this may be the container with this name.
     pub(crate) fn may_be(&self, name: &str) -> bool {
         self.containers().iter().any(|container| container.name == name)
     }

@@ -1,7 +1,7 @@
 //! Finds the pod that owns device IDs, from the list of kubelet's pod-resources API and from its checkpoint. Never a guess.
 //!
 //! The list names app containers and sidecars, and no UIDs. The checkpoint names every container with the pod's UID, but kubelet
-//! does not promise its form, and removes the entries of pods that have ended late. So the two must agree where both can be read.
+//! does not promise its form, and removes the entries of ended pods late. So the two must agree where both can be read.
 //! The list shows an ordinary init container only by the device IDs that the containers after it take over.
 
 use std::collections::BTreeSet;
@@ -15,9 +15,9 @@ use crate::node::pods::{NodePod, NodePods, PodUid};
 /// The devices that kubelet has allocated, at one moment.
 #[derive(Clone, Debug)]
 pub struct KubeletSnapshot {
-    /// The devices that its pod-resources API lists.
+    /// The devices that kubelet's pod-resources API lists.
     pub listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
-    /// The entries of its checkpoint; none if the file cannot be read.
+    /// The entries of kubelet's checkpoint; none if the file cannot be read.
     pub allocated: Option<Arc<Vec<Allocated>>>,
 }
 
@@ -117,9 +117,9 @@ fn by_both(
     }
     let is_listed = |pod: &&NodePod| listed.contains(&(&*pod.namespace, &*pod.name));
     let known = live_pods(pods, allocated);
-    let both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
+    let in_both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
     let is_any_unknown = allocated.iter().any(|uid| pods.get(uid).is_none());
-    match both.as_slice() {
+    match in_both.as_slice() {
         // kubelet has allocated the IDs to two pods, one of which the watch does not show yet: either may be starting.
         [_, ..] if listed.len() > 1 && is_any_unknown => Err(OwnerUnknown::NotSeen),
         [only] => Ok(only.uid.clone()),

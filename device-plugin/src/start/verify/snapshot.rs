@@ -79,7 +79,7 @@ pub struct SharedRead<T> {
 }
 
 impl<T: Clone> SharedRead<T> {
-    /// A shared read of which no result is there yet; two reads begin at least `pace` apart.
+    /// A shared read without a result yet. Two reads begin at least `pace` apart.
     fn new(pace: Duration) -> Self {
         Self {
             last: Mutex::new((None, None)),
