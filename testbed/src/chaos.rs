@@ -26,8 +26,8 @@ pub use recorder::{RunRecorder, Tally};
 pub use report::{Figures, render};
 pub use schedule::{Batch, ChaosStep, Disruption, Shape, n_admissions, schedule};
 
-/// The nodes of [`PluginMode::NodeKinds`]. Where the container runtime obeys the `NVIDIA_VISIBLE_DEVICES` of
-/// images, gpushare's NRI plugin is required too.
+/// The nodes of [`PluginMode::NodeKinds`], each with its container runtime. A runtime that obeys the `NVIDIA_VISIBLE_DEVICES`
+/// of images also requires gpushare's NRI plugin.
 const KINDS: [(NodeKind, RuntimeSpec); 4] = [
     (NodeKind::VariableWithSpec, RuntimeSpec::RequiredPlugins),
     (NodeKind::PlainCdi, RuntimeSpec::Plain),
@@ -92,7 +92,7 @@ impl PluginMode {
         }
     }
 
-    /// Further flags of the plugin.
+    /// The flags of the plugin in this mode, besides `--inject`.
     pub fn plugin_args(self) -> Vec<String> {
         let more: &[&str] = match self {
             Self::Cdi | Self::NodeKinds => &[],
@@ -198,8 +198,8 @@ pub async fn run_schedule(
             tally.admitted.len(),
             tally.wrong.len(),
             tally.stale.len(),
-            tally.killed.len(),
-            tally.died.len()
+            tally.failed_by_plugin.len(),
+            tally.failed_by_kubelet.len()
         ));
     }
     let took = began.elapsed();

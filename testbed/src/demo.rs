@@ -30,9 +30,9 @@ use kit::pods::{NamespacePods, PodBuilder};
 
 /// Longest wait for one condition.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// GiB of the small GPUs, which are as large as the proposal's, and of the large one.
-const GPU: u64 = 16;
-const LARGE_GPU: u64 = 24;
+/// GiB of the small GPUs, which are as large as those of the proposal's figures, and of the large GPU.
+const GPU_GIB: u64 = 16;
+const LARGE_GPU_GIB: u64 = 24;
 /// The namespace of the demo's own pods.
 const NAMESPACE: &str = "default";
 
@@ -84,9 +84,9 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
     let console = Console::new(args.json);
     console.step("starting the API server, three nodes with their device plugins, and the scheduler");
     let nodes = vec![
-        node("n1", &[GPU; 4]),
-        node("n2", &[GPU; 2]),
-        node("n3", &[GPU, LARGE_GPU]),
+        node("n1", &[GPU_GIB; 4]),
+        node("n2", &[GPU_GIB; 2]),
+        node("n3", &[GPU_GIB, LARGE_GPU_GIB]),
     ];
     let cluster = LocalCluster::start(ClusterSpec {
         deploy: args.deploy.clone(),
@@ -143,11 +143,12 @@ fn node(name: &str, gib_of_gpus: &[u64]) -> NodeSetup {
     }
 }
 
-/// The pause after which the scheduler's workload model includes the last pod, also on a busy machine: it is renewed every 100 ms.
-const MODEL: Duration = Duration::from_secs(1);
+/// The pause after which the scheduler's workload model (the mix of pods that it expects) includes the last pod, also on a busy
+/// machine: the scheduler renews the model every 100 ms.
+const MODEL_REFRESH: Duration = Duration::from_secs(1);
 
-/// Waits until kube-scheduler has tried to schedule a pod, and its place counts for the next one. The next pod is created only then,
-/// so that every run shows the same.
+/// Waits until kube-scheduler has tried to schedule a pod, and the workload model includes the pod. The next pod is created
+/// only then, so that every run shows the same.
 async fn until_tried(cluster: &LocalCluster, name: &str) -> Result<()> {
     let is_tried = |pod: &Pod| node_of(pod).is_some() || unscheduled_because(pod).is_some();
     let tried = |snapshot: &ClusterSnapshot| {
@@ -156,8 +157,8 @@ async fn until_tried(cluster: &LocalCluster, name: &str) -> Result<()> {
     };
     let what = format!("pod {name} to be scheduled or refused");
     cluster.until(&what, DEADLINE, tried).await?;
-    // No client can see which model is in use.
-    tokio::time::sleep(MODEL).await;
+    // No client can see if the model includes the pod already.
+    tokio::time::sleep(MODEL_REFRESH).await;
     Ok(())
 }
 
@@ -179,7 +180,7 @@ async fn show_pods(cluster: &LocalCluster, pods: &NamespacePods) -> Result<()> {
     cluster.until("the pods to run", DEADLINE, all_run).await
 }
 
-/// The text that leads a newcomer on.
+/// The text that shows a newcomer the commands to try on the running cluster.
 fn go_on(cluster: &LocalCluster, kubeconfig: &Path, targets: &Path) -> Result<String> {
     let program = cluster.binaries().path(Program::Cli)?;
     let folder = program.parent().unwrap_or(Path::new("."));
@@ -234,9 +235,9 @@ impl Demo {
     async fn filter_figure(&mut self) -> Result<()> {
         self.console.step("filter: filling n1, n2 and n3");
         for (node, sizes) in [
-            ("n1", &[GPU, GPU, GPU, 12][..]),
+            ("n1", &[GPU_GIB, GPU_GIB, GPU_GIB, 12][..]),
             ("n2", &[12, 12]),
-            ("n3", &[LARGE_GPU, 8]),
+            ("n3", &[LARGE_GPU_GIB, 8]),
         ] {
             for (idx, size) in sizes.iter().enumerate() {
                 self.run_pod(&format!("fill-{node}-{idx}"), *size, Some(node))
@@ -258,7 +259,7 @@ impl Demo {
         let name = format!("filter: the extender refuses n2: {}", reasons.join(", "));
         self.checks
             .push(Check::equal(name, &(passed.len(), reasons.len()), &(0, 1)));
-        // Earlier attempts of other pods are dropped, so that the next one to be read is this pod's.
+        // This drops the attempts to schedule earlier pods from the queue that `next_attempt_of` reads.
         self.cluster.past_attempts();
         self.run_pod("figure-filter", 8, None).await?;
         let attempt = self.next_attempt_of("figure-filter").await?;
@@ -288,7 +289,7 @@ impl Demo {
             self.run_pod(name, size, Some("n1")).await?;
         }
         self.delete(&["bind-aside".to_owned()]).await?;
-        self.check_free("bind: what is left on n1", "n1", &[12, 8, 4, GPU]);
+        self.check_free("bind: what is left on n1", "n1", &[12, 8, 4, GPU_GIB]);
         self.run_pod("figure-bind", 8, Some("n1")).await?;
         let snapshot = self.cluster.observer().now();
         let record = snapshot.pod("figure-bind").map(invariants::record).transpose();
@@ -317,7 +318,7 @@ impl Demo {
         self.until_running(&names).await
     }
 
-    /// Creates a pod of so many memory units, on a node if one is named, and waits until it runs.
+    /// Creates a pod that asks for `units` of memory (GiB), on the node if one is given, and waits until it runs.
     async fn run_pod(&self, name: &str, units: u64, node: Option<&str>) -> Result<()> {
         let spec = PodBuilder::units(name, units);
         let spec = match node {

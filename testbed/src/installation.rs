@@ -12,7 +12,7 @@ use kit::apiserver::ApiObjects;
 use kit::cluster::LocalCluster;
 use kit::manifests;
 
-/// The manifests of `deploy/base` beside those that every cluster of the testbed has.
+/// The manifests of `deploy/base` besides those that every cluster of the testbed applies at its start.
 const MANIFESTS: [&str; 5] = [
     "scheduler-leader-crd.yaml",
     "scheduler-admission.yaml",
@@ -23,7 +23,7 @@ const MANIFESTS: [&str; 5] = [
 /// The name of the plugin's `DaemonSet`, of its container and of the label of its pods.
 const PLUGIN: &str = "gpushare-device-plugin";
 
-/// Creates the objects of an installation, for `n_replicas` of the scheduler.
+/// Creates the objects of an installation; their status shows `n_replicas` of the scheduler and all plugins as ready.
 ///
 /// # Errors
 /// A manifest cannot be applied.

@@ -18,7 +18,7 @@ use kit::daemons::Binaries;
 use kit::parts::{ClusterPart, Commands, Need};
 
 /// The parts of the testbed's cluster that can be killed.
-const OF_TESTBED: [ClusterPart; 4] = [
+const KILLABLE_ON_TESTBED: [ClusterPart; 4] = [
     ClusterPart::Plugin,
     ClusterPart::Scheduler,
     ClusterPart::KubeScheduler,
@@ -54,7 +54,7 @@ pub struct WavesArgs {
     deploy: PathBuf,
 }
 
-/// Runs the waves; true if no pod was wrong, over or stuck.
+/// Runs the waves; true if no container saw a wrong device, no device was oversubscribed, and no pod was stuck.
 pub async fn run(args: WavesArgs) -> Result<bool> {
     let console = Console::new(args.json);
     ensure!(args.wave > 0, "--wave is 0");
@@ -70,7 +70,7 @@ pub async fn run(args: WavesArgs) -> Result<bool> {
         let cluster = LocalCluster::start(ScenarioStage::Faults.spec(args.deploy.clone())).await?;
         (
             World::new(cluster.client().clone(), "waves", None, Some(cluster)).await?,
-            OF_TESTBED.to_vec(),
+            KILLABLE_ON_TESTBED.to_vec(),
         )
     };
     for part in &args.kill {
@@ -108,7 +108,7 @@ async fn run_all(
     for nth in 0..args.pods.div_ceil(args.wave) {
         let (round, turn) = (nth / faults.len(), nth % faults.len());
         let kill = faults.get(turn).copied().flatten();
-        // Each killing of a part meets another moment of the wave.
+        // In four rounds each part is killed with none, a quarter, half and three quarters of the pods bound.
         let n_bound = args.wave * (round % 4) / 4;
         let plan = Plan {
             prefix: format!("wave-{nth}"),
@@ -169,7 +169,7 @@ fn show(waves: &[Wave]) -> String {
             n_wrong += wave.wrong.len();
             n_over += wave.over.len();
             n_stuck += wave.stuck.len();
-            // The worst case is what an administrator asks for, not the mean.
+            // An administrator asks for the worst case, not for the mean.
             away = away.max(wave.seconds_away);
             last_pod = last_pod.max(wave.seconds);
             for (reason, n_pods) in &wave.lost {

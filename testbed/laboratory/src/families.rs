@@ -55,13 +55,13 @@ pub struct FamiliesArgs {
     json: bool,
 }
 
-/// The results of policies on one kind and number.
+/// The results of all policies on the invented cluster of one kind and number.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyResult {
     /// The kind's name on the command line.
     pub kind: String,
-    /// The random seed of the cluster, from `--numbers`: with the kind it decides the nodes and the mix of pods. The seeds of the runs
-    /// decide only which pods of that mix come.
+    /// The random seed of the cluster, from `--numbers`: it decides the nodes and the mix of pods. The seeds of the runs decide
+    /// which pods of that mix arrive.
     pub number: u64,
     /// For each policy, in the order of the command line, the GPUs that were allocated, in percent of all.
     pub allocated: Vec<SeedSpread>,
@@ -81,7 +81,7 @@ pub async fn run(args: FamiliesArgs) -> Result<bool> {
     let console = Console::new(args.json);
     let stop = Arc::new(AtomicBool::new(false));
     let (bars, handle, policies) = (console.bars(), Handle::current(), args.policy.clone());
-    let lines = tokio::task::spawn_blocking(move || lines(&args, &bars, &stop, &handle))
+    let lines = tokio::task::spawn_blocking(move || compare(&args, &bars, &stop, &handle))
         .await
         .context("the comparison broke off")?;
     console.finish();
@@ -99,8 +99,13 @@ struct Task {
     seed: u64,
 }
 
-/// Runs every policy on every made cluster, many at a time, and puts the results together by family and cluster.
-fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -> Result<Vec<FamilyResult>> {
+/// Runs every policy on every invented cluster, many clusters at a time; returns a line for each kind and number.
+fn compare(
+    args: &FamiliesArgs,
+    bars: &Bars,
+    stop: &AtomicBool,
+    handle: &Handle,
+) -> Result<Vec<FamilyResult>> {
     let kinds = if args.kind.is_empty() {
         Family::value_variants()
     } else {
@@ -120,16 +125,16 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
     let done = in_parallel(&tasks, args.threads, stop, |task| {
         handle.block_on(task.run(&args.policy, &conditions, bars, stop))
     })?;
-    let mut by_line: BTreeMap<(usize, u64), Vec<Vec<f64>>> = BTreeMap::new();
+    let mut by_cluster: BTreeMap<(usize, u64), Vec<Vec<f64>>> = BTreeMap::new();
     for (at, allocated) in done {
         let Some(Task { kind, number, .. }) = tasks.get(at) else {
             continue;
         };
         let kind_at = kinds.iter().position(|other| other == kind).unwrap_or(0);
-        by_line.entry((kind_at, *number)).or_default().push(allocated);
+        by_cluster.entry((kind_at, *number)).or_default().push(allocated);
     }
     let mut lines = Vec::new();
-    for ((kind_at, number), runs) in by_line {
+    for ((kind_at, number), runs) in by_cluster {
         let mut allocated = Vec::new();
         for at in 0..args.policy.len() {
             let of_policy: Vec<f64> = runs.iter().filter_map(|run| run.get(at).copied()).collect();
@@ -145,7 +150,7 @@ fn lines(args: &FamiliesArgs, bars: &Bars, stop: &AtomicBool, handle: &Handle) -
 }
 
 impl Task {
-    /// Runs the policies one after the other; returns the allocated share of each, or `None` if it was stopped.
+    /// Runs the policies one after the other; returns the allocated percentage of each, or `None` if `stop` was set.
     async fn run(
         self,
         policies: &[Policy],
@@ -171,7 +176,7 @@ impl Task {
                 answer_nodes: AnswerNodes::default(),
                 departures: true,
                 stretch: 1.0,
-                // The list already is as long as it has to be, in the order in which pods arrive.
+                // The invented list of pods has its final length, and the order in which they arrive.
                 in_order: true,
                 check_every: 1000,
             };
@@ -211,7 +216,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl FamilyResult {
-    /// The highest mean of any policy.
+    /// The allocated percentage of the policy that allocates most.
     fn best(&self) -> f64 {
         let means = self.allocated.iter().map(|spread| spread.mean);
         means.fold(0.0, f64::max)

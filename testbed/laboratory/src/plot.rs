@@ -35,7 +35,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// An error of the drawing library.
 type DrawError = Box<dyn Error>;
 
-/// One axis of a panel, from one value to another.
+/// An axis of a panel with its least and its greatest value; `Even` is linear.
 #[derive(Clone, Debug)]
 pub(crate) enum Axis {
     Even(Range<f64>),
@@ -74,15 +74,15 @@ impl Ranged for Axis {
     }
 }
 
-/// A curve through points, with an optional deviation to both sides of each as a shade.
+/// A curve through points. Deviations are shown as a shade above and below the curve.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Curve {
     pub(crate) points: Vec<(f64, f64)>,
-    /// As many as points, or none.
+    /// One for each point, or none at all.
     pub(crate) deviations: Vec<f64>,
 }
 
-/// A panel of curves; each has the colour of its place.
+/// A panel of curves; the n-th curve has the n-th of [`COLOURS`].
 pub(crate) struct CurvePanel {
     pub(crate) heading: String,
     pub(crate) x: Axis,
@@ -90,13 +90,13 @@ pub(crate) struct CurvePanel {
     pub(crate) curves: Vec<Curve>,
 }
 
-/// A panel of bars, each with its length and a deviation; each has the colour of its place.
+/// A panel of bars, each with its length and deviation; the n-th bar has the n-th of [`COLOURS`], and may be absent.
 pub(crate) struct BarPanel {
     pub(crate) heading: String,
     pub(crate) bars: Vec<Option<(f64, f64)>>,
 }
 
-/// Draws curves; the legend names them in their order.
+/// Draws curves; `legend` has the names of the curves of each panel, in their order.
 pub(crate) fn curves(
     title: &str,
     (x_label, y_label): (&str, &str),
@@ -129,7 +129,7 @@ pub(crate) fn curves(
                 line.label(*name)
                     .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
             }
-            // Many points are a line already.
+            // Circles of many points would cover the line.
             if curve.points.len() <= 20 {
                 chart.draw_series(
                     curve

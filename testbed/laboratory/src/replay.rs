@@ -142,7 +142,7 @@ pub fn seeds(text: &str) -> Result<Seeds, String> {
     let mut seeds = Vec::new();
     for part in text.split(',') {
         match part.split_once('-') {
-            // A mistyped range would fill the memory.
+            // Without a limit, a mistyped range would fill the memory.
             Some((first, last)) => seeds.extend((number(first)?..=number(last)?).take(10_000)),
             None => seeds.push(number(part)?),
         }
@@ -160,7 +160,7 @@ fn factor(text: &str) -> Result<f64, String> {
     factor.ok_or_else(|| "write a number from 0 to 10000, such as 1.3".to_owned())
 }
 
-/// A list of pods, and the nodes that they are placed on.
+/// A list of pods and the nodes that they are placed on (`world`), with the list's commonest kinds of pods (`typical`).
 struct PodList {
     name: String,
     world: ReplayInput,
@@ -286,8 +286,8 @@ struct RunGroup<'p> {
 }
 
 impl ReplayPlan {
-    /// True if a cluster's own pods are placed again.
-    fn is_again(&self) -> bool {
+    /// True if the pods of a live cluster are placed again, and no trace's.
+    fn replays_own_pods(&self) -> bool {
         self.args.kubeconfig.is_some() && self.args.pods.is_empty()
     }
 
@@ -327,7 +327,7 @@ impl ReplayPlan {
             answer_nodes: self.args.answer_nodes,
             departures: self.args.departures,
             stretch: self.args.stretch,
-            in_order: self.is_again(),
+            in_order: self.replays_own_pods(),
             check_every: self.args.check_every,
         };
         let outcome = run::run(job, &bar, stop).await.with_context(|| label)?;
@@ -372,6 +372,7 @@ fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<V
         handle.block_on(plan.run(*line, *seed, stop))
     })?;
     let n_seeds = plan.args.seeds.0.len();
+    // `runs` has the seeds of the first line, then those of the second, and so on.
     let mut outcomes = vec![Vec::new(); lines.len()];
     for (at, outcome) in done {
         if let Some(of_line) = outcomes.get_mut(at / n_seeds) {
@@ -379,12 +380,12 @@ fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<V
         }
     }
     let mut summaries = Vec::new();
-    if plan.is_again() {
-        let as_it_is = |list: &PodList| Summary::as_it_is(&list.name, &list.world, &list.typical);
-        summaries.extend(plan.lists.iter().map(as_it_is));
+    if plan.replays_own_pods() {
+        let today = |list: &PodList| Summary::today(&list.name, &list.world, &list.typical);
+        summaries.extend(plan.lists.iter().map(today));
     }
     for (line, mut runs) in lines.iter().zip(outcomes) {
-        // Threads end in any order, and JSON shall not differ for it.
+        // Threads end in any order; the JSON has a fixed one.
         runs.sort_by_key(|run: &RunResult| run.seed);
         let policy = line.policy.to_string();
         summaries.push(Summary::of(&line.list.name, policy, &line.conditions.label, runs));

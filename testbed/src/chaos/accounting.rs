@@ -8,7 +8,7 @@ use kit::http_client::HttpClient;
 use kit::invariants::HeldAmounts;
 
 #[derive(Debug, Deserialize)]
-struct AccountedNode {
+struct InspectReply {
     nodes: Vec<NodeAmounts>,
 }
 
@@ -34,7 +34,7 @@ pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: 
         .get(&format!("{scheduler}/gpushare-scheduler/inspect"))
         .await
     {
-        Ok((_, body)) => serde_json::from_slice::<AccountedNode>(&body).map_err(|error| error.to_string()),
+        Ok((_, body)) => serde_json::from_slice::<InspectReply>(&body).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     match answer {
@@ -43,28 +43,28 @@ pub(super) async fn differences(client: &HttpClient, scheduler: &str, accounts: 
     }
 }
 
-/// Lists the GPUs of which the scheduler reports other amounts than the records of the pods add up to, and all problems
-/// that the scheduler reports of nodes.
+/// Lists the GPUs for which the scheduler reports other bytes and percent than the records of the pods add up to, and the
+/// problems that it reports of nodes.
 fn compare(nodes: Vec<NodeAmounts>, accounts: &HeldAmounts) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
-    let mut held = BTreeMap::new();
+    let mut by_gpu = BTreeMap::new();
     for node in nodes {
         found.extend(
             node.problems
                 .iter()
                 .map(|problem| format!("the scheduler says of {}: {problem}", node.name)),
         );
-        held.extend(
+        by_gpu.extend(
             node.devs
                 .into_iter()
                 .map(|gpu| ((node.name.clone(), gpu.id), (gpu.used_bytes, gpu.used_core))),
         );
     }
     for (key, gpu) in &accounts.gpus {
-        let (wanted, said) = ((gpu.used(), gpu.core), held.get(key).copied());
-        if said != Some(wanted) {
+        let (recorded, reported) = ((gpu.used(), gpu.core), by_gpu.get(key).copied());
+        if reported != Some(recorded) {
             found.push(format!(
-                "GPU {} of {}: records add up to {wanted:?}, the scheduler holds {said:?}",
+                "GPU {} of {}: records add up to {recorded:?}, the scheduler holds {reported:?}",
                 gpu.minor, gpu.node
             ));
         }
@@ -88,7 +88,7 @@ mod tests {
         accounts
             .gpus
             .extend([(("n1".to_owned(), 0), gpu(0)), (("n1".to_owned(), 1), gpu(1))]);
-        let nodes = |text: &str| serde_json::from_str::<AccountedNode>(text).unwrap().nodes;
+        let nodes = |text: &str| serde_json::from_str::<InspectReply>(text).unwrap().nodes;
         let alike = r#"{"nodes": [{"name": "n1", "devs": [{"id": 0, "usedBytes": 0, "usedCore": 0}, {"id": 1, "usedBytes": 0, "usedCore": 0}]}]}"#;
         assert_eq!(compare(nodes(alike), &accounts), Vec::<String>::new());
         let unlike = r#"{"nodes": [{"name": "n1", "problems": ["odd"], "devs": [{"id": 0, "usedBytes": 7, "usedCore": 0}]}]}"#;

@@ -19,7 +19,7 @@ use kit::kubelet::{ContainerStart, PodAdmission, RuntimeContainer};
 /// A real kubelet's pause before it tries to start a container again, added to the measured delays: that of the testbed tries
 /// sooner.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
-/// The most wrong starts that are quoted in words.
+/// The most wrong and stale starts that `wrong_quotes` describes.
 const QUOTED: usize = 10;
 
 /// The recorder of one run; shared with the kubelets.
@@ -31,10 +31,13 @@ pub struct RunRecorder {
     known: Mutex<BTreeMap<String, Pod>>,
 }
 
+/// The start of a container: pod UID, container, and number of starts of the container so far.
+type StartKey = (String, String, u32);
+
 /// The counts of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// The step that is under way.
+    /// The number of the step that is under way.
     pub step: usize,
     /// Pods that kubelet has admitted or refused, by UID; after a restart it does so again.
     pub admitted: BTreeSet<String>,
@@ -42,22 +45,22 @@ pub struct Tally {
     pub n_starts: usize,
     /// Starts of containers whose record was not seen.
     pub n_unknown: usize,
-    /// Starts with other devices than the record named, by pod UID, container and turn.
-    pub wrong: BTreeSet<(String, String, u32)>,
+    /// Starts with other devices than the record named.
+    pub wrong: BTreeSet<StartKey>,
     /// Wrong starts that see a device which the record does not name.
-    pub sees_more: BTreeSet<(String, String, u32)>,
+    pub sees_more: BTreeSet<StartKey>,
     /// Starts with the content of a CDI spec that was not written for them.
-    pub stale: BTreeSet<(String, String, u32)>,
+    pub stale: BTreeSet<StartKey>,
     /// Starts with a driver limit other than the container's share.
-    pub other_limits: BTreeSet<(String, String, u32)>,
+    pub other_limits: BTreeSet<StartKey>,
     /// Some wrong and stale starts, in words.
     pub wrong_quotes: Vec<String>,
-    /// Pods that kubelet failed because of an answer of the plugin.
-    pub killed: Vec<String>,
+    /// Pods that kubelet failed because the plugin answered with an error, in words.
+    pub failed_by_plugin: Vec<String>,
     /// Pods that the plugin evicted: they are gone although no step has deleted them.
     pub evicted: BTreeSet<String>,
-    /// Pods that kubelet failed by itself.
-    pub died: Vec<String>,
+    /// Pods that kubelet failed without an error from the plugin, as while the plugin is away, in words.
+    pub failed_by_kubelet: Vec<String>,
     /// Starts that were refused and tried again, by the first words of the reason.
     pub refusals: BTreeMap<String, usize>,
     /// The delay of each start through the plugin, as it would be with kubelet's own pause between two tries.
@@ -75,7 +78,6 @@ impl RunRecorder {
         let _ = self.api.set(api);
     }
 
-    /// The counts so far.
     pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
         self.tally.lock()
     }
@@ -170,9 +172,9 @@ impl RunRecorder {
         if let Some((reason, message)) = &admission.refusal {
             let quote = format!("step {step}: {}: {reason}: {message}", admission.pod);
             if is_kubelets_own(reason, message) {
-                tally.died.push(quote);
+                tally.failed_by_kubelet.push(quote);
             } else {
-                tally.killed.push(quote);
+                tally.failed_by_plugin.push(quote);
             }
         }
     }
@@ -197,7 +199,7 @@ impl Tally {
         }
     }
 
-    /// Keeps the words about a container's start, if there is room.
+    /// Adds a sentence about a container's start, unless [`QUOTED`] sentences are there.
     fn quote(&mut self, of: &RuntimeContainer, what: &str) {
         if self.wrong_quotes.len() < QUOTED {
             let quote = format!("step {}: {}/{}: {what}", self.step, of.pod, of.name);
@@ -206,8 +208,8 @@ impl Tally {
     }
 
     /// Records a container that sees other devices than its record names.
-    pub(crate) fn note_wrong(&mut self, uid: &str, turn: u32, view: &ContainerView) {
-        let start = (uid.to_owned(), view.container.clone(), turn);
+    pub(crate) fn note_wrong(&mut self, uid: &str, n_starts: u32, view: &ContainerView) {
+        let start = (uid.to_owned(), view.container.clone(), n_starts);
         if view.sees.iter().any(|device| !view.should_see.contains(device)) {
             self.sees_more.insert(start.clone());
         }
@@ -226,8 +228,7 @@ impl Tally {
     }
 }
 
-/// The start of a container: pod UID, container and turn.
-fn start_of(container: &RuntimeContainer) -> (String, String, u32) {
+fn start_of(container: &RuntimeContainer) -> StartKey {
     (
         container.pod_uid.clone(),
         container.name.clone(),

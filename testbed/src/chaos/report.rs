@@ -14,7 +14,7 @@ use super::recorder::Tally;
 pub struct Figures {
     /// The plugin's mode.
     pub mode: PluginMode,
-    /// Its seed.
+    /// The seed of the schedule.
     pub seed: u64,
     /// Steps that were taken.
     pub steps: usize,
@@ -32,7 +32,7 @@ pub struct Figures {
     pub stale: usize,
     /// Starts with a driver limit other than the container's share.
     pub other_limits: usize,
-    /// Pods killed for good by an answer of the plugin.
+    /// Pods that kubelet failed for good because the plugin answered with an error.
     pub killed: usize,
     /// Pods that the plugin evicted.
     pub evicted: usize,
@@ -40,11 +40,11 @@ pub struct Figures {
     pub died: usize,
     /// Starts that were refused and tried again, by reason.
     pub refusals: BTreeMap<String, usize>,
-    /// The plugin's reactions to differences, by outcome.
+    /// The plugin's repairs of records and CDI specs, by outcome.
     pub heals: BTreeMap<String, u64>,
     /// The duration of kubelet's admission of a pod, in milliseconds: median and worst.
     pub admission_ms: [f64; 2],
-    /// By how much a start was delayed, in milliseconds: median and worst.
+    /// The delay of a start by the plugin, in milliseconds: median and worst.
     pub delay_ms: [f64; 2],
     /// Violations of other invariants.
     pub violations: Vec<String>,
@@ -64,10 +64,10 @@ impl Figures {
         took: Duration,
     ) -> Self {
         let mut quotes = tally.wrong_quotes.clone();
-        for quote in tally.killed.iter().take(5) {
+        for quote in tally.failed_by_plugin.iter().take(5) {
             quotes.push(format!("killed: {quote}"));
         }
-        for quote in tally.died.iter().take(3) {
+        for quote in tally.failed_by_kubelet.iter().take(3) {
             quotes.push(format!("died: {quote}"));
         }
         Self {
@@ -81,9 +81,9 @@ impl Figures {
             sees_more: tally.sees_more.len(),
             stale: tally.stale.len(),
             other_limits: tally.other_limits.len(),
-            killed: tally.killed.len(),
+            killed: tally.failed_by_plugin.len(),
             evicted: tally.evicted.len(),
-            died: tally.died.len(),
+            died: tally.failed_by_kubelet.len(),
             refusals: tally.refusals.clone(),
             heals,
             admission_ms: median_and_worst(&tally.admissions),
@@ -94,7 +94,7 @@ impl Figures {
         }
     }
 
-    /// Returns true if the run kept the promises of its mode.
+    /// Returns true if no start and no amount was wrong. With `envvar` a refused Allocate call may kill a pod.
     pub fn is_ok(&self) -> bool {
         let is_right = self.wrong == 0
             && self.sees_more == 0
@@ -104,7 +104,7 @@ impl Figures {
         self.violations.is_empty() && is_right && (self.mode == PluginMode::Envvar || self.killed == 0)
     }
 
-    /// The number of the plugin's repairs with this outcome.
+    /// The number of the plugin's repairs that had this outcome.
     fn n_heals(&self, outcome: &str) -> usize {
         let count = self.heals.get(outcome).copied().unwrap_or(0);
         usize::try_from(count).unwrap_or(usize::MAX)
@@ -168,7 +168,7 @@ fn milliseconds_in_words(milliseconds: f64) -> String {
     }
 }
 
-/// The names of the rows before the repairs; the first is the head of the table.
+/// The names of the rows above those of [`HEALS`]; the first is the head of the table.
 const ROWS: [&str; 7] = [
     "in 100,000 admissions (and in this run)",
     "containers started with a wrong device",
@@ -178,7 +178,7 @@ const ROWS: [&str; 7] = [
     "pods killed for good by us",
     "pods killed by kubelet alone",
 ];
-/// The names of the rows after them.
+/// The names of the rows below those of [`HEALS`].
 const LAST_ROWS: [&str; 5] = [
     "starts refused, and tried again by kubelet",
     "added to a start: median, worst",

@@ -18,7 +18,7 @@ pub(super) const UNITS_PER_GPU: u64 = 40;
 const MOST_OF_ONE: u64 = 4;
 /// Units of a node that pods may hold together: in the units that stay free, a pod of [`MOST_OF_ONE`] always finds a GPU.
 const MOST_UNITS: u64 = N_GPUS * (UNITS_PER_GPU - MOST_OF_ONE);
-/// Units of a node beyond which no pods of two devices come: below it, the last of [`MOST_FOR_TWO`] finds two GPUs.
+/// Units that a node's pods may hold before a batch of pods of two devices, so that each of [`MOST_FOR_TWO`] finds two GPUs.
 const MOST_UNITS_FOR_TWO: u64 =
     (N_GPUS - 1) * (UNITS_PER_GPU - MOST_OF_ONE + 1) - 2 * MOST_OF_ONE * MOST_FOR_TWO;
 /// Most pods of two devices in one batch.
@@ -107,7 +107,7 @@ pub struct Batch {
     pub pods: Vec<usize>,
     /// The request of each of these pods.
     pub shape: Shape,
-    /// The order of their admission.
+    /// The order in which kubelet admits them.
     #[serde(skip)]
     pub order: OrderRule,
     /// The seed of a shuffled order.
@@ -147,8 +147,8 @@ struct Placed {
     shape: Shape,
 }
 
-/// The generator of a schedule, with the pods that exist so far and the dice.
-struct RoomCount {
+/// The generator of a schedule: the pods so far (`n_pods`), those that still exist (`placed`), and the random numbers.
+struct Generator {
     n_nodes: usize,
     dice: StdRng,
     n_pods: usize,
@@ -157,16 +157,16 @@ struct RoomCount {
 
 /// Draws all steps of a run on `n_nodes` nodes; the seed decides them.
 pub fn schedule(seed: u64, n_steps: usize, n_nodes: usize) -> Vec<ChaosStep> {
-    let mut room = RoomCount {
+    let mut generator = Generator {
         n_nodes,
         dice: StdRng::seed_from_u64(seed),
         n_pods: 0,
         placed: Vec::new(),
     };
-    (0..n_steps).map(|_| room.step()).collect()
+    (0..n_steps).map(|_| generator.step()).collect()
 }
 
-impl RoomCount {
+impl Generator {
     /// Draws the next step at random, and counts the room that it takes or frees.
     fn step(&mut self) -> ChaosStep {
         let node = self.dice.random_range(0..self.n_nodes);
@@ -256,6 +256,7 @@ impl RoomCount {
             0
         };
         deleted.truncate(n_deleted);
+        // An order that is listed twice is drawn twice as often.
         let orders = [
             OrderRule::Creation,
             OrderRule::Reversed,

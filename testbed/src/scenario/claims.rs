@@ -1,4 +1,4 @@
-//! GPUs that a DRA driver's claims have, beside pods that share.
+//! GPUs that a DRA driver has allocated to `ResourceClaims`, on a node whose GPUs gpushare's pods share.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,6 @@ use super::{ScenarioEntry, World};
 use kit::kubelet::PreparedDevice;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "claims" => claims_counted,
         "a GPU that a DRA driver's claim has is shared no further until the claim's pod has gone";
@@ -104,7 +103,7 @@ async fn start_claiming(world: &mut World, name: &str, devices: &[&str]) -> Resu
     Ok(())
 }
 
-/// Has the driver prepare devices, and name them to the runtime as NVIDIA's does.
+/// Makes kubelet treat these devices as prepared for a claim, with the CDI names that NVIDIA's driver returns.
 fn prepare(world: &mut World, claim: &str, uid: &str, devices: &[&str]) -> Result<()> {
     let namespace = world.namespace.clone();
     let prepared = |device: &&str| PreparedDevice {
@@ -120,7 +119,7 @@ fn prepare(world: &mut World, claim: &str, uid: &str, devices: &[&str]) -> Resul
     Ok(())
 }
 
-/// Makes the object of a claim that is allocated for administration only; its UID.
+/// Creates a claim that is allocated with `adminAccess`, which reserves nothing; returns its UID.
 async fn create_claim_for_administration(world: &World, name: &str, devices: &[&str]) -> Result<String> {
     let resource = ApiResource::from_gvk_with_plural(
         &GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"),
@@ -154,12 +153,12 @@ async fn until_claimed(world: &mut World, minors: &[u32]) -> Result<()> {
         .map(|gpu| gpu.uuid.clone())
         .collect();
     let counted = |snapshot: &kit::observer::ClusterSnapshot| {
-        let checkpoints = KubeletAllocations::read(snapshot.devices.get(CLAIMED)?.annotations()).ok()??;
-        let is_drivers = checkpoints
+        let allocations = KubeletAllocations::read(snapshot.devices.get(CLAIMED)?.annotations()).ok()??;
+        let is_drivers = allocations
             .entries
             .iter()
             .all(|entry| entry.resource_name == DRIVER && !entry.pod_uid.is_empty());
-        let uuids: BTreeSet<String> = checkpoints
+        let uuids: BTreeSet<String> = allocations
             .entries
             .into_iter()
             .flat_map(|entry| entry.device_ids)

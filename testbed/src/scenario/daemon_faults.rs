@@ -8,12 +8,11 @@ use super::{DEADLINE, ScenarioEntry, World, breaking};
 use kit::observer::ClusterSnapshot;
 use kit::parts::ClusterPart;
 
-/// Pods that are on their way while something is killed.
+/// Pods that are being scheduled or started while a part is killed.
 const N_PODS: usize = 24;
-/// The number of repetitions.
+/// The number of times that a scenario kills its part.
 const N_KILLS: usize = 4;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "scheduler-killed" => scheduler_killed,
         "killed with bindings in flight, the scheduler loses and doubles nothing";
@@ -31,7 +30,7 @@ pub(super) const OF_REAL_CLUSTERS: &[ScenarioEntry] = scenarios! {
         "killed while pods are scheduled and started, the API server loses no pod and no GPU";
 };
 
-/// Waits until a further part of the pods is bound, so that each kill meets a different moment.
+/// Waits until this number of the pods is bound, so that each kill meets a different moment.
 async fn until_part_bound(world: &World, names: &[String], n_bound: usize) -> Result<()> {
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
     let enough = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &keys) >= n_bound).then_some(());

@@ -15,7 +15,7 @@ use kit::pods::PodBuilder;
 /// The words of kube-scheduler about a pod that no node has room for, or no node offers the resource of.
 pub(super) const NO_ROOM: &str = "nodes are available";
 
-/// The result for a pod.
+/// The result that a scenario expects for a pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expected {
     /// It runs on this number of devices; without any, its containers see no GPU.
@@ -32,10 +32,7 @@ pub(super) enum Expected {
 }
 
 impl Expected {
-    /// Tries a pod, and returns it if it should run.
-    ///
-    /// # Errors
-    /// The result is another one.
+    /// Creates the pod and waits for this result; returns the pod if it runs.
     pub(super) async fn try_pod(self, world: &World, spec: PodBuilder) -> Result<Option<Pod>> {
         let name = spec.pod()?.name_any();
         match self {

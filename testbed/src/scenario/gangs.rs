@@ -13,7 +13,6 @@ use super::{ScenarioEntry, World};
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "gangs" => three_gangs,
         "of three groups in room for two the third waits whole, single pods run beside it, and it runs when one ends";
@@ -21,13 +20,13 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a group that is asked about again and again before it fits goes to the best nodes all the same";
 };
 
-/// The time in which a group that does not fit is tried four times or more.
+/// The time in which kube-scheduler tries a group that does not fit four times or more.
 const SOME_CYCLES: Duration = Duration::from_millis(5500);
 
 /// The longest time that a pod may wait beside a group that does not fit, from its creation until it runs.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// Memory in GiB with which a pod gets a GPU of 16 GiB, or of 24, for itself.
+/// GiB of a pod that has a GPU of 16 or 24 GiB for itself: two such pods fit on neither.
 const LARGE: &str = "14";
 
 fn asking_for(name: &str, gib: &str) -> PodBuilder {

@@ -17,7 +17,6 @@ use proto::record::GPU_DEVICES;
 use kit::invariants;
 use kit::pods::{Limits, PodBuilder};
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "isolation-limits" => isolation_limits,
         "a pod for HAMi-core finds the limits of each of its devices in its environment, other pods none";
@@ -102,7 +101,7 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.verify().await
 }
 
-/// The variables in a container's environment, which it prints to its log.
+/// The environment of a pod's container `main`, which it prints to its log.
 async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String>> {
     let log = world.log(pod, "main").await?;
     let pairs = log.lines().filter_map(|line| line.split_once('='));
@@ -111,7 +110,7 @@ async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String
         .collect())
 }
 
-/// Checks the limits in the environment of a pod: one for each device that the container sees, in the order of the devices.
+/// Checks the limits in a pod's environment: `bytes_of` the memory of each device that it sees, in their order, and `core`.
 async fn check_limits(
     world: &World,
     pod: &str,

@@ -17,7 +17,6 @@ use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "from-vendor" => from_vendor,
         "installed beside the vendor's plugin while its pods run, then in its place: no GPU is handed out twice";
@@ -30,8 +29,8 @@ pub(super) const MOVING: &str = "moving";
 /// Node of Koordinator, with two GPUs of 16 GiB.
 pub(super) const KOORDINATOR: &str = "koordinator";
 
-/// The UIDs that a node's Device object says kubelet has given devices to.
-fn checkpointed(snapshot: &ClusterSnapshot, node: &str) -> Option<String> {
+/// The annotation of a node's Device object that lists the devices kubelet has allocated, with the UIDs of their pods.
+fn allocations_text(snapshot: &ClusterSnapshot, node: &str) -> Option<String> {
     snapshot
         .devices
         .get(node)?
@@ -45,7 +44,7 @@ async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Resu
     let uids = |pods: &[&Pod]| -> Vec<String> { pods.iter().filter_map(|pod| pod.uid()).collect() };
     let (listed, unlisted) = (uids(listed), uids(unlisted));
     let agrees = |snapshot: &ClusterSnapshot| {
-        let text = checkpointed(snapshot, MOVING).unwrap_or_default();
+        let text = allocations_text(snapshot, MOVING).unwrap_or_default();
         let is_there = |uid: &String| text.contains(uid.as_str());
         (listed.iter().all(is_there) && !unlisted.iter().any(is_there)).then_some(())
     };
@@ -54,7 +53,7 @@ async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Resu
         .await
 }
 
-/// The devices in a container's environment.
+/// The GPUs that the environment of a pod's container `main` names.
 async fn visible_gpus(world: &World, pod: &str) -> Result<Vec<String>> {
     let log = world.log(pod, "main").await?;
     let pod = world.pod(pod)?;
@@ -175,8 +174,8 @@ async fn from_koordinator(world: &mut World) -> Result<()> {
         ];
         let spec = PodBuilder::new(name, &limits).annotated(&record_without_uuid(minor, ratio));
         world.bind_by_hand(spec, KOORDINATOR).await?;
-        // Koordinator's runtime hook sets the container's environment. The testbed does not have the hook, so the checks skip these
-        // pods, whose containers see no device.
+        // Koordinator's runtime hook would set the container's environment. The testbed lacks the hook, so the containers see no
+        // device, and the checks skip these pods.
         world.excused.insert(world.key(name));
     }
     world.until_running(&["koord-0", "koord-1"]).await?;

@@ -17,7 +17,7 @@ pub enum Needs {
 }
 
 impl Needs {
-    /// Why the scenario cannot run on a real cluster with these commands.
+    /// The reason that the scenario cannot run on a real cluster with these commands; `None` if it can.
     pub fn missing(self, commands: &Commands) -> Option<String> {
         match self {
             Self::Testbed(what) => Some(format!("it needs the testbed's own cluster: {what}")),
@@ -75,7 +75,7 @@ const ON_REAL_CLUSTERS: &[(&str, &[Need])] = &[
     ("preemption-in-vain", &[Evict]),
 ];
 
-/// The needs of a scenario, in a file whose scenarios need `usually`.
+/// The needs of a scenario; `usually` are those of its group, which hold unless [`ON_REAL_CLUSTERS`] names the scenario.
 pub(super) fn of(scenario: &str, usually: Needs) -> Needs {
     let found = ON_REAL_CLUSTERS.iter().find(|(name, _)| *name == scenario);
     found.map_or(usually, |(_, needs)| Needs::Commands(needs))

@@ -11,7 +11,6 @@ use super::{ScenarioEntry, World};
 use kit::apiserver::{Fault, Injected, Matching, object};
 use kit::observer::ClusterSnapshot;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "bind-errors" => bind_errors,
         "409, 429, 500 and timeouts of the binding are retried until the pods run";
@@ -30,6 +29,7 @@ async fn bind_errors(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let kinds = [
         Fault::Refuse(409),
+        // With a Retry-After of 1 second.
         Fault::RefuseUntil(429, 1),
         Fault::Refuse(500),
         Fault::DropConnection,
@@ -86,7 +86,7 @@ async fn watches_dropped(world: &mut World) -> Result<()> {
     deletions_need_no_watch(world).await
 }
 
-/// Pods that are made while watches are late are deleted in any case, so that no scenario leaves pods to the next.
+/// The deletion of all pods also finds pods that no watch has shown yet, so that no scenario leaves pods to the next.
 async fn deletions_need_no_watch(world: &mut World) -> Result<()> {
     let late = world.cluster()?.api().faults().hold_watches("pods");
     world.create_many("unseen", 2, &[(GPU_MEM, "1")]).await?;
@@ -131,7 +131,7 @@ async fn bad_bodies(world: &mut World) -> Result<()> {
         for body in ["", "{", "[]", "null", "{\"Pod\":7}", "{\"PodName\":1}", "\u{0}"] {
             let (status, answer) = client.post(&url, body.to_owned()).await?;
             ensure!(
-                says_error(status, &answer),
+                is_error(status, &answer),
                 "{verb} answers {status} to {body:?}: {}",
                 String::from_utf8_lossy(&answer)
             );
@@ -147,8 +147,8 @@ async fn bad_bodies(world: &mut World) -> Result<()> {
     world.until_all_run(&names).await
 }
 
-/// A client error, or an answer whose `Error` says what is wrong.
-fn says_error(status: StatusCode, answer: &[u8]) -> bool {
+/// True for a client error, or an answer whose field `Error` is not empty.
+fn is_error(status: StatusCode, answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     status.is_client_error() || !object::text(&answer, "/Error").is_empty()
 }

@@ -9,7 +9,6 @@ use kit::observer::ClusterSnapshot;
 use kit::parts::ClusterPart;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "kubelet-restarted" => kubelet_restarted,
         "the plugin registers again, running pods keep their GPU, new ones start";
@@ -50,7 +49,7 @@ async fn kubelet_missing(world: &mut World) -> Result<()> {
     world.start_units("after", "1", &node).await.map(|_| ())
 }
 
-/// A GPU falls sick: no pod is placed on it until it is healthy again.
+/// A GPU has XID 79 (it has fallen off the bus): no pod is placed on it until it is healthy again.
 async fn xid_79(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let sick_minor = 0;

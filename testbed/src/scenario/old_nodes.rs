@@ -18,7 +18,6 @@ use kit::pods::PodBuilder;
 
 const OLD: &str = "old-node";
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "old-node" => old_node,
         "a node of the old plugin and pods of the old extender are understood";
@@ -52,8 +51,8 @@ async fn create_old_node(world: &mut World) -> Result<()> {
     .await
 }
 
-/// Waits until the scheduler's own view of a node is as far as the API server's. A refusal by a view that is behind
-/// would stand until the next event of any pod or node: an extender cannot wake kube-scheduler.
+/// Waits until the scheduler's view of a node (`inspect`) meets a condition. A pod that a stale view refuses would wait for
+/// the next event of any pod or node: an extender cannot wake kube-scheduler.
 pub(super) async fn until_extender_shows(
     world: &mut World,
     node: &str,
@@ -85,7 +84,7 @@ pub(super) async fn remove_old_node(world: &mut World) -> Result<()> {
     }
 }
 
-/// A pod with these annotations, which another scheduler places.
+/// A pod with the annotations of a scheduler that has placed it.
 fn placed(name: &str, units: &str, annotations: &BTreeMap<String, String>) -> PodBuilder {
     PodBuilder::units(name, units).annotated(annotations)
 }

@@ -14,7 +14,6 @@ use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "hint-runs-out" => hint_runs_out,
         "a pod that waits for room kept for another is bound when that time is up, in an idle cluster";
@@ -26,9 +25,9 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 const NODE: &str = "n2";
 /// Memory of one GPU of that node.
 const WHOLE: &str = "16";
-/// The time for which the scheduler of the first scenario keeps room.
-const HINT: Duration = Duration::from_secs(3);
-/// Longest time from the opening of room until the pod that waits for it is bound, on a busy machine.
+/// The time for which the scheduler keeps a hint (room for a pod that is not bound yet) in the first scenario.
+const HINT_TTL: Duration = Duration::from_secs(3);
+/// Longest time from the moment at which room becomes free until the pod that waits for it is bound, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn whole(name: &str) -> PodBuilder {
@@ -45,7 +44,7 @@ async fn create_refused(world: &World, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a pod is bound, for which room opens now.
+/// Waits until a pod is bound whose room becomes free now.
 async fn until_bound_soon(world: &World, name: &str) -> Result<()> {
     let key = world.key(name);
     let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
@@ -56,23 +55,23 @@ async fn until_bound_soon(world: &World, name: &str) -> Result<()> {
 
 /// Hints for pods that are never bound run out: the pod that waits for their room is bound.
 async fn hint_runs_out(world: &mut World) -> Result<()> {
-    let lifetime = format!("{}s", HINT.as_secs());
+    let lifetime = format!("{}s", HINT_TTL.as_secs());
     let usual = world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
     let tried = wait_for_hints(world).await;
     world.restart_scheduler_as(usual).await?;
     tried
 }
 
-/// Room is kept for two pods that are never bound, and a third waits for it.
+/// The scheduler keeps hints for two pods that are never bound; a third pod waits until they run out.
 async fn wait_for_hints(world: &mut World) -> Result<()> {
     // A scheduler that has just started makes kube-scheduler retry all refused pods. That retry must be over: else the pod could
     // be bound by it, and not because the hints ran out.
-    sleep(HINT).await;
+    sleep(HINT_TTL).await;
     for name in ["one", "other"] {
         ask_about_pod(world, name).await?;
     }
     create_refused(world, "late").await?;
-    sleep(HINT).await;
+    sleep(HINT_TTL).await;
     until_bound_soon(world, "late").await?;
     world.delete("late").await
 }
@@ -112,7 +111,7 @@ async fn unlisted(world: &mut World) -> Result<()> {
         world.delete(name).await?;
     }
     create_refused(world, "late").await?;
-    // The past changes are gone, so the watch cannot be resumed: the scheduler lists all pods and never sees the two pods' deletions.
+    // The changes are compacted away, so the scheduler cannot resume its watch: it lists all pods and sees no deletion.
     objects.compact();
     faults.drop_watches_of(SCHEDULER_USER, "pods");
     drop(held);

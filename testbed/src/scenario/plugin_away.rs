@@ -21,7 +21,7 @@ const NODE: &str = "n1";
 /// The pods that come while the plugin is replaced, one after the other.
 const N_PODS: usize = 36;
 
-/// The time between the creations of two of these pods.
+/// The time between the creations of two pods while the plugin is replaced.
 const PACE: Duration = Duration::from_millis(160);
 
 /// The time that a plugin has to end.
@@ -36,10 +36,10 @@ const N_KEPT: usize = 12;
 /// The time for which a plugin is away after it has died.
 const AWAY: Duration = Duration::from_secs(2);
 
-/// The most pods that may fail by a death that the scheduler has to find out, and by each later one.
-const MOST_FAILED: (usize, usize) = (N_KEPT, 3);
+/// The most pods that may fail by the first death, before the scheduler has found out about it, and by each later death.
+const MOST_FAILED_AT_FIRST: usize = N_KEPT;
+const MOST_FAILED_LATER: usize = 3;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "plugin-replaced" => plugin_replaced,
         "a plugin that is replaced while pods come and go loses none of them";
@@ -75,8 +75,8 @@ async fn plugin_replaced(world: &mut World) -> Result<()> {
 
 /// The plugin dies several times while a controller keeps its pods: few pods fail by each death.
 async fn plugin_dies(world: &mut World) -> Result<()> {
-    let mut kept = Kept::default();
-    kept.until_running(world, N_KEPT / 3).await?;
+    let mut controlled = ControlledPods::default();
+    controlled.until_running(world, N_KEPT / 3).await?;
     for death in 0..N_DEATHS {
         // A real kubelet writes node status every ten seconds, and until then kube-scheduler counts the devices as they were.
         let status = Matching::anything()
@@ -86,38 +86,43 @@ async fn plugin_dies(world: &mut World) -> Result<()> {
             .name(|name| name == NODE);
         let late = world.cluster()?.api().faults().inject(status, Fault::Refuse(503));
         world.node(NODE)?.remove_plugin().await;
-        let before = kept.n_failed;
+        let before = controlled.n_failed;
         // No pod can start without the plugin, so this wait always lasts for AWAY, the time of its absence.
-        let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
+        let _ = timeout(AWAY, controlled.until_running(world, N_KEPT)).await;
         world.node(NODE)?.start_plugin(&[])?;
-        let _ = timeout(AWAY, kept.until_running(world, N_KEPT)).await;
+        let _ = timeout(AWAY, controlled.until_running(world, N_KEPT)).await;
         late.remove();
-        kept.count_failed(world);
-        let n_failed = kept.n_failed - before;
-        let most = if death == 0 { MOST_FAILED.0 } else { MOST_FAILED.1 };
+        controlled.drop_failed(world);
+        let n_failed = controlled.n_failed - before;
+        let most = if death == 0 {
+            MOST_FAILED_AT_FIRST
+        } else {
+            MOST_FAILED_LATER
+        };
         ensure!(
             n_failed <= most,
             "death {death} of the plugin has cost {n_failed} pods, more than {most}"
         );
-        kept.delete_some(world, N_KEPT / 2).await?;
+        controlled.delete_some(world, N_KEPT / 2).await?;
     }
-    kept.until_running(world, N_KEPT).await
+    controlled.until_running(world, N_KEPT).await
 }
 
-/// Pods that are replaced when they fail, so that their number stays the same, as a controller does it.
+/// Pods whose number this keeps as a controller does: another pod for each that fails.
 #[derive(Debug, Default)]
-struct Kept {
+struct ControlledPods {
     /// The pods that are not known to have failed.
     names: Vec<String>,
+    /// The pods that were created so far.
     n_made: usize,
     n_failed: usize,
 }
 
-impl Kept {
-    /// Makes pods until `n` run, another for each that fails.
+impl ControlledPods {
+    /// Creates pods until `n_wanted` run, another for each that fails.
     async fn until_running(&mut self, world: &World, n_wanted: usize) -> Result<()> {
         loop {
-            self.count_failed(world);
+            self.drop_failed(world);
             while self.names.len() < n_wanted {
                 let name = format!("kept-{}", self.n_made);
                 world.create(spec(&name)).await?;
@@ -141,8 +146,8 @@ impl Kept {
         }
     }
 
-    /// Counts the pods that have failed.
-    fn count_failed(&mut self, world: &World) {
+    /// Takes the pods that have failed out of `names`, and adds their number to `n_failed`.
+    fn drop_failed(&mut self, world: &World) {
         let snapshot = world.observer.now();
         let n_before = self.names.len();
         self.names.retain(|name| {
@@ -154,7 +159,7 @@ impl Kept {
         self.n_failed += n_before - self.names.len();
     }
 
-    /// Deletes `n`, as a controller that is scaled down.
+    /// Deletes this number of pods, as a controller that is scaled down.
     async fn delete_some(&mut self, world: &World, n_pods: usize) -> Result<()> {
         for _ in 0..n_pods.min(self.names.len()) {
             let name = self.names.pop().context("no pod is kept")?;

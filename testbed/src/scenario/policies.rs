@@ -8,7 +8,6 @@ use serde_json::json;
 use super::{ScenarioEntry, World};
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "overrides-denied" => overrides_denied,
         "pods that decide what they see, or whose hints cannot be read, are refused in the same words with webhooks and without";

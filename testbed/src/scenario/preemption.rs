@@ -16,7 +16,6 @@ use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_class(world):
     "preemption" => one_gpu_is_freed,
         "a full cluster makes room for an important pod: the pods of one GPU go, and it runs there";
@@ -28,12 +27,12 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_class(wo
         "where no GPU can be freed, no pod goes";
 };
 
-/// The delay of the scheduler's watch.
+/// The time for which the scheduler's watch shows nothing.
 const BEHIND: Duration = Duration::from_secs(5);
 
 const IMPORTANT: i32 = 1000;
 
-/// The class of pods of that priority.
+/// The `PriorityClass` of pods of that priority.
 const CLASS: &str = "gpushare-e2e-important";
 
 /// A pod of a percentage of one GPU; it has the class of important pods if its priority is theirs.
@@ -71,7 +70,7 @@ async fn fill_all_gpus(world: &World) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The node and the minor number of each of these pods that has its place.
+/// The name of each pod, with its node and the minor number of its GPU; `None` for a pod without a record.
 fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>)> {
     names
         .iter()
@@ -114,6 +113,7 @@ async fn until_one_gpu_has_changed_hands(
     Ok(())
 }
 
+/// Every GPU is full of pods of a quarter: the important pod asks for half a GPU, so two pods of one GPU must go.
 async fn one_gpu_is_freed(world: &mut World) -> Result<()> {
     let low = places(world, &fill_all_gpus(world).await?);
     world.create(share("high", 50, IMPORTANT)).await?;
@@ -125,8 +125,6 @@ async fn watch_is_behind(world: &mut World) -> Result<()> {
     let names = fill_all_gpus(world).await?;
     let low = places(world, &names);
     let faults = world.cluster()?.api().faults();
-    // Only the extender's watch stops. kube-scheduler sees the victims go and calls the filter again while the
-    // extender still counts them.
     let held = faults.hold_watches_of(SCHEDULER_USER, "pods");
     world.create(share("high", 50, IMPORTANT)).await?;
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();

@@ -1,9 +1,9 @@
 //! Scenarios on a node with a real GPU: `testbed e2e --real-gpus`. Each ends with a text and figures, for a table like that of
 //! `docs/nvidia.md`.
 //!
-//! Their pods run `gpu-probe` (`testbed/gpu-probe`), which shows and uses a container's GPU by CUDA. The scenarios see what the API
-//! server shows, the plugin's log and metrics included; of the node itself they read the directory of CDI specs and the kernel's log,
-//! each in a pod. Tests run them on the testbed's own cluster up to CUDA, for which a stand-in answers there, and then no scenario
+//! Their pods run `gpu-probe` (`testbed/gpu-probe`), which shows and uses a container's GPU by CUDA. The scenarios read what the
+//! API server shows, the plugin's log and metrics included; pods read the node's CDI specs and the kernel's log.
+//! Tests run them on the testbed's own cluster up to CUDA, for which a stand-in answers there, and then no scenario
 //! counts as passed.
 
 use std::time::Instant;
@@ -94,13 +94,13 @@ fn needs(name: &str) -> Needs {
     }
 }
 
-/// The end of a scenario.
+/// The outcome of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuOutcome {
-    /// All of it was seen on a GPU.
+    /// All that the scenario promises was seen on a GPU.
     Passed,
-    /// Something was seen that should not be.
+    /// A check has failed.
     Failed,
     /// It could not run, or not up to its end; it does not count as passed.
     NotRun,
@@ -113,7 +113,7 @@ pub struct GpuResult {
     pub scenario: &'static str,
     /// [`GpuScenario::about`].
     pub tried: &'static str,
-    /// Its end.
+    /// Passed, failed, or not run.
     pub outcome: GpuOutcome,
     /// The observation, or the reason that it failed or did not run.
     pub result: String,
@@ -126,7 +126,7 @@ pub struct GpuResult {
 /// The results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuReport {
-    /// The node that the scenarios ran on; none if there was no GPU for them.
+    /// The versions of the node that the scenarios ran on; `None` if no GPU was found for them.
     pub versions: Option<NodeVersions>,
     /// One result for each scenario.
     pub results: Vec<GpuResult>,
@@ -167,7 +167,7 @@ pub struct GpuOptions {
     pub node: Option<String>,
     /// The image that has `gpu-probe`.
     pub image: String,
-    /// True if simulated GPUs will do, on which no scenario counts as passed.
+    /// True if simulated GPUs are accepted, on which no scenario counts as passed.
     pub simulated: bool,
     /// Times that the pods' programs are given.
     pub times: ProgramTimes,
@@ -176,13 +176,13 @@ pub struct GpuOptions {
 /// Times that programs are given, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProgramTimes {
-    /// From the creation of the first of several pods that compute side by side until all begin.
+    /// The time from the creation of the first of several pods that compute side by side until all begin.
     pub ready: u64,
-    /// For which they compute.
+    /// The time for which they compute.
     pub compute: u64,
-    /// The latest begin of one of them after the others.
+    /// The latest that one of them may begin after the others.
     pub latest: f64,
-    /// Before a program faults, in which the node's plugin lists its process: it lists the processes every 15 s.
+    /// The time before a program faults: in it the node's plugin, which lists processes every 15 s, lists the program.
     pub listed: u64,
 }
 

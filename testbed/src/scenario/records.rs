@@ -23,7 +23,6 @@ use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "records-forged" => records_forged,
         "records of pods that ask for nothing, and pods bound without the scheduler, take no GPU from others";
@@ -33,17 +32,18 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "records are written by the scheduler and the plugin, and pods that have some stay changeable";
 };
 
-/// The policy, and where it lies in `deploy/`.
-const POLICY: (&str, &str) = ("gpushare-records", "base/record-admission.yaml");
+/// The admission policy that guards records, and its file in `deploy/`.
+const POLICY: &str = "gpushare-records";
+const POLICY_FILE: &str = "base/record-admission.yaml";
 /// Longest time until a record that was removed is there again, on a busy machine.
 const AGAIN: Duration = Duration::from_secs(20);
-fn record(minors: &[u32]) -> BTreeMap<String, String> {
+fn forged_record(minors: &[u32]) -> BTreeMap<String, String> {
     let gpu = |minor: &u32| json!({"minor": minor, "resources": {"koordinator.sh/gpu-memory": "80Gi", "koordinator.sh/gpu-core": 100}});
     let gpus: Vec<Value> = minors.iter().map(gpu).collect();
     [(DEVICE_ALLOCATED.to_owned(), json!({"gpu": gpus}).to_string())].into()
 }
 
-/// Puts a pod on a node as its author can with `nodeName`; returns its UID.
+/// Binds a pod past the scheduler, as its author can with `nodeName`; the checks skip it. Returns its UID.
 async fn bind_by_hand(world: &mut World, spec: PodBuilder, node: &str) -> Result<String> {
     let pod = world.bind_by_hand(spec, node).await?;
     world.excused.insert(world.key(&pod.name_any()));
@@ -54,17 +54,17 @@ async fn bind_by_hand(world: &mut World, spec: PodBuilder, node: &str) -> Result
 async fn records_forged(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     let minors: Vec<u32> = (0..).take(node.units.len()).collect();
-    let mut without = Vec::new();
+    let mut without_devices = Vec::new();
     for (name, minors) in [("names-nothing-there", &[99][..]), ("names-all", &minors)] {
-        let spec = PodBuilder::new(name, &[("cpu", "1m")]).annotated(&record(minors));
-        without.push(bind_by_hand(world, spec, &node.name).await?);
+        let spec = PodBuilder::new(name, &[("cpu", "1m")]).annotated(&forged_record(minors));
+        without_devices.push(bind_by_hand(world, spec, &node.name).await?);
     }
     let core_alone = PodBuilder::new("core-alone", &[(GPU_CORE, "50")]);
-    without.push(bind_by_hand(world, core_alone, &node.name).await?);
+    without_devices.push(bind_by_hand(world, core_alone, &node.name).await?);
     world
         .until_running(&["names-nothing-there", "names-all", "core-alone"])
         .await?;
-    until_reported(world, &node.name, &without).await?;
+    until_reported(world, &node.name, &without_devices).await?;
     let names: Vec<String> = (0..node.units.len()).map(|idx| format!("full-{idx}")).collect();
     let mut units = node.units.clone();
     units.sort_unstable();
@@ -84,7 +84,7 @@ async fn records_forged(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a pod whose GPU the scheduler does not know is charged to one GPU only, and the others stay free.
+/// Checks that the scheduler charges a pod whose GPU it does not know to one GPU only, so that the others stay free.
 async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     bind_by_hand(world, PodBuilder::units("direct", 1), node).await?;
     // The pod is charged to the GPU with the most room.
@@ -105,7 +105,7 @@ async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the Device object of a node says that these pods were given nothing.
+/// Waits until the Device object of a node lists these pods as pods to which kubelet has given no device.
 async fn until_reported(world: &mut World, node: &str, uids: &[String]) -> Result<()> {
     let reported = |snapshot: &ClusterSnapshot| {
         let text = snapshot
@@ -157,7 +157,7 @@ fn version(pod: &Pod) -> Option<u64> {
     pod.resource_version()?.parse().ok()
 }
 
-/// Waits until a pod, in a later version than this, has as much of a record as before, on the same GPU; returns it.
+/// Waits until a pod, in a later version than `removed`, has all annotations of its record again, for the same GPU; returns them.
 async fn until_whole(
     world: &World,
     name: &str,
@@ -218,19 +218,19 @@ async fn records_guarded(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     bind_by_hand(
         world,
-        PodBuilder::new("before", &[("cpu", "1m")]).annotated(&record(&[0])),
+        PodBuilder::new("before", &[("cpu", "1m")]).annotated(&forged_record(&[0])),
         &node.name,
     )
     .await?;
     world.until_running(&["before"]).await?;
     let cluster = world.cluster()?;
-    let path = cluster.deploy().join(POLICY.1);
+    let path = cluster.deploy().join(POLICY_FILE);
     manifests::apply_file(cluster.client(), &path).await?;
     let alice = user_client(cluster.api(), cluster.dir(), "alice", &[]).await?;
     let tried = try_accounts(world, &alice).await;
     let api = world.cluster()?.api().objects().clone();
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
-        api.delete(plural, "", POLICY.0, None)?;
+        api.delete(plural, "", POLICY, None)?;
     }
     world.delete("before").await?;
     world.excused.clear();
@@ -250,36 +250,30 @@ async fn try_accounts(world: &mut World, alice: &Client) -> Result<()> {
         other => bail!("{what}: {other:?}"),
     };
     let forged = PodBuilder::new("forged", &[("cpu", "1m")])
-        .annotated(&record(&[0]))
+        .annotated(&forged_record(&[0]))
         .pod()?;
     refused(
         "a pod with a record",
         pods.create(&PostParams::default(), &forged).await,
     )?;
-    let change = async |status: bool, annotations: Value| {
-        let (params, patch) = (
-            PatchParams::default(),
-            Patch::Merge(json!({"metadata": {"annotations": annotations}})),
-        );
-        if status {
-            pods.patch_status("before", &params, &patch).await
-        } else {
-            pods.patch("before", &params, &patch).await
-        }
-    };
+    let params = PatchParams::default();
+    let change = |annotations: Value| Patch::Merge(json!({"metadata": {"annotations": annotations}}));
     refused(
         "a record that is changed",
-        change(false, json!({DEVICE_ALLOCATED: "{}"})).await,
+        pods.patch("before", &params, &change(json!({DEVICE_ALLOCATED: "{}"})))
+            .await,
     )?;
     refused(
         "a record that is removed",
-        change(false, json!({DEVICE_ALLOCATED: null})).await,
+        pods.patch("before", &params, &change(json!({DEVICE_ALLOCATED: null})))
+            .await,
     )?;
     refused(
         "a record by way of status",
-        change(true, json!({MEM_IDX: "1"})).await,
+        pods.patch_status("before", &params, &change(json!({MEM_IDX: "1"})))
+            .await,
     )?;
-    change(false, json!({"note": "anything"}))
+    pods.patch("before", &params, &change(json!({"note": "anything"})))
         .await
         .context("a pod with a record is no longer changeable")?;
     let served = world.start(PodBuilder::units("served", 2)).await?;

@@ -11,7 +11,6 @@ use kit::invariants;
 use kit::pods::{Limits, PodBuilder};
 use kit::vendor_plugin::NVIDIA_GPU;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "request-forms" => request_forms,
         "every form of request, with webhooks and without: it runs on the right number of devices, or is refused with its rule";
@@ -23,7 +22,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 
 use Expected::{Refused, Runs, Waits};
 
-/// A form: name, limits, the result without webhooks and with them.
+/// A form of request: the pod's name and limits, and its expected result without webhooks and with them.
 type RequestForm = (&'static str, &'static Limits<'static>, Expected, Expected);
 
 const UNSERVED: &str = "but not for koordinator.sh/gpu.shared";
@@ -167,7 +166,12 @@ async fn request_forms(world: &mut World) -> Result<()> {
 
 /// The expected result of a form in this cluster, which has webhooks or not.
 fn expected_of(world: &World, form: &RequestForm) -> Expected {
-    if world.has_webhooks { form.3 } else { form.2 }
+    let (_, _, without_webhooks, with_webhooks) = *form;
+    if world.has_webhooks {
+        with_webhooks
+    } else {
+        without_webhooks
+    }
 }
 
 /// Creates a pod with the limits of one form, and checks that it runs, is refused or waits as [`FORMS`] says for this cluster.
@@ -180,7 +184,7 @@ async fn try_form(world: &World, form: &RequestForm) -> Result<()> {
     }
 }
 
-/// Checks that a running pod requests what it limits, and no resource by its old name, which only a webhook can have replaced.
+/// Checks that a running pod's requests equal its limits, and that the webhook has replaced each old resource name.
 fn check_names(pod: &k8s_openapi::api::core::v1::Pod) -> Result<()> {
     for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
         let resources = container.resources.clone().unwrap_or_default();

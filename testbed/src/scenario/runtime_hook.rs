@@ -1,4 +1,5 @@
-//! The container runtime asks our plugin before it makes a container: the record decides, with any choice of the vendor's plugin.
+//! The container runtime asks our plugin before it creates a container (NRI): the container gets the GPUs of its pod's record,
+//! although the vendor's plugin may have chosen others.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -12,13 +13,12 @@ use super::{DEADLINE, ScenarioEntry, World};
 use kit::invariants::{self, VISIBLE_DEVICES};
 use kit::vendor_plugin::NVIDIA_GPU;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "runtime-hook" => runtime_hook,
         "containers get the GPUs of their records although the vendor's plugin chose others";
 };
 
-/// Node whose container runtime has plugins.
+/// Node whose container runtime calls NRI plugins.
 pub(super) const HOOKED: &str = "hooked";
 
 /// Whole GPUs by the vendor's plugin: each container sees the GPUs of its record, though kubelet gave its pod others.
@@ -44,7 +44,7 @@ async fn runtime_hook(world: &mut World) -> Result<()> {
     pinned_by_its_author(world).await
 }
 
-/// A pod that was bound by hand and chose its GPU itself: the Device object shows what it sees, not what kubelet thinks.
+/// A pod that was bound by hand and names its GPU in a variable: the Device object lists that GPU, not the one kubelet allocated.
 async fn pinned_by_its_author(world: &mut World) -> Result<()> {
     world.excused.insert(world.key("pinned"));
     let pin = world.node(HOOKED)?.gpus().first().context("no GPU")?.uuid.clone();
@@ -69,8 +69,8 @@ async fn pinned_by_its_author(world: &mut World) -> Result<()> {
     let uid = pod.uid().unwrap_or_default();
     let shows = |snapshot: &kit::observer::ClusterSnapshot| {
         let device = snapshot.devices.get(HOOKED)?;
-        let checkpoints = KubeletAllocations::read(device.annotations()).ok()??;
-        checkpoints
+        let allocations_by_plugin = KubeletAllocations::read(device.annotations()).ok()??;
+        allocations_by_plugin
             .entries
             .iter()
             .any(|entry| entry.pod_uid == uid && entry.device_ids == [pin.clone()])
@@ -84,7 +84,7 @@ async fn pinned_by_its_author(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Waits until our plugin has registered with the runtime `n` times.
+/// Waits until our plugin has registered with the container runtime this number of times.
 async fn until_registered(world: &mut World, times: usize) -> Result<()> {
     let kubelet = world.node(HOOKED)?.kubelet();
     ensure!(

@@ -13,7 +13,6 @@ use kit::kube_scheduler::SchedulingOutcome;
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "sampled-nodes" => sampled_nodes,
         "a pod that one of 502 nodes has room for is tried again until kube-scheduler asks about that node";
@@ -22,6 +21,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 /// Nodes without room: kube-scheduler looks for 230 of 502 that fit, so the pod's node, the last but one by name, is in the
 /// third sample. Its first refusal changes the pod's condition, and that change makes kube-scheduler try again.
 const N_FULL: u32 = 500;
+/// The refusals of the first two samples.
 const N_REFUSALS: usize = 2;
 
 const GPUS_OF_FULL: u32 = 8;
@@ -48,6 +48,7 @@ fn full_node(name: &str) -> Value {
     json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}, "status": status})
 }
 
+/// The Device object of such a node.
 fn full_device(name: &str) -> Value {
     let resources = json!({GPU_MEMORY: format!("{GIB_OF_FULL}Gi"), GPU_CORE: "100", GPU_MEMORY_RATIO: "100"});
     let gpu = |minor: u32| json!({"type": "gpu", "id": format!("GPU-{name}-{minor}"), "minor": minor, "health": true, "resources": resources});
@@ -62,7 +63,7 @@ async fn create_full_nodes(world: &mut World) -> Result<()> {
         objects.create("nodes", full_node(&name))?;
         objects.create(DEVICES, full_device(&name))?;
     }
-    // Watches show objects in the order in which they were created, so the last one stands for all.
+    // Watches show objects in the order of their creation: with the last node, the extender knows all.
     until_extender_shows(world, &full_node_name(N_FULL - 1), "all nodes", |node| {
         node.get("totalGPU")
             .and_then(Value::as_u64)

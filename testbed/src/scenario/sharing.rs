@@ -1,4 +1,4 @@
-//! Actions of users: every form of request, refusals, waiting, coming and going.
+//! Actions of users: requests of every form, refused requests, pods that wait for room, and pods that come and go.
 
 use anyhow::{Result, ensure};
 use kube::ResourceExt;
@@ -8,7 +8,6 @@ use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARE
 use super::{ScenarioEntry, World};
 use kit::pods::{Limits, PodBuilder};
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "gpushare-pod" => gpushare_pod,
         "memory units on one GPU, with gpushare's variables and annotations";
@@ -165,7 +164,7 @@ async fn refusals(world: &mut World) -> Result<()> {
     world.start_units("sound", "1", &node.name).await.map(|_| ())
 }
 
-/// Pods fill the node and go, four times: the room of pods that end is found each time.
+/// Pods fill the node and are deleted, four times: each round of pods finds the room of the one before.
 async fn coming_and_going(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     for round in 0..4 {
@@ -187,7 +186,7 @@ async fn coming_and_going(world: &mut World) -> Result<()> {
     world.clear().await
 }
 
-/// A pod that fits no single GPU waits although the sum would do, and runs when a pod has gone.
+/// A pod that fits no single GPU waits although the free memory of all GPUs together suffices, and runs when a pod has gone.
 async fn waiting_for_room(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     for (idx, units) in node.units.iter().enumerate() {
@@ -197,7 +196,7 @@ async fn waiting_for_room(world: &mut World) -> Result<()> {
             .await?;
         ensure!(rest == 2, "GPU {idx} of {} is too small for this", node.name);
     }
-    // Two units are left on each GPU. kube-scheduler's own fit check adds them up and passes the pod; only the extender refuses it.
+    // Two units are left on each GPU: their sum passes kube-scheduler's own fit check, so that only the extender refuses the pod.
     world.create_units("waits", "3", &node.name).await?;
     world.until_refused("waits", "not enough free GPU memory").await?;
     world.verify().await?;

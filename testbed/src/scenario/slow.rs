@@ -1,4 +1,4 @@
-//! A scheduler that is stopped, and clients that send slowly: the delay for everything else.
+//! A scheduler that is stopped, and clients that send slowly: pods are still created and placed in time.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,6 @@ use tower::Service;
 use super::{DEADLINE, ScenarioEntry, World, breaking};
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "scheduler-hangs" => scheduler_hangs,
         "while the scheduler stands still pods are made within seconds, and others than GPU pods are placed";
@@ -22,11 +21,11 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 
 /// GPU pods that wait for the scheduler that stands still.
 const N_WAITING: usize = 2;
-/// Longest time for making one of them: two webhooks of 2 s, and a second.
+/// Longest time for creating one of them: the timeouts of two webhooks (2 s each), and a second.
 const MADE: Duration = Duration::from_secs(5);
 /// Longest time until a pod without GPUs runs: `httpTimeout` (3 s) for each attempt before it, and as much again.
 const PLACED: Duration = Duration::from_secs(6 * N_WAITING as u64);
-/// Three times as many as there are places for reviews, and fewer than the webhooks have connections.
+/// Three times as many clients as the webhooks answer at one time, and fewer than they accept connections.
 const N_SLOW: usize = 96;
 /// Connections that begin at the same time: unfinished TLS handshakes have a quarter of all places.
 const N_HANDSHAKES: usize = 16;

@@ -8,7 +8,7 @@ use kit::cluster::{ClusterSpec, NodeSetup, RuntimeSpec, WebhookSpec};
 
 /// The longest wait of the scheduling loop between two attempts, shorter than the default of ten seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
-/// The shortest that the scheduler accepts.
+/// The lifetime of certificates on the stage `webhooks`: the shortest that the scheduler accepts.
 const LIFETIME: &str = "10s";
 
 /// The testbed clusters that scenarios run on.
@@ -26,11 +26,11 @@ pub enum ScenarioStage {
     Webhooks,
     /// With webhooks, and the extender over TLS, for several replicas of the scheduler.
     Replicas,
-    /// Without a scheduler of its own, for a second kube-scheduler with two pods.
+    /// For scenarios that replace the scheduler, for a while, by a second kube-scheduler with two pods, or add 500 nodes.
     Second,
     /// Nodes of many kinds, each for one scenario or two.
     Mixed,
-    /// Machines whose devices are near to one another or far apart.
+    /// Machines whose GPUs and adapters are at known PCIe switches and NUMA nodes.
     Topology,
 }
 

@@ -20,16 +20,15 @@ use super::{ScenarioEntry, World};
 use kit::pod_fields::device_record;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: [&[ScenarioEntry]; 3] =
     [joint::SCENARIOS, hints::SCENARIOS, partitions::SCENARIOS];
 
-/// Why a node is refused that has no partition, or no devices that are close enough.
+/// The filter's reason for a node that has no free partition of the size, or no devices that are close enough.
 const APART: &str = "devices that belong together";
-/// Why a node is refused whose devices of another type do not do.
+/// The filter's reason for a node whose devices of another type than GPU do not suffice.
 const NO_DEVICE: &str = "devices of another type";
 
-/// A pod with annotations in JSON.
+/// The pod with these annotations, each with its value as JSON.
 fn annotated(spec: PodBuilder, annotations: &[(&str, Value)]) -> PodBuilder {
     let annotations: BTreeMap<String, String> = annotations
         .iter()

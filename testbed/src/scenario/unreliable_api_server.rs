@@ -19,7 +19,6 @@ use kit::observer::{ClusterSnapshot, reason_not_running};
 use kit::parts::ClusterPart;
 use kit::pod_fields::{is_running, phase};
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "requests-refused" => requests_refused,
         "every third request of both daemons gets 429, 500 or 504, their starts included: all pods run, no GPU is overfull";
@@ -41,7 +40,7 @@ const LIFETIME: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(3);
 /// The time in which a late watch sends what it has held back.
 const CATCH_UP: Duration = Duration::from_millis(50);
-/// The refusal of a pod for which no GPU has room.
+/// The filter's reason for a pod for which no GPU has room.
 const NO_ROOM: &str = "not enough free GPU memory on any one GPU";
 /// The users whose requests and watches meet the faults.
 const DAEMONS: [&str; 2] = [SCHEDULER_USER, PLUGIN_USER];
@@ -51,6 +50,7 @@ async fn requests_refused(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let mut injected = Vec::new();
     for user in DAEMONS {
+        // The 429 has a Retry-After of 1 second.
         for fault in [Fault::RefuseUntil(429, 1), Fault::Refuse(500), Fault::Refuse(504)] {
             let some = Matching::anything().user(user).percent(13);
             injected.push(faults.inject(some, fault));
@@ -106,7 +106,7 @@ async fn watches_late(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Does something while the API server misbehaves again and again.
+/// Runs `doing` to its end while `misbehaviour`, a loop without an end, makes the API server fail.
 async fn done_while(
     doing: impl Future<Output = Result<()>> + Send,
     misbehaviour: impl Future<Output = ()> + Send,
@@ -117,7 +117,7 @@ async fn done_while(
     }
 }
 
-/// Watches that send bookmarks only show nothing: pods that need news wait, and none is placed wrongly.
+/// Watches send bookmarks, but no change of an object: pods that wait for a change stay pending, and none is placed wrongly.
 async fn bookmarks_only(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let names = fill(world, "old").await?;

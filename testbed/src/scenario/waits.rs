@@ -11,7 +11,6 @@ use kit::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "volume-wait" => volume_wait,
         "a pod whose volumes are bound slowly keeps its GPU against later pods, and is bound";
@@ -19,8 +18,8 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a pod that waits in Permit keeps its GPU for as long as it is nominated to the node";
 };
 
-/// The time for which the scheduler of these scenarios keeps room for a pod that does not wait.
-const HINT: Duration = Duration::from_secs(1);
+/// The time for which the scheduler of these scenarios keeps a hint: room for a pod that is not bound yet.
+const HINT_TTL: Duration = Duration::from_secs(1);
 
 /// The milliseconds that the first pod waits.
 const WAIT: &str = "5000";
@@ -53,7 +52,7 @@ async fn permit_wait(world: &mut World) -> Result<()> {
 /// A pod waits for its binding for longer than the scheduler keeps a hint. A later pod must not get its GPU, and runs once
 /// the first is gone.
 async fn keeps_its_gpu(world: &mut World, waiting: PodBuilder) -> Result<()> {
-    let lifetime = format!("{}s", HINT.as_secs());
+    let lifetime = format!("{}s", HINT_TTL.as_secs());
     let usual = world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
     let tried = try_pods(world, waiting).await;
     world.restart_scheduler_as(usual).await?;
@@ -65,10 +64,10 @@ async fn try_pods(world: &World, waiting: PodBuilder) -> Result<()> {
     world.start(asking("first", "8")).await?;
     world.create(waiting).await?;
     // By now the hint has run out, and only the nomination or the bound claim can keep the GPU for the pod.
-    sleep(HINT * 2).await;
+    sleep(HINT_TTL * 2).await;
     ensure!(node_of(&world.pod("waiting")?).is_none(), "the pod does not wait");
     world.create(large("later")).await?;
-    // On a busy machine the first pod may be bound before this one is looked at: the refusal says then that no room is left.
+    // On a busy machine the waiting pod may be bound before kube-scheduler tries this one: the reason is the same.
     world
         .until_refused("later", "not enough free GPU memory on any one GPU")
         .await?;

@@ -21,13 +21,13 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// The plan of one wave.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// First part of its pods' names.
+    /// The prefix of the names of its pods.
     pub prefix: String,
     /// Number of its pods; each asks for one memory unit.
     pub n_pods: usize,
-    /// The part that is killed.
+    /// The part that is killed; `None` in a wave without a fault.
     pub kill: Option<ClusterPart>,
-    /// The number of pods that are bound when it is killed.
+    /// The number of pods that are bound when the part is killed.
     pub n_bound: usize,
 }
 
@@ -116,7 +116,7 @@ fn is_settled(pod: &Pod) -> bool {
 
 /// Counts the pods of a wave that ran, failed or are stuck, and the violations that remain.
 async fn count_results(world: &World, keys: &[String]) -> Result<Wave> {
-    // Watches run ahead of each other: a difference that another watch explains in a moment is not wrong.
+    // The watches of pods and Devices are not in step: a violation counts only if it lasts.
     let violations =
         |snapshot: &ClusterSnapshot| invariants::held_amounts(snapshot, &invariants::NONE_EXCUSED).violations;
     let agree = |snapshot: &ClusterSnapshot| violations(snapshot).is_empty().then_some(());

@@ -14,7 +14,6 @@ use kit::cluster::webhooks::{CONFIGURATION, SECRET};
 use kit::kube_scheduler::SchedulingOutcome;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "webhooks-away" => webhooks_away,
         "without the scheduler pods are made at once all the same, and run when it is back unless they break a rule";
@@ -24,11 +23,11 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "certificates that last seconds are renewed under load without an error, and the authority stays";
 };
 
-/// Longest that making a pod may take while no webhook answers.
+/// Longest time for creating a pod while no webhook answers.
 const AT_ONCE: Duration = Duration::from_secs(2);
-/// The number of certificates to wait for.
+/// The number of new certificates to wait for.
 const N_RENEWALS: usize = 2;
-/// Both kinds of webhook configurations.
+/// The resources of both kinds of webhook configurations.
 const KINDS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 
 /// Pods that the webhooks would refuse, and the words with which the filter does.
@@ -129,8 +128,8 @@ async fn uncounted_refused(world: &mut World) -> Result<()> {
     made.map(drop)
 }
 
-/// One entry of the Secret with the scheduler's certificates, in base64.
-fn secret_entry(world: &mut World, part: &str) -> Result<String> {
+/// The entry `key` of the Secret with the scheduler's certificates, in base64.
+fn secret_entry(world: &mut World, key: &str) -> Result<String> {
     let secret = world
         .cluster()?
         .api()
@@ -138,7 +137,7 @@ fn secret_entry(world: &mut World, part: &str) -> Result<String> {
         .get("secrets", "gpushare-system", SECRET)?;
     Ok(secret
         .pointer("/data")
-        .and_then(|data| data.get(part))
+        .and_then(|data| data.get(key))
         .and_then(Value::as_str)
         .unwrap_or_default()
         .to_owned())
@@ -194,7 +193,7 @@ async fn certificates_renewed(world: &mut World) -> Result<()> {
     loaded
 }
 
-/// Makes and deletes pods, and asks the extender over new connections, until certificates have changed often enough.
+/// Creates and deletes pods, and asks the extender over new connections, until there were [`N_RENEWALS`] new certificates.
 async fn load_while_renewed(world: &mut World) -> Result<()> {
     let (authority, trusted) = (secret_entry(world, "ca.crt")?, ca_bundles(world)?);
     let mut certificate = secret_entry(world, "tls.crt")?;

@@ -99,7 +99,7 @@ impl World {
         Self { commands, ..self }
     }
 
-    /// Runs a scenario, checks every invariant when it is through, and deletes its pods; a daemon that ends by itself is an error.
+    /// Runs a scenario, checks every invariant at its end, and deletes its pods; a daemon that ends by itself is an error.
     pub async fn run(&mut self, scenario: &Scenario) -> Result<()> {
         let Some(cluster) = &self.cluster else {
             return self.run_and_verify(scenario).await;
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// Removes the namespace and the pods of the scenarios, and returns the testbed's cluster.
+    /// Removes the namespace and the pods of the scenarios, and returns the testbed's cluster, if it is one.
     pub async fn end(self) -> Result<Option<LocalCluster>> {
         self.clear().await?;
         let namespaces: Api<Namespace> = Api::all(self.client.0.clone());
@@ -172,7 +172,7 @@ impl World {
         cluster.context("this needs the testbed's own cluster")
     }
 
-    /// A node of the testbed's cluster.
+    /// A node of the testbed's cluster; an error on a real cluster.
     pub(super) fn node(&mut self, name: &str) -> Result<&mut SimulatedNode> {
         self.cluster()?.node(name)
     }
@@ -292,7 +292,7 @@ impl World {
         self.until(&format!("{name} to start again"), again).await
     }
 
-    /// Waits until a pod's condition says why it is not scheduled, in words that hold `fragment`.
+    /// Waits until the message of a pod's condition `PodScheduled` contains `fragment`, as the reason that it is not scheduled.
     pub(super) async fn until_refused(&self, name: &str, fragment: &str) -> Result<()> {
         let key = self.key(name);
         let says_so = |snapshot: &ClusterSnapshot| {
@@ -303,7 +303,7 @@ impl World {
             .await
     }
 
-    /// Tries a pod that breaks a rule: it is refused in these words, when it is made where there are webhooks, else by the filter.
+    /// Creates a pod that breaks a rule, and checks that a webhook, or else the filter, refuses it in these words.
     pub(super) async fn until_breaks_rule(&self, spec: PodBuilder, words: &str) -> Result<()> {
         match self.create(spec).await {
             Ok(pod) if self.has_webhooks => bail!("{} was made although it breaks a rule", pod.name_any()),
@@ -370,7 +370,7 @@ impl World {
         Ok(record.into_iter().map(|(minor, _)| minor).collect())
     }
 
-    /// Checks that the variable which container `main` printed last names the devices of its pod's record, in that order.
+    /// Checks that `variable`, as container `main` printed it last, lists the devices of type `kind` in the pod's record.
     pub(super) async fn ensure_shown(&self, name: &str, kind: &str, variable: &str) -> Result<()> {
         let record = device_record(&self.pod(name)?).unwrap_or_default();
         let devices = record.get(kind).into_iter().flatten();
@@ -383,7 +383,7 @@ impl World {
         Ok(())
     }
 
-    /// Binds a pod as its author or another scheduler can, past gpushare's.
+    /// Creates a pod and binds it to a node past the scheduler, as its author or another scheduler can.
     pub(super) async fn bind_by_hand(&mut self, spec: PodBuilder, node: &str) -> Result<Pod> {
         let pod = self.pods.create(&spec.scheduler(NO_SCHEDULER)).await?;
         let (name, namespace) = (pod.name_any(), self.namespace.clone());
@@ -405,7 +405,8 @@ impl World {
 
     /// Checks every invariant on the API server's current objects.
     pub(super) async fn verify(&self) -> Result<()> {
-        // The observer's three watches are not in step with each other. The testbed's own API server can be read at one moment instead, so a difference between pods and Devices is a real one.
+        // The observer's three watches are not in step. The testbed's API server is read at one moment instead, so a difference
+        // between pods and Devices is a real one.
         let mut snapshot = match &self.cluster {
             Some(cluster) => ClusterSnapshot::of(cluster.api().objects()),
             None => self.observer.now(),
@@ -425,7 +426,6 @@ impl World {
         }
     }
 
-    /// Deletes every pod of the namespace and waits until they are gone.
     pub(super) async fn clear(&self) -> Result<()> {
         self.clear_within(DEADLINE).await
     }
@@ -486,7 +486,6 @@ impl World {
         Ok(names)
     }
 
-    /// Waits until all of these pods run.
     pub(super) async fn until_all_run(&self, names: &[String]) -> Result<()> {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.until_running(&names).await

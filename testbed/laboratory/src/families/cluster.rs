@@ -19,7 +19,7 @@ use crate::replay::world::ReplayInput;
 use kit::command::value_name;
 use kit::dice::dice;
 
-/// The kinds.
+/// A kind of cluster and workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Family {
     /// Shares of a few sizes, until the cluster is full.
@@ -80,16 +80,16 @@ pub enum AllocationMeasure {
 pub struct MadeCluster {
     /// Nodes and pods.
     pub world: ReplayInput,
-    /// The measure of a policy on this cluster.
+    /// The figure by which policies are compared on this cluster.
     pub measure: AllocationMeasure,
 }
 
 /// Pods of one mix that arrive one after the other.
 struct LoadPhase {
     mix: Mix,
-    /// The demand that they come to, in percent of the cluster: all of them together, or those that are there at a time.
+    /// The GPUs that the pods ask for, in percent of the cluster's: all pods together, or those that are there at one time.
     percent: i64,
-    /// The length of the phase in mean stays; `None` for pods that never leave.
+    /// The length of the phase, as a multiple of [`STAY`]; `None` if its pods never leave.
     stays: Option<i64>,
 }
 
@@ -100,7 +100,7 @@ const STAY: i64 = 100_000;
 const GPUS: usize = 8;
 
 impl LoadPhase {
-    /// A phase of pods that stay for ever, until they ask for so many percent of the cluster.
+    /// A phase of pods that never leave; it ends when they ask for this percentage of the cluster's GPUs.
     fn new(mix: Mix, percent: i64) -> Self {
         Self {
             mix,
@@ -109,12 +109,12 @@ impl LoadPhase {
         }
     }
 
-    /// A phase of pods that stay, and one of other pods, until both together ask for more than there is.
+    /// A phase of pods that never leave, and one of other pods, until both together ask for 130 % of the cluster's GPUs.
     fn then(mix: Mix, percent: i64, other: Mix) -> Vec<Self> {
         vec![Self::new(mix, percent), Self::new(other, 130 - percent)]
     }
 
-    /// A phase of pods that come and go, with so many percent of the cluster in demand on average.
+    /// A phase of pods that come and go, and ask for this percentage of the cluster's GPUs on average, for `stays` mean stays.
     fn turning(mix: Mix, percent: i64, stays: i64) -> Self {
         Self {
             mix,
@@ -134,13 +134,13 @@ impl Family {
     pub fn make(self, number: u64, seed: u64) -> Result<MadeCluster> {
         let mut dice = dice(number, &[&self.name()]);
         let cpu_of_gpu = one_of(&[6000, 8000, 12_000, 16_000], &mut dice);
-        let habits = MixRules {
+        let rules = MixRules {
             cpu_of_gpu,
             most_gpus: GPUS,
             cpu_percent: (30, 90),
         };
-        let nodes = self.nodes(habits, &mut dice);
-        let phases = self.phases(habits, &mut dice);
+        let nodes = self.nodes(rules, &mut dice);
+        let phases = self.phases(rules, &mut dice);
         let capacity: i64 = nodes
             .iter()
             .map(|node| i64::try_from(node.gpus).unwrap_or(0) * WHOLE)
@@ -163,7 +163,7 @@ impl Family {
     }
 
     /// The nodes of a made cluster.
-    fn nodes(self, habits: MixRules, dice: &mut StdRng) -> Vec<NodeRow> {
+    fn nodes(self, rules: MixRules, dice: &mut StdRng) -> Vec<NodeRow> {
         let n = match self {
             Self::Mixed1 => 1,
             Self::Mixed3 => 3,
@@ -177,9 +177,9 @@ impl Family {
                 Self::Unequal => (
                     // Half of all GPUs or more are on nodes of eight, as in real clusters.
                     one_of(&[1, 2, 4, 8, 8], dice),
-                    habits.cpu_of_gpu * dice.random_range(50..=150) / 100,
+                    rules.cpu_of_gpu * dice.random_range(50..=150) / 100,
                 ),
-                _ => (GPUS, habits.cpu_of_gpu),
+                _ => (GPUS, rules.cpu_of_gpu),
             };
             let all = i64::try_from(gpus).unwrap_or(0);
             let model = "made".to_owned();
@@ -195,15 +195,15 @@ impl Family {
     }
 
     /// The phases of load that the family puts on its cluster one after the other.
-    fn phases(self, habits: MixRules, dice: &mut StdRng) -> Vec<LoadPhase> {
+    fn phases(self, rules: MixRules, dice: &mut StdRng) -> Vec<LoadPhase> {
         let mixed = |dice: &mut StdRng| {
             let percent = dice.random_range(20..=50);
-            Mix::of_shares(habits, dice).with(Mix::of_whole(habits, dice), percent)
+            Mix::of_shares(rules, dice).with(Mix::of_whole(rules, dice), percent)
         };
         match self {
-            Self::Shares => vec![LoadPhase::new(Mix::of_shares(habits, dice), 130)],
-            Self::AnyShares => vec![LoadPhase::new(Mix::of_any(habits, dice), 130)],
-            Self::Whole => vec![LoadPhase::new(Mix::of_whole(habits, dice), 130)],
+            Self::Shares => vec![LoadPhase::new(Mix::of_shares(rules, dice), 130)],
+            Self::AnyShares => vec![LoadPhase::new(Mix::of_any(rules, dice), 130)],
+            Self::Whole => vec![LoadPhase::new(Mix::of_whole(rules, dice), 130)],
             Self::Mixed1
             | Self::Mixed3
             | Self::Mixed20
@@ -217,51 +217,44 @@ impl Family {
             Self::ShortOfCpu => {
                 let greedy = MixRules {
                     cpu_percent: (40, 220),
-                    ..habits
+                    ..rules
                 };
                 let plain = dice.random_range(20..=60);
-                let mix = Mix::of_shares(greedy, dice).with(Mix::of_whole(habits, dice), 30);
-                vec![LoadPhase::new(mix.with(Mix::of_plain(habits, dice), plain), 130)]
+                let mix = Mix::of_shares(greedy, dice).with(Mix::of_whole(rules, dice), 30);
+                vec![LoadPhase::new(mix.with(Mix::of_plain(rules, dice), plain), 130)]
             }
             Self::DaemonSetsThenNodes => {
                 let first = dice.random_range(20..=50);
-                LoadPhase::then(
-                    Mix::of_one(WHOLE, habits, dice),
-                    first,
-                    Mix::of_nodes(habits, dice),
-                )
+                LoadPhase::then(Mix::of_one(WHOLE, rules, dice), first, Mix::of_nodes(rules, dice))
             }
             Self::ShareThenNodes => {
                 let (first, milli) = (
                     dice.random_range(8..=50),
                     one_of(&[50, 100, 200, 250, 300, 400, 500, 600], dice),
                 );
-                LoadPhase::then(
-                    Mix::of_one(milli, habits, dice),
-                    first,
-                    Mix::of_nodes(habits, dice),
-                )
+                LoadPhase::then(Mix::of_one(milli, rules, dice), first, Mix::of_nodes(rules, dice))
             }
             Self::SharesThenNodes => {
                 let first = dice.random_range(10..=60);
-                LoadPhase::then(Mix::of_shares(habits, dice), first, Mix::of_nodes(habits, dice))
+                LoadPhase::then(Mix::of_shares(rules, dice), first, Mix::of_nodes(rules, dice))
             }
             Self::PlainThenNodes => {
                 let (first, plain) = (dice.random_range(10..=60), dice.random_range(20..=70));
                 let modest = MixRules {
                     cpu_percent: (10, 40),
-                    ..habits
+                    ..rules
                 };
-                let shares = Mix::of_shares(modest, dice).with(Mix::of_plain(habits, dice), plain);
+                let shares = Mix::of_shares(modest, dice).with(Mix::of_plain(rules, dice), plain);
                 LoadPhase::then(shares, first, Mix::of_nodes(modest, dice))
             }
             Self::WholeThenShares => {
                 let first = dice.random_range(20..=70);
-                LoadPhase::then(Mix::of_whole(habits, dice), first, Mix::of_shares(habits, dice))
+                LoadPhase::then(Mix::of_whole(rules, dice), first, Mix::of_shares(rules, dice))
             }
             Self::TurnoverThenNodes | Self::LongTurnoverThenNodes => {
+                // The mean stay is fixed: for stays twice as long, the phases are half as long.
                 let stays = if self == Self::TurnoverThenNodes { 2 } else { 1 };
-                let (shares, nodes) = (Mix::of_shares(habits, dice), Mix::of_nodes(habits, dice));
+                let (shares, nodes) = (Mix::of_shares(rules, dice), Mix::of_nodes(rules, dice));
                 let (first, then) = (dice.random_range(40..=80), dice.random_range(20..=40));
                 // The two mixes are blended by demand: a pod of a whole node asks for more than a pod of a share.
                 let both = blend(&shares, then, nodes, 110 - then);
@@ -272,7 +265,7 @@ impl Family {
             }
             Self::Turnover => vec![LoadPhase::turning(mixed(dice), dice.random_range(85..=120), 4)],
             Self::DayAndNight => {
-                let (day, night) = (Mix::of_shares(habits, dice), Mix::of_whole(habits, dice));
+                let (day, night) = (Mix::of_shares(rules, dice), Mix::of_whole(rules, dice));
                 let load = dice.random_range(80..=110);
                 (0..3)
                     .flat_map(|_| {
@@ -293,11 +286,11 @@ fn one_of<T: Copy + Default>(values: &[T], dice: &mut StdRng) -> T {
 
 /// A mix of two others whose demands are in the proportion of these amounts.
 fn blend(one: &Mix, amount: i64, other: Mix, other_amount: i64) -> Mix {
-    let (n, n_other) = (
+    let (n_pods, n_others) = (
         real(amount) / real(one.mean()),
         real(other_amount) / real(other.mean()),
     );
-    let percent = u32::try_from(floor(100.0 * n_other / (n + n_other)).clamp(1, 99)).unwrap_or(50);
+    let percent = u32::try_from(floor(100.0 * n_others / (n_pods + n_others)).clamp(1, 99)).unwrap_or(50);
     one.clone().with(other, percent)
 }
 
@@ -331,7 +324,7 @@ fn pods(phases: &[LoadPhase], capacity: i64, dice: &mut StdRng) -> Vec<TracePod>
                 gpus: size.gpus,
                 gpu_milli: size.milli,
                 models: String::new(),
-                is_vendor: size.is_vendor,
+                wants_vendor_resource: size.wants_vendor_resource,
                 created: Some(floor(now)),
                 deleted: phase
                     .stays

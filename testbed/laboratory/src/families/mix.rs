@@ -12,7 +12,7 @@ const SHARES: [i64; 14] = [50, 80, 100, 120, 150, 200, 250, 300, 330, 400, 500, 
 /// The numbers of whole GPUs of one pod, and the relative frequency of each.
 const WHOLES: [(usize, u32); 4] = [(1, 60), (2, 20), (4, 12), (8, 8)];
 /// Host memory that a node has for each of its GPUs, in MiB.
-const MEMORY_OF_GPU: i64 = 64 << 10;
+const HOST_MIB_PER_GPU: i64 = 64 << 10;
 
 /// The request of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct PodSize {
     /// Host memory in MiB.
     pub memory_mib: i64,
     /// True if it asks for its whole GPUs by a vendor's resource, such as `nvidia.com/gpu`.
-    pub is_vendor: bool,
+    pub wants_vendor_resource: bool,
 }
 
 /// Sizes of pods, each with its relative frequency.
@@ -45,52 +45,52 @@ pub struct MixRules {
 }
 
 impl PodSize {
-    /// GPU thousandths in all.
+    /// The thousandths of a GPU that the pod asks for, over all its GPUs.
     pub fn demand(&self) -> i64 {
         i64::try_from(self.gpus).unwrap_or(0) * self.milli
     }
 
     /// A size of pods with GPUs; CPU and memory are drawn by the rules of the mix.
-    fn of(gpus: usize, milli: i64, habits: MixRules, dice: &mut StdRng) -> Self {
+    fn of(gpus: usize, milli: i64, rules: MixRules, dice: &mut StdRng) -> Self {
         let demand = i64::try_from(gpus).unwrap_or(0) * milli;
-        let part = dice.random_range(habits.cpu_percent.0..=habits.cpu_percent.1);
-        let cpu_milli = (demand * habits.cpu_of_gpu * part / (100 * WHOLE)).max(100);
+        let part = dice.random_range(rules.cpu_percent.0..=rules.cpu_percent.1);
+        let cpu_milli = (demand * rules.cpu_of_gpu * part / (100 * WHOLE)).max(100);
         Self {
             gpus,
             milli,
             cpu_milli,
             // Half of the host memory that belongs to its GPUs: no pod fails for want of host memory.
-            memory_mib: MEMORY_OF_GPU * demand / (2 * WHOLE),
-            is_vendor: false,
+            memory_mib: HOST_MIB_PER_GPU * demand / (2 * WHOLE),
+            wants_vendor_resource: false,
         }
     }
 }
 
 impl Mix {
-    /// A mix of one size of share.
-    pub fn of_one(milli: i64, habits: MixRules, dice: &mut StdRng) -> Self {
-        Self(vec![(PodSize::of(1, milli, habits, dice), 1)])
+    /// A mix in which all pods ask for the same part of one GPU, or for one whole GPU.
+    pub fn of_one(milli: i64, rules: MixRules, dice: &mut StdRng) -> Self {
+        Self(vec![(PodSize::of(1, milli, rules, dice), 1)])
     }
 
     /// A mix of three to five sizes of shares.
-    pub fn of_shares(habits: MixRules, dice: &mut StdRng) -> Self {
+    pub fn of_shares(rules: MixRules, dice: &mut StdRng) -> Self {
         let n = dice.random_range(3..=5);
         let share = |_| {
             let milli = SHARES.choose(dice).copied().unwrap_or(WHOLE);
-            (PodSize::of(1, milli, habits, dice), dice.random_range(1..=4))
+            (PodSize::of(1, milli, rules, dice), dice.random_range(1..=4))
         };
         Self((0..n).map(share).collect())
     }
 
     /// A mix of pods with one to eight whole GPUs.
-    pub fn of_whole(habits: MixRules, dice: &mut StdRng) -> Self {
-        let fitting = WHOLES.iter().filter(|(n, _)| *n <= habits.most_gpus);
+    pub fn of_whole(rules: MixRules, dice: &mut StdRng) -> Self {
+        let fitting = WHOLES.iter().filter(|(n, _)| *n <= rules.most_gpus);
         Self(
             fitting
-                .map(|(n, often)| {
+                .map(|(n, weight)| {
                     (
-                        PodSize::of(*n, WHOLE, habits, dice),
-                        often * dice.random_range(50..=200) / 100,
+                        PodSize::of(*n, WHOLE, rules, dice),
+                        weight * dice.random_range(50..=200) / 100,
                     )
                 })
                 .collect(),
@@ -98,30 +98,30 @@ impl Mix {
     }
 
     /// A mix of pods with as many GPUs as the largest node has.
-    pub fn of_nodes(habits: MixRules, dice: &mut StdRng) -> Self {
-        Self(vec![(PodSize::of(habits.most_gpus, WHOLE, habits, dice), 1)])
+    pub fn of_nodes(rules: MixRules, dice: &mut StdRng) -> Self {
+        Self(vec![(PodSize::of(rules.most_gpus, WHOLE, rules, dice), 1)])
     }
 
     /// A mix of all parts of one GPU from 5 to 100 %, equally frequent.
-    pub fn of_any(habits: MixRules, dice: &mut StdRng) -> Self {
+    pub fn of_any(rules: MixRules, dice: &mut StdRng) -> Self {
         Self(
             (5..=100)
-                .map(|percent| (PodSize::of(1, percent * PERCENT, habits, dice), 1))
+                .map(|percent| (PodSize::of(1, percent * PERCENT, rules, dice), 1))
                 .collect(),
         )
     }
 
     /// A mix of pods that ask for no GPU.
-    pub fn of_plain(habits: MixRules, dice: &mut StdRng) -> Self {
+    pub fn of_plain(rules: MixRules, dice: &mut StdRng) -> Self {
         let plain = |_| {
-            let cpu_milli = habits.cpu_of_gpu * dice.random_range(5..=50) / 100;
+            let cpu_milli = rules.cpu_of_gpu * dice.random_range(5..=50) / 100;
             (
                 PodSize {
                     gpus: 0,
                     milli: 0,
                     cpu_milli,
-                    memory_mib: MEMORY_OF_GPU / 8,
-                    is_vendor: false,
+                    memory_mib: HOST_MIB_PER_GPU / 8,
+                    wants_vendor_resource: false,
                 },
                 1,
             )
@@ -129,15 +129,15 @@ impl Mix {
         Self((0..3).map(plain).collect())
     }
 
-    /// This mix with a percentage of pods of another.
+    /// This mix, in which `percent` of the pods are of another mix instead.
     #[must_use]
     pub fn with(self, other: Self, percent: u32) -> Self {
-        let (own, others) = (self.n(), other.n());
-        let scaled = |mix: Self, by: u32| mix.0.into_iter().map(move |(size, often)| (size, often * by));
+        let (own_weight, other_weight) = (self.total_weight(), other.total_weight());
+        let scaled = |mix: Self, by: u32| mix.0.into_iter().map(move |(size, weight)| (size, weight * by));
         Self(
             // The weights of the two mixes have different sums, so each mix is scaled by the other's sum.
-            scaled(self, others * (100 - percent))
-                .chain(scaled(other, own * percent))
+            scaled(self, other_weight * (100 - percent))
+                .chain(scaled(other, own_weight * percent))
                 .collect(),
         )
     }
@@ -146,18 +146,18 @@ impl Mix {
     #[must_use]
     pub fn by_vendor(mut self) -> Self {
         for (size, _) in &mut self.0 {
-            size.is_vendor = size.gpus > 0 && size.milli == WHOLE;
+            size.wants_vendor_resource = size.gpus > 0 && size.milli == WHOLE;
         }
         self
     }
 
-    /// A random pod of this mix; `None` if it has no sizes.
+    /// A random size, in proportion to the weights; `None` if the mix has no sizes.
     pub fn draw(&self, dice: &mut StdRng) -> Option<PodSize> {
-        let mut at = dice.random_range(0..self.n().max(1));
-        let found = self.0.iter().find(|(_, often)| {
-            let is_here = at < *often;
-            at = at.saturating_sub(*often);
-            is_here
+        let mut left = dice.random_range(0..self.total_weight().max(1));
+        let found = self.0.iter().find(|(_, weight)| {
+            let is_drawn = left < *weight;
+            left = left.saturating_sub(*weight);
+            is_drawn
         });
         found.map(|(size, _)| *size)
     }
@@ -167,13 +167,13 @@ impl Mix {
         let sum: i64 = self
             .0
             .iter()
-            .map(|(size, often)| size.demand() * i64::from(*often))
+            .map(|(size, weight)| size.demand() * i64::from(*weight))
             .sum();
-        floor(real(sum) / real(i64::from(self.n().max(1)))).max(1)
+        floor(real(sum) / real(i64::from(self.total_weight().max(1)))).max(1)
     }
 
     /// The sum of the weights of all sizes.
-    fn n(&self) -> u32 {
-        self.0.iter().map(|(_, often)| often).sum()
+    fn total_weight(&self) -> u32 {
+        self.0.iter().map(|(_, weight)| weight).sum()
     }
 }

@@ -1,4 +1,4 @@
-//! A server that reads requests and gives all of them one answer: the lower bound of any extender on the same machine.
+//! A server that reads requests and gives all of them one answer: no extender on the same machine can answer sooner.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ impl Baseline {
     pub(super) async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        // The scheduler sets TCP_NODELAY too; without it Nagle's algorithm would slow the bound alone.
+        // The scheduler sets TCP_NODELAY too; without it Nagle's algorithm would slow this server alone.
         let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
         let serving = axum::serve(listener, Router::new().route("/", post(answer)));
         Ok(Self {

@@ -20,7 +20,7 @@ use kit::http_client::HttpClient;
 /// Most binds under way at one time.
 const CONCURRENCY: usize = 64;
 
-/// The pause between two bursts of binds; each burst sends as many as are due by then.
+/// The pause between two bursts of binds; each burst sends all binds that the rate demands by then.
 const BEAT: Duration = Duration::from_millis(5);
 
 /// Binds in the background; they end when this is dropped.
@@ -55,7 +55,7 @@ impl Churn {
         }
     }
 
-    /// Binds per second so far, and how many have failed.
+    /// Successful binds per second so far, and the number of failed ones.
     pub(super) fn rate(&self) -> (f64, u64) {
         let bound = u32::try_from(self.counts.bound.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
         (
@@ -74,7 +74,7 @@ async fn run(
     counts: Arc<ChurnCounts>,
 ) -> Result<()> {
     let (client, permits) = (HttpClient::new(), Arc::new(Semaphore::new(CONCURRENCY)));
-    let mut there: VecDeque<String> = VecDeque::new();
+    let mut bound_pods: VecDeque<String> = VecDeque::new();
     let (report, mut reported) = unbounded_channel();
     let mut beats = interval(BEAT);
     // A late tick sends all binds that are due, so that missed ticks need no repetition.
@@ -92,12 +92,12 @@ async fn run(
             let bind = fleet::pending_pod(&objects, &name, n_begun % n_nodes)?;
             n_begun += 1;
             while let Ok(bound) = reported.try_recv() {
-                there.push_back(bound);
+                bound_pods.push_back(bound);
             }
             // Without deletion the nodes would fill up, and the filter that is measured would find less and
             // less room.
-            while there.len() > 4 * n_nodes as usize
-                && let Some(oldest) = there.pop_front()
+            while bound_pods.len() > 4 * n_nodes as usize
+                && let Some(oldest) = bound_pods.pop_front()
             {
                 objects.delete("pods", fleet::NAMESPACE, &oldest, Some(0))?;
             }

@@ -1,7 +1,7 @@
 //! A cluster of objects: nodes of eight GPUs as the plugin reports them, and pods as the scheduler binds them.
 //!
-//! This makes the objects and puts them into the testbed's API server; `schedule` creates the same ones on a
-//! real one.
+//! This file makes the objects and puts them into the testbed's API server; `schedule` creates the same objects
+//! on a real API server.
 
 use anyhow::{Context, Result};
 use proto::record::{
@@ -19,10 +19,9 @@ const GIB_OF_GPU: u32 = 16;
 pub(super) const DEVICES: &str = "devices.scheduling.koordinator.sh";
 pub(super) const NAMESPACE: &str = "default";
 
-/// Most pods that are bound to one node before the measurement: one for each GPU, with half of it.
+/// Most pods that are bound to one node before the measurement: one for each GPU, which holds half of that GPU.
 pub(super) const MOST_PODS: u32 = GPUS;
 
-/// The name of a node.
 pub(super) fn node_name(idx: u32) -> String {
     format!("node-{idx:05}.example.com")
 }
@@ -95,7 +94,7 @@ pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     let (node, minor) = (node_name(idx % n_nodes), idx / n_nodes % GPUS);
     let units = GIB_OF_GPU / 2;
     let mut pod = pod(&format!("bound-{idx:06}"), &units.to_string());
-    // 600 bytes are about what the annotations add to the pod.
+    // The annotations below add about 600 bytes to the pod.
     let size = pod.to_string().len() + 600;
     let mut annotations = record(&node, minor, units, u64::from(idx));
     // Real pods carry environment, volumes and managed fields: the scheduler has to read past them.
@@ -106,7 +105,7 @@ pub(super) fn bound_pod(idx: u32, n_nodes: u32, bytes: usize) -> Value {
     pod
 }
 
-/// The annotations that the scheduler writes into a pod which it gives so many GiB of a GPU.
+/// The annotations that the scheduler writes into a pod to which it gives `gib` of a GPU; `nanos` keeps the assume times apart.
 pub(super) fn record(node: &str, minor: u32, gib: u32, nanos: u64) -> Value {
     let resources =
         json!({GPU_MEMORY: format!("{gib}Gi"), GPU_MEMORY_RATIO: (100 * gib / GIB_OF_GPU).to_string()});

@@ -5,9 +5,9 @@ use anyhow::Result;
 use super::filter::FilterMeasurement;
 use crate::plot::{self, Axis, Curve, CurvePanel, grouped};
 
-/// The number of names that clusters of several sizes are compared by, if it was measured: what kube-scheduler
-/// samples of 5,000 nodes.
-const SAMPLED: u32 = 500;
+/// The number of node names in a request by which clusters of several sizes are compared, if it was measured: as many as
+/// kube-scheduler samples by default in a cluster of 5,000 nodes.
+const N_SAMPLED_NAMES: u32 = 500;
 /// The legend of the latency plots: where each curve was measured.
 const MEASURED_BY: [&str; 3] = [
     "seen by the client",
@@ -26,7 +26,7 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Result<Vec<(String, Strin
         if one.nodes == largest.nodes {
             in_largest.push(one);
         }
-        if one.names == SAMPLED {
+        if one.names == N_SAMPLED_NAMES {
             sampled.push(one);
         }
         if one.names == largest.names {
@@ -41,9 +41,9 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Result<Vec<(String, Strin
     let (n_names, alike) = if sampled.is_empty() {
         (largest.names, of_as_many_names)
     } else {
-        (SAMPLED, sampled)
+        (N_SAMPLED_NAMES, sampled)
     };
-    let (nodes, pods) = (counted(largest.nodes), counted(largest.pods));
+    let (nodes, pods) = (with_commas(largest.nodes), with_commas(largest.pods));
     let mut plots = Vec::new();
     if in_largest.len() > 1 {
         let title = format!("Filter by names in the request: {nodes} nodes, {pods} pods");
@@ -53,7 +53,7 @@ pub(super) fn plots(measured: &[FilterMeasurement]) -> Result<Vec<(String, Strin
     if alike.len() > 1 {
         let title = format!(
             "Filter by nodes of the cluster: requests of {} names",
-            counted(n_names)
+            with_commas(n_names)
         );
         let svg = latencies(&title, "nodes of the cluster", &alike, n_nodes)?;
         plots.push(("latency-by-nodes".to_owned(), svg));
@@ -72,7 +72,7 @@ fn n_nodes(measured: &FilterMeasurement) -> f64 {
     f64::from(measured.nodes)
 }
 
-/// Median and 99th percentile over a size, both logarithmic.
+/// Plots median and 99th percentile over a size of the measurement, on logarithmic axes.
 fn latencies(
     title: &str,
     x_label: &str,
@@ -82,6 +82,7 @@ fn latencies(
     let (mut medians, mut slowest) = (vec![Curve::default(); 3], vec![Curve::default(); 3]);
     for one in measured {
         let x = size(one);
+        // The arrays have the median first, and the 99th percentile at 2, of the daemon at 1.
         let of_one = [one.millis[0], one.floor_millis[0], one.daemon_millis[0]];
         push(&mut medians, x, of_one);
         let of_one = [one.millis[2], one.floor_millis[2], one.daemon_millis[1]];
@@ -102,10 +103,11 @@ fn latencies(
     plot::curves(title, (x_label, "milliseconds"), &MEASURED_BY, &panels)
 }
 
-/// Resident memory, and the time from the start of the process until it is ready.
+/// Plots resident memory, and the time from the process's start until it is ready, over the nodes of the cluster.
 fn memory_and_start(clusters: &[&FilterMeasurement]) -> Result<String> {
     let (mut memory, mut start) = (vec![Curve::default(); 2], vec![Curve::default()]);
     for one in clusters {
+        // Resident memory when the scheduler was ready, and at the end.
         push(&mut memory, n_nodes(one), [one.rss_mib[0], one.rss_mib[1]]);
         push(&mut start, n_nodes(one), [one.ready_seconds]);
     }
@@ -122,7 +124,7 @@ fn memory_and_start(clusters: &[&FilterMeasurement]) -> Result<String> {
     }
     let most = clusters.iter().max_by_key(|one| one.nodes);
     let (nodes, pods) = most.map_or((0, 0), |most| (most.nodes, most.pods));
-    let (nodes, pods) = (counted(nodes), counted(pods));
+    let (nodes, pods) = (with_commas(nodes), with_commas(pods));
     let title = format!("Memory and start by nodes of the cluster: up to {nodes} nodes with {pods} pods");
     let legend = ["when it is ready", "after all questions"];
     plot::curves(&title, ("nodes of the cluster", ""), &legend, &panels)
@@ -154,7 +156,7 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     (least.max(1e-4).min(greatest.max(1e-4)), greatest.max(1e-4))
 }
 
-fn counted(n: u32) -> String {
+fn with_commas(n: u32) -> String {
     grouped(f64::from(n))
 }
 

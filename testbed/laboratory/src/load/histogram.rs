@@ -37,7 +37,7 @@ impl Histogram {
         Self(lines.filter_map(bucket).collect())
     }
 
-    /// The requests since an earlier state.
+    /// The requests since an earlier state of the histogram.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         let count = |bound| earlier.0.get(bound).copied().unwrap_or(0);
         Self(
@@ -59,7 +59,7 @@ impl Histogram {
         for (bound, n) in &self.0 {
             if float(*n) >= wanted && *n > n_below {
                 let part = (wanted - float(n_below)) / float(n - n_below);
-                // The buckets say nothing about requests above the last bound.
+                // The bucket `+Inf` says only that requests took longer than the bound before it.
                 return if *bound > 1 << 40 {
                     millis(below)
                 } else {

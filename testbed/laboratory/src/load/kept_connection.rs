@@ -15,6 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct KeptConnection {
     stream: BufReader<TcpStream>,
+    /// The line of an answer's head that was read last.
     head: String,
     body: Vec<u8>,
 }
@@ -44,7 +45,7 @@ impl KeptConnection {
     /// Sends a request and waits for the whole answer, which must be a 200.
     pub(super) fn ask(&mut self, wire: &[u8]) -> Result<&[u8]> {
         self.stream.get_mut().write_all(wire)?;
-        self.line()?;
+        self.read_line()?;
         ensure!(
             self.head.split(' ').nth(1) == Some("200"),
             "the answer is {:?}",
@@ -52,7 +53,7 @@ impl KeptConnection {
         );
         let mut length = None;
         loop {
-            self.line()?;
+            self.read_line()?;
             match self.head.trim().split_once(':') {
                 None => break,
                 Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
@@ -70,8 +71,8 @@ impl KeptConnection {
         Ok(&self.body)
     }
 
-    /// Reads one line of the answer's head.
-    fn line(&mut self) -> Result<()> {
+    /// Reads the next line of the answer's head into `head`.
+    fn read_line(&mut self) -> Result<()> {
         self.head.clear();
         if self.stream.read_line(&mut self.head)? == 0 {
             bail!("the connection is closed");

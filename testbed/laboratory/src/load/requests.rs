@@ -30,8 +30,9 @@ pub(super) struct PreparedRequests {
     pods: Vec<(String, String)>,
     /// kube-scheduler's list of nodes: every name once, in quotes.
     names: Vec<String>,
-    /// The index in the list at which the next request begins.
+    /// The index in `names` at which the next request begins.
     start: usize,
+    /// Requests made so far: each pod's shape and UID follow from it.
     n_asked: usize,
 }
 
@@ -50,7 +51,7 @@ impl PreparedRequests {
         })
     }
 
-    /// The next request, by a new pod, about the next `n_names` nodes of the list.
+    /// The bytes of the next filter request: about a new pod, and the next `n_names` nodes of the list.
     pub(super) fn next(&mut self, n_names: usize) -> Result<Vec<u8>> {
         // Each request has a pod with a new UID: the scheduler keeps room for a pod that it has answered before.
         let (before, after) = self
@@ -71,7 +72,7 @@ impl PreparedRequests {
     }
 }
 
-/// A pod as JSON, without its UID.
+/// A pod as JSON of about `bytes`: the text before its UID, and the text after it.
 fn pod(limits: &Limits<'_>, bytes: usize) -> Result<(String, String)> {
     const UID: &str = "UID-OF-THE-POD";
     let mut pod: Value = serde_json::to_value(PodBuilder::new("asked", limits).pod()?)?;

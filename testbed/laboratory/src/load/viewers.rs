@@ -1,4 +1,4 @@
-//! Clients that read the view of all nodes, one answer after the other, while something else is measured.
+//! Clients that read the extender's view of all nodes (`inspect`), one answer after the other, during a measurement.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// Views in the background; they end when this is dropped.
+/// Clients in the background; they end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Viewers {
     counts: Arc<ViewerCounts>,

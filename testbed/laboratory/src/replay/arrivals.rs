@@ -9,9 +9,9 @@ use super::world::{ReplayInput, ReplayPod};
 /// The arrival of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The index of the pod that it is, or that it is a copy of.
+    /// The index of the arriving pod in [`ReplayInput::pods`]; a copy has the index of its original.
     pub pod: usize,
-    /// Its own name.
+    /// The name of the pod or of the copy, unique in the run.
     pub name: Box<str>,
 }
 
@@ -54,9 +54,9 @@ pub fn shuffled(world: &ReplayInput, seed: u64, demand: Option<i64>) -> Vec<Arri
 /// All pods in the order of the list, once each.
 pub fn recorded(world: &ReplayInput) -> Vec<Arrival> {
     let pods = world.pods.iter().enumerate();
-    pods.map(|(pod, of)| Arrival {
-        pod,
-        name: of.name.clone(),
+    pods.map(|(idx, pod)| Arrival {
+        pod: idx,
+        name: pod.name.clone(),
     })
     .collect()
 }

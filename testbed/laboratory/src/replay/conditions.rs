@@ -19,7 +19,7 @@ const CONFIGURATION: &str = include_str!(concat!(
     "/../../deploy/attach/kube-scheduler/kube-scheduler-config.yaml"
 ));
 
-/// The conditions that have a name.
+/// The sets of conditions that have a name; docs/replay.md explains them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NamedConditions {
     /// As in the paper: every pod goes through the extender, all nodes are looked at, ties go by an order fixed for the run.
@@ -60,9 +60,9 @@ pub enum PlainPods {
 pub struct RunConditions {
     /// The name in the results.
     pub label: String,
-    /// The number of nodes that are looked at.
+    /// The number of nodes that kube-scheduler looks at for a pod.
     pub sampling: SampleSize,
-    /// The choice among equal nodes.
+    /// The choice among nodes of equal score.
     pub ties: TieRule,
     /// The placement of pods that ask for no device.
     pub plain_pods: PlainPods,
@@ -71,13 +71,13 @@ pub struct RunConditions {
 /// Settings that replace those of a named condition.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Overrides {
-    /// Nodes that kube-scheduler looks at, in place of the condition's: stock, all, or a percentage.
+    /// Nodes that kube-scheduler looks at, in place of those of P, A or S (--condition): stock, all, or a percentage.
     #[arg(long, value_name = "NODES")]
     pub sampling: Option<SampleSize>,
-    /// Choice among equal nodes, in place of the condition's.
+    /// Choice among nodes of equal score, in place of that of P, A or S (--condition).
     #[arg(long, value_enum)]
     pub ties: Option<TieRule>,
-    /// Placement of pods without GPUs, in place of the condition's.
+    /// Placement of pods without GPUs, in place of that of P, A or S (--condition).
     #[arg(long, value_enum)]
     pub cpu_pods: Option<PlainPods>,
 }
@@ -114,6 +114,7 @@ impl RunConditions {
         let mut configuration: SchedulerConfiguration = CONFIGURATION.parse()?;
         configuration.percentage_of_nodes_to_score = self.sampling.0;
         for extender in &mut configuration.extenders {
+            // kube-scheduler asks an extender without managed resources about every pod.
             if self.plain_pods == PlainPods::Extender {
                 extender.managed_resources.clear();
             }
@@ -125,7 +126,7 @@ impl RunConditions {
         Ok(configuration)
     }
 
-    /// kube-scheduler's choice among equal nodes in the run of this seed, whose dice are these too.
+    /// kube-scheduler's choice among nodes of equal score in a run: random by `seed`, or in an order that `dice` draws once.
     pub fn ties(&self, world: &ReplayInput, seed: u64, dice: &mut StdRng) -> Ties {
         match self.ties {
             TieRule::Random => Ties::random(seed),

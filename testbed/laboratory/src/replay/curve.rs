@@ -19,9 +19,10 @@ pub struct Point {
 #[derive(Clone, Debug, Default)]
 pub struct Curve(Vec<Bin>);
 
+/// The sums of the measurements at one percentage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
-    n: i64,
+    n_measured: i64,
     allocated: f64,
     fragment: f64,
 }
@@ -34,7 +35,7 @@ impl Curve {
             self.0.resize(at + 1, Bin::default());
         }
         if let Some(bin) = self.0.get_mut(at) {
-            bin.n += 1;
+            bin.n_measured += 1;
             bin.allocated += allocated;
             bin.fragment += fragment;
         }
@@ -42,12 +43,12 @@ impl Curve {
 
     /// The averages, by growing demand, where something was measured.
     pub fn points(&self) -> Vec<Point> {
-        let measured = self.0.iter().enumerate().filter(|(_, bin)| bin.n > 0);
+        let measured = self.0.iter().enumerate().filter(|(_, bin)| bin.n_measured > 0);
         measured
             .map(|(offered, bin)| Point {
                 offered,
-                allocated: bin.allocated / real(bin.n),
-                fragment: bin.fragment / real(bin.n),
+                allocated: bin.allocated / real(bin.n_measured),
+                fragment: bin.fragment / real(bin.n_measured),
             })
             .collect()
     }

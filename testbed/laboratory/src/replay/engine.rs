@@ -47,10 +47,10 @@ pub struct Engine<'w> {
     /// The pod as the API server shows it, and the same as kube-scheduler reads it.
     shown: Value,
     pod: Pod,
+    /// Bindings so far; also the assume time of the newest record, since assume times must grow.
     n_bound: u64,
-    /// The number of invariants that did not hold from the start: a real cluster's pods may contradict its
-    /// devices.
-    n_broken: usize,
+    /// Invariants that do not hold before the first pod: a real cluster's pods may contradict its devices.
+    n_violations_at_start: usize,
 }
 
 /// The extender's verbs, and the time that its filter took.
@@ -102,7 +102,7 @@ impl<'w> Engine<'w> {
         let present = world.present.iter().map(|present| present.object.clone());
         let extender = offline::extender_of(offline::index_with(policies, nodes, devices, present))
             .with_answer_nodes(answer_nodes);
-        let n_broken = extender.index().read().fleet().check().len();
+        let n_violations_at_start = extender.index().read().fleet().check().len();
         let verbs = Arc::new(Verbs {
             extender,
             filter_nanos: AtomicU64::new(0),
@@ -125,7 +125,7 @@ impl<'w> Engine<'w> {
             shown: Value::Null,
             pod: Pod::default(),
             n_bound: 0,
-            n_broken,
+            n_violations_at_start,
         })
     }
 
@@ -176,7 +176,10 @@ impl<'w> Engine<'w> {
         for (node, score) in scores {
             named.push((self.name(*node)?, *score));
         }
-        self.kube.select(&named).map(|node| self.at(&node)).transpose()
+        self.kube
+            .select(&named)
+            .map(|node| self.node_idx(&node))
+            .transpose()
     }
 
     /// kube-scheduler's own score of a node for the pod.
@@ -185,7 +188,7 @@ impl<'w> Engine<'w> {
         score.map_err(|error| anyhow!(error))
     }
 
-    /// Returns true if the pod fits any node. No kube-scheduler asks this, so the filters do not count.
+    /// Returns true if the pod fits any node. A real kube-scheduler does not ask that, so `filter_micros` leaves these calls out.
     pub async fn fits_any(&self) -> Result<bool> {
         let (nanos, n) = (&self.verbs.filter_nanos, &self.verbs.n_filtered);
         let before = (nanos.load(Ordering::Relaxed), n.load(Ordering::Relaxed));
@@ -217,7 +220,7 @@ impl<'w> Engine<'w> {
         self.write(node, order.annotations)
     }
 
-    /// Binds the pod to a node, with these parts of its GPUs, on behalf of another scheduler.
+    /// Binds the pod to a node past the extender, with a record of these parts of the node's GPUs.
     pub fn bind_elsewhere(&mut self, node: usize, parts: &[GpuShare]) -> Result<()> {
         let mut annotations = BTreeMap::new();
         if !parts.is_empty() {
@@ -238,9 +241,9 @@ impl<'w> Engine<'w> {
         self.write(node, annotations).map(drop)
     }
 
-    /// The API server stores the binding.
+    /// Stores a binding as the API server would; returns the parts of GPUs that the pod's record names.
     fn write(&mut self, node: usize, annotations: BTreeMap<String, String>) -> Result<Vec<GpuShare>> {
-        // The record is read back from the annotations, so that what counts is what a plugin would read.
+        // The record is read back from the annotations, as a plugin would read it.
         let ReplayNode { name, minors, .. } = self.node(node)?;
         let record = Record::read(&annotations)?.unwrap_or_default();
         let mut parts = Vec::new();
@@ -274,17 +277,20 @@ impl<'w> Engine<'w> {
         ObjectStore::<proto::pod::Pod>::delete(&mut *self.verbs.extender.index().write(), &gone);
     }
 
-    /// Fails if an invariant of the engine does not hold, or if it counts a GPU otherwise than the records say.
+    /// Fails if an invariant of the engine does not hold, or if the engine counts other free amounts than `occupancy`.
     pub fn check(&self, occupancy: &FreeRoom) -> Result<()> {
         let index = self.verbs.extender.index().read();
         // Violations of a live cluster's own objects are no fault of this run.
         let violations = index.fleet().check();
-        if let Some(violation) = violations.last().filter(|_| violations.len() > self.n_broken) {
+        if let Some(violation) = violations
+            .last()
+            .filter(|_| violations.len() > self.n_violations_at_start)
+        {
             let n = violations.len();
             bail!("{n} invariants of the engine do not hold, one of them: {violation:?}");
         }
         // For requests in bytes or units the engine rounds otherwise than the thousandths that this run counts.
-        if !self.world.is_exact {
+        if !self.world.is_in_percents {
             return Ok(());
         }
         for (node, counted) in self.world.nodes.iter().zip(occupancy.nodes()) {
@@ -314,7 +320,7 @@ impl<'w> Engine<'w> {
     }
 
     /// The index of the node with this name.
-    pub fn at(&self, name: &str) -> Result<usize> {
+    pub fn node_idx(&self, name: &str) -> Result<usize> {
         let at = self.by_name.get(name).copied();
         at.with_context(|| format!("there is no node {name}"))
     }
@@ -328,7 +334,7 @@ impl<'w> Engine<'w> {
     }
 }
 
-/// A UID: names are unique in a namespace only, UIDs in the cluster.
+/// The UID of an arriving pod: names are unique in a namespace only, UIDs in the cluster.
 fn uid(pod: &ReplayPod, arrival: &Arrival) -> String {
     format!("{}_{}", pod.namespace, arrival.name)
 }
@@ -345,7 +351,7 @@ fn allocation(minor: i32, milli: i64) -> DeviceAllocation {
     }
 }
 
-/// The part of a GPU that a record gives a pod: of memory or of computing power, whichever is more.
+/// The thousandths of a GPU in an entry of a record: of memory or of computing power, whichever is more.
 fn milli(allocation: &DeviceAllocation) -> i64 {
     let percent = |resource: &str| {
         let amount = allocation.resources.get(resource).copied();

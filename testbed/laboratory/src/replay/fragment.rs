@@ -17,6 +17,7 @@ pub struct TypicalPod {
     cpu: i64,
     gpus: usize,
     milli: i64,
+    /// As [`ReplayPod::eligible`](super::world::ReplayPod::eligible).
     eligible: Option<usize>,
     frequency: f64,
 }
@@ -54,10 +55,11 @@ pub fn typical_pods(world: &ReplayInput) -> Vec<TypicalPod> {
     typical
 }
 
-/// The GPU thousandths of a node that typical pods could not use, on average over them.
+/// The idle GPU thousandths of a node that typical pods could not use, on average over these pods.
 pub fn fragment(world: &ReplayInput, node: usize, free: &NodeUse, typical: &[TypicalPod]) -> f64 {
     let idle = free.gpu_free();
     let unusable = |kind: &TypicalPod| {
+        // A pod that asks for no GPU, or does not fit the node, can use none of its idle GPUs.
         let is_of_use = kind.gpus > 0
             && world.is_eligible(kind.eligible, node)
             && free.cpu_free >= kind.cpu

@@ -14,7 +14,7 @@ use kit::cluster::client_of;
 const PAGE: u32 = 500;
 const JSON: &str = "application/json";
 
-/// Reads a cluster. Needs leave to list nodes, Device objects and pods.
+/// Reads a cluster by a kubeconfig whose user may list nodes, Device objects and pods.
 ///
 /// # Errors
 /// A kind of object that cannot be listed, and the cause.

@@ -18,26 +18,27 @@ const GIB_OF_GPU: u32 = 16;
 const PER_GPU: usize = 100;
 const NAMESPACE: &str = "default";
 
-/// The replay's input from a trace, and from pods that are bound from the start.
+/// The replay's input from a trace, and from pods (`present`) that are bound from the start.
 pub fn world(nodes: &[NodeRow], pods: &[TracePod], present: Vec<Value>) -> Result<ReplayInput> {
-    let serves_vendor = pods.iter().any(|pod| pod.is_vendor);
+    let serve_vendor_resource = pods.iter().any(|pod| pod.wants_vendor_resource);
     let mut cluster = ClusterObjects {
         pods: present,
         ..ClusterObjects::default()
     };
     for row in nodes {
-        cluster.nodes.push(node(row, serves_vendor));
+        cluster.nodes.push(node(row, serve_vendor_resource));
         let n_gpus = u32::try_from(row.gpus)?;
         cluster.devices.push(device(&row.name, n_gpus, GIB_OF_GPU));
     }
     Ok(ReplayInput {
-        is_exact: true,
+        // Pods of a trace ask for whole percents, so the engine counts exactly what the records say.
+        is_in_percents: true,
         ..seen::world(&cluster, Some(pods))?
     })
 }
 
-/// The node of a trace as kubelet and the plugin would report it.
-fn node(row: &NodeRow, serves_vendor: bool) -> Value {
+/// The node of a trace as kubelet and gpushare's plugin would report it, with `nvidia.com/gpu` if the plugin serves that too.
+fn node(row: &NodeRow, serve_vendor_resource: bool) -> Value {
     let percents = (row.gpus * PER_GPU).to_string();
     let mut amounts = json!({
         "cpu": format!("{}m", row.cpu_milli), "memory": format!("{}Mi", row.memory_mib), "pods": "1000",
@@ -45,7 +46,7 @@ fn node(row: &NodeRow, serves_vendor: bool) -> Value {
         GPU_SHARED: percents, GPU_MEMORY_RATIO: percents, GPU_CORE: percents,
     });
     let mut labels = json!({GPU_MODEL_LABEL: row.model});
-    if serves_vendor {
+    if serve_vendor_resource {
         set(&mut amounts, NVIDIA_GPU, json!(row.gpus.to_string()));
         set(&mut labels, SERVES_VENDOR_LABEL, json!("true"));
     }
@@ -69,7 +70,7 @@ pub fn device(name: &str, n_gpus: u32, gib_of_gpu: u32) -> Value {
 /// The pod of a trace: its resources, and the GPU models that it accepts.
 pub fn pod(row: &TracePod) -> Value {
     let mut limits = Map::new();
-    if row.is_vendor {
+    if row.wants_vendor_resource {
         limits.insert(NVIDIA_GPU.to_owned(), json!(row.gpus.to_string()));
     } else if row.gpus > 0 {
         let percent = i64::try_from(row.gpus).unwrap_or(0) * row.gpu_milli / PERCENT;

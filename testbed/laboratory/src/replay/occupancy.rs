@@ -3,21 +3,21 @@
 use super::trace::WHOLE;
 use super::world::{PlacedPod, ReplayInput, ReplayNode, ReplayPod};
 
-/// The free room of every node, and what is allocated in all.
+/// The free room of every node, and the GPU thousandths that are allocated on all nodes.
 #[derive(Clone, Debug)]
 pub struct FreeRoom {
     nodes: Vec<NodeUse>,
-    n_allocated: i64,
+    allocated_milli: i64,
 }
 
 /// One node's free room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeUse {
-    /// Thousandths of a CPU.
+    /// Free thousandths of a CPU.
     pub cpu_free: i64,
-    /// Thousandths of every GPU, in the order of the node's minors.
+    /// Free thousandths of every GPU, in the order of the node's minors.
     pub gpus: Box<[i64]>,
-    /// Changes whenever anything else here does, so that scores can be cached.
+    /// Changes with every change of the other fields, so that scores of the node can be cached.
     pub version: u32,
 }
 
@@ -67,11 +67,11 @@ impl FreeRoom {
     pub fn empty(world: &ReplayInput) -> Self {
         Self {
             nodes: world.nodes.iter().map(NodeUse::empty).collect(),
-            n_allocated: 0,
+            allocated_milli: 0,
         }
     }
 
-    /// The cluster with the pods that are there from the start.
+    /// The cluster with the pods that are bound from the start and stay ([`ReplayInput::present`]).
     pub fn at_start(world: &ReplayInput) -> Self {
         let mut occupancy = Self::empty(world);
         for PlacedPod { pod, node, parts, .. } in &world.present {
@@ -80,10 +80,10 @@ impl FreeRoom {
         occupancy
     }
 
-    /// The cluster as it is, with its own bindings.
-    pub fn as_it_is(world: &ReplayInput) -> Self {
+    /// The cluster before the replay: all pods are on the nodes that they are bound to today.
+    pub fn today(world: &ReplayInput) -> Self {
         let mut occupancy = Self::at_start(world);
-        for (pod, node, parts) in &world.as_it_is {
+        for (pod, node, parts) in &world.bound_today {
             if let Some(pod) = world.pods.get(*pod) {
                 occupancy.put(*node, pod, parts);
             }
@@ -101,9 +101,9 @@ impl FreeRoom {
         &self.nodes
     }
 
-    /// The allocated GPU thousandths of the cluster.
-    pub fn n_allocated(&self) -> i64 {
-        self.n_allocated
+    /// The allocated GPU thousandths of all nodes together.
+    pub fn allocated_milli(&self) -> i64 {
+        self.allocated_milli
     }
 
     /// A pod comes to a node.
@@ -118,7 +118,7 @@ impl FreeRoom {
 
     /// Adds or removes a pod: `sign` is 1 if it comes and -1 if it goes.
     fn change(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare], sign: i64) {
-        self.n_allocated += sign * parts.iter().map(|part| part.milli).sum::<i64>();
+        self.allocated_milli += sign * parts.iter().map(|part| part.milli).sum::<i64>();
         if let Some(free) = self.nodes.get_mut(node) {
             free.take(pod, parts, sign);
         }

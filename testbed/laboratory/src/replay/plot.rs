@@ -6,7 +6,7 @@ use super::summary::{AllocationSpread, Summary};
 use crate::plot::{self, Axis, BarPanel, Curve, CurvePanel, number};
 
 /// Curves begin where this part of the greatest demand is offered: before that all policies place everything.
-const FROM: f64 = 0.6;
+const CURVES_FROM: f64 = 0.6;
 /// The horizontal axis of curves.
 const OFFERED: &str = "GPUs asked for, % of all";
 
@@ -20,7 +20,7 @@ pub enum PlottedValue {
 }
 
 impl PlottedValue {
-    /// The plotted mean of a point, and its standard deviation.
+    /// The mean of this value over the runs, and its standard deviation.
     fn of(self, spread: &AllocationSpread) -> (f64, f64) {
         match self {
             Self::Allocated => (spread.allocated, spread.allocated_sd),
@@ -44,7 +44,7 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Res
     for spread in points() {
         last = last.max(number(spread.offered));
     }
-    let first = (last * FROM / 10.0).floor() * 10.0;
+    let first = (last * CURVES_FROM / 10.0).floor() * 10.0;
     let (mut lowest, mut highest): (f64, f64) = (100.0, 1.0);
     for spread in points().filter(|spread| number(spread.offered) >= first) {
         let (mean, deviation) = measure.of(spread);

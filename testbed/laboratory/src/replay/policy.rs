@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use kit::command::value_name;
 use placement::{DevicePolicy, NodePolicy, Policies};
 
-/// A policy: what chooses nodes and devices.
+/// A policy by which nodes and devices are chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// A policy of the scheduler's own engine.
@@ -28,7 +28,7 @@ impl Default for Policy {
 pub enum Reference {
     /// kube-scheduler's default scores choose the node.
     KubeDefault,
-    /// Fragmentation gradient descent: node and device that make fragmentation grow least, in whole scores.
+    /// Fragmentation gradient descent: the node and device whose choice makes fragmentation grow least, by whole scores 0 to 100.
     Fgd,
     /// The node with least CPU and GPU left.
     BestFit,
@@ -41,7 +41,7 @@ pub enum Reference {
 impl FromStr for Policy {
     type Err = String;
 
-    /// A reference, or the engine's policy for nodes, and after a slash that for devices.
+    /// Parses the name of a reference, or of an engine's policy: NODE or NODE/DEVICE. NODE alone implies the device policy.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(reference) = Reference::from_str(text, false) {
             return Ok(Self::Reference(reference));
@@ -71,8 +71,8 @@ impl fmt::Display for Policy {
         match self {
             Self::Engine(Policies { node, device }) => {
                 let (node, device) = (node.to_string(), device.to_string());
-                let usual = node.parse::<DevicePolicy>().unwrap_or_default().to_string();
-                if device == usual {
+                let implied = node.parse::<DevicePolicy>().unwrap_or_default().to_string();
+                if device == implied {
                     f.write_str(&node)
                 } else {
                     write!(f, "{node}/{device}")

@@ -26,9 +26,9 @@ pub struct Chooser<'w> {
     dice: StdRng,
     /// The CPU and GPU thousandths of the largest nodes, by which scores are scaled.
     largest: [i64; 2],
-    /// Each pod's kind: pods of equal requests have equal scores.
+    /// The kind of each pod: pods of one kind have equal specs, and so equal scores.
     kinds: Vec<usize>,
-    /// By kind and node, the node's version and its score.
+    /// The known scores by kind and node, each with the node's version that it was computed for; `None` if there is no room.
     known: Vec<Vec<(u32, Option<i64>)>>,
 }
 
@@ -45,14 +45,14 @@ impl<'w> Chooser<'w> {
             let n_gpus = i64::try_from(node.minors.len()).unwrap_or(0);
             largest = [largest[0].max(node.cpu), largest[1].max(n_gpus * WHOLE)];
         }
-        let mut numbers: HashMap<String, usize> = HashMap::new();
+        let mut kind_by_spec: HashMap<String, usize> = HashMap::new();
         let mut kinds = Vec::new();
         for pod in &world.pods {
-            let n_kinds = numbers.len();
+            let n_kinds = kind_by_spec.len();
             let spec = pod.object.get("spec").map(ToString::to_string);
-            kinds.push(*numbers.entry(spec.unwrap_or_default()).or_insert(n_kinds));
+            kinds.push(*kind_by_spec.entry(spec.unwrap_or_default()).or_insert(n_kinds));
         }
-        let n_kinds = numbers.len();
+        let n_kinds = kind_by_spec.len();
         Self {
             world,
             reference,
@@ -64,7 +64,7 @@ impl<'w> Chooser<'w> {
         }
     }
 
-    /// The nodes among these that have devices for a pod, with their scores.
+    /// The nodes among `nodes` whose devices have room for the pod with this index, with their scores.
     pub fn score(
         &mut self,
         pod_at: usize,
@@ -110,18 +110,22 @@ impl<'w> Chooser<'w> {
             return Ok(None);
         }
         let gpu_left = free.gpu_free() - pod.demand();
-        let [largest_cpu, most_gpus] = self.largest;
+        let [largest_cpu, largest_gpu] = self.largest;
         Ok(Some(match self.reference {
             Reference::KubeDefault => engine.default_score(at)?,
             Reference::BestFit => {
                 let left =
-                    portion(free.cpu_free - pod.cpu, largest_cpu).midpoint(portion(gpu_left, most_gpus));
+                    portion(free.cpu_free - pod.cpu, largest_cpu).midpoint(portion(gpu_left, largest_gpu));
                 floor(100.0 * (1.0 - left))
             }
             Reference::Fullest => -gpu_left,
+            // A placeholder: `score` draws a number for each request, which must not be cached.
             Reference::Random => 0,
             Reference::Fgd => {
-                let scores = self.descents(at, free, pod).into_iter().map(|(score, _)| score);
+                let scores = self
+                    .scored_choices(at, free, pod)
+                    .into_iter()
+                    .map(|(score, _)| score);
                 scores.max().unwrap_or(0)
             }
         }))
@@ -131,7 +135,7 @@ impl<'w> Chooser<'w> {
     pub fn parts(&mut self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Vec<GpuShare> {
         if self.reference == Reference::Fgd && pod.gpus == 1 {
             // The first of the best choices is wanted: `max_by_key` takes the last, so the order is reversed.
-            let choices = self.descents(at, free, pod).into_iter().rev();
+            let choices = self.scored_choices(at, free, pod).into_iter().rev();
             let best = choices.max_by_key(|(score, _)| *score);
             return best.map(|(_, parts)| parts).unwrap_or_default();
         }
@@ -154,7 +158,7 @@ impl<'w> Chooser<'w> {
     }
 
     /// Every choice of devices on a node, with a score from 0 to 100; the less fragmentation grows, the higher.
-    fn descents(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Vec<(i64, Vec<GpuShare>)> {
+    fn scored_choices(&self, at: usize, free: &NodeUse, pod: &ReplayPod) -> Vec<(i64, Vec<GpuShare>)> {
         let before = fragment(self.world, at, free, self.typical);
         let mut fitting = Vec::new();
         for (gpu, free) in free.gpus.iter().enumerate() {
@@ -165,20 +169,21 @@ impl<'w> Chooser<'w> {
                 });
             }
         }
+        // Pods of several GPUs ask for whole ones as a rule, which are all alike: one choice stands for all.
         let choices: Vec<Vec<GpuShare>> = if pod.gpus == 1 {
             fitting.into_iter().map(|part| vec![part]).collect()
         } else {
             fitting.truncate(pod.gpus);
             vec![fitting]
         };
-        let mut descents = Vec::new();
+        let mut scored_choices = Vec::new();
         for parts in choices {
             let mut after = free.clone();
             after.take(pod, &parts, 1);
             let descent = before - fragment(self.world, at, &after, self.typical);
             let score = floor(100.0 / (1.0 + (-descent / real(WHOLE)).exp()));
-            descents.push((score, parts));
+            scored_choices.push((score, parts));
         }
-        descents
+        scored_choices
     }
 }

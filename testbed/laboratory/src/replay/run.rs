@@ -46,11 +46,11 @@ pub struct Job<'w> {
     pub tune: Option<f64>,
     /// The number of nodes in the extender's answer.
     pub answer_nodes: AnswerNodes,
-    /// True if pods come and go at their times.
+    /// True if pods arrive and leave at the times that the trace has.
     pub departures: bool,
-    /// The factor on the life of recorded pods.
+    /// With `departures`, the factor on the time from a pod's creation to its deletion.
     pub stretch: f64,
-    /// True if pods come once each, in the order of their creation.
+    /// True if each pod arrives once, in the order of creation; otherwise the list is shuffled, and follows `tune`.
     pub in_order: bool,
     /// The number of placements between two checks of every invariant.
     pub check_every: u32,
@@ -69,7 +69,7 @@ pub struct RunResult {
     pub sample_refusals: usize,
     /// Pods that stayed unplaced after such a refusal: kube-scheduler would not have tried them again by itself.
     pub missed: usize,
-    /// How often all invariants were checked.
+    /// The number of checks of all invariants.
     pub checks: u32,
     /// Allocation and fragmentation by offered demand.
     pub curve: Vec<Point>,
@@ -149,11 +149,12 @@ struct ReplayRun<'w> {
     offered: i64,
     /// The departures to come, the earliest first: the time, and the arrival's index.
     stays: BinaryHeap<Reverse<(i64, usize)>>,
+    /// The places of the pods by the index of their arrival; `None` for a pod that was not placed or has left.
     places: Vec<Option<Place>>,
     curve: Curve,
     /// The counts so far.
     result: RunResult,
-    placed: u32,
+    n_placed: u32,
 }
 
 /// A node, and the parts of its GPUs.
@@ -199,7 +200,7 @@ impl<'w> ReplayRun<'w> {
             places: Vec::new(),
             curve: Curve::default(),
             result: RunResult::default(),
-            placed: 0,
+            n_placed: 0,
         })
     }
 
@@ -224,9 +225,9 @@ impl<'w> ReplayRun<'w> {
         if let Some((node, parts)) = &place {
             self.occupancy.put(*node, pod, parts);
             self.measure(*node);
-            self.placed += 1;
+            self.n_placed += 1;
             // All invariants of a large cluster take longer than hundreds of placements.
-            if self.placed.is_multiple_of(self.job.check_every) {
+            if self.n_placed.is_multiple_of(self.job.check_every) {
                 self.check()?;
             }
         } else {
@@ -237,7 +238,7 @@ impl<'w> ReplayRun<'w> {
         self.offered += pod.demand();
         let capacity = self.job.world.capacity();
         let fragment = 100.0 * self.fragment / real(capacity.max(1));
-        let allocated = percent(self.occupancy.n_allocated(), capacity);
+        let allocated = percent(self.occupancy.allocated_milli(), capacity);
         self.curve
             .add(percent(self.offered, capacity), allocated, fragment);
         self.result.allocated.push(allocated);
@@ -261,7 +262,7 @@ impl<'w> ReplayRun<'w> {
         }
     }
 
-    /// Finds a place for a pod and binds it there.
+    /// Finds a place for a pod and binds it there; `None` if it fits nowhere or kube-scheduler would not try it again.
     ///
     /// kube-scheduler begins each attempt where the last search ended. It tries a pod that the extender refused
     /// again when the pod's condition changes. A pod fits nowhere once all nodes in a row have refused it, as
@@ -306,15 +307,15 @@ impl<'w> ReplayRun<'w> {
             let Some(name) = &attempt.chosen else {
                 return Ok((attempt, None));
             };
-            let node = self.engine.at(name)?;
+            let node = self.engine.node_idx(name)?;
             let parts = self.engine.bind(node)?;
-            if self.job.world.is_exact && parts.len() != pod.gpus {
+            if self.job.world.is_in_percents && parts.len() != pod.gpus {
                 bail!("it is given {} GPUs and asks for {}", parts.len(), pod.gpus);
             }
             return Ok((attempt, Some((node, parts))));
         };
         let attempt = self.engine.find().await?;
-        let found = attempt.fitting.iter().map(|name| self.engine.at(name));
+        let found = attempt.fitting.iter().map(|name| self.engine.node_idx(name));
         let found: Vec<usize> = found.collect::<Result<_>>()?;
         let scored = chooser.score(pod_at, &found, &self.occupancy, &self.engine)?;
         let Some(node) = self.engine.select(&scored)? else {
@@ -326,7 +327,7 @@ impl<'w> ReplayRun<'w> {
         Ok((attempt, Some((node, parts))))
     }
 
-    /// Updates the run's fragmentation after a change of one node.
+    /// Updates `fragments` and their sum after a change of one node.
     fn measure(&mut self, node: usize) {
         let (Some(free), Some(known)) = (self.occupancy.node(node), self.fragments.get_mut(node)) else {
             return;
@@ -341,6 +342,6 @@ impl<'w> ReplayRun<'w> {
         self.result.checks += 1;
         self.engine
             .check(&self.occupancy)
-            .with_context(|| format!("after {} placements", self.placed))
+            .with_context(|| format!("after {} placements", self.n_placed))
     }
 }

@@ -35,6 +35,7 @@ const WRITTEN: [&str; 9] = [
     MEM_ASSUME_TIME,
     MEM_CONTAINER,
 ];
+/// The thousandths in which `ResourceAmounts` counts one unit of a resource.
 const THOUSAND: i128 = 1000;
 
 /// The objects of a cluster that a replay reads, as the API server shows them.
@@ -42,7 +43,7 @@ const THOUSAND: i128 = 1000;
 pub struct ClusterObjects {
     /// Nodes.
     pub nodes: Vec<Value>,
-    /// Device objects; none, if the cluster has no such kind.
+    /// Objects of Koordinator's kind Device; none if the cluster lacks that kind.
     pub devices: Vec<Value>,
     /// Pods of all namespaces.
     pub pods: Vec<Value>,
@@ -83,7 +84,7 @@ pub fn world(seen: &ClusterObjects, arrivals: Option<&[TracePod]>) -> Result<Rep
             _ if arrivals.is_some() => {}
             Some(node) => {
                 // Where the pod is today, for the comparison with the replay.
-                world.as_it_is.push((world.pods.len(), node, parts));
+                world.bound_today.push((world.pods.len(), node, parts));
                 world.pods.push(pod);
             }
             // A pod on a node that is gone is no pod to place.
@@ -125,11 +126,11 @@ struct Objects<'s> {
     nodes: Vec<NodeObject>,
     pods: Vec<(&'s Value, PodObject)>,
     by_name: HashMap<String, usize>,
-    /// The minors of every node's healthy GPUs.
+    /// The minors of the healthy GPUs of each node, in the order of `nodes`.
     minors: Vec<Box<[i32]>>,
-    /// The devices that pods hold, by UID.
+    /// The parts of GPUs that pods hold, by the pod's UID.
     held: HashMap<String, Vec<GpuShare>>,
-    /// The memory of an average GPU: bytes, and memory units.
+    /// The memory of an average GPU: in bytes, and in the memory units of `aliyun.com/gpu-mem`.
     per_gpu: [i64; 2],
 }
 
@@ -160,13 +161,13 @@ impl<'s> Objects<'s> {
             held: HashMap::new(),
             per_gpu: [1; 2],
         };
-        live.look_into_devices();
+        live.read_devices();
         Ok(live)
     }
 
     /// Fills in `minors`, `held` and `per_gpu` by the scheduler's own index, which reads Device objects and
     /// records of any writer.
-    fn look_into_devices(&mut self) {
+    fn read_devices(&mut self) {
         let ClusterObjects { nodes, devices, pods } = self.seen;
         let index = offline::index(
             nodes.iter().cloned(),
@@ -285,13 +286,13 @@ impl<'s> Objects<'s> {
 /// The sets of nodes that pods may go to; pods with equal constraints share one.
 #[derive(Default)]
 struct NodeSets {
-    /// The set of each kind of constraints; `None` for all nodes.
+    /// The index in `sets` by the constraints as JSON; `None` for all nodes.
     known: HashMap<String, Option<usize>>,
     sets: Vec<Box<[bool]>>,
 }
 
 impl NodeSets {
-    /// The number of the set of nodes that a pod's selectors, affinity and tolerations allow.
+    /// The index in `sets` of the nodes that a pod's selectors, affinity and tolerations allow; `None` for all nodes.
     fn of(&mut self, pod: &PodObject, live: &Objects<'_>) -> Option<usize> {
         let spec = pod.spec.as_ref()?;
         let affinity = spec
@@ -324,7 +325,7 @@ fn narrow(amount: i128) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
-/// A pod as its user wrote it, before it was bound.
+/// A pod as its user wrote it: without the node and the annotations that schedulers and plugins write.
 fn template(pod: &Value) -> Value {
     let field = |path: &str| pod.pointer(path).cloned().filter(Value::is_object);
     let mut annotations = field("/metadata/annotations").unwrap_or_else(|| json!({}));

@@ -15,10 +15,10 @@ use kit::console::table;
 const ALLOCATED_AT: usize = 100;
 /// Percentages of offered demand at which fragmentation is shown.
 const FRAGMENT_AT: [usize; 2] = [80, 100];
-/// The name in place of a policy for a cluster whose pods are where they are.
+/// The policy column of the line that shows a cluster before the replay.
 const AS_IT_IS: &str = "as it is";
 
-/// A policy under some conditions, over all seeds.
+/// The results of one policy under one set of conditions, over the runs of all seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// The source of the pods.
@@ -40,11 +40,11 @@ pub struct AllocationSpread {
     pub offered: usize,
     /// GPUs that are allocated, in percent of all.
     pub allocated: f64,
-    /// Standard deviation of that.
+    /// Standard deviation of `allocated` over the runs.
     pub allocated_sd: f64,
     /// Idle GPUs that typical pods could not use, in percent of all.
     pub fragment: f64,
-    /// Standard deviation of that.
+    /// Standard deviation of `fragment` over the runs.
     pub fragment_sd: f64,
 }
 
@@ -83,9 +83,9 @@ impl Summary {
         self.curve.iter().find(|spread| spread.offered == offered)
     }
 
-    /// A cluster with its pods where they are today.
-    pub fn as_it_is(list: &str, world: &ReplayInput, typical: &[TypicalPod]) -> Self {
-        let occupancy = FreeRoom::as_it_is(world);
+    /// The line of a cluster before the replay, with all pods on the nodes that they are bound to today.
+    pub fn today(list: &str, world: &ReplayInput, typical: &[TypicalPod]) -> Self {
+        let occupancy = FreeRoom::today(world);
         let capacity = world.capacity();
         let mut fragments = 0.0;
         for (at, free) in occupancy.nodes().iter().enumerate() {
@@ -94,7 +94,7 @@ impl Summary {
         let demand = world.present_demand() + world.pods.iter().map(ReplayPod::demand).sum::<i64>();
         let end = AllocationSpread {
             offered: usize::try_from(floor(percent(demand, capacity) + 0.5)).unwrap_or(0),
-            allocated: percent(occupancy.n_allocated(), capacity),
+            allocated: percent(occupancy.allocated_milli(), capacity),
             allocated_sd: 0.0,
             fragment: 100.0 * fragments / real(capacity.max(1)),
             fragment_sd: 0.0,
@@ -108,7 +108,7 @@ impl Summary {
         }
     }
 
-    /// Pods that found no place, refusals of samples, pods missed by them, microseconds of a filter, seconds of a run.
+    /// The last five cells of the line: means over the runs of unplaced pods, sample refusals, missed pods, filter and run times.
     fn work(&self) -> [String; 5] {
         if self.runs.is_empty() {
             return [(); 5].map(|()| absent());

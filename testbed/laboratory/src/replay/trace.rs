@@ -13,7 +13,7 @@ use kit::files;
 pub const WHOLE: i64 = 1000;
 /// Thousandths of a GPU in one percent: requests are in whole percents.
 pub const PERCENT: i64 = 10;
-/// The most GPUs of a node or pod that is not taken for a mistake.
+/// The most GPUs of a node or a pod; a larger number in a trace is taken for a mistake.
 const MAX_GPUS: usize = 1024;
 
 /// A node of a trace.
@@ -23,11 +23,11 @@ pub struct NodeRow {
     pub name: String,
     /// Thousandths of a CPU.
     pub cpu_milli: i64,
-    /// Memory.
+    /// Host memory in MiB.
     pub memory_mib: i64,
     /// Number of GPUs.
     pub gpus: usize,
-    /// Their model.
+    /// The model of its GPUs.
     pub model: String,
 }
 
@@ -38,16 +38,16 @@ pub struct TracePod {
     pub name: String,
     /// Thousandths of a CPU.
     pub cpu_milli: i64,
-    /// Memory.
+    /// Host memory in MiB.
     pub memory_mib: i64,
     /// Number of GPUs.
     pub gpus: usize,
-    /// Thousandths of each of them.
+    /// Thousandths of each of its GPUs.
     pub gpu_milli: i64,
     /// The GPU models that it accepts, as the trace writes them (`T4|V100`); empty if it accepts any.
     pub models: String,
     /// True if it asks for whole GPUs by a vendor's resource.
-    pub is_vendor: bool,
+    pub wants_vendor_resource: bool,
     /// Time of its arrival, in seconds, if the trace has it.
     pub created: Option<i64>,
     /// Time of its end, in seconds, if the trace has it.
@@ -107,7 +107,7 @@ pub fn pods_of(text: &str) -> Result<Vec<TracePod>> {
             gpus: row.number("num_gpu")?,
             gpu_milli: row.number("gpu_milli")?,
             models: row.cell("gpu_spec").unwrap_or_default().to_owned(),
-            is_vendor: false,
+            wants_vendor_resource: false,
             created: row.time("creation_time")?,
             deleted: row.time("deletion_time")?,
         };
@@ -162,7 +162,7 @@ impl TraceRow<'_> {
             .with_context(|| format!("there is no column {column}"))
     }
 
-    /// Whole numbers that are not negative; traces write some of them as `8.0`.
+    /// The whole number in a column, zero or more; traces write some of them as `8.0`.
     fn number<T: FromStr>(&self, column: &str) -> Result<T> {
         let text = self.text(column)?;
         let whole = text.strip_suffix(".0").unwrap_or(text);

@@ -13,15 +13,15 @@ pub struct ReplayInput {
     pub nodes: Vec<ReplayNode>,
     /// The pods to place; a replay may copy some and leave others out.
     pub pods: Vec<ReplayPod>,
-    /// Sets of nodes that pods may go to by their constraints; `ReplayPod::eligible` is an index here.
+    /// Sets of nodes that pods may go to by their constraints, with a flag for each node; [`ReplayPod::eligible`] is an index.
     pub eligible: Vec<Box<[bool]>>,
     /// Pods that are on their nodes from the start, and stay.
     pub present: Vec<PlacedPod>,
-    /// Where pods of `pods` are today: index of the pod, index of the node, and parts of GPUs.
-    pub as_it_is: Vec<(usize, usize, Vec<GpuShare>)>,
-    /// True if records say of every GPU exactly what the engine counts: pods ask for percents, alike of memory and of
-    /// computing power.
-    pub is_exact: bool,
+    /// The places of `pods` in the cluster today, before the replay: index of the pod, index of the node, parts of GPUs.
+    pub bound_today: Vec<(usize, usize, Vec<GpuShare>)>,
+    /// True if all pods ask for whole percents, alike of memory and of computing power: then the engine's amounts equal the
+    /// thousandths that the replay counts.
+    pub is_in_percents: bool,
 }
 
 /// A pod that is on its node from the start.
@@ -29,11 +29,11 @@ pub struct ReplayInput {
 pub struct PlacedPod {
     /// The object as the API server shows it.
     pub object: Value,
-    /// Its request.
+    /// The pod's name and request.
     pub pod: ReplayPod,
     /// The index of its node.
     pub node: usize,
-    /// The devices it holds there.
+    /// The parts of GPUs that the pod holds there.
     pub parts: Vec<GpuShare>,
 }
 
@@ -42,7 +42,7 @@ pub struct PlacedPod {
 pub struct ReplayNode {
     /// Its name.
     pub name: Box<str>,
-    /// Thousandths of a CPU that pods may have.
+    /// Allocatable thousandths of a CPU.
     pub cpu: i64,
     /// The minors of its GPUs.
     pub minors: Box<[i32]>,
@@ -67,7 +67,7 @@ pub struct ReplayPod {
     pub gpus: usize,
     /// Thousandths of each of them.
     pub milli: i64,
-    /// The set of nodes that it may go to; every node, if there is none.
+    /// The index in [`ReplayInput::eligible`] of the nodes that it may go to; `None` if that is every node.
     pub eligible: Option<usize>,
     /// The times at which it comes and goes, in seconds.
     pub stay: Lifetime,
@@ -91,7 +91,7 @@ impl Lifetime {
 }
 
 impl ReplayPod {
-    /// GPU thousandths in all.
+    /// The thousandths of a GPU that the pod asks for, over all its GPUs.
     pub fn demand(&self) -> i64 {
         i64::try_from(self.gpus)
             .unwrap_or(i64::MAX)
@@ -106,12 +106,12 @@ impl ReplayInput {
         i64::try_from(gpus).unwrap_or(0) * WHOLE
     }
 
-    /// GPU thousandths that pods ask for which are there from the start.
+    /// The thousandths of GPUs that the pods ask for which are bound from the start.
     pub fn present_demand(&self) -> i64 {
         self.present.iter().map(|present| present.pod.demand()).sum()
     }
 
-    /// True if a node is in a set of nodes.
+    /// True if the node is in the set of nodes with this index in `eligible`; `None` is the set of all nodes.
     pub fn is_eligible(&self, set: Option<usize>, node: usize) -> bool {
         let Some(set) = set else { return true };
         self.eligible

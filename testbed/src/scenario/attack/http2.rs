@@ -41,7 +41,6 @@ pub(super) enum Flood {
 }
 
 impl Flood {
-    /// Every flood.
     pub(super) const ALL: [Self; 6] = [
         Self::RapidReset,
         Self::Continuation,
@@ -51,17 +50,19 @@ impl Flood {
         Self::Streams,
     ];
 
-    /// The bytes of its `n`th piece, from 0.
+    /// The bytes of piece `n` of the flood, from 0; the attacker sends one piece after the other.
     pub(super) fn piece(self, n: u32) -> Vec<u8> {
         // Streams of clients have odd numbers.
         let stream = 2 * n + 1;
         match self {
             Self::RapidReset => {
                 let mut bytes = frame(HEADERS, END_STREAM | END_HEADERS, stream, &GET);
+                // The error code CANCEL.
                 bytes.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
                 bytes
             }
             Self::Continuation if n == 0 => frame(HEADERS, 0, 1, &GET),
+            // Literal header fields `a: b` that the dynamic table does not keep.
             Self::Continuation => frame(CONTINUATION, 0, 1, &[0, 1, b'a', 1, b'b'].repeat(3000)),
             // SETTINGS_INITIAL_WINDOW_SIZE, which changes each time.
             Self::Settings => {
@@ -83,7 +84,7 @@ impl Flood {
     }
 }
 
-/// One frame.
+/// One HTTP/2 frame: length, type, flags and stream, then the payload.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
     let [_, high, middle, low] = length.to_be_bytes();

@@ -45,12 +45,11 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// The addresses of all listeners.
     pub(super) fn listeners(&self) -> [SocketAddr; 4] {
         [self.extender, self.webhooks, self.health, self.read_api]
     }
 
-    /// Sets the most files that the process may have open, and can allow itself.
+    /// Sets the soft and the hard limit of files that the scheduler's process may have open.
     pub(super) fn limit_files(&self, most: u64) -> Result<()> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let limit = Rlimit {
@@ -61,18 +60,18 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Resident memory, in bytes.
+    /// The resident memory of the scheduler's process, in bytes.
     pub(super) fn memory(&self) -> Result<u64> {
         Ok(ProcessUsage::of(self.pid)?.resident)
     }
 
-    /// The number of lines that it has logged.
+    /// The number of lines that the scheduler has logged.
     pub(super) fn log_lines(&self) -> Result<usize> {
         let log = std::fs::read_to_string(self.cluster.scheduler.log())?;
         Ok(log.lines().count())
     }
 
-    /// Asks the scheduler during an attack and once after it, and returns the result of the attack; fails if a question gets no answer.
+    /// Runs [`Self::check_answers`] during an attack and once after it, and returns the result of the attack.
     pub(super) async fn while_attacked<T>(&self, attack: impl Future<Output = T>) -> Result<T> {
         let mut attack = std::pin::pin!(attack);
         let ended = loop {
@@ -85,7 +84,7 @@ impl<'a> Target<'a> {
         Ok(ended)
     }
 
-    /// Sends what kubelet, kube-scheduler, the API server and a page send, each over a new connection; fails if one gets no answer.
+    /// Sends a request as kubelet, kube-scheduler, the API server and a page do, each on a new connection; all must be answered.
     pub(super) async fn check_answers(&self) -> Result<()> {
         let client = HttpClient::new();
         expect_ok("probe", client.get(&format!("http://{}/healthz", self.health))).await?;
@@ -121,7 +120,7 @@ where
     Ok(())
 }
 
-/// The API server's question about the creation of a pod.
+/// The admission review that the API server sends when this pod is created.
 fn review(pod: &Value) -> Value {
     json!({
         "apiVersion": "admission.k8s.io/v1",

@@ -1,8 +1,8 @@
 //! A tenant, who may create and change pods of a namespace, and tries to see a GPU that is not counted for a pod.
 //!
-//! The GPUs that a container sees are read back from the runtime. Where the pod requests devices, the check after a scenario compares
-//! them with its record; for other pods the tables of this file have the expected view. `docs/security.md` lists the attempts that
-//! nothing prevents.
+//! The testbed's container runtime shows the GPUs that a container sees. For pods that request devices, the check after each
+//! scenario compares them with the record; for other pods, the tables of this file have the expected result. `docs/security.md`
+//! lists the attempts that nothing prevents.
 
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -23,7 +23,6 @@ use kit::pods::{PodBuilder, set};
 
 use Expected::{Exposed, Invalid, Refused, Runs, Waits};
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "tenant-sees" => tenant_sees,
         "by no field of a pod does a container see another GPU than the one that is counted for it";
@@ -49,15 +48,15 @@ pub(in crate::scenario) const ON_HOOKED: &[ScenarioEntry] = scenarios! {
         "with the runtime hook no pod that requests nothing sees a GPU, webhooks or not";
 };
 
-/// A pod, and its result without webhooks and with them.
+/// A pod, and its expected result without webhooks and with them.
 type Attempt = (PodBuilder, [Expected; 2]);
 
-/// The same result with webhooks and without.
+/// One result, with webhooks and without.
 fn always(expected: Expected) -> [Expected; 2] {
     [expected; 2]
 }
 
-/// The result where kube-scheduler does not ask about the pod, and nothing reads the field: it runs, and its containers see nothing.
+/// The result where kube-scheduler does not ask about the pod, and nothing reads the field: it runs, and sees no GPU.
 fn blind_or_refused(words: &'static str) -> [Expected; 2] {
     [Runs(0), Refused(words)]
 }
@@ -147,7 +146,7 @@ fn at_devices() -> Vec<Attempt> {
     ]
 }
 
-/// Pods that Kubernetes itself refuses: names that the record or a path could be mistaken by, amounts of the whole pod, and the copy
+/// Pods that Kubernetes itself refuses: names that could corrupt a record or a path, amounts of the whole pod, and the mirror pod
 /// of a static pod that is on no node.
 fn at_names() -> Vec<Attempt> {
     let label = "a lowercase RFC 1123 label";
@@ -264,14 +263,15 @@ fn at_amounts() -> Vec<Attempt> {
     ]
 }
 
+/// Tries pods that set what they see, pods with misleading names, and on the testbed also pods that use the node itself.
 async fn tenant_sees(world: &mut World) -> Result<()> {
     let maps = make_map(world).await?;
     for attempt in at_devices().into_iter().chain(at_names()) {
-        make(world, attempt).await?;
+        try_attempt(world, attempt).await?;
     }
     if world.cluster.is_some() {
         for attempt in at_the_node() {
-            make(world, attempt).await?;
+            try_attempt(world, attempt).await?;
         }
         mirror_on_a_node(world).await?;
     }
@@ -368,8 +368,8 @@ async fn debug(world: &World, pod: &str, container: &Value) -> kube::Result<Pod>
         .await
 }
 
-/// Waits until an ephemeral container runs, and checks if it sees a GPU.
-async fn check_debugger(world: &World, pod: &str, container: &str, sees: bool) -> Result<()> {
+/// Waits until an ephemeral container runs, and checks that it sees a GPU if it should, and none otherwise.
+async fn check_debugger(world: &World, pod: &str, container: &str, should_see: bool) -> Result<()> {
     let key = world.key(pod);
     let runs = |snapshot: &ClusterSnapshot| {
         let status = snapshot.pods.get(&key)?.status.as_ref()?;
@@ -382,7 +382,7 @@ async fn check_debugger(world: &World, pod: &str, container: &str, sees: bool) -
     let mut found = nodes.filter_map(|node| node.kubelet().container(&world.namespace, pod, container));
     let gpus = found.next().map(|found| found.gpus).unwrap_or_default();
     ensure!(
-        world.cluster.is_none() || gpus.is_empty() != sees,
+        world.cluster.is_none() || gpus.is_empty() != should_see,
         "{container} of {pod} sees {gpus:?}"
     );
     Ok(())
@@ -445,13 +445,13 @@ async fn tenant_reuses(world: &mut World) -> Result<()> {
 
 async fn tenant_asks(world: &mut World) -> Result<()> {
     for attempt in at_amounts() {
-        make(world, attempt).await?;
+        try_attempt(world, attempt).await?;
     }
     Ok(())
 }
 
-/// Makes one attempt.
-async fn make(world: &World, (spec, [without, with]): Attempt) -> Result<()> {
+/// Tries the pod of an attempt, and checks that it has the result for this cluster, with or without webhooks.
+async fn try_attempt(world: &World, (spec, [without, with]): Attempt) -> Result<()> {
     let expected = if world.has_webhooks { with } else { without };
     expected.try_pod(world, spec).await.map(drop)
 }

@@ -21,9 +21,9 @@ pub(super) struct Answer {
     pub(super) cuda_version: Option<String>,
     /// Names of NVIDIA's device files below `/dev`.
     pub(super) device_files: Vec<String>,
-    /// Those of them that cannot be opened.
+    /// The device files among these that cannot be opened.
     pub(super) denied_files: Vec<String>,
-    /// The GPUs by CUDA.
+    /// The GPUs that CUDA lists.
     pub(super) devices: Vec<CudaDevice>,
     pub(super) context_milliseconds: Option<f64>,
     pub(super) free_bytes: Option<u64>,
@@ -31,19 +31,23 @@ pub(super) struct Answer {
     pub(super) total_bytes: Option<u64>,
     pub(super) used_bytes: Option<u64>,
     pub(super) own_bytes: Option<u64>,
+    /// The bytes that `allocate` has allocated.
     pub(super) bytes: Option<u64>,
+    /// The times that `work` has filled its memory and added it up, and those of them with a wrong sum.
     pub(super) rounds: Option<u64>,
     pub(super) wrong: Option<u64>,
+    /// The kernels that `rate` has run per second, and the longest time of one of them.
     pub(super) per_second: Option<f64>,
     pub(super) longest_milliseconds: Option<f64>,
+    /// The seconds by which the program was ready after the time of `until`.
     pub(super) late_seconds: Option<f64>,
-    /// Names of files.
+    /// The names of the files of a directory.
     pub(super) names: Vec<String>,
-    /// Lines of the kernel's log.
+    /// The lines of the kernel's log that contain a text.
     pub(super) lines: Vec<String>,
 }
 
-/// The call that failed.
+/// The call of CUDA, NVML or the loader that failed in `gpu-probe`, with its result and the name of that.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, thiserror::Error)]
 #[error("{call}: {name}")]
 pub(super) struct ProbeError {
@@ -76,7 +80,7 @@ impl Answers {
         self.0.iter().filter(move |answer| answer.command == command)
     }
 
-    /// The first error of a command; some commands show that something is not there, and do not fail by it.
+    /// The first error of a command, but for commands that show what a container sees: their errors are a result.
     pub(super) fn failed(&self) -> Option<(&Answer, &ProbeError)> {
         let fails = |answer: &&Answer| !["see", "nvml", "kernel-log"].contains(&answer.command.as_str());
         let mut failed = self.0.iter().filter(fails);
@@ -132,8 +136,8 @@ impl Answer {
     }
 }
 
-/// Returns true if CUDA opens the device file: that of a GPU, or one of these two. Others, such as those below `nvidia-caps`, may be
-/// for root alone.
+/// Returns true if CUDA opens the device file: that of a GPU, or one of two others. Further files, such as those below
+/// `nvidia-caps`, may be for root alone.
 fn is_needed(file: &str) -> bool {
     let minor = file.strip_prefix("nvidia").unwrap_or_default();
     ["nvidiactl", "nvidia-uvm"].contains(&file) || minor.parse::<i32>().is_ok()

@@ -27,7 +27,7 @@ pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
 
 /// The directory of CDI specs on a node, as `deploy/base` has it.
 const CDI_DIR: &str = "/var/run/cdi";
-/// The names of the plugin's specs of containers begin so.
+/// The prefix of the names of the CDI specs that the plugin writes for containers.
 const SPEC_PREFIX: &str = "gpushare.dev-gpu_";
 /// The number of times that a pod repeats a command every three seconds, in five minutes.
 pub(super) const N_REPEATS: usize = 100;
@@ -102,7 +102,7 @@ async fn offered(trial: &mut Trial) -> Result<Finding> {
         .figure("conditions", conditions))
 }
 
-/// The bytes that CUDA reports as free in a pod of a GiB.
+/// Starts a pod `name` that asks for one GiB; returns the bytes of the GPU that CUDA reports as free in it.
 pub(super) async fn free_bytes(trial: &Trial, name: &str) -> Result<u64> {
     let units = trial.gpu.units(GIB).to_string();
     let commands = ["see", "memory", "hold=3600"];
@@ -112,7 +112,7 @@ pub(super) async fn free_bytes(trial: &Trial, name: &str) -> Result<u64> {
     free.context("CUDA reports no free memory")
 }
 
-/// Starts a pod without a GPU, and so without a CDI spec, that lists the node's specs every few seconds.
+/// Starts a pod that lists the node's CDI specs every few seconds; it has no GPU, and so no spec of its own.
 pub(super) async fn start_listing(trial: &Trial, name: &str) -> Result<()> {
     let files = format!("files={SPECS_MOUNT}");
     let commands = [files.as_str(), "hold=3"].repeat(N_REPEATS);
@@ -123,7 +123,7 @@ pub(super) async fn start_listing(trial: &Trial, name: &str) -> Result<()> {
     trial.create(pod.with("volumeMounts", json!([mount]))).await
 }
 
-/// The plugin's specs of containers, as that pod has listed them last.
+/// The number of the plugin's CDI specs for containers, as the pod `name` of [`start_listing`] has listed them last.
 pub(super) async fn n_specs(trial: &Trial, name: &str) -> Result<usize> {
     let answers = trial.answers(name, "files").await?;
     let files = answers.last("files").map(|answer| answer.names.as_slice());
@@ -204,7 +204,7 @@ async fn unprivileged(trial: &mut Trial) -> Result<Finding> {
     Ok(Finding::new(text).figure("allocatedBytes", usable(share)))
 }
 
-/// The number of restarts that are waited for; kubelet waits ten seconds before the second.
+/// The number of restarts that the scenario waits for; kubelet waits ten seconds before the second.
 const RESTARTS: i32 = 2;
 
 /// An init container uses the GPU before the pod's container, which ends again and again.

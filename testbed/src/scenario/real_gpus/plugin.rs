@@ -28,12 +28,11 @@ const FAULT: &str = "an application has caused an error on a device";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodePlugin<'a> {
     pub(super) world: &'a World,
-    /// The node.
     pub(super) node: &'a str,
 }
 
 impl NodePlugin<'_> {
-    /// Its metrics.
+    /// The metrics of the plugin.
     ///
     /// # Errors
     /// The API server cannot reach them.
@@ -54,14 +53,11 @@ impl NodePlugin<'_> {
         Ok(PluginMetrics(answer?))
     }
 
-    /// Its log since a moment.
-    ///
-    /// # Errors
-    /// The log cannot be read.
+    /// The plugin's log since a moment; on the testbed, the whole log.
     pub(super) async fn log_since(self, moment: Instant) -> Result<String> {
         if let Some(node) = self.simulated_node()? {
             let plugin = node.plugin().context("the node has no plugin")?;
-            // All of it: one GPU of the testbed has one fault.
+            // A GPU of the testbed has one fault at most, so no earlier line is mistaken for it.
             return kit::files::read(plugin.log());
         }
         let plugin = self.pod()?;
@@ -77,16 +73,13 @@ impl NodePlugin<'_> {
         log.with_context(|| format!("cannot read the log of {namespace}/{name}"))
     }
 
-    /// The image of its first container.
+    /// The image of the first container of the plugin's pod.
     pub(super) fn image(self) -> Option<String> {
         let pod = self.pod().ok()?;
         pod.spec?.containers.into_iter().next()?.image
     }
 
     /// The testbed's node; none on a cluster that is not the testbed's.
-    ///
-    /// # Errors
-    /// The testbed's cluster has no such node.
     fn simulated_node(&self) -> Result<Option<&SimulatedNode>> {
         let Some(cluster) = &self.world.cluster else {
             return Ok(None);
@@ -96,7 +89,7 @@ impl NodePlugin<'_> {
         node.context("the node is gone").map(Some)
     }
 
-    /// Its pod.
+    /// The pod of the plugin.
     fn pod(self) -> Result<Pod> {
         let snapshot = self.world.observer.now();
         let is_plugin = |pod: &Pod| {
@@ -113,7 +106,6 @@ impl NodePlugin<'_> {
 pub(super) struct PluginMetrics(pub(super) String);
 
 impl PluginMetrics {
-    /// The version of the plugin.
     pub(super) fn version(&self) -> Option<&str> {
         let line = self.0.lines().find(|line| line.starts_with(BUILD_INFO))?;
         let (_, rest) = line.split_once("version=\"")?;
@@ -143,7 +135,7 @@ impl PluginMetrics {
         lines.filter(|line| line.contains(&label)).collect()
     }
 
-    /// The sum of the series with these labels; none if there is none.
+    /// The sum of the series with these labels; `None` if there is no such series.
     fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> Option<u64> {
         let has_label =
             |line: &str, (name, value): &(&str, &str)| line.contains(&format!("{name}=\"{value}\""));

@@ -18,7 +18,7 @@ pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
         "the same pod under each RuntimeClass of NVIDIA's runtime";
 };
 
-/// The handlers of NVIDIA's runtime begin so: nvidia, nvidia-cdi, nvidia-legacy.
+/// The prefix of the handlers of NVIDIA's runtime: nvidia, nvidia-cdi, nvidia-legacy.
 const HANDLERS: &str = "nvidia";
 
 /// The longest wait for a pod under a `RuntimeClass`; its node may not have the handler.
@@ -84,7 +84,8 @@ async fn view(trial: &Trial, name: &str, class: &str) -> Result<View> {
     }
 }
 
-/// Compares the views with the condition about containers that request no GPU. Without it, no such container sees any.
+/// Compares the views with the condition `Isolated` of the Device object: if that is true or absent, no container without a
+/// request may see a GPU.
 ///
 /// # Errors
 /// A container sees a GPU although the plugin reports that none does.
@@ -112,8 +113,8 @@ fn compare(views: &[(String, View)], condition: Option<&DeviceCondition>, image:
     if views.iter().all(|(_, view)| view.is_err()) {
         return Ok(Finding::not_run(text));
     }
-    let is_closed = condition.is_none_or(|condition| condition.status == "True");
-    if is_closed && !seeing.is_empty() {
+    let is_isolated = condition.is_none_or(|condition| condition.status == "True");
+    if is_isolated && !seeing.is_empty() {
         bail!("{text}: the plugin should report that such pods see GPUs");
     }
     Ok(Finding::new(text))

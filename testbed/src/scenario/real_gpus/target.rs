@@ -53,7 +53,7 @@ pub struct NodeVersions {
 }
 
 impl TargetGpu {
-    /// The healthy GPU with the most free memory, of the node that the options name if they do; real unless simulated ones will do.
+    /// The healthy GPU with the most free memory, on the node of the options if they name one; real, unless they accept others.
     ///
     /// # Errors
     /// The reason for which there is none.
@@ -103,12 +103,12 @@ impl TargetGpu {
         })
     }
 
-    /// The fewest memory units with so many bytes.
+    /// The fewest memory units that have at least these bytes.
     pub(super) fn units(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.unit)
     }
 
-    /// A part of the free memory in whole GiB, one at least.
+    /// The free memory divided by `parts`, in bytes of whole GiB: at least one GiB.
     pub(super) fn part(&self, parts: u64) -> u64 {
         (self.free / parts / GIB).max(1) * GIB
     }
@@ -120,9 +120,8 @@ pub(super) fn usable(share: u64) -> u64 {
     (share / 10 * 9).min(besides_context).max(16 * MIB)
 }
 
-/// Returns true if the Device object is not marked as one of simulated GPUs, and the GPU's UUID has the form that NVIDIA's driver gives
-/// it: a plugin of an earlier version does not mark it, and the file of simulated GPUs (`deploy/components/simulated`) names them by
-/// node and number.
+/// Returns true if the Device object has no label of simulated GPUs, and the GPU's UUID has the form of NVIDIA's driver.
+/// Plugins of earlier versions set no such label; the GPUs of `deploy/components/simulated` have UUIDs of node name and number.
 fn is_of_driver(device: &Device, uuid: &str) -> bool {
     let groups: Vec<&str> = uuid.strip_prefix("GPU-").unwrap_or_default().split('-').collect();
     let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
@@ -134,7 +133,7 @@ fn is_of_driver(device: &Device, uuid: &str) -> bool {
 }
 
 impl NodeVersions {
-    /// The versions of a node, but that of gpushare.
+    /// All versions of a node but that of gpushare, which stays empty.
     pub(super) fn of(node: &str, snapshot: &ClusterSnapshot) -> Self {
         let status = snapshot.nodes.get(node).and_then(|node| node.status.as_ref());
         let info = status

@@ -19,18 +19,18 @@ pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
         "the memory of two programs by the plugin and by NVML";
 };
 
-/// Most memory that a program may use beyond its context and its block. The driver hands out memory in pages of 2 MiB, so the block is
-/// rounded up to one; the rest is for tables that the driver makes at a first allocation.
+/// Most bytes that a program may use beyond its context and its block. The driver rounds the block up to pages of 2 MiB; the rest
+/// is for tables that it makes at a first allocation.
 const PAGES: u64 = 32 * MIB;
 
 /// The memory that a program uses on its GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProgramMemory {
-    /// With a context and nothing else.
+    /// With a CUDA context and nothing else.
     context: u64,
-    /// The size of its block.
+    /// The size of the block that it has allocated.
     allocated: u64,
-    /// With context and block.
+    /// With the context and the block.
     used: u64,
     /// True if NVML lists the program. Otherwise the figures are differences of the memory in use on the whole GPU.
     is_listed: bool,

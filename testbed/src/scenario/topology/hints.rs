@@ -16,7 +16,6 @@ use crate::scenario::World;
 use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "all-adapters" => all_adapters,
         "a pod that applies for all adapters gets every one that it selects, or waits";
@@ -80,7 +79,7 @@ async fn virtual_functions(world: &mut World) -> Result<()> {
     world.create(adapters("special", "2", &hint("special"))).await?;
     world.until_refused("special", NO_DEVICE).await?;
     world.delete("special").await?;
-    // The proposal's example is repeated until every virtual function is allocated, so that a function allocated twice would show.
+    // The proposal's example, until every virtual function is allocated: one that was allocated twice would show.
     let n_pods = 8 * FUNCTIONS_PER_ADAPTER / 2;
     let mut given = BTreeSet::new();
     for at in 0..n_pods {
@@ -141,7 +140,7 @@ async fn gpu_scope(world: &mut World) -> Result<()> {
     world.until_running(&["eight"]).await
 }
 
-/// Hints that are unknown or that no device meets are refused; exclusive pods share no adapter.
+/// Hints with an unknown strategy, or that no device meets, are refused; exclusive pods share no adapter.
 async fn hint_refusals(world: &mut World) -> Result<()> {
     let unknown = adapters("unknown", "1", &json!({"allocateStrategy": "All"}));
     world

@@ -14,7 +14,6 @@ use crate::scenario::World;
 use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "joint" => joint_allocation,
         "four GPUs bring the four adapters of their switches, and where there is one adapter only, that one";

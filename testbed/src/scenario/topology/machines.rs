@@ -8,7 +8,7 @@ use kit::cluster::{GpuSpec, NodeSetup};
 pub(in crate::scenario) const PAIRED: &str = "paired";
 /// A node like [`PAIRED`] with one adapter only, on the switch of GPU 5.
 pub(in crate::scenario) const LONE: &str = "lone-adapter";
-/// Node of four PCIe switches with two GPUs each, which are given away in partitions only.
+/// Node of four PCIe switches with two GPUs each, which are allocated in partitions only.
 pub(in crate::scenario) const PARTITIONED: &str = "partitioned";
 /// Node of four PCIe switches with two GPUs each, without partitions.
 pub(in crate::scenario) const COUPLED: &str = "coupled";
@@ -41,7 +41,7 @@ pub(in crate::scenario) fn nodes() -> Vec<NodeSetup> {
     ]
 }
 
-/// Eight GPUs on two NUMA nodes, `per_switch` on each PCIe switch; whole ones can be had in the vendor's name.
+/// Eight GPUs on two NUMA nodes, `per_switch` on each PCIe switch; the plugin also serves whole GPUs as `nvidia.com/gpu`.
 fn eight(name: &str, per_switch: u32) -> NodeSetup {
     let spec = NodeSetup::new(name, &[16384; 8]);
     let place = |gpu: GpuSpec| {
@@ -85,7 +85,7 @@ fn adapter(minor: u32, at_switch: u32) -> Value {
     })
 }
 
-/// The first half of the GPUs is linked twice as fast, and leaves the node better when it has been given away.
+/// All partitions of 1, 2, 4 and 8 GPUs; those in the first half have twice the bandwidth and the higher allocation score.
 fn partitions() -> Value {
     let of_size = |size: u32| -> Vec<Value> {
         let sets = (0..8 / size).map(|at| (at * size..(at + 1) * size).collect::<Vec<u32>>());

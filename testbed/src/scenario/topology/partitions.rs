@@ -9,7 +9,6 @@ use crate::scenario::World;
 use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "partitions" => partitions,
         "GPUs go in the node's partitions, those first that leave it best, and a size that it does not have is refused";

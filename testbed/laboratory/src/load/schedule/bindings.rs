@@ -17,12 +17,14 @@ use kit::pod_fields::{node_of, unscheduled_because};
 /// The longest wait without any event of the watch.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The pods and bindings that a watch of pods has shown so far.
+/// The pods and bindings that the watch has shown so far.
 #[derive(Debug, Default)]
 pub(super) struct BindingLog {
     /// True once the watch has listed what existed before.
     is_watching: bool,
-    there: BTreeSet<String>,
+    /// The names of the pods that exist.
+    existing: BTreeSet<String>,
+    /// The times at which the watch showed pods as bound, by name.
     bound: BTreeMap<String, Instant>,
     /// The last message of a scheduler about a pod that it cannot place.
     refusal: Option<String>,
@@ -44,7 +46,7 @@ impl BindingLog {
         if let Some(refusal) = unscheduled_because(pod) {
             self.refusal = Some(refusal.to_owned());
         }
-        self.there.insert(name);
+        self.existing.insert(name);
     }
 }
 
@@ -57,7 +59,6 @@ pub(super) struct BindingWatch {
 }
 
 impl BindingWatch {
-    /// Begins to watch.
     pub(super) async fn watch(client: &Client) -> Result<Self> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let (sender, shown) = watch::channel(BindingLog::default());
@@ -86,7 +87,7 @@ impl BindingWatch {
         self.shown.borrow()
     }
 
-    /// Waits until `n` pods have been bound.
+    /// Waits until `n_pods` have been bound.
     pub(super) async fn until_bound(&mut self, n_pods: usize) -> Result<()> {
         self.until("pods to be bound", |shown| shown.bound.len() >= n_pods)
             .await
@@ -94,7 +95,7 @@ impl BindingWatch {
 
     /// Waits until no pod is left.
     pub(super) async fn until_gone(&mut self) -> Result<()> {
-        self.until("pods to be gone", |shown| shown.there.is_empty())
+        self.until("pods to be gone", |shown| shown.existing.is_empty())
             .await
     }
 
@@ -113,9 +114,9 @@ impl BindingWatch {
                 .refusal
                 .as_deref()
                 .unwrap_or("no scheduler says anything; does one of this name run?");
-            let (n_there, n_bound) = (shown.there.len(), shown.bound.len());
+            let (n_existing, n_bound) = (shown.existing.len(), shown.bound.len());
             bail!(
-                "nothing happened for {PATIENCE:?} while waiting for {what}; {n_there} pods are there, {n_bound} were bound: {refusal}"
+                "nothing happened for {PATIENCE:?} while waiting for {what}; {n_existing} pods are there, {n_bound} were bound: {refusal}"
             );
         }
     }
@@ -127,13 +128,13 @@ async fn follow(pods: Api<Pod>, sender: watch::Sender<BindingLog>) {
     let mut events = watcher(pods, config).default_backoff().boxed();
     while let Some(event) = events.next().await {
         match event {
-            Ok(watcher::Event::Init) => sender.send_modify(|shown| shown.there.clear()),
+            Ok(watcher::Event::Init) => sender.send_modify(|shown| shown.existing.clear()),
             Ok(watcher::Event::InitDone) => sender.send_modify(|shown| shown.is_watching = true),
             Ok(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod)) => {
                 sender.send_modify(|shown| shown.apply(&pod));
             }
             Ok(watcher::Event::Delete(pod)) => sender.send_modify(|shown| {
-                shown.there.remove(&pod.name_any());
+                shown.existing.remove(&pod.name_any());
             }),
             Err(error) => tracing::warn!(%error, "the watch starts again"),
         }
@@ -143,7 +144,7 @@ async fn follow(pods: Api<Pod>, sender: watch::Sender<BindingLog>) {
 /// Rates of binding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
-    /// From the beginning to the last binding.
+    /// Seconds from the beginning to the last binding.
     pub(super) seconds: f64,
     /// Pods per second in this time.
     pub(super) per_second: f64,

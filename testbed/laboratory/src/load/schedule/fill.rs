@@ -1,4 +1,4 @@
-//! Fills a real API server with nodes, Device objects and bound pods that are nothing but objects, and empties it again.
+//! Fills a real API server with nodes, Device objects and bound pods that no kubelet runs, and removes them again.
 //!
 //! Every object has a label, so that a second run makes only what is missing and `--clean` deletes nothing
 //! else.
@@ -65,7 +65,7 @@ pub(super) async fn fill(console: &Console, objects: &Objects, size: ClusterSize
     make_pods(console, objects, size).await
 }
 
-/// Waits until Device objects can be created: a new definition is not served at once.
+/// Creates the Device object of the first node as soon as the API server serves the new `CustomResourceDefinition`.
 async fn until_there_are_devices(objects: &Objects) -> Result<()> {
     let device = labelled(fleet::device(&fleet::node_name(0)), FLEET);
     let began = Instant::now();
@@ -123,7 +123,7 @@ async fn make_pods(console: &Console, objects: &Objects, size: ClusterSize) -> R
     .await
 }
 
-/// Deletes everything that was made, but for the definition of Device objects, which others may use.
+/// Deletes all objects of this load but the `CustomResourceDefinition` of Device objects, which others may use.
 pub(super) async fn clean(console: &Console, objects: &Objects) -> Result<()> {
     for kind in [path("pods").as_str(), NODES, DEVICES] {
         let names = objects.names(kind, LABEL).await?;

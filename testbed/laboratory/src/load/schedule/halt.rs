@@ -19,9 +19,6 @@ pub(super) struct Halted(HaltedProcess);
 
 impl HaltedProcess {
     /// Reads `NAME=PID`.
-    ///
-    /// # Errors
-    /// The problem with the process, in words.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let (scheduler, pid) = text
             .split_once('=')
@@ -40,9 +37,6 @@ impl HaltedProcess {
     }
 
     /// Stops the process (SIGSTOP).
-    ///
-    /// # Errors
-    /// If it cannot be sent a signal.
     pub(super) fn halt(&self) -> Result<Halted> {
         self.signal("STOP")?;
         Ok(Halted(self.clone()))
@@ -67,9 +61,6 @@ impl HaltedProcess {
 
 impl Halted {
     /// Resumes the process (SIGCONT).
-    ///
-    /// # Errors
-    /// If it cannot be sent a signal.
     pub(super) fn go_on(self) -> Result<()> {
         self.0.signal("CONT")
     }
