@@ -182,7 +182,7 @@ async fn entries_of_deleted_pods_are_removed() {
     let n_kept = (0..n_pods)
         .find(|at| {
             full.insert(uid(&name(*at)), record.clone());
-            text_of(&full).is_err()
+            annotation_text(&full).is_err()
         })
         .unwrap();
     assert!(

@@ -110,12 +110,11 @@ impl<'w> Chooser<'w> {
             return Ok(None);
         }
         let gpu_left = free.gpu_free() - pod.demand();
-        let [largest_cpu, largest_gpu] = self.largest;
+        let [most_cpu, gpu_norm] = self.largest;
         Ok(Some(match self.reference {
             Reference::KubeDefault => engine.default_score(at)?,
             Reference::BestFit => {
-                let left =
-                    portion(free.cpu_free - pod.cpu, largest_cpu).midpoint(portion(gpu_left, largest_gpu));
+                let left = portion(free.cpu_free - pod.cpu, most_cpu).midpoint(portion(gpu_left, gpu_norm));
                 floor(100.0 * (1.0 - left))
             }
             Reference::Fullest => -gpu_left,
