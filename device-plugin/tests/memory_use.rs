@@ -27,6 +27,7 @@ use device_plugin::start::node_state::NodeState;
 use machine::{Machine, card};
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
+use rstest::rstest;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -90,20 +91,16 @@ fn machine() -> Machine {
 }
 
 /// Figures in words: pod, GPU and GiB.
-fn words(figures: &BTreeMap<ContainerGpu, u64>) -> Vec<String> {
+fn words(figures: &BTreeMap<ContainerGpu, u64>) -> String {
     let mut words = Vec::new();
     for (of, bytes) in figures {
         words.push(format!("{} {} {}", of.pod.as_str(), of.gpu.as_str(), bytes / GIB));
     }
-    words
+    words.join(", ")
 }
 
-/// The use of the first measurement by the plugin's task, the limits that it read back, and the measurement; none if nothing is known.
-async fn measure(
-    machine: &Machine,
-    level: Level,
-    processes: bool,
-) -> Option<(Vec<String>, Vec<String>, Arc<MeasuredMemory>)> {
+/// The first measurement by the plugin's task; none if nothing is known.
+async fn measure(machine: &Machine, level: Level, processes: bool) -> Option<Arc<MeasuredMemory>> {
     let root = format!("--host-root={}", machine.path("").display());
     let config = Config::parse_from([
         "gpushare-device-plugin",
@@ -140,58 +137,45 @@ async fn measure(
     let waited = timeout(Duration::from_secs(30), measured.changed()).await;
     waited.expect("nothing was measured in time").unwrap();
     task.abort();
-    let measured = measured.borrow().clone()?;
-    Some((words(&measured.by_container), words(&measured.limits), measured))
+    measured.borrow().clone()
 }
 
-/// Without the PID namespace of the node only the driver knows the use, and nothing is said about other containers.
-#[tokio::test]
-async fn the_driver_alone_measures_the_containers_that_it_limits() {
-    let machine = machine();
-    let (used, limits, measured) = measure(&machine, Level::Driver, false).await.unwrap();
-    assert_eq!(used, ["1 GPU-0 3", "2 GPU-0 1"]);
-    assert_eq!(limits, ["1 GPU-0 4"], "the second has a soft limit alone");
-    assert_eq!(measured.unattributed, None);
-}
+type Change = fn(&Machine);
 
-/// A process of a container that the driver measures counts neither twice nor as unattributed.
+/// The second pod has a soft limit alone. Without the PID namespace of the node only the driver knows the use. A process of a container
+/// that the driver measures counts neither twice nor as unattributed. On a GPU with a lower level the driver is not asked, an older
+/// driver cannot be, and without a cgroup it is not; then the processes count.
+#[rstest]
+#[case::driver_alone(Level::Driver, false, |_: &Machine| {}, Some(("1 GPU-0 3, 2 GPU-0 1", "1 GPU-0 4", None)))]
+#[case::driver_and_processes(
+    Level::Driver, true, |_: &Machine| {}, Some(("1 GPU-0 3, 2 GPU-0 1, 3 GPU-0 2", "1 GPU-0 4", Some(vec![5, 6])))
+)]
+#[case::lower_level(Level::None, false, |_: &Machine| {}, None)]
+#[case::lower_level_and_processes(Level::None, true, |_: &Machine| {}, Some(("1 GPU-0 0, 3 GPU-0 2", "", Some(vec![5, 6]))))]
+#[case::older_driver(Level::Driver, false, Machine::downgrade, None)]
+#[case::no_cgroup(
+    Level::Driver, true, |machine: &Machine| fs::remove_dir_all(machine.path("sys/fs")).unwrap(),
+    Some(("1 GPU-0 0, 3 GPU-0 2", "", Some(vec![5, 6])))
+)]
 #[tokio::test]
-async fn the_driver_is_believed_before_the_processes() {
+async fn the_memory_of_containers(
+    #[case] level: Level,
+    #[case] processes: bool,
+    #[case] change: Change,
+    #[case] expected: Option<(&str, &str, Option<Vec<u64>>)>,
+) {
     let machine = machine();
-    let (used, limits, measured) = measure(&machine, Level::Driver, true).await.unwrap();
-    assert_eq!(used, ["1 GPU-0 3", "2 GPU-0 1", "3 GPU-0 2"]);
-    assert_eq!(limits, ["1 GPU-0 4"]);
-    let others: Vec<_> = measured
-        .unattributed
-        .as_ref()
-        .unwrap()
-        .values()
-        .copied()
-        .collect();
-    assert_eq!(others, [5, 6]);
-}
-
-/// On a GPU with a lower level the driver is not asked, and an older driver cannot be.
-#[tokio::test]
-async fn other_levels_and_older_drivers_leave_the_processes() {
-    let machine = machine();
-    assert!(measure(&machine, Level::None, false).await.is_none());
-    let (used, limits, _) = measure(&machine, Level::None, true).await.unwrap();
-    assert_eq!(used, ["1 GPU-0 0", "3 GPU-0 2"]);
-    assert_eq!(limits, <[&str; 0]>::default());
-    machine.downgrade();
-    assert!(measure(&machine, Level::Driver, false).await.is_none());
-}
-
-/// A container whose cgroup is not found is measured by its processes.
-#[tokio::test]
-async fn without_a_cgroup_the_processes_are_counted() {
-    let machine = machine();
-    fs::remove_dir_all(machine.path("sys/fs")).unwrap();
-    let (used, ..) = measure(&machine, Level::Driver, true).await.unwrap();
+    change(&machine);
+    let measured = measure(&machine, level, processes).await;
+    let found = measured.map(|measured| {
+        let others = measured
+            .unattributed
+            .as_ref()
+            .map(|others| others.values().copied().collect());
+        (words(&measured.by_container), words(&measured.limits), others)
+    });
     assert_eq!(
-        used,
-        ["1 GPU-0 0", "3 GPU-0 2"],
-        "no cgroup is found, and the processes are"
+        found,
+        expected.map(|(used, limits, others)| (used.to_owned(), limits.to_owned(), others))
     );
 }

@@ -19,268 +19,183 @@ fn found_by_script(tree: &NodeTree) -> Option<String> {
     row.strip_prefix('/').map(str::to_owned)
 }
 
-fn ubuntu() -> NodeTree {
-    NodeTree::new(
-        &[("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04", "")],
-        &[
-            ("lib", "usr/lib"),
-            (
-                "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-                "libnvidia-ml.so.580.159.04",
-            ),
-        ],
-    )
-    .with_cache(
-        "",
-        &[
-            "/lib/x86_64-linux-gnu/libc.so.6",
-            "/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-        ],
-    )
-}
-
-fn debian() -> NodeTree {
-    let dir = "usr/lib/x86_64-linux-gnu";
-    NodeTree::new(
-        &[(&format!("{dir}/nvidia/current/libnvidia-ml.so.535.247.01"), "")],
-        &[
-            (
-                &format!("{dir}/nvidia/current/libnvidia-ml.so.1"),
-                "libnvidia-ml.so.535.247.01",
-            ),
-            (
-                &format!("{dir}/libnvidia-ml.so.1"),
-                "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu",
-            ),
-            (
-                "etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu",
-                "/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1",
-            ),
-        ],
-    )
-}
-
-fn rhel() -> NodeTree {
-    NodeTree::new(
-        &[
-            ("usr/lib/libnvidia-ml.so.1", ELF_32),
-            ("usr/lib64/libnvidia-ml.so.580.159.04", ""),
-        ],
-        &[
-            ("lib64", "usr/lib64"),
-            ("usr/lib64/libnvidia-ml.so.1", "libnvidia-ml.so.580.159.04"),
-        ],
-    )
-    .with_cache("", &["/lib/libnvidia-ml.so.1", "/lib64/libnvidia-ml.so.1"])
-}
-
-fn container_optimized_os() -> NodeTree {
-    let dir = "home/kubernetes/bin/nvidia/lib64";
-    NodeTree::new(
-        &[
-            (&format!("{dir}/libnvidia-ml.so.535.247.01"), ""),
-            ("etc/ld.so.cache", ""),
-        ],
-        &[(&format!("{dir}/libnvidia-ml.so.1"), "libnvidia-ml.so.535.247.01")],
-    )
-}
-
-fn flatcar() -> NodeTree {
-    NodeTree::new(
-        &[
-            (
-                "etc/ld.so.conf",
-                "# of the distribution\ninclude ld.so.conf.d/*.conf\n",
-            ),
-            ("etc/ld.so.conf.d/nvidia.conf", "/opt/nvidia/current/lib64\n"),
-            ("opt/nvidia/580.159.04/lib64/libnvidia-ml.so.580.159.04", ""),
-        ],
-        &[
-            ("opt/nvidia/current", "/opt/nvidia/580.159.04"),
-            (
-                "opt/nvidia/580.159.04/lib64/libnvidia-ml.so.1",
-                "libnvidia-ml.so.580.159.04",
-            ),
-        ],
-    )
-}
-
-fn talos() -> NodeTree {
-    let dir = "usr/local/glibc/usr/lib";
-    NodeTree::new(
-        &[(&format!("{dir}/libnvidia-ml.so.580.159.04"), "")],
-        &[(&format!("{dir}/libnvidia-ml.so.1"), "libnvidia-ml.so.580.159.04")],
-    )
-}
-
-fn nixos() -> NodeTree {
-    NodeTree::new(
-        &[("nix/store/b-nvidia-x11/lib/libnvidia-ml.so.580.159.04", "")],
-        &[
-            ("run/opengl-driver", "/nix/store/a-graphics-drivers"),
-            (
-                "nix/store/a-graphics-drivers/lib/libnvidia-ml.so.1",
-                "/nix/store/b-nvidia-x11/lib/libnvidia-ml.so.1",
-            ),
-            (
-                "nix/store/b-nvidia-x11/lib/libnvidia-ml.so.1",
-                "libnvidia-ml.so.580.159.04",
-            ),
-        ],
-    )
-}
-
-fn gpu_operator() -> NodeTree {
-    let root = "run/nvidia/driver";
-    NodeTree::new(
-        &[
-            (
-                &format!("{root}/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04"),
-                "",
-            ),
-            ("run/nvidia/validations/driver-ready", ""),
-        ],
-        &[
-            // Relative to the driver's own root.
-            (&format!("{root}/lib"), "/usr/lib"),
-            (
-                &format!("{root}/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"),
-                "/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04",
-            ),
-        ],
-    )
-    .with_cache("run/nvidia/driver/", &["/lib/x86_64-linux-gnu/libnvidia-ml.so.1"])
-}
-
-fn bottlerocket() -> NodeTree {
-    NodeTree::new(
-        &[("usr/lib/nvidia/tesla/libnvidia-ml.so.570.172.08", "")],
-        &[(
-            "usr/lib/nvidia/tesla/libnvidia-ml.so.1",
-            "libnvidia-ml.so.570.172.08",
-        )],
-    )
-}
-
-/// Links of the distribution's folders to a driver that is mounted elsewhere.
-fn absolute_links() -> NodeTree {
-    NodeTree::new(
-        &[("usr/local/nvidia/lib64/libnvidia-ml.so.580.159.04", "")],
-        &[
-            (
-                "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-                "/usr/local/nvidia/lib64/libnvidia-ml.so.1",
-            ),
-            (
-                "usr/local/nvidia/lib64/libnvidia-ml.so.1",
-                "libnvidia-ml.so.580.159.04",
-            ),
-        ],
-    )
-}
-
-fn below_usr_local() -> NodeTree {
-    NodeTree::new(&[("usr/local/nvidia/lib64/libnvidia-ml.so.1", "")], &[])
-}
-
-/// ldconfig alone knows the folder.
-fn cache_only() -> NodeTree {
-    NodeTree::new(&[("srv/driver/lib/libnvidia-ml.so.1", "")], &[])
-        .with_cache("", &["/srv/driver/lib/libnvidia-ml.so.1"])
-}
-
-fn configuration_only() -> NodeTree {
-    NodeTree::new(
-        &[
-            ("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n"),
-            (
-                "etc/ld.so.conf.d/a.conf",
-                "include /etc/ld.so.conf.d/a.conf\n/srv/none\n",
-            ),
-            ("etc/ld.so.conf.d/b.conf", "  /srv/driver/lib # of the vendor\n"),
-            ("etc/ld.so.conf.d/c.txt", "/srv/other\n"),
-            ("srv/other/libnvidia-ml.so.1", ""),
-            ("srv/driver/lib/libnvidia-ml.so.1", ""),
-        ],
-        &[],
-    )
-}
-
-/// The cache and a link of a driver that has been removed, beside a driver that is there.
-fn stale() -> NodeTree {
-    NodeTree::new(
-        &[("usr/local/nvidia/lib64/libnvidia-ml.so.1", "")],
-        &[("usr/lib64/libnvidia-ml.so.1", "libnvidia-ml.so.470.256.02")],
-    )
-    .with_cache("", &["/usr/lib64/libnvidia-ml.so.1"])
-}
-
-fn no_driver() -> NodeTree {
-    NodeTree::new(
-        &[("usr/lib64/libc.so.6", ""), ("etc/ld.so.cache", "no cache")],
-        &[],
-    )
-    .with_cache("run/nvidia/driver/", &[])
-}
-
-fn link_loop() -> NodeTree {
-    NodeTree::new(
-        &[],
-        &[
-            ("usr/lib64/libnvidia-ml.so.1", "libnvidia-ml.so.580"),
-            ("usr/lib64/libnvidia-ml.so.580", "/usr/lib64/libnvidia-ml.so.1"),
-            ("lib64", "/lib64"),
-        ],
-    )
-}
-
-/// Only for 32-bit programs.
-fn no_64_bit() -> NodeTree {
-    NodeTree::new(&[("usr/lib/libnvidia-ml.so.1", ELF_32)], &[])
-}
-
-/// A link whose target is on this machine and not below the root.
-fn link_out_of_the_root() -> NodeTree {
-    NodeTree::new(
-        &[],
-        &[
-            ("usr/lib64/libnvidia-ml.so.1", "/bin/sh"),
-            ("usr/lib/libnvidia-ml.so.1", "../../../../../../../../bin/sh"),
-        ],
-    )
+/// A tree with an entry in each line: a file with its text behind `=`, where `|` ends a line, a link with its target behind `->`, or
+/// the loader's cache below a root with its paths. `ML` is the library, and `32-bit` the content of one for 32-bit programs.
+fn tree(text: &str) -> NodeTree {
+    let text = text.replace("ML", "libnvidia-ml.so");
+    let (mut files, mut links, mut caches) = (Vec::new(), Vec::new(), Vec::new());
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some((path, target)) = line.split_once(" -> ") {
+            links.push((path, target));
+        } else if let Some((root, paths)) = line.strip_prefix("cache ").and_then(|rest| rest.split_once(": "))
+        {
+            caches.push((root, paths.split(' ').collect::<Vec<_>>()));
+        } else {
+            let (path, content) = line.split_once(" = ").unwrap_or((line, ""));
+            files.push((path, content.replace("32-bit", ELF_32).replace('|', "\n")));
+        }
+    }
+    let files: Vec<_> = files
+        .iter()
+        .map(|(path, content)| (*path, content.as_str()))
+        .collect();
+    let tree = NodeTree::new(&files, &links);
+    caches.iter().fold(tree, |tree, (root, paths)| {
+        tree.with_cache(root.trim_start_matches('/'), paths)
+    })
 }
 
 #[rstest]
-#[case::ubuntu(ubuntu(), Some("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04"))]
+#[case::ubuntu(
+    "
+    lib -> usr/lib
+    usr/lib/x86_64-linux-gnu/ML.580.159.04
+    usr/lib/x86_64-linux-gnu/ML.1 -> ML.580.159.04
+    cache /: /lib/x86_64-linux-gnu/libc.so.6 /lib/x86_64-linux-gnu/ML.1
+",
+    Some("usr/lib/x86_64-linux-gnu/ML.580.159.04")
+)]
 #[case::debian(
-    debian(),
-    Some("usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.247.01")
+    "
+    usr/lib/x86_64-linux-gnu/nvidia/current/ML.535.247.01
+    usr/lib/x86_64-linux-gnu/nvidia/current/ML.1 -> ML.535.247.01
+    usr/lib/x86_64-linux-gnu/ML.1 -> /etc/alternatives/nvidia--ML.1-x86_64-linux-gnu
+    etc/alternatives/nvidia--ML.1-x86_64-linux-gnu -> /usr/lib/x86_64-linux-gnu/nvidia/current/ML.1
+",
+    Some("usr/lib/x86_64-linux-gnu/nvidia/current/ML.535.247.01")
 )]
-#[case::rhel(rhel(), Some("usr/lib64/libnvidia-ml.so.580.159.04"))]
+#[case::rhel(
+    "
+    lib64 -> usr/lib64
+    usr/lib/ML.1 = 32-bit
+    usr/lib64/ML.580.159.04
+    usr/lib64/ML.1 -> ML.580.159.04
+    cache /: /lib/ML.1 /lib64/ML.1
+",
+    Some("usr/lib64/ML.580.159.04")
+)]
 #[case::container_optimized_os(
-    container_optimized_os(),
-    Some("home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.535.247.01")
+    "
+    etc/ld.so.cache
+    home/kubernetes/bin/nvidia/lib64/ML.535.247.01
+    home/kubernetes/bin/nvidia/lib64/ML.1 -> ML.535.247.01
+",
+    Some("home/kubernetes/bin/nvidia/lib64/ML.535.247.01")
 )]
-#[case::flatcar(flatcar(), Some("opt/nvidia/580.159.04/lib64/libnvidia-ml.so.580.159.04"))]
-#[case::talos(talos(), Some("usr/local/glibc/usr/lib/libnvidia-ml.so.580.159.04"))]
-#[case::nixos(nixos(), Some("nix/store/b-nvidia-x11/lib/libnvidia-ml.so.580.159.04"))]
+#[case::flatcar(
+    "
+    etc/ld.so.conf = # of the distribution|include ld.so.conf.d/*.conf|
+    etc/ld.so.conf.d/nvidia.conf = /opt/nvidia/current/lib64|
+    opt/nvidia/current -> /opt/nvidia/580.159.04
+    opt/nvidia/580.159.04/lib64/ML.580.159.04
+    opt/nvidia/580.159.04/lib64/ML.1 -> ML.580.159.04
+",
+    Some("opt/nvidia/580.159.04/lib64/ML.580.159.04")
+)]
+#[case::talos(
+    "
+    usr/local/glibc/usr/lib/ML.580.159.04
+    usr/local/glibc/usr/lib/ML.1 -> ML.580.159.04
+",
+    Some("usr/local/glibc/usr/lib/ML.580.159.04")
+)]
+#[case::nixos(
+    "
+    run/opengl-driver -> /nix/store/a-graphics-drivers
+    nix/store/a-graphics-drivers/lib/ML.1 -> /nix/store/b-nvidia-x11/lib/ML.1
+    nix/store/b-nvidia-x11/lib/ML.1 -> ML.580.159.04
+    nix/store/b-nvidia-x11/lib/ML.580.159.04
+",
+    Some("nix/store/b-nvidia-x11/lib/ML.580.159.04")
+)]
+// The links are relative to the driver's own root.
 #[case::gpu_operator(
-    gpu_operator(),
-    Some("run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04")
+    "
+    run/nvidia/driver/lib -> /usr/lib
+    run/nvidia/driver/usr/lib/x86_64-linux-gnu/ML.1 -> /lib/x86_64-linux-gnu/ML.580.159.04
+    run/nvidia/driver/usr/lib/x86_64-linux-gnu/ML.580.159.04
+    run/nvidia/validations/driver-ready
+    cache run/nvidia/driver/: /lib/x86_64-linux-gnu/ML.1
+",
+    Some("run/nvidia/driver/usr/lib/x86_64-linux-gnu/ML.580.159.04")
 )]
-#[case::bottlerocket(bottlerocket(), Some("usr/lib/nvidia/tesla/libnvidia-ml.so.570.172.08"))]
-#[case::absolute_links(absolute_links(), Some("usr/local/nvidia/lib64/libnvidia-ml.so.580.159.04"))]
-#[case::below_usr_local(below_usr_local(), Some("usr/local/nvidia/lib64/libnvidia-ml.so.1"))]
-#[case::cache_only(cache_only(), Some("srv/driver/lib/libnvidia-ml.so.1"))]
-#[case::configuration_only(configuration_only(), Some("srv/driver/lib/libnvidia-ml.so.1"))]
-#[case::stale(stale(), Some("usr/local/nvidia/lib64/libnvidia-ml.so.1"))]
-#[case::no_driver(no_driver(), None)]
-#[case::link_loop(link_loop(), None)]
-#[case::no_64_bit(no_64_bit(), None)]
-#[case::link_out_of_the_root(link_out_of_the_root(), None)]
-fn the_plugin_and_the_script_find_the_same_library(#[case] tree: NodeTree, #[case] expected: Option<&str>) {
-    assert_eq!(found_by_plugin(&tree).as_deref(), expected, "the plugin");
-    assert_eq!(found_by_script(&tree).as_deref(), expected, "the script");
+#[case::bottlerocket(
+    "
+    usr/lib/nvidia/tesla/ML.570.172.08
+    usr/lib/nvidia/tesla/ML.1 -> ML.570.172.08
+",
+    Some("usr/lib/nvidia/tesla/ML.570.172.08")
+)]
+// Links of the distribution's folders to a driver that is mounted elsewhere.
+#[case::absolute_links(
+    "
+    usr/lib/x86_64-linux-gnu/ML.1 -> /usr/local/nvidia/lib64/ML.1
+    usr/local/nvidia/lib64/ML.1 -> ML.580.159.04
+    usr/local/nvidia/lib64/ML.580.159.04
+",
+    Some("usr/local/nvidia/lib64/ML.580.159.04")
+)]
+#[case::below_usr_local("usr/local/nvidia/lib64/ML.1", Some("usr/local/nvidia/lib64/ML.1"))]
+// ldconfig alone knows the folder.
+#[case::cache_only(
+    "
+    srv/driver/lib/ML.1
+    cache /: /srv/driver/lib/ML.1
+",
+    Some("srv/driver/lib/ML.1")
+)]
+#[case::configuration_only(
+    "
+    etc/ld.so.conf = include /etc/ld.so.conf.d/*.conf|
+    etc/ld.so.conf.d/a.conf = include /etc/ld.so.conf.d/a.conf|/srv/none|
+    etc/ld.so.conf.d/b.conf =   /srv/driver/lib # of the vendor|
+    etc/ld.so.conf.d/c.txt = /srv/other|
+    srv/other/ML.1
+    srv/driver/lib/ML.1
+",
+    Some("srv/driver/lib/ML.1")
+)]
+// The cache and a link of a driver that has been removed, beside a driver that is there.
+#[case::stale(
+    "
+    usr/local/nvidia/lib64/ML.1
+    usr/lib64/ML.1 -> ML.470.256.02
+    cache /: /usr/lib64/ML.1
+",
+    Some("usr/local/nvidia/lib64/ML.1")
+)]
+#[case::no_driver(
+    "
+    usr/lib64/libc.so.6
+    etc/ld.so.cache = no cache
+    cache run/nvidia/driver/: /lib/libc.so.6
+",
+    None
+)]
+#[case::link_loop(
+    "
+    usr/lib64/ML.1 -> ML.580
+    usr/lib64/ML.580 -> /usr/lib64/ML.1
+    lib64 -> /lib64
+",
+    None
+)]
+#[case::no_64_bit("usr/lib/ML.1 = 32-bit", None)]
+// A link whose target is on this machine and not below the root.
+#[case::link_out_of_the_root(
+    "
+    usr/lib64/ML.1 -> /bin/sh
+    usr/lib/ML.1 -> ../../../../../../../../bin/sh
+",
+    None
+)]
+fn the_plugin_and_the_script_find_the_same_library(#[case] files: &str, #[case] expected: Option<&str>) {
+    let (tree, expected) = (
+        tree(files),
+        expected.map(|path| path.replace("ML", "libnvidia-ml.so")),
+    );
+    assert_eq!(found_by_plugin(&tree), expected, "the plugin");
+    assert_eq!(found_by_script(&tree), expected, "the script");
 }
 
 /// The two lists of known folders are one, in one order.

@@ -34,96 +34,73 @@ fn row(driver: &str, cgroup: &str, route: &str, marks: &str) -> Enforcement {
 }
 
 /// Driver, cgroup version, way of the hook, marks; level and reason.
-const ROWS: &[(&str, &str, &str, &str, &str)] = &[
-    // Everything is there.
-    ("615.71.09", "v2", "spec", "on hook", "driver DriverLimits"),
-    ("615.71.09", "v2", "runtime", "on hook", "driver DriverLimits"),
-    ("620.10", "v2", "spec", "on hook", "driver DriverLimits"),
-    ("1000.1", "v2", "spec", "on hook", "driver DriverLimits"),
-    ("615", "v2", "spec", "on hook", "driver DriverLimits"),
-    ("615.71.09", "v2", "spec", "on hook hami", "driver DriverLimits"),
-    ("615.71.09", "v2", "spec", "on hook mps", "driver DriverLimits"),
-    // The operator has not turned it on.
-    ("615.71.09", "v2", "spec", "hook", "none NotEnabled"),
-    ("615.71.09", "v2", "runtime", "hook", "none NotEnabled"),
-    ("615.71.09", "v2", "spec", "hook hami", "hami-core NotEnabled"),
-    ("615.71.09", "v2", "spec", "hook mps", "none NotEnabled"),
-    // The vendor's spec has no hook for the GPU.
-    ("615.71.09", "v2", "spec", "on", "none HookMissing"),
-    ("615.71.09", "v2", "runtime", "on", "none HookMissing"),
-    ("615.71.09", "v2", "spec", "on hami", "hami-core HookMissing"),
-    ("615.71.09", "v2", "spec", "", "none HookMissing"),
-    // The hook does not get into containers, or reads the wrong values.
-    ("615.71.09", "v2", "others", "on hook", "none VariableOrder"),
-    (
-        "615.71.09",
-        "v2",
-        "others",
-        "on hook hami",
-        "hami-core VariableOrder",
-    ),
-    ("615.71.09", "v2", "others", "hook", "none VariableOrder"),
-    ("615.71.09", "v2", "legacy", "on hook", "none LegacyRuntime"),
-    (
-        "615.71.09",
-        "v2",
-        "legacy",
-        "on hook hami",
-        "hami-core LegacyRuntime",
-    ),
-    ("615.71.09", "v2", "legacy", "", "none LegacyRuntime"),
-    ("615.71.09", "v2", "unknown", "on hook", "none RuntimeUnknown"),
-    (
-        "615.71.09",
-        "v2",
-        "unknown",
-        "on hook hami",
-        "hami-core RuntimeUnknown",
-    ),
-    // The node has not the right cgroup version.
-    ("615.71.09", "v1", "spec", "on hook", "none CgroupV1"),
-    ("615.71.09", "v1", "runtime", "on hook", "none CgroupV1"),
-    ("615.71.09", "v1", "legacy", "on hook", "none CgroupV1"),
-    ("615.71.09", "v1", "spec", "on hook hami", "hami-core CgroupV1"),
-    ("615.71.09", "-", "spec", "on hook", "none CgroupUnknown"),
-    (
-        "615.71.09",
-        "-",
-        "runtime",
-        "on hook hami",
-        "hami-core CgroupUnknown",
-    ),
-    // The driver is too old, or not known.
-    ("614.99", "v2", "spec", "on hook", "none DriverTooOld"),
-    ("580.65.06", "v2", "spec", "on hook", "none DriverTooOld"),
-    ("570.86.15", "v2", "runtime", "on hook", "none DriverTooOld"),
-    ("570.86.15", "v1", "legacy", "", "none DriverTooOld"),
-    (
-        "550.54.15",
-        "v2",
-        "spec",
-        "on hook hami",
-        "hami-core DriverTooOld",
-    ),
-    ("not-a-version", "v2", "spec", "on hook", "none DriverTooOld"),
-    ("", "v2", "spec", "on hook", "none DriverTooOld"),
-    ("-", "v2", "spec", "on hook", "none DriverUnknown"),
-    ("-", "v1", "unknown", "", "none DriverUnknown"),
-    ("-", "v2", "spec", "on hook hami", "hami-core DriverUnknown"),
-    // MIG excludes it whatever else there is.
-    ("615.71.09", "v2", "spec", "on hook mig", "none MigMode"),
-    ("615.71.09", "v2", "runtime", "on hook mig", "none MigMode"),
-    ("615.71.09", "v2", "spec", "on hook mig hami", "hami-core MigMode"),
-    ("570.86.15", "v1", "legacy", "mig", "none MigMode"),
-    ("-", "-", "unknown", "mig mps", "none MigMode"),
-];
+const ROWS: &str = "
+    # Everything is there.
+    615.71.09 | v2 | spec | on hook | driver DriverLimits
+    615.71.09 | v2 | runtime | on hook | driver DriverLimits
+    620.10 | v2 | spec | on hook | driver DriverLimits
+    1000.1 | v2 | spec | on hook | driver DriverLimits
+    615 | v2 | spec | on hook | driver DriverLimits
+    615.71.09 | v2 | spec | on hook hami | driver DriverLimits
+    615.71.09 | v2 | spec | on hook mps | driver DriverLimits
+    # The operator has not turned it on.
+    615.71.09 | v2 | spec | hook | none NotEnabled
+    615.71.09 | v2 | runtime | hook | none NotEnabled
+    615.71.09 | v2 | spec | hook hami | hami-core NotEnabled
+    615.71.09 | v2 | spec | hook mps | none NotEnabled
+    # The vendor's spec has no hook for the GPU.
+    615.71.09 | v2 | spec | on | none HookMissing
+    615.71.09 | v2 | runtime | on | none HookMissing
+    615.71.09 | v2 | spec | on hami | hami-core HookMissing
+    615.71.09 | v2 | spec |  | none HookMissing
+    # The hook does not get into containers, or reads the wrong values.
+    615.71.09 | v2 | others | on hook | none VariableOrder
+    615.71.09 | v2 | others | on hook hami | hami-core VariableOrder
+    615.71.09 | v2 | others | hook | none VariableOrder
+    615.71.09 | v2 | legacy | on hook | none LegacyRuntime
+    615.71.09 | v2 | legacy | on hook hami | hami-core LegacyRuntime
+    615.71.09 | v2 | legacy |  | none LegacyRuntime
+    615.71.09 | v2 | unknown | on hook | none RuntimeUnknown
+    615.71.09 | v2 | unknown | on hook hami | hami-core RuntimeUnknown
+    # The node has not the right cgroup version.
+    615.71.09 | v1 | spec | on hook | none CgroupV1
+    615.71.09 | v1 | runtime | on hook | none CgroupV1
+    615.71.09 | v1 | legacy | on hook | none CgroupV1
+    615.71.09 | v1 | spec | on hook hami | hami-core CgroupV1
+    615.71.09 | - | spec | on hook | none CgroupUnknown
+    615.71.09 | - | runtime | on hook hami | hami-core CgroupUnknown
+    # The driver is too old, or not known.
+    614.99 | v2 | spec | on hook | none DriverTooOld
+    580.65.06 | v2 | spec | on hook | none DriverTooOld
+    570.86.15 | v2 | runtime | on hook | none DriverTooOld
+    570.86.15 | v1 | legacy |  | none DriverTooOld
+    550.54.15 | v2 | spec | on hook hami | hami-core DriverTooOld
+    not-a-version | v2 | spec | on hook | none DriverTooOld
+     | v2 | spec | on hook | none DriverTooOld
+    - | v2 | spec | on hook | none DriverUnknown
+    - | v1 | unknown |  | none DriverUnknown
+    - | v2 | spec | on hook hami | hami-core DriverUnknown
+    # MIG excludes it whatever else there is.
+    615.71.09 | v2 | spec | on hook mig | none MigMode
+    615.71.09 | v2 | runtime | on hook mig | none MigMode
+    615.71.09 | v2 | spec | on hook mig hami | hami-core MigMode
+    570.86.15 | v1 | legacy | mig | none MigMode
+    - | - | unknown | mig mps | none MigMode
+";
 
 #[test]
 fn the_level_of_every_kind_of_node() {
-    for (driver, cgroup, route, marks, expected) in ROWS {
+    for line in ROWS.lines().map(str::trim).filter(|line| line.contains('|')) {
+        let columns: Vec<&str> = line.split('|').map(str::trim).collect();
+        let &[driver, cgroup, route, marks, expected] = columns.as_slice() else {
+            panic!("{line}")
+        };
         let found = row(driver, cgroup, route, marks);
-        let found = format!("{} {}", found.level.as_str(), found.reason);
-        assert_eq!(&found, expected, "{driver} {cgroup} {route} {marks:?}");
+        assert_eq!(
+            format!("{} {}", found.level.as_str(), found.reason),
+            expected,
+            "{line}"
+        );
     }
 }
 

@@ -102,52 +102,36 @@ fn decide(pod: NodePod, container: &Container, mode: Mode) -> String {
     text_of(inputs.decide(&sandbox, container))
 }
 
-/// A pod that asks for one whole GPU and whose record says G1.
+/// A pod that asks for one whole GPU and whose record says G1. Where the container was made with a CDI device of this plugin, the
+/// vendor's variable stays void, and nodes are exchanged.
 #[rstest]
-#[case::the_vendor_chose_another(&["NVIDIA_VISIBLE_DEVICES=G0", "A=b"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-#[case::the_vendor_chose_the_same(&["NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
-#[case::another_by_index(&["NVIDIA_VISIBLE_DEVICES=0"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-#[case::the_same_by_index(&["NVIDIA_VISIBLE_DEVICES=1"], &[], "right")]
-#[case::the_image_says_all(&["NVIDIA_VISIBLE_DEVICES=all"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-#[case::more_than_recorded(&["NVIDIA_VISIBLE_DEVICES=G1,G2"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-#[case::nobody_said_anything(&[], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-#[case::void_without_nodes(&["NVIDIA_VISIBLE_DEVICES=void"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-#[case::right_by_nodes(&["NVIDIA_VISIBLE_DEVICES=void"], &[1], "right")]
-#[case::another_by_nodes(&["NVIDIA_VISIBLE_DEVICES=void"], &[2], "-/dev/nvidia2")]
-#[case::another_by_both(&["NVIDIA_VISIBLE_DEVICES=G2"], &[2], "NVIDIA_VISIBLE_DEVICES=G1 -/dev/nvidia2")]
-#[case::more_nodes_than_recorded(&["NVIDIA_VISIBLE_DEVICES=G1"], &[0, 1, 3], "-/dev/nvidia0 -/dev/nvidia3")]
+#[case::the_vendor_chose_another(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=G0", "A=b"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::the_vendor_chose_the_same(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
+#[case::another_by_index(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=0"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::the_same_by_index(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=1"], &[], "right")]
+#[case::the_image_says_all(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=all"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::more_than_recorded(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=G1,G2"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::nobody_said_anything(Mode::Envvar, &[], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::void_without_nodes(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=void"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+#[case::right_by_nodes(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=void"], &[1], "right")]
+#[case::another_by_nodes(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=void"], &[2], "-/dev/nvidia2")]
+#[case::another_by_both(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=G2"], &[2], "NVIDIA_VISIBLE_DEVICES=G1 -/dev/nvidia2")]
+#[case::more_nodes_than_recorded(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=G1"], &[0, 1, 3], "-/dev/nvidia0 -/dev/nvidia3")]
 #[case::the_pod_sets_it_too(
-    &["NVIDIA_VISIBLE_DEVICES=G1", "NVIDIA_VISIBLE_DEVICES=all"], &[],
+    Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=G1", "NVIDIA_VISIBLE_DEVICES=all"], &[],
     "refuse: its container w1 sets NVIDIA_VISIBLE_DEVICES itself, from which it reads its devices; leave that out of the pod"
 )]
-#[case::the_pod_sets_it_rightly(&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
-fn whole_gpus(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
-    assert_eq!(
-        decide(
-            pod("p", 1, [whole(1)]).on([1]),
-            &container("w1", env, nodes),
-            Mode::Envvar
-        ),
-        expected
-    );
-}
-
-/// Containers that were made with a CDI device of ours: the vendor's variable stays void, and nodes are exchanged.
-#[rstest]
-#[case::right(&["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"], &[1], "right")]
-#[case::right_without_nodes(&["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"], &[], "right")]
-#[case::another(&["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G2"], &[2], "GPUSHARE_GPU_DEVICES=G1 -/dev/nvidia2")]
-#[case::the_vendors(&["NVIDIA_VISIBLE_DEVICES=void"], &[2], "-/dev/nvidia2")]
-#[case::by_variable_alone(&["NVIDIA_VISIBLE_DEVICES=G0"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
-fn by_cdi(#[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
-    assert_eq!(
-        decide(
-            pod("p", 1, [whole(1)]).on([1]),
-            &container("w1", env, nodes),
-            Mode::Cdi
-        ),
-        expected
-    );
+#[case::the_pod_sets_it_rightly(Mode::Envvar, &["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=G1"], &[], "right")]
+#[case::right_by_cdi(Mode::Cdi, &["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"], &[1], "right")]
+#[case::right_by_cdi_without_nodes(Mode::Cdi, &["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G1"], &[], "right")]
+#[case::another_by_cdi(
+    Mode::Cdi, &["NVIDIA_VISIBLE_DEVICES=void", "GPUSHARE_GPU_DEVICES=G2"], &[2], "GPUSHARE_GPU_DEVICES=G1 -/dev/nvidia2"
+)]
+#[case::the_vendors_by_cdi(Mode::Cdi, &["NVIDIA_VISIBLE_DEVICES=void"], &[2], "-/dev/nvidia2")]
+#[case::by_variable_alone(Mode::Cdi, &["NVIDIA_VISIBLE_DEVICES=G0"], &[], "NVIDIA_VISIBLE_DEVICES=G1")]
+fn whole_gpus(#[case] mode: Mode, #[case] env: &[&str], #[case] nodes: &[u32], #[case] expected: &str) {
+    let pod = pod("p", 1, [whole(1)]).on([1]);
+    assert_eq!(decide(pod, &container("w1", env, nodes), mode), expected);
 }
 
 /// NVIDIA's hook reads the first value of several, and the runtime leaves one when a plugin sets the variable: the last.
@@ -270,14 +254,11 @@ fn pods_of_all_kinds(#[case] pod: NodePod, #[case] name: &str, #[case] expected:
     );
 }
 
-/// The order in which a variable names GPUs means nothing here.
 #[test]
 fn the_order_of_gpus_in_a_variable_does_not_matter() {
     let container = container("s2", &["NVIDIA_VISIBLE_DEVICES=G2,G0"], &[]);
-    assert_eq!(
-        decide(pod("p", 1, [shares(2)]).on([0, 2]), &container, Mode::Envvar),
-        "right"
-    );
+    let pod = pod("p", 1, [shares(2)]).on([0, 2]);
+    assert_eq!(decide(pod, &container, Mode::Envvar), "right");
 }
 
 #[rstest]
