@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::scenario::real_gpus::{self, GpuOptions, GpuScenario};
 use crate::scenario::{self, Scenario, ScenarioStage, World};
 use kit::cluster::{LocalCluster, client_of, default_deploy};
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::daemons::Binaries;
 use kit::parts::Commands;
 
@@ -68,6 +68,20 @@ pub struct ScenarioResult {
     pub seconds: f64,
 }
 
+impl E2eArgs {
+    /// The scenarios among all that the arguments name; all if they name none.
+    fn named<S>(&self, mut all: Vec<S>, name: fn(&S) -> &'static str, hint: &str) -> Result<Vec<S>> {
+        for wanted in &self.scenarios {
+            let is_known = all.iter().any(|scenario| name(scenario) == wanted);
+            ensure!(is_known, "there is no scenario {wanted:?}{hint}");
+        }
+        all.retain(|scenario| {
+            self.scenarios.is_empty() || self.scenarios.iter().any(|wanted| wanted == name(scenario))
+        });
+        Ok(all)
+    }
+}
+
 /// Runs the scenarios of the arguments; true if all succeeded.
 pub async fn run(args: E2eArgs) -> Result<bool> {
     if args.kubeconfig.is_none() && !args.list {
@@ -100,8 +114,8 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
         }
         None => on_testbed(&console, &chosen, args.deploy).await?,
     };
-    console.finish();
-    show(&console, &endings);
+    let heads = ["SCENARIO", "CLUSTER", "RESULT", "SECONDS", ""];
+    console.report(heads, endings.iter().map(row), &endings);
     Ok(endings.iter().all(|ending| ending.failure.is_none()))
 }
 
@@ -115,17 +129,11 @@ async fn real_world(args: &E2eArgs, kubeconfig: &Path, commands: Option<Commands
 
 /// Runs the scenarios on real GPUs; true if none has failed and one has passed at least.
 async fn on_real_gpus(console: &Console, args: &E2eArgs, commands: Option<Commands>) -> Result<bool> {
-    let mut chosen = real_gpus::all();
-    for name in &args.scenarios {
-        let is_known = chosen.iter().any(|scenario| scenario.name == *name);
-        ensure!(
-            is_known,
-            "there is no scenario {name:?} on real GPUs; see --real-gpus --list"
-        );
-    }
-    chosen.retain(|scenario| {
-        args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name)
-    });
+    let chosen = args.named(
+        real_gpus::all(),
+        |scenario| scenario.name,
+        " on real GPUs; see --real-gpus --list",
+    )?;
     if args.list {
         for GpuScenario {
             name, about, needs, ..
@@ -225,14 +233,6 @@ async fn run_all(
 
 /// Selects the scenarios that the arguments name and that the cluster can run.
 fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
-    let all = scenario::all();
-    for name in &args.scenarios {
-        let is_known = all.iter().any(|scenario| scenario.name == *name);
-        ensure!(is_known, "there is no scenario {name:?}; see --list");
-    }
-    let wanted = |scenario: &&Scenario| {
-        args.scenarios.is_empty() || args.scenarios.iter().any(|name| name == scenario.name)
-    };
     let obstacle = |scenario: &Scenario| match &args.kubeconfig {
         Some(_) => scenario.needs.missing(commands),
         None => scenario
@@ -241,10 +241,10 @@ fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
             .then(|| "it needs a real cluster: --kubeconfig".to_owned()),
     };
     let (mut chosen, mut left_out) = (Vec::new(), Vec::new());
-    for scenario in all.iter().filter(wanted) {
-        match obstacle(scenario).filter(|_| !args.list) {
+    for scenario in args.named(scenario::all(), |scenario| scenario.name, "; see --list")? {
+        match obstacle(&scenario).filter(|_| !args.list) {
             Some(obstacle) => left_out.push(format!("{}: {obstacle}", scenario.name)),
-            None => chosen.push(*scenario),
+            None => chosen.push(scenario),
         }
     }
     if !args.scenarios.is_empty() && !left_out.is_empty() {
@@ -253,20 +253,13 @@ fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
     Ok(chosen)
 }
 
-/// Prints the results as a table, and as JSON if the console is for JSON.
-fn show(console: &Console, endings: &[ScenarioResult]) {
-    let mut results = table(["SCENARIO", "CLUSTER", "RESULT", "SECONDS", ""]);
-    for ending in endings {
-        let result = if ending.failure.is_none() { "ok" } else { "FAILED" };
-        let failure = ending.failure.clone().unwrap_or_default();
-        results.add_row([
-            ending.scenario.to_owned(),
-            ending.stage.to_owned(),
-            result.to_owned(),
-            format!("{:.1}", ending.seconds),
-            failure,
-        ]);
-    }
-    console.result(&results.to_string());
-    console.json(&endings);
+/// The row of a scenario in the table of the results.
+fn row(ending: &ScenarioResult) -> [String; 5] {
+    [
+        ending.scenario.to_owned(),
+        ending.stage.to_owned(),
+        ending.failure.as_ref().map_or("ok", |_| "FAILED").to_owned(),
+        format!("{:.1}", ending.seconds),
+        ending.failure.clone().unwrap_or_default(),
+    ]
 }

@@ -237,17 +237,15 @@ impl Replicas {
 
     /// Waits for a leader other than the one named; returns its name.
     pub async fn until_led_by_another_than(&self, name: &str) -> Result<String> {
-        let found = async {
-            loop {
-                if let Some(leader) = self.leaders().into_iter().find(|leader| leader != name) {
-                    return leader;
-                }
-                tokio::time::sleep(PROBE.0).await;
-            }
+        let missing = || format!("no replica but {name:?} leads");
+        let found = async || {
+            Ok(self
+                .leaders()
+                .into_iter()
+                .find(|leader| leader != name)
+                .ok_or_else(missing))
         };
-        tokio::time::timeout(DEADLINE, found)
-            .await
-            .with_context(|| format!("no replica but {name:?} leads in time"))
+        polling::until_found(DEADLINE, found).await
     }
 
     /// Returns true if a replica says that it is ready.

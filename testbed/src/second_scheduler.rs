@@ -164,18 +164,12 @@ impl SecondScheduler {
 
     /// Waits until the kube-scheduler of another pod than this holds the Lease; the name of that pod.
     pub(crate) async fn until_held_by_another_than(&self, pod: &str) -> Result<String> {
-        let found = async {
-            loop {
-                let holder = self.holder();
-                if !holder.is_empty() && holder != pod {
-                    return holder;
-                }
-                tokio::time::sleep(LOOK.0).await;
-            }
+        let missing = || format!("no kube-scheduler but that of {pod:?} holds the Lease");
+        let found = async || {
+            let holder = Some(self.holder()).filter(|holder| !holder.is_empty() && holder != pod);
+            Ok(holder.ok_or_else(missing))
         };
-        tokio::time::timeout(LOOK.1, found)
-            .await
-            .with_context(|| format!("no kube-scheduler but that of {pod:?} holds the Lease in time"))
+        polling::until_found(LOOK.1, found).await
     }
 
     /// Writes another holder into the Lease, as a person may.

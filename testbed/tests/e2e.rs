@@ -29,7 +29,6 @@ use serde_json::json;
 use testbed::scenario::real_gpus::{self, GpuOptions, GpuScenario, ProgramTimes};
 use testbed::scenario::{self, World};
 use testbed::{e2e, replicas};
-use tokio::time::timeout;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_scenario_ends_as_it_promises() {
@@ -199,20 +198,15 @@ async fn hold_a_pod_bound_without_the_scheduler(cluster: &LocalCluster) -> Resul
     let pod = json!({"metadata": {"name": "stray"}, "spec": {"nodeName": "n1", "containers": [container]}});
     pods.create(&PostParams::default(), &serde_json::from_value(pod)?)
         .await?;
-    let is_written =
-        |verb: &str| {
-            cluster.api().accesses().iter().any(|access| {
-                access.user == PLUGIN_USER && access.resource == "events" && access.verb == verb
-            })
+    let is_written = |verb: &str| {
+        let is_it = |access: &UsedAccess| {
+            access.user == PLUGIN_USER && access.resource == "events" && access.verb == verb
         };
-    let written = async {
-        while !(is_written("create") && is_written("patch")) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        cluster.api().accesses().iter().any(is_it)
     };
-    timeout(Duration::from_secs(60), written)
-        .await
-        .map_err(|_| "the plugin writes no event about a pod that it does not start")?;
+    let failure = "the plugin writes no event about a pod that it does not start";
+    let written = || std::future::ready(is_written("create") && is_written("patch"));
+    kit::polling::until(Duration::from_secs(60), failure, written).await?;
     Ok(())
 }
 

@@ -282,19 +282,15 @@ impl LocalCluster {
     ) -> Result<()> {
         let url = format!("{}/gpushare-scheduler/inspect/{node}", self.scheduler_url());
         let client = self.scheduler_client()?;
-        let shown = async {
-            loop {
-                let (_, body) = client.get(&url).await?;
-                let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
-                if answer.pointer("/nodes/0").is_some_and(&condition) {
-                    return anyhow::Ok(());
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+        let is_shown = async || {
+            let (_, body) = client.get(&url).await?;
+            let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let shown = answer.pointer("/nodes/0").filter(|node| condition(node));
+            Ok(shown
+                .map(drop)
+                .ok_or_else(|| format!("the scheduler does not show {what} on node {node}")))
         };
-        tokio::time::timeout(deadline, shown)
-            .await
-            .with_context(|| format!("the scheduler does not show {what} on node {node}"))?
+        polling::until_found(deadline, is_shown).await
     }
 
     /// Waits until the API server's objects meet a condition; a daemon that ends by itself is an error.

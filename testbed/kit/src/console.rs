@@ -106,6 +106,20 @@ impl Console {
         }
     }
 
+    /// Ends the live line and shows results: for people a table with these column heads, for machines `values`.
+    pub fn report<R: Into<Row>>(
+        &self,
+        heads: impl Into<Row>,
+        rows: impl IntoIterator<Item = R>,
+        values: &impl Serialize,
+    ) {
+        self.finish();
+        let mut results = table(heads);
+        results.add_rows(rows);
+        self.result(&results.to_string());
+        self.json(values);
+    }
+
     /// Prints a line per check.
     pub fn checks(&self, checks: &[Check]) {
         for check in checks {

@@ -39,10 +39,11 @@ mod sync_loop;
 mod tasks;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tokio::sync::watch;
 
 pub use cdi::RefreshDelay;
@@ -265,5 +266,29 @@ impl Kubelet {
             }
         };
         tokio::time::timeout(deadline, held).await.is_ok()
+    }
+
+    /// Waits until `condition` holds, as [`Kubelet::until`].
+    ///
+    /// # Errors
+    /// It does not hold within `deadline`: `failure` says so, and the error adds the pods that are held back, the devices that
+    /// plugins offer, and the containers that wait.
+    pub async fn expect_until(
+        &self,
+        deadline: Duration,
+        failure: impl Display,
+        condition: impl FnMut(&Self) -> bool,
+    ) -> Result<()> {
+        if self.until(deadline, condition).await {
+            return Ok(());
+        }
+        let mut waiting = Vec::new();
+        for one in self.containers() {
+            if let RunState::Waiting { reason, message } = one.state {
+                waiting.push(format!("{}/{}: {reason}: {message}", one.pod, one.name));
+            }
+        }
+        let (n_held, offered, waiting) = (self.n_held(), self.capacity(), waiting.join("; "));
+        bail!("{failure}; {n_held} pods are held, {offered:?} are offered; {waiting}")
     }
 }

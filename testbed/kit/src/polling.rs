@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use tokio::time::{sleep, timeout};
+use anyhow::{Context, Result, bail};
+use tokio::time::{Instant, sleep, timeout};
 
-/// The pause between two evaluations of a condition.
+/// The pause between two evaluations of a condition, which costs little.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The pause between two looks that may each send requests to a real cluster.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Evaluates `condition` until it is true.
 ///
@@ -23,4 +25,22 @@ pub async fn until<F: Future<Output = bool>>(
         }
     };
     timeout(deadline, waiting).await.context(failure.into())
+}
+
+/// Evaluates `poll` until it finds something; the text in place of that says what is missing.
+///
+/// # Errors
+/// The error of `poll`, or nothing is found within `deadline`: the last text.
+pub async fn until_found<T, F: Future<Output = Result<Result<T, String>>>>(
+    deadline: Duration,
+    mut poll: impl FnMut() -> F,
+) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match poll().await? {
+            Ok(found) => return Ok(found),
+            Err(missing) if began.elapsed() > deadline => bail!("after {deadline:?}: {missing}"),
+            Err(_) => sleep(LOOK).await,
+        }
+    }
 }

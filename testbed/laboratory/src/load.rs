@@ -19,10 +19,11 @@ use kit::console::Console;
 use kit::daemons::{Binaries, Crashes, Daemon, Invocation, Program};
 use kit::http_client::{HttpClient, is_ok};
 use kit::invariants;
-use kit::kubelet::RuntimeContainer;
+use kit::kubelet::{Kubelet, OrderRule, RuntimeContainer};
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::{is_running, node_of, phase};
 use kit::pods::{NamespacePods, PodBuilder};
+use kit::polling;
 use kit::ports::free_address;
 use kit::process_usage::ProcessUsage;
 
@@ -88,13 +89,13 @@ enum Load {
 pub async fn run(args: LoadArgs) -> Result<bool> {
     let console = Console::new(args.json);
     match args.load {
-        Load::Filter(args) => filter::run(&console, &args).await.map(|()| true),
-        Load::Bind(args) => bind::run(&console, &args).await.map(|()| true),
-        Load::Schedule(args) => schedule::run(&console, &args).await.map(|()| true),
+        Load::Filter(args) => filter::run(&console, &args).await,
+        Load::Bind(args) => bind::run(&console, &args).await,
+        Load::Schedule(args) => schedule::run(&console, &args).await,
         Load::Admission(args) => admission::run(&console, &args).await,
         Load::Injection(args) => injection::run(&console, &args).await,
         Load::Soak(args) => soak::run(&console, &args).await,
-        Load::Storm(args) => storm::run(&console, &args).await.map(|()| true),
+        Load::Storm(args) => storm::run(&console, &args).await,
     }
 }
 
@@ -187,20 +188,16 @@ async fn until_it_binds(client: &HttpClient, url: &str) -> Result<()> {
     let question =
         json!({"PodName": "missing", "PodNamespace": "default", "PodUID": "missing", "Node": "missing"})
             .to_string();
-    let asking = async {
-        loop {
-            let (_, answer) = client.post(url, question.clone()).await?;
-            // The pod does not exist, so that the answer is an error in any case; the wait is over once it is
-            // another one.
-            if !String::from_utf8_lossy(&answer).contains("starting:") {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    let binds = async || {
+        let (_, answer) = client.post(url, question.clone()).await?;
+        // The pod does not exist, so that the answer is an error in any case; the wait is over once it is
+        // another one.
+        let is_starting = String::from_utf8_lossy(&answer).contains("starting:");
+        Ok((!is_starting)
+            .then_some(())
+            .ok_or_else(|| "the scheduler does not begin to bind".to_owned()))
     };
-    tokio::time::timeout(Duration::from_secs(60), asking)
-        .await
-        .context("the scheduler does not begin to bind in time")?
+    polling::until_found(Duration::from_secs(60), binds).await
 }
 
 /// Bytes in MiB.
@@ -228,19 +225,16 @@ fn times(values: [f64; 3], decimals: usize) -> String {
     values.map(|value| format!("{value:.decimals$}")).join(" ")
 }
 
-/// Creates pods, many at a time.
-async fn create_all(pods: &NamespacePods, specs: Vec<PodBuilder>) -> Result<()> {
-    let created = futures::stream::iter(specs).map(|spec| async move { pods.create(&spec).await.map(drop) });
-    created.buffer_unordered(CONCURRENCY).try_collect().await
-}
+/// The longest wait for pods.
+const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Asks for the deletion of pods of the namespace `default`, many at a time, and waits until they are gone.
-async fn delete_all(cluster: &LocalCluster, names: &[String], deadline: Duration) -> Result<()> {
+async fn delete_all(cluster: &LocalCluster, names: &[String]) -> Result<()> {
     let pods = &NamespacePods::of(cluster.client(), "default");
     let deleted = futures::stream::iter(names).map(|name| async move { pods.delete(name).await });
     deleted.buffer_unordered(CONCURRENCY).try_collect::<()>().await?;
     let are_gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(names).then_some(());
-    cluster.until("pods to be gone", deadline, are_gone).await
+    cluster.until("pods to be gone", DEADLINE, are_gone).await
 }
 
 /// Waits until each of these pods of the namespace `default` exists and meets the condition.
@@ -248,18 +242,35 @@ async fn until_all(
     cluster: &LocalCluster,
     names: &[String],
     what: &str,
-    deadline: Duration,
     is_so: impl Fn(&Pod) -> bool,
 ) -> Result<()> {
     let all = |snapshot: &ClusterSnapshot| snapshot.has_all(names, &is_so).then_some(());
-    cluster.until(&format!("all pods {what}"), deadline, all).await
+    cluster.until(&format!("all pods {what}"), DEADLINE, all).await
 }
 
-fn is_bound(pod: &Pod) -> bool {
-    node_of(pod).is_some()
+/// Creates the pods of these names on a node, whose kubelet holds them back until all are bound, so that the scheduler's pace does
+/// not limit kubelet's, and then admits them in another order than they were bound in, as after a restart. Waits until all have settled.
+async fn start_together(
+    cluster: &mut LocalCluster,
+    node: &str,
+    names: &[String],
+    spec: impl Fn(&String) -> PodBuilder,
+    seed: u64,
+) -> Result<()> {
+    cluster.node(node)?.kubelet().hold();
+    let pods = &NamespacePods::of(cluster.client(), "default");
+    let created = futures::stream::iter(names.iter().map(spec))
+        .map(|spec| async move { pods.create(&spec).await.map(drop) });
+    created.buffer_unordered(CONCURRENCY).try_collect::<()>().await?;
+    until_all(cluster, names, "to be bound", |pod| node_of(pod).is_some()).await?;
+    let kubelet = cluster.node(node)?.kubelet();
+    let has_all = |kubelet: &Kubelet| kubelet.n_held() == names.len();
+    let failure = format!("pods do not reach the kubelet of {node}");
+    kubelet.expect_until(DEADLINE, failure, has_all).await?;
+    kubelet.release(OrderRule::Shuffled, seed);
+    until_all(cluster, names, "to run", is_settled).await
 }
 
-/// True if kubelet has started or refused a pod.
 fn is_settled(pod: &Pod) -> bool {
     is_running(pod) || phase(pod) == "Failed"
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -196,11 +196,13 @@ impl Runner {
                     .iter()
                     .all(|old| now.iter().any(|one| is_later_start(one, old)))
             };
-            ensure!(
-                kubelet.until(DEADLINE, have_started_again).await,
-                "crashed containers do not start again: {}",
-                state_of(kubelet)
-            );
+            kubelet
+                .expect_until(
+                    DEADLINE,
+                    "crashed containers do not start again",
+                    have_started_again,
+                )
+                .await?;
         }
         Ok(())
     }
@@ -237,10 +239,11 @@ impl Runner {
         what: &str,
         condition: impl FnMut(&Kubelet) -> bool,
     ) -> Result<()> {
-        let node = self.node(node)?;
-        let reached = node.kubelet().until(DEADLINE, condition).await;
-        ensure!(reached, "waited in vain for {what}; {}", state_of(node.kubelet()));
-        Ok(())
+        let failure = format!("waited in vain for {what}");
+        self.node(node)?
+            .kubelet()
+            .expect_until(DEADLINE, failure, condition)
+            .await
     }
 
     async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
@@ -401,18 +404,6 @@ fn misplaced(cluster: &LocalCluster, snapshot: &ClusterSnapshot) -> Vec<(String,
 fn is_later_start(container: &RuntimeContainer, earlier: &RuntimeContainer) -> bool {
     let is_same = container.pod_uid == earlier.pod_uid && container.name == earlier.name;
     is_same && container.starts > earlier.starts
-}
-
-/// The state of a kubelet for an error message, with the containers that do not run.
-fn state_of(kubelet: &Kubelet) -> String {
-    let mut waiting = Vec::new();
-    for one in kubelet.containers() {
-        if let RunState::Waiting { reason, message } = one.state {
-            waiting.push(format!("{}/{}: {reason}: {message}", one.pod, one.name));
-        }
-    }
-    let (n_held, offered, waiting) = (kubelet.n_held(), kubelet.capacity(), waiting.join("; "));
-    format!("{n_held} pods are held, {offered:?} are offered; {waiting}")
 }
 
 /// Reads the plugin's metric of repaired differences, by outcome.

@@ -305,10 +305,13 @@ pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()
             let counts = kubelet.capacity();
             counts.len() >= 2 && counts.values().all(|(_, healthy)| *healthy > 0)
         };
-        ensure!(
-            kubelet.until(DEADLINE, serves).await,
-            "the plugin of {node} has not registered again"
-        );
+        kubelet
+            .expect_until(
+                DEADLINE,
+                format!("the plugin of {node} has not registered again"),
+                serves,
+            )
+            .await?;
     }
     until_ready(world).await
 }

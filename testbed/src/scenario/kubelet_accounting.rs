@@ -109,11 +109,9 @@ async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<
         let (_, n_healthy) = kubelet.capacity().remove(GPU_SHARED).unwrap_or_default();
         n_healthy == n_shares
     };
-    ensure!(
-        kubelet.until(DEADLINE, counts).await,
-        "{node} offers {:?}, not {n_shares} shares",
-        kubelet.capacity()
-    );
+    kubelet
+        .expect_until(DEADLINE, format!("{node} offers not {n_shares} shares"), counts)
+        .await?;
     Ok(())
 }
 
@@ -256,10 +254,13 @@ async fn replace_forgotten(world: &mut World, node: &str, name: &str) -> Result<
             _ => false,
         })
     };
-    ensure!(
-        kubelet.until(DEADLINE, is_refused).await,
-        "kubelet starts the container of {name} again"
-    );
+    kubelet
+        .expect_until(
+            DEADLINE,
+            format!("kubelet starts the container of {name} again"),
+            is_refused,
+        )
+        .await?;
     world.delete(name).await?;
     world.until_running(&["one-too-many"]).await
 }
@@ -286,10 +287,13 @@ async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
     let names_none = |kubelet: &Kubelet| {
         std::fs::read_to_string(kubelet.config().checkpoint()).is_ok_and(|text| !text.contains("PodUID"))
     };
-    ensure!(
-        kubelet.until(DEADLINE, names_none).await,
-        "kubelet's checkpoint still names pods that have ended"
-    );
+    kubelet
+        .expect_until(
+            DEADLINE,
+            "kubelet's checkpoint still names pods that have ended",
+            names_none,
+        )
+        .await?;
     // kubelet restarts while the pods are bound and not admitted. It then counts from its checkpoint, where
     // devices of the ended pods would take the room of the new ones.
     kubelet.hold();

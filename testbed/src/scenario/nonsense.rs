@@ -1,7 +1,5 @@
 //! A Device object that is edited by hand.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use proto::device::CONDITION_HEALTHY;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
@@ -11,6 +9,7 @@ use super::{ScenarioEntry, World};
 use kit::apiserver::{Fault, Matching};
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
+use kit::polling;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -170,16 +169,6 @@ fn write_devices(world: &mut World, devices: &Value) -> Result<()> {
 
 /// Waits until the devices in the object are as they were before the edits.
 async fn until_repaired(world: &mut World, sound: &Value) -> Result<()> {
-    let repaired = async {
-        loop {
-            let now = read_devices(world)?;
-            if now == *sound {
-                return anyhow::Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(super::DEADLINE, repaired)
-        .await
-        .context("the plugin does not repair it")?
+    let is_repaired = || std::future::ready(read_devices(world).is_ok_and(|now| now == *sound));
+    polling::until(super::DEADLINE, "the plugin does not repair it", is_repaired).await
 }

@@ -101,11 +101,9 @@ async fn rdma_and_fpga(world: &mut World) -> Result<()> {
             .iter()
             .all(|(name, count)| capacity.get(*name).is_some_and(|(_, healthy)| healthy == count))
     };
-    ensure!(
-        kubelet.until(DEADLINE, serves).await,
-        "the plugin serves {:?}",
-        kubelet.capacity()
-    );
+    kubelet
+        .expect_until(DEADLINE, "the plugin does not serve all types", serves)
+        .await?;
     let whole = world
         .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(THREE_TYPES))
         .await?;

@@ -19,6 +19,7 @@ use kit::kubelet::Kubelet;
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::phase;
 use kit::pods::PodBuilder;
+use kit::polling;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -91,11 +92,14 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     let began = Instant::now();
     let found = world.node(&node)?;
     found.restart_plugin().await?;
-    ensure!(
-        found.kubelet().until(REGISTERED, offers_all).await,
-        "after {REGISTERED:?} without the API server kubelet has {:?}",
-        found.kubelet().capacity()
-    );
+    found
+        .kubelet()
+        .expect_until(
+            REGISTERED,
+            format!("{REGISTERED:?} without the API server"),
+            offers_all,
+        )
+        .await?;
     let n_starts = n_starts_of(found.kubelet(), &namespace, "before");
     found.kubelet().restart_container(&namespace, "before", "main")?;
     found.set_health(idle, GpuFault::Xid(79))?;
@@ -108,10 +112,14 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     away.remove();
     let back = Instant::now();
     let has_started = |kubelet: &Kubelet| n_starts_of(kubelet, &namespace, "before") > n_starts;
-    ensure!(
-        found.kubelet().until(FOLLOWED, has_started).await,
-        "{FOLLOWED:?} after the return of the API server the container has not started"
-    );
+    found
+        .kubelet()
+        .expect_until(
+            FOLLOWED,
+            format!("{FOLLOWED:?} after the return of the API server the container has not started"),
+            has_started,
+        )
+        .await?;
     let is_sick = |snapshot: &ClusterSnapshot| {
         let device = snapshot.devices.get(&node).into_iter();
         let mut devices = device.flat_map(|device| &device.spec.devices);
@@ -119,13 +127,9 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     };
     // The observer's watches broke as well and wait before they reconnect, so the API server's objects are read directly.
     let objects = world.cluster()?.api().objects().clone();
-    while !is_sick(&ClusterSnapshot::of(&objects)) {
-        ensure!(
-            back.elapsed() < FOLLOWED,
-            "{FOLLOWED:?} after the return of the API server the sick GPU is not published"
-        );
-        sleep(Duration::from_millis(50)).await;
-    }
+    let failure = "after the return of the API server the sick GPU is not published";
+    let is_published = || std::future::ready(is_sick(&ClusterSnapshot::of(&objects)));
+    polling::until(FOLLOWED.saturating_sub(back.elapsed()), failure, is_published).await?;
     world.node(&node)?.set_health(idle, GpuFault::Healthy)?;
     world.cluster()?.until_ready(DEADLINE).await?;
     world.until_running(&["before"]).await
@@ -234,19 +238,15 @@ async fn plugin_hangs(world: &mut World) -> Result<()> {
 
 /// Waits until a line of the plugin's metrics begins with `line`, or, without `is_there`, until none does.
 async fn until_metrics(node: &SimulatedNode, prefix: &str, is_there: bool) -> Result<()> {
-    let began = Instant::now();
-    loop {
+    let state = if is_there { "missing" } else { "there" };
+    let is_so = async || {
         let text = node.plugin_metrics().await.unwrap_or_default();
-        if text.lines().any(|line| line.starts_with(prefix)) == is_there {
-            return Ok(());
-        }
-        let state = if is_there { "missing" } else { "there" };
-        ensure!(
-            began.elapsed() < DEADLINE,
-            "{prefix} is {state} in the plugin's metrics: {text}"
-        );
-        sleep(Duration::from_millis(50)).await;
-    }
+        let found = text.lines().any(|line| line.starts_with(prefix)) == is_there;
+        Ok(found
+            .then_some(())
+            .ok_or_else(|| format!("{prefix} is {state} in the plugin's metrics: {text}")))
+    };
+    polling::until_found(DEADLINE, is_so).await
 }
 
 /// The line of a log that holds all of these.

@@ -19,6 +19,7 @@ use kit::apiserver::{self, Fault, Matching};
 use kit::cluster::SCHEDULER_USER;
 use kit::manifests;
 use kit::pods::PodBuilder;
+use kit::polling;
 
 /// Pods that are on their way while a leader is killed.
 const N_PODS: usize = 12;
@@ -30,8 +31,6 @@ const LATE: [Fault; 2] = [Fault::Delay(Duration::from_millis(500)), Fault::DropR
 const REFUSAL: &str = "test-refuses-bindings";
 /// Pause between pods that arrive during a rollout.
 const ARRIVAL: Duration = Duration::from_millis(250);
-/// Pause between two looks at a condition that is waited for.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_replicas(world, replicas):
@@ -64,14 +63,8 @@ async fn with_replicas(world: &mut World, deed: ReplicaAction) -> Result<()> {
 
 /// Waits for a condition that no watch shows.
 async fn until_true(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
-    let waiting = async {
-        while !condition() {
-            tokio::time::sleep(LOOK).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, waiting)
-        .await
-        .with_context(|| format!("waited in vain for {what}"))
+    let failure = format!("waited in vain for {what}");
+    polling::until(DEADLINE, failure, || std::future::ready(condition())).await
 }
 
 /// Kills the leader with bindings in flight, once for each fault: another replica leads, and all pods run.

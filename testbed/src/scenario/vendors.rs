@@ -42,11 +42,13 @@ pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) 
             .get(NVIDIA_GPU)
             .is_some_and(|(_, healthy)| *healthy == n_gpus)
     };
-    ensure!(
-        kubelet.until(DEADLINE, offered).await,
-        "{node} offers {:?}, not {n_gpus} {NVIDIA_GPU}",
-        kubelet.capacity()
-    );
+    kubelet
+        .expect_until(
+            DEADLINE,
+            format!("{node} offers not {n_gpus} {NVIDIA_GPU}"),
+            offered,
+        )
+        .await?;
     let text = n_gpus.to_string();
     let shows = |snapshot: &kit::observer::ClusterSnapshot| {
         let allocatable = snapshot.nodes.get(node)?.status.as_ref()?.allocatable.as_ref()?;

@@ -9,7 +9,7 @@ use kit::rbac::{
 use rstest::rstest;
 
 use crate::render::{documents, render};
-use crate::{all, find, read, texts};
+use crate::{all, daemons, find, items, read, texts};
 
 const SCHEDULER_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
 const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";
@@ -32,65 +32,29 @@ fn may_do_what_it_does_and_nothing_else(
         .flat_map(|(_, accesses)| accesses.iter().copied())
         .collect();
     assert_eq!(rbac.granted(account), everywhere.union(&named).copied().collect());
+    let allows = |access, namespace, name| rbac.allows(account, access, RbacTarget { namespace, name });
     for access in everywhere {
-        assert!(
-            rbac.allows(
-                account,
-                access,
-                RbacTarget {
-                    namespace: "any",
-                    name: "any"
-                }
-            ),
-            "{access}"
-        );
+        assert!(allows(access, "any", "any"), "{access}");
     }
-    for (name, access) in at_home
-        .iter()
-        .flat_map(|(name, accesses)| accesses.iter().map(move |access| (*name, *access)))
-    {
-        assert!(
-            !rbac.allows(
-                account,
-                access,
-                RbacTarget {
-                    namespace: "any",
-                    name
-                }
-            ),
-            "{access} elsewhere"
-        );
-        assert!(
-            rbac.allows(
-                account,
-                access,
-                RbacTarget {
-                    namespace: "gpushare-system",
-                    name
-                }
-            ),
-            "{access}"
-        );
+    for (name, accesses) in at_home {
+        for access in *accesses {
+            assert!(!allows(*access, "any", name), "{access} elsewhere");
+            assert!(allows(*access, "gpushare-system", name), "{access}");
+        }
     }
 }
 
 #[rstest]
-#[case::workload("Deployment", "gpushare-scheduler", SCHEDULER_ACCOUNT)]
-#[case::daemon_set("DaemonSet", "gpushare-device-plugin", PLUGIN_ACCOUNT)]
-fn each_daemon_runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[case] account: &str) {
+#[case::scheduler(daemons::SCHEDULER, SCHEDULER_ACCOUNT)]
+#[case::device_plugin(daemons::DEVICE_PLUGIN, PLUGIN_ACCOUNT)]
+fn each_daemon_runs_under_its_account(#[case] daemon: daemons::Daemon, #[case] account: &str) {
     let objects = render("base");
-    let workload = find(&objects, kind, name);
-    let namespace = workload["metadata"]["namespace"].as_str().unwrap();
-    let service_account = workload["spec"]["template"]["spec"]["serviceAccountName"]
-        .as_str()
-        .unwrap();
+    let used = daemon.pod(&objects)["serviceAccountName"].as_str().unwrap();
+    let namespace = &find(&objects, "ServiceAccount", used)["metadata"]["namespace"];
+    assert_eq!(*namespace, daemon.workload(&objects)["metadata"]["namespace"]);
     assert_eq!(
-        format!("system:serviceaccount:{namespace}:{service_account}"),
+        format!("system:serviceaccount:{}:{used}", namespace.as_str().unwrap()),
         account
-    );
-    assert_eq!(
-        find(&objects, "ServiceAccount", service_account)["metadata"]["namespace"],
-        namespace
     );
 }
 
@@ -100,14 +64,14 @@ fn each_daemon_runs_under_its_account(#[case] kind: &str, #[case] name: &str, #[
 fn the_second_scheduler_adds_its_lease_and_the_roles_of_kube_scheduler() {
     let objects = render("attach/second-scheduler");
     let rbac = Rbac::of(&objects).unwrap();
-    let used: BTreeSet<Permission<'_>> = SCHEDULER
-        .iter()
-        .chain(SCHEDULER_LEADER)
-        .chain(SCHEDULER_ROOM)
-        .chain(SCHEDULER_CERTIFICATES)
-        .copied()
-        .collect();
-    assert_eq!(rbac.granted(SCHEDULER_ACCOUNT), used);
+    let used = [
+        SCHEDULER,
+        SCHEDULER_LEADER,
+        SCHEDULER_ROOM,
+        SCHEDULER_CERTIFICATES,
+    ]
+    .concat();
+    assert_eq!(rbac.granted(SCHEDULER_ACCOUNT), used.into_iter().collect());
     let update = Permission {
         group: "coordination.k8s.io",
         resource: "leases",
@@ -116,51 +80,41 @@ fn the_second_scheduler_adds_its_lease_and_the_roles_of_kube_scheduler() {
     };
     let lease = |namespace, name| rbac.allows(SCHEDULER_ACCOUNT, update, RbacTarget { namespace, name });
     assert!(lease("gpushare-system", "gpushare-kube-scheduler"));
-    for (namespace, name) in [
-        ("gpushare-system", "gpushare-scheduler"),
-        ("kube-system", "gpushare-kube-scheduler"),
-    ] {
-        assert!(!lease(namespace, name), "{namespace}/{name}");
-    }
+    assert!(!lease("gpushare-system", "gpushare-scheduler"));
+    assert!(!lease("kube-system", "gpushare-kube-scheduler"));
 
-    let roles = [
-        "gpushare-second-kube-scheduler",
-        "gpushare-second-volume-scheduler",
-    ];
-    let roles = roles.map(|name| {
-        find(&objects, "ClusterRoleBinding", name)["roleRef"]["name"]
-            .as_str()
-            .unwrap()
-            .to_owned()
-    });
-    assert_eq!(roles, ["system:kube-scheduler", "system:volume-scheduler"]);
-    let reader = find(&objects, "RoleBinding", "gpushare-second-authentication-reader");
+    let role_of = |kind, name| find(&objects, kind, name)["roleRef"]["name"].as_str().unwrap();
+    for (binding, role) in [
+        ("gpushare-second-kube-scheduler", "system:kube-scheduler"),
+        ("gpushare-second-volume-scheduler", "system:volume-scheduler"),
+    ] {
+        assert_eq!(role_of("ClusterRoleBinding", binding), role);
+    }
+    let reader = "gpushare-second-authentication-reader";
     assert_eq!(
-        reader["roleRef"]["name"],
+        role_of("RoleBinding", reader),
         "extension-apiserver-authentication-reader"
     );
-    assert_eq!(reader["metadata"]["namespace"], "kube-system");
+    assert_eq!(
+        find(&objects, "RoleBinding", reader)["metadata"]["namespace"],
+        "kube-system"
+    );
 }
 
 /// kustomize adds a hash to the name of a generated `ConfigMap` wherever it meets that name, roles' `resourceNames` included.
 #[test]
 fn no_role_names_an_object_with_a_generated_name() {
     let component = documents(&read("components/second-scheduler/kustomization.yaml")).remove(0);
-    let generated: Vec<&str> = component["configMapGenerator"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|generator| generator["name"].as_str().unwrap())
-        .collect();
+    let generated = items(&component["configMapGenerator"]);
     let objects = render("attach/second-scheduler");
-    let rules = ["Role", "ClusterRole"]
-        .into_iter()
-        .flat_map(|kind| all(&objects, kind))
-        .flat_map(|role| role["rules"].as_array().unwrap());
-    let named: Vec<&str> = rules.flat_map(|rule| texts(&rule["resourceNames"])).collect();
+    let roles = [all(&objects, "Role"), all(&objects, "ClusterRole")].concat();
+    let granted = roles.into_iter().flat_map(|role| items(&role["rules"]));
+    let named: Vec<&str> = granted.flat_map(|rule| texts(&rule["resourceNames"])).collect();
     assert!(named.contains(&"gpushare-kube-scheduler"), "{named:?}");
     assert!(
-        generated.iter().all(|name| !named.contains(name)),
+        generated
+            .iter()
+            .all(|generator| !named.contains(&generator["name"].as_str().unwrap())),
         "{generated:?} {named:?}"
     );
 }

@@ -6,7 +6,10 @@ use std::thread;
 
 use kit::daemons::{Binaries, Program};
 use rstest::rstest;
+use serde_json::Value;
 use tokio::runtime::Runtime;
+
+use crate::{find, named, pod};
 
 /// A daemon, by the name of its binary, its container and its workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,26 @@ pub(crate) const DEVICE_PLUGIN: Daemon = Daemon {
 static BINARIES: LazyLock<Binaries> = LazyLock::new(build);
 
 impl Daemon {
+    /// Its Deployment or `DaemonSet`.
+    pub(crate) fn workload(self, objects: &[Value]) -> &Value {
+        let kind = if self == SCHEDULER {
+            "Deployment"
+        } else {
+            "DaemonSet"
+        };
+        find(objects, kind, self.name)
+    }
+
+    /// The spec of its pods.
+    pub(crate) fn pod(self, objects: &[Value]) -> &Value {
+        pod(self.workload(objects))
+    }
+
+    /// Its container.
+    pub(crate) fn container(self, objects: &[Value]) -> &Value {
+        named(&self.pod(objects)["containers"], self.name)
+    }
+
     /// The output of `--help`.
     pub(crate) fn help(self) -> String {
         let output = self.command().arg("--help").output().unwrap();

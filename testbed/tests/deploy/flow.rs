@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::daemons;
 use crate::render::render;
-use crate::{find, texts};
+use crate::{find, items, texts};
 
 /// The precedence of Kubernetes' own schema for all service accounts.
 const ALL_SERVICE_ACCOUNTS: i64 = 9000;
@@ -34,9 +34,8 @@ fn the_flow_schema_comes_before_that_of_service_accounts(
         limits["borrowingLimitPercent"].is_number(),
         "without a limit it borrows all that is idle: {limits}"
     );
-    let deployment = find(&objects, "Deployment", daemons::SCHEDULER.name);
-    let account = &deployment["spec"]["template"]["spec"]["serviceAccountName"];
-    let account = json!({"name": account, "namespace": deployment["metadata"]["namespace"]});
+    let account = &daemons::SCHEDULER.pod(&objects)["serviceAccountName"];
+    let account = json!({"name": account, "namespace": "gpushare-system"});
     assert_eq!(
         schema["rules"][0]["subjects"],
         json!([{"kind": "ServiceAccount", "serviceAccount": account}])
@@ -58,7 +57,7 @@ fn the_flow_schema_matches_all_requests_of_the_scheduler() {
     .concat()
     {
         let is_in = |list, word| texts(list).iter().any(|one| *one == "*" || *one == word);
-        let is_meant = rules.as_array().unwrap().iter().any(|rule| {
+        let is_meant = items(rules).iter().any(|rule| {
             let is_everywhere = rule["clusterScope"] == true && texts(&rule["namespaces"]) == ["*"];
             is_everywhere
                 && is_in(&rule["apiGroups"], access.group)

@@ -67,11 +67,34 @@ fn all<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 
+/// The items of a list; none if there is no list.
+fn items(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The item of a list with this name.
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    let found = items(list).iter().find(|item| item["name"] == name);
+    found.unwrap_or_else(|| panic!("{name} is not in {list}"))
+}
+
 /// The texts of a list.
 fn texts(list: &Value) -> Vec<&str> {
-    list.as_array()
-        .into_iter()
-        .flatten()
-        .map(|text| text.as_str().unwrap())
-        .collect()
+    items(list).iter().map(|text| text.as_str().unwrap()).collect()
+}
+
+/// All Deployments and `DaemonSets`.
+fn workloads(objects: &[Value]) -> Vec<&Value> {
+    [all(objects, "Deployment"), all(objects, "DaemonSet")].concat()
+}
+
+/// The spec of a workload's pods.
+fn pod(workload: &Value) -> &Value {
+    &workload["spec"]["template"]["spec"]
+}
+
+/// The value of a container's flag.
+fn flag<'a>(container: &'a Value, name: &str) -> Option<&'a str> {
+    let mut args = texts(&container["args"]).into_iter();
+    args.find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='))
 }

@@ -6,22 +6,20 @@ use kit::cluster::{PLUGIN_USER, SCHEDULER_USER};
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::render::{render, render_with};
-use crate::{find, texts};
+use crate::{find, named, texts};
 
 const NAME: &str = "gpushare-records";
 
-fn policy(objects: &[Value]) -> Value {
-    find(objects, "ValidatingAdmissionPolicy", NAME)["spec"].clone()
-}
-
-/// Every word between single quotes.
-fn quoted(expression: &Value) -> Vec<String> {
-    expression
+/// The words between single quotes in a variable of the policy.
+fn quoted(objects: &[Value], variable: &str) -> Vec<String> {
+    let policy = find(objects, "ValidatingAdmissionPolicy", NAME);
+    let expression = named(&policy["spec"]["variables"], variable)["expression"]
         .as_str()
-        .unwrap()
+        .unwrap();
+    expression
         .split('\'')
         .skip(1)
         .step_by(2)
@@ -29,19 +27,9 @@ fn quoted(expression: &Value) -> Vec<String> {
         .collect()
 }
 
-fn variable(spec: &Value, name: &str) -> Value {
-    let variables = spec["variables"].as_array().unwrap();
-    variables
-        .iter()
-        .find(|variable| variable["name"] == name)
-        .unwrap()["expression"]
-        .clone()
-}
-
 #[test]
 fn the_policy_guards_every_annotation_of_a_record() {
     let objects = render("base");
-    let spec = policy(&objects);
     let keys = [
         DEVICE_ALLOCATED,
         BIND_TIMESTAMP,
@@ -52,28 +40,21 @@ fn the_policy_guards_every_annotation_of_a_record() {
         MEM_ASSIGNED,
         MEM_ASSUME_TIME,
     ];
-    assert_eq!(quoted(&variable(&spec, "changed")), keys);
+    assert_eq!(quoted(&objects, "changed"), keys);
+    let spec = &find(&objects, "ValidatingAdmissionPolicy", NAME)["spec"];
     assert_eq!(spec["failurePolicy"], "Fail");
     let rule = &spec["matchConstraints"]["resourceRules"][0];
     assert_eq!(texts(&rule["operations"]), ["CREATE", "UPDATE"]);
     for resource in ["pods", "pods/status", "pods/binding", "bindings"] {
         assert!(texts(&rule["resources"]).contains(&resource), "{resource}");
     }
-    let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", NAME)["spec"];
-    assert_eq!(
-        (&binding["policyName"], &binding["validationActions"]),
-        (&json!(NAME), &json!(["Deny"]))
-    );
 }
 
 #[test]
 fn a_component_adds_accounts_that_may_write_records() {
-    let ours = quoted(&variable(&policy(&render("base")), "writers"));
+    let ours = quoted(&render("base"), "writers");
     assert_eq!(ours, [SCHEDULER_USER, PLUGIN_USER]);
-    let all = quoted(&variable(
-        &policy(&render_with("base", &["components/record-writers"])),
-        "writers",
-    ));
+    let all = quoted(&render_with("base", &["components/record-writers"]), "writers");
     assert!(all.starts_with(&ours) && all.len() > ours.len(), "{all:?}");
     assert!(
         all.iter()

@@ -181,7 +181,8 @@ fn the_second_scheduler_uses_loopback_and_its_own_lease() {
     );
 }
 
-/// The files as the testbed's own loop reads them.
+/// The files as the testbed's own loop reads them. All nodes are scored, as kube-scheduler takes the refusal of a sample for one of
+/// all nodes.
 #[rstest]
 #[case::own(OWN, "default-scheduler")]
 #[case::second(SECOND, "gpushare-scheduler")]
@@ -189,19 +190,7 @@ fn the_model_of_kube_scheduler_reads_the_configuration(#[case] path: &str, #[cas
     let configuration = SchedulerConfiguration::read(&deploy().join(path)).unwrap();
     assert_eq!(configuration.schedulers.iter().collect::<Vec<_>>(), [scheduler]);
     assert_eq!(configuration.extenders[0].url_prefix, extender(path).url_prefix);
-}
-
-/// kube-scheduler takes the refusal of a sample for one of all nodes.
-#[rstest]
-#[case::own(OWN)]
-#[case::second(SECOND)]
-fn all_nodes_are_scored(#[case] path: &str) {
-    assert_eq!(
-        SchedulerConfiguration::read(&deploy().join(path))
-            .unwrap()
-            .percentage_of_nodes_to_score,
-        100
-    );
+    assert_eq!(configuration.percentage_of_nodes_to_score, 100);
 }
 
 /// The real scheduler, without an API server, knows the paths that the configurations and the probes name.
@@ -210,12 +199,7 @@ fn all_nodes_are_scored(#[case] path: &str) {
 #[case::second(SECOND)]
 fn the_scheduler_serves_the_configured_paths(#[case] path: &str) {
     let extender = extender(path);
-    let prefix = extender
-        .url_prefix
-        .splitn(4, '/')
-        .nth(3)
-        .map(|path| format!("/{path}"))
-        .unwrap();
+    let prefix = format!("/{}", extender.url_prefix.splitn(4, '/').nth(3).unwrap());
     let scheduler = Running::start();
     for verb in [
         &extender.filter_verb,
@@ -223,10 +207,10 @@ fn the_scheduler_serves_the_configured_paths(#[case] path: &str) {
         &extender.prioritize_verb,
         &extender.bind_verb,
     ] {
-        let unknown = scheduler.status("POST", &format!("{prefix}/{verb}-unknown"));
-        let known = scheduler.status("POST", &format!("{prefix}/{verb}"));
-        assert_eq!(unknown, 404);
-        assert!(![404, 405].contains(&known), "{prefix}/{verb}: {known}");
+        let path = format!("{prefix}/{verb}");
+        assert_eq!(status(scheduler.address, "POST", &format!("{path}-unknown")), 404);
+        let known = status(scheduler.address, "POST", &path);
+        assert!(![404, 405].contains(&known), "{path}: {known}");
     }
     for address in [scheduler.address, scheduler.health] {
         assert_eq!(status(address, "GET", "/healthz"), 200);
@@ -234,17 +218,10 @@ fn the_scheduler_serves_the_configured_paths(#[case] path: &str) {
         // It has seen nothing of the cluster yet.
         assert_eq!(status(address, "GET", "/readyz"), 503);
     }
-    assert_eq!(
-        status(
-            scheduler.health,
-            "POST",
-            &format!("{prefix}/{}", extender.bind_verb)
-        ),
-        404
-    );
+    let bind = format!("{prefix}/{}", extender.bind_verb);
+    assert_eq!(status(scheduler.health, "POST", &bind), 404);
 }
 
-/// The scheduler's process, ended when dropped.
 struct Running {
     child: Child,
     address: SocketAddr,
@@ -287,10 +264,6 @@ impl Running {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-    }
-
-    fn status(&self, method: &str, path: &str) -> u16 {
-        status(self.address, method, path)
     }
 }
 

@@ -8,7 +8,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use crate::render::render_with;
-use crate::{all, read, repository, texts};
+use crate::{flag, items, pod, read, repository, texts, workloads};
 
 const LABEL_PREFIX: &str = "__meta_kubernetes_pod_label_";
 
@@ -23,34 +23,34 @@ struct Target {
 }
 
 fn targets(objects: &[Value]) -> Vec<Target> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut targets = Vec::new();
-    for workload in [all(objects, "Deployment"), all(objects, "DaemonSet")].concat() {
-        let template = &workload["spec"]["template"];
+    for workload in workloads(objects) {
+        let metadata = &workload["metadata"];
         let mut labels = BTreeMap::from([(
             "__meta_kubernetes_namespace".to_owned(),
-            workload["metadata"]["namespace"].as_str().unwrap().to_owned(),
+            text(&metadata["namespace"]),
         )]);
-        for (name, value) in template["metadata"]["labels"].as_object().unwrap() {
+        for (name, value) in workload["spec"]["template"]["metadata"]["labels"]
+            .as_object()
+            .unwrap()
+        {
             let name = name.replace(['.', '/', '-'], "_");
-            labels.insert(
-                format!("{LABEL_PREFIX}{name}"),
-                value.as_str().unwrap().to_owned(),
-            );
+            labels.insert(format!("{LABEL_PREFIX}{name}"), text(value));
         }
-        for container in template["spec"]["containers"].as_array().unwrap() {
-            let listen = texts(&container["args"])
-                .into_iter()
-                .find_map(|flag| flag.strip_prefix("--health-listen="));
-            for port in container["ports"].as_array().into_iter().flatten() {
-                let mut labels = labels.clone();
-                let name = "__meta_kubernetes_pod_container_port_name".to_owned();
-                labels.insert(name, port["name"].as_str().unwrap_or_default().to_owned());
+        for container in items(&pod(workload)["containers"]) {
+            let listen = flag(container, "--health-listen");
+            for port in items(&container["ports"]) {
+                labels.insert(
+                    "__meta_kubernetes_pod_container_port_name".to_owned(),
+                    text(&port["name"]),
+                );
                 targets.push(Target {
-                    workload: workload["metadata"]["name"].as_str().unwrap().to_owned(),
-                    container: container["name"].as_str().unwrap().to_owned(),
+                    workload: text(&metadata["name"]),
+                    container: text(&container["name"]),
                     metrics_port: listen.map(|address| address.rsplit(':').next().unwrap().parse().unwrap()),
                     port: port["containerPort"].as_u64().unwrap(),
-                    labels,
+                    labels: labels.clone(),
                 });
             }
         }
@@ -116,13 +116,8 @@ fn prometheus_scrapes_one_port_of_each_daemon() {
 #[test]
 fn the_pod_monitor_selects_the_same_ports() {
     let document = std::fs::read_to_string(repository().join("docs/monitoring.md")).unwrap();
-    let block = document
-        .split("```yaml\n")
-        .nth(1)
-        .unwrap()
-        .split("```")
-        .next()
-        .unwrap();
+    let (_, block) = document.split_once("```yaml\n").unwrap();
+    let (block, _) = block.split_once("```").unwrap();
     let monitor: Value = serde_yaml_ng::from_str(block).unwrap();
     assert_eq!(monitor["kind"], "PodMonitor");
     // The chart's has in addition only lines with values.

@@ -1,14 +1,10 @@
 //! The webhooks' components: the API server finds the scheduler's endpoints and calls them for the right pods, and the
 //! scheduler may write its own objects and no others.
 
-use std::collections::BTreeSet;
-
 use http::Method;
 use kit::apiserver::{ApiServer, ApiServerConfig};
 use kit::cluster::{PLUGIN_USER, user_client};
-use kit::rbac::{
-    Permission, Rbac, RbacTarget, SCHEDULER as SCHEDULER_RIGHTS, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS,
-};
+use kit::rbac::{Rbac, RbacTarget, SCHEDULER_CERTIFICATES, SCHEDULER_WEBHOOKS};
 use kube::Client;
 use proto::pod::ALL_DEVICES;
 use proto::record::DEVICE_ALLOCATED;
@@ -18,9 +14,9 @@ use proto::resource::{
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::daemons::{DEVICE_PLUGIN, SCHEDULER};
+use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
 use crate::render::{render, render_base_with, render_with};
-use crate::{all, find, texts};
+use crate::{find, flag, items, named, pod as pod_of, texts, workloads};
 
 const ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
 const OWN_CERTIFICATES: &str = "components/webhooks";
@@ -29,30 +25,13 @@ const GUARD: &str = "components/guard-bindings";
 const FAIL_CLOSED: &str = "components/fail-closed";
 const KINDS: [&str; 2] = ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"];
 
-fn container(objects: &[Value]) -> Value {
-    let containers = find(objects, "Deployment", SCHEDULER.name)["spec"]["template"]["spec"]["containers"]
-        .as_array()
-        .unwrap();
-    containers
-        .iter()
-        .find(|container| container["name"] == SCHEDULER.name)
-        .unwrap()
-        .clone()
-}
-
 fn webhooks(objects: &[Value]) -> Vec<Value> {
     let configurations = KINDS.map(|kind| find(objects, kind, SCHEDULER.name));
     configurations
-        .into_iter()
-        .flat_map(|configuration| configuration["webhooks"].as_array().unwrap())
+        .iter()
+        .flat_map(|configuration| items(&configuration["webhooks"]))
         .cloned()
         .collect()
-}
-
-fn flag<'a>(container: &'a Value, name: &str) -> Option<&'a str> {
-    texts(&container["args"])
-        .into_iter()
-        .find_map(|arg| arg.strip_prefix(name)?.strip_prefix('='))
 }
 
 #[rstest]
@@ -64,43 +43,30 @@ fn the_configured_webhooks_are_those_that_the_scheduler_serves(
     #[case] component: &str,
 ) {
     let objects = render_with(folder, &[component, GUARD]);
-    let container = container(&objects);
+    let container = SCHEDULER.container(&objects);
     SCHEDULER.accepts(&texts(&container["args"])).unwrap();
-    let port = container["ports"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|port| port["name"] == "webhook")
-        .unwrap();
-    assert_eq!(
-        flag(&container, "--webhook-listen").unwrap(),
-        format!("0.0.0.0:{}", port["containerPort"])
-    );
+    let port = named(&container["ports"], "webhook");
+    let listen = format!("0.0.0.0:{}", port["containerPort"]);
+    assert_eq!(flag(container, "--webhook-listen"), Some(listen.as_str()));
+
     let service = find(&objects, "Service", "gpushare-webhook");
     assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
     assert_eq!(service["spec"]["type"], "ClusterIP");
     let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
     let for_all = json!({"ports": [{"port": port["containerPort"], "protocol": "TCP"}]});
-    let rules = policy["spec"]["ingress"].as_array().unwrap();
-    assert!(rules.contains(&for_all), "{policy:#}");
+    assert!(items(&policy["spec"]["ingress"]).contains(&for_all), "{policy:#}");
+
     let webhooks = webhooks(&objects);
-    let paths: Vec<&str> = webhooks
-        .iter()
-        .map(|webhook| webhook["clientConfig"]["service"]["path"].as_str().unwrap())
-        .collect();
-    assert_eq!(
-        paths,
-        ["mutate", "validate", "validate"].map(|route| format!("/gpushare-scheduler/webhook/{route}"))
-    );
-    for webhook in &webhooks {
-        let target = &webhook["clientConfig"]["service"];
+    assert_eq!(webhooks.len(), 3);
+    for (webhook, route) in webhooks.iter().zip(["mutate", "validate", "validate"]) {
+        let expected = json!({
+            "name": service["metadata"]["name"], "namespace": service["metadata"]["namespace"],
+            "port": service["spec"]["ports"][0]["port"], "path": format!("/gpushare-scheduler/webhook/{route}"),
+        });
+        let client = &webhook["clientConfig"];
+        assert_eq!(client["service"], expected);
         assert_eq!(
-            (&target["name"], &target["namespace"]),
-            (&service["metadata"]["name"], &service["metadata"]["namespace"])
-        );
-        assert_eq!(target["port"], service["spec"]["ports"][0]["port"]);
-        assert_eq!(
-            webhook["clientConfig"]["caBundle"],
+            client["caBundle"],
             Value::Null,
             "an apply would undo what the scheduler wrote"
         );
@@ -116,19 +82,14 @@ fn the_webhooks_do_not_block_pods_or_system_namespaces() {
             "{name}: the API server demands three parts"
         );
         let fields = ["failurePolicy", "sideEffects", "timeoutSeconds"].map(|field| webhook[field].clone());
-        assert_eq!(
-            fields,
-            [json!("Ignore"), json!("None"), json!(2)],
-            "{name}: a hung scheduler holds up two of them"
-        );
-        let namespaces = ["kube-system", "gpushare-system"];
-        let expected =
-            json!([{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": namespaces}]);
+        let expected = [json!("Ignore"), json!("None"), json!(2)];
+        assert_eq!(fields, expected, "{name}: a hung scheduler holds up two of them");
+        let expected = json!([{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "gpushare-system"]}]);
         assert_eq!(
             webhook["namespaceSelector"]["matchExpressions"], expected,
             "{name}"
         );
-        assert_eq!(webhook["matchConditions"].as_array().unwrap().len(), 1, "{name}");
+        assert_eq!(items(&webhook["matchConditions"]).len(), 1, "{name}");
     }
 }
 
@@ -172,8 +133,8 @@ fn the_webhooks_match_every_pod_that_requests_devices() {
 #[test]
 fn unrestricted_namespaces_are_the_same_everywhere() {
     let webhooks = webhooks(&render_base_with(OWN_CERTIFICATES));
+    let mut webhooks = webhooks.iter();
     let validating = webhooks
-        .iter()
         .find(|webhook| webhook["name"] == "validate.pods.gpushare")
         .unwrap();
     let selected = texts(&validating["namespaceSelector"]["matchExpressions"][0]["values"]).join(",");
@@ -184,10 +145,9 @@ fn unrestricted_namespaces_are_the_same_everywhere() {
         assert_eq!(default.split_once(']').unwrap().0, selected, "{}", daemon.name);
     }
     let objects = render_with("base", &["components/whole-gpus", "components/gpu-operator"]);
-    let workloads = [all(&objects, "Deployment"), all(&objects, "DaemonSet")].concat();
-    assert_eq!(workloads.len(), 3);
-    for workload in workloads {
-        let container = &workload["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(workloads(&objects).len(), 3);
+    for workload in workloads(&objects) {
+        let container = &pod_of(workload)["containers"][0];
         assert_eq!(
             flag(container, "--unrestricted-namespaces"),
             Some("kube-system,gpu-operator,gpushare-system"),
@@ -221,7 +181,7 @@ fn the_webhooks_match_pods_that_set_visible_devices() {
 fn bindings_are_reviewed_unless_they_are_the_schedulers_own() {
     let objects = render_with("base", &[OWN_CERTIFICATES, GUARD]);
     assert_eq!(
-        flag(&container(&objects), "--webhook-guard-bindings"),
+        flag(SCHEDULER.container(&objects), "--webhook-guard-bindings"),
         Some(ACCOUNT)
     );
     let webhooks = webhooks(&objects);
@@ -240,21 +200,13 @@ fn bindings_are_reviewed_unless_they_are_the_schedulers_own() {
 #[case::second_scheduler("attach/second-scheduler")]
 fn the_scheduler_may_write_its_secret_and_its_configurations(#[case] folder: &str) {
     let objects = render_with(folder, &[OWN_CERTIFICATES]);
-    let before = Rbac::of(&render(folder)).unwrap();
+    let without = Rbac::of(&render(folder)).unwrap();
+    let mut used = without.granted(ACCOUNT);
+    assert!(used.is_disjoint(&SCHEDULER_WEBHOOKS.iter().copied().collect()));
+    used.extend(SCHEDULER_WEBHOOKS);
     let rbac = Rbac::of(&objects).unwrap();
-    let used: BTreeSet<Permission<'_>> = before
-        .granted(ACCOUNT)
-        .into_iter()
-        .chain(SCHEDULER_WEBHOOKS.iter().copied())
-        .collect();
     assert_eq!(rbac.granted(ACCOUNT), used);
-    assert!(
-        SCHEDULER_WEBHOOKS
-            .iter()
-            .all(|access| !SCHEDULER_RIGHTS.contains(access))
-    );
-    let container = container(&objects);
-    assert!(flag(&container, "--certificate-secret").is_some());
+    assert!(flag(SCHEDULER.container(&objects), "--certificate-secret").is_some());
     for access in SCHEDULER_WEBHOOKS {
         let allows = |name| rbac.allows(ACCOUNT, *access, RbacTarget { namespace: "", name });
         assert!(allows(SCHEDULER.name), "{access}");
@@ -273,17 +225,12 @@ fn cert_manager_issues_the_certificate_instead_of_the_scheduler() {
             "gpushare-system/gpushare-scheduler"
         );
     }
-    let container = container(&objects);
-    assert!(flag(&container, "--certificate-secret").is_none() && flag(&container, "--tls-dir").is_some());
-    let before = Rbac::of(&render("base")).unwrap();
-    let without_secrets = before
-        .granted(ACCOUNT)
-        .into_iter()
-        .filter(|access| !SCHEDULER_CERTIFICATES.contains(access));
-    assert_eq!(
-        Rbac::of(&objects).unwrap().granted(ACCOUNT),
-        without_secrets.collect()
-    );
+    let container = SCHEDULER.container(&objects);
+    assert!(flag(container, "--certificate-secret").is_none() && flag(container, "--tls-dir").is_some());
+    let base = Rbac::of(&render("base")).unwrap();
+    let mut used = base.granted(ACCOUNT);
+    used.retain(|access| !SCHEDULER_CERTIFICATES.contains(access));
+    assert_eq!(Rbac::of(&objects).unwrap().granted(ACCOUNT), used);
 }
 
 /// An API server with the component `fail-closed` and no scheduler, a pod with a GPU that was made before, and clients of an
@@ -351,77 +298,37 @@ fn annotation(key: &str) -> Value {
 async fn with_fail_closed_only_pods_that_are_reviewed_wait_for_the_scheduler() {
     let objects = render_with("base", &[OWN_CERTIFICATES, GUARD, FAIL_CLOSED]);
     let (_server, [admin, plugin]) = server_without_a_scheduler(&objects).await;
-    let own = |kind: &str, name: &str| {
-        let template = &find(&objects, kind, name)["spec"]["template"];
-        json!({"metadata": {"name": name}, "spec": template["spec"]})
-    };
-    let running = format!("{PODS}/before");
+    let own = |daemon: Daemon| json!({"metadata": {"name": daemon.name}, "spec": daemon.pod(&objects)});
+    let (running, bind) = (format!("{PODS}/before"), format!("{PODS}/plain/binding"));
+    let (running, bind, system) = (
+        running.as_str(),
+        bind.as_str(),
+        "/api/v1/namespaces/kube-system/pods",
+    );
     let binding = json!({"metadata": {"name": "plain"}, "target": {"kind": "Node", "name": "n1"}});
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let finalizers = json!({"metadata": {"finalizers": ["a/b"]}});
     let (post, patch) = (Method::POST, Method::PATCH);
     let rows = [
-        (&admin, &post, PODS.to_owned(), pod("plain", "{}"), true),
-        (&admin, &post, PODS.to_owned(), pod("blind", SEES_NONE), true),
-        (&admin, &post, PODS.to_owned(), pod("asks", ON_A_GPU), false),
-        (&admin, &post, PODS.to_owned(), pod("sees", SEES_ALL), false),
-        (
-            &admin,
-            &post,
-            PODS.replace("default", "kube-system"),
-            pod("a", SEES_ALL),
-            true,
-        ),
-        (
-            &admin,
-            &post,
-            OWN_PODS.to_owned(),
-            own("Deployment", SCHEDULER.name),
-            true,
-        ),
-        (
-            &admin,
-            &post,
-            OWN_PODS.to_owned(),
-            own("DaemonSet", DEVICE_PLUGIN.name),
-            true,
-        ),
-        (&admin, &post, format!("{PODS}/plain/binding"), binding, true),
-        (&admin, &patch, running.clone(), label, true),
-        (&admin, &patch, running.clone(), finalizers, true),
-        (
-            &admin,
-            &patch,
-            running.clone(),
-            annotation("cni.example.com/ip"),
-            true,
-        ),
-        (
-            &admin,
-            &patch,
-            running.clone(),
-            annotation("cdi.k8s.io/gpu"),
-            false,
-        ),
-        (&admin, &patch, running.clone(), annotation(ALL_DEVICES), false),
-        (
-            &admin,
-            &patch,
-            running.clone(),
-            annotation(DEVICE_ALLOCATED),
-            false,
-        ),
-        (
-            &plugin,
-            &patch,
-            running.clone(),
-            annotation(DEVICE_ALLOCATED),
-            true,
-        ),
+        (&admin, &post, PODS, pod("plain", "{}"), true),
+        (&admin, &post, PODS, pod("blind", SEES_NONE), true),
+        (&admin, &post, PODS, pod("asks", ON_A_GPU), false),
+        (&admin, &post, PODS, pod("sees", SEES_ALL), false),
+        (&admin, &post, system, pod("a", SEES_ALL), true),
+        (&admin, &post, OWN_PODS, own(SCHEDULER), true),
+        (&admin, &post, OWN_PODS, own(DEVICE_PLUGIN), true),
+        (&admin, &post, bind, binding, true),
+        (&admin, &patch, running, label, true),
+        (&admin, &patch, running, finalizers, true),
+        (&admin, &patch, running, annotation("cni.example.com/ip"), true),
+        (&admin, &patch, running, annotation("cdi.k8s.io/gpu"), false),
+        (&admin, &patch, running, annotation(ALL_DEVICES), false),
+        (&admin, &patch, running, annotation(DEVICE_ALLOCATED), false),
+        (&plugin, &patch, running, annotation(DEVICE_ALLOCATED), true),
         (&admin, &Method::DELETE, running, json!({}), true),
     ];
     for (client, method, path, body, passes) in rows {
-        let answer = send(client, method.clone(), &path, &body).await;
+        let answer = send(client, method.clone(), path, &body).await;
         let is_expected = match &answer {
             Ok(()) => passes,
             Err(text) => !passes && text.contains("failed calling webhook"),

@@ -1,33 +1,14 @@
 //! The daemons' workloads: secure, reachable only where needed, and found where the code is.
 
-use std::collections::BTreeMap;
-
-use proto::resource::GPU_MEM;
 use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
 use crate::leader::LEADER_LABEL;
 use crate::render::{render, render_base_with, render_with};
-use crate::{all, find, texts};
+use crate::{all, find, flag, items, named, pod, texts, workloads};
 
 const FOLDERS: [&str; 3] = ["base", "overlays/simulated", "attach/second-scheduler"];
-
-fn pod(workload: &Value) -> &Value {
-    &workload["spec"]["template"]["spec"]
-}
-
-fn workloads(objects: &[Value]) -> Vec<&Value> {
-    [all(objects, "Deployment"), all(objects, "DaemonSet")].concat()
-}
-
-fn container<'a>(workload: &'a Value, name: &str) -> &'a Value {
-    let containers = pod(workload)["containers"].as_array().unwrap();
-    containers
-        .iter()
-        .find(|container| container["name"] == name)
-        .unwrap_or_else(|| panic!("no container {name}"))
-}
 
 #[rstest]
 fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
@@ -53,7 +34,7 @@ fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fol
                 .is_some_and(|seconds| seconds > 0),
             "{name}"
         );
-        for container in pod["containers"].as_array().unwrap() {
+        for container in items(&pod["containers"]) {
             let expected = json!({
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}});
             assert_eq!(container["securityContext"], expected, "{name}");
@@ -67,78 +48,72 @@ fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fol
     }
 }
 
-/// An unauthenticated `/bind` on every node's address let every client bind any pod anywhere (E15).
+/// An unauthenticated `/bind` on every node's address let every client bind any pod anywhere (E15). The read API and the page show
+/// the pods of all namespaces to every client.
 #[rstest]
 fn no_daemon_listens_on_addresses_of_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
     let objects = render(folder);
     for service in all(&objects, "Service") {
         assert_eq!(service["spec"]["type"], "ClusterIP");
         assert!(
-            service["spec"]["ports"]
-                .as_array()
-                .unwrap()
+            items(&service["spec"]["ports"])
                 .iter()
                 .all(|port| port["nodePort"].is_null())
         );
     }
-    for workload in workloads(&objects) {
-        for container in pod(workload)["containers"].as_array().unwrap() {
-            let ports = container["ports"].as_array().into_iter().flatten();
-            assert!(
-                ports.clone().all(|port| port["hostPort"].is_null()),
-                "{container:#}"
-            );
-        }
+    for container in workloads(&objects)
+        .iter()
+        .flat_map(|workload| items(&pod(workload)["containers"]))
+    {
+        let mut ports = items(&container["ports"]).iter();
+        assert!(ports.all(|port| port["hostPort"].is_null()), "{container:#}");
     }
     assert_eq!(all(&objects, "NetworkPolicy").len(), 2);
+    assert_eq!(
+        flag(SCHEDULER.container(&objects), "--read-listen"),
+        Some("127.0.0.1:12346")
+    );
 }
 
 #[test]
 fn the_scheduler_is_not_root_and_needs_client_certificates() {
     let objects = render("base");
-    let deployment = find(&objects, "Deployment", SCHEDULER.name);
-    let user = &pod(deployment)["securityContext"];
+    let user = &SCHEDULER.pod(&objects)["securityContext"];
     assert_eq!(
         (&user["runAsNonRoot"], &user["runAsUser"]),
         (&json!(true), &json!(65532))
     );
-    let args = texts(&container(deployment, SCHEDULER.name)["args"]);
-    for flag in [
-        "--listen=0.0.0.0:12345",
-        "--certificate-secret=gpushare-scheduler-certificates",
-    ] {
-        assert!(args.contains(&flag), "{args:?}");
-    }
+    let container = SCHEDULER.container(&objects);
+    assert_eq!(
+        flag(container, "--certificate-secret"),
+        Some("gpushare-scheduler-certificates")
+    );
 }
 
 /// For users with an authority of their own: every file comes from the Secret that the script and cert-manager fill.
 #[test]
 fn certificates_from_files_replace_the_scheduler_s_own() {
     let objects = render_base_with("components/certificate-files");
-    let deployment = find(&objects, "Deployment", SCHEDULER.name);
-    let args = texts(&container(deployment, SCHEDULER.name)["args"]);
-    SCHEDULER.accepts(&args).unwrap();
-    assert!(args.contains(&"--tls-dir=/etc/gpushare/tls"), "{args:?}");
-    let secret = pod(deployment)["volumes"][0]["secret"]["secretName"]
+    let container = SCHEDULER.container(&objects);
+    SCHEDULER.accepts(&texts(&container["args"])).unwrap();
+    assert_eq!(flag(container, "--tls-dir"), Some("/etc/gpushare/tls"));
+    let secret = SCHEDULER.pod(&objects)["volumes"][0]["secret"]["secretName"]
         .as_str()
         .unwrap();
-    assert!(
-        crate::read("attach/kube-scheduler/certificates.sh").contains(&format!("secret generic {secret} "))
-    );
+    let script = crate::read("attach/kube-scheduler/certificates.sh");
+    assert!(script.contains(&format!("secret generic {secret} ")));
 }
 
 #[test]
 fn the_probes_and_the_service_of_the_scheduler_use_its_ports() {
     let objects = render("base");
-    let deployment = find(&objects, "Deployment", SCHEDULER.name);
-    let container = container(deployment, SCHEDULER.name);
+    let deployment = SCHEDULER.workload(&objects);
+    let container = SCHEDULER.container(&objects);
     let (port, health) = (&container["ports"][0], &container["ports"][1]);
-    let listen = texts(&container["args"])
-        .into_iter()
-        .find_map(|arg| arg.strip_prefix("--listen="))
-        .unwrap();
-    assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
-    assert_probed_in_the_clear(container, health);
+    let listen = format!("0.0.0.0:{}", port["containerPort"]);
+    assert_eq!(flag(container, "--listen"), Some(listen.as_str()));
+    let extender = json!({"ports": [{"port": port["containerPort"], "protocol": "TCP"}]});
+    assert_probed_in_the_clear(&objects, SCHEDULER, health, &[extender]);
     let service = find(&objects, "Service", SCHEDULER.name);
     assert_eq!(service["spec"]["ports"][0]["port"], port["containerPort"]);
     assert_eq!(service["spec"]["ports"][0]["targetPort"], port["name"]);
@@ -156,33 +131,14 @@ fn the_probes_and_the_service_of_the_scheduler_use_its_ports() {
             .filter(|(key, _)| *key != LEADER_LABEL);
         assert!(own.all(|(key, value)| labels[key] == *value), "{selector}");
     }
-    let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
-    let extender = json!({"ports": [{"port": port["containerPort"], "protocol": "TCP"}]});
-    assert_eq!(
-        policy["spec"]["ingress"],
-        json!([extender, for_monitoring(health)])
-    );
 }
 
-/// They show the pods of all namespaces to every client.
-#[rstest]
-fn the_read_api_and_the_page_listen_on_loopback_only(
-    #[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str,
-) {
-    let objects = render(folder);
-    let deployment = find(&objects, "Deployment", SCHEDULER.name);
-    let args = texts(&container(deployment, SCHEDULER.name)["args"]);
-    let listen = args.iter().find_map(|arg| arg.strip_prefix("--read-listen="));
-    assert_eq!(listen, Some("127.0.0.1:12346"));
-}
-
-/// kubelet shows no certificate, and reaches the pod's address only.
-fn assert_probed_in_the_clear(container: &Value, port: &Value) {
-    let listen = texts(&container["args"])
-        .into_iter()
-        .find_map(|arg| arg.strip_prefix("--health-listen="))
-        .unwrap();
-    assert_eq!(listen, format!("0.0.0.0:{}", port["containerPort"]));
+/// Health and metrics are served at this port without TLS, as kubelet shows no certificate and reaches the pod's address only. The
+/// network policy admits Prometheus there, and `others` elsewhere.
+fn assert_probed_in_the_clear(objects: &[Value], daemon: Daemon, port: &Value, others: &[Value]) {
+    let container = daemon.container(objects);
+    let listen = format!("0.0.0.0:{}", port["containerPort"]);
+    assert_eq!(flag(container, "--health-listen"), Some(listen.as_str()));
     for (probe, path) in [("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")] {
         assert_eq!(
             container[probe]["httpGet"],
@@ -190,6 +146,15 @@ fn assert_probed_in_the_clear(container: &Value, port: &Value) {
             "{probe}"
         );
     }
+    let labels = [
+        json!({"kubernetes.io/metadata.name": "monitoring"}),
+        json!({"gpushare/monitoring": "true"}),
+    ];
+    let peers = labels.map(|labels| json!({"namespaceSelector": {"matchLabels": labels}}));
+    let monitoring = json!({"from": peers, "ports": [{"port": port["containerPort"], "protocol": "TCP"}]});
+    let policy = &find(objects, "NetworkPolicy", daemon.name)["spec"];
+    assert_eq!(policy["policyTypes"], json!(["Ingress"]));
+    assert_eq!(policy["ingress"], json!([others, &[monitoring]].concat()));
 }
 
 #[rstest]
@@ -198,118 +163,89 @@ fn assert_probed_in_the_clear(container: &Value, port: &Value) {
 fn the_extender_of_the_second_scheduler_listens_on_loopback_only(#[case] folder: &str) {
     let objects = render(folder);
     assert!(all(&objects, "Service").is_empty());
-    let deployment = find(&objects, "Deployment", SCHEDULER.name);
-    let extender = container(deployment, SCHEDULER.name);
-    assert!(texts(&extender["args"]).contains(&"--listen=127.0.0.1:12345"));
+    let extender = SCHEDULER.container(&objects);
+    assert_eq!(flag(extender, "--listen"), Some("127.0.0.1:12345"));
     assert_eq!(extender["volumeMounts"], Value::Null);
-    let ports = extender["ports"].as_array().unwrap();
+    let ports = items(&extender["ports"]);
     assert_eq!(ports.len(), 1, "{ports:?}");
-    assert_probed_in_the_clear(extender, &ports[0]);
-    let policy = find(&objects, "NetworkPolicy", SCHEDULER.name);
-    assert_eq!(policy["spec"]["ingress"], json!([for_monitoring(&ports[0])]));
-    let kube_scheduler = container(deployment, "kube-scheduler");
-    let volume = &pod(deployment)["volumes"][0];
-    let map = find(
-        &objects,
-        "ConfigMap",
-        volume["configMap"]["name"].as_str().unwrap(),
-    );
+    assert_probed_in_the_clear(&objects, SCHEDULER, &ports[0], &[]);
+
+    let pod = SCHEDULER.pod(&objects);
+    let kube_scheduler = named(&pod["containers"], "kube-scheduler");
+    let map = pod["volumes"][0]["configMap"]["name"].as_str().unwrap();
+    let files = find(&objects, "ConfigMap", map)["data"].as_object().unwrap();
     let mount = kube_scheduler["volumeMounts"][0]["mountPath"].as_str().unwrap();
-    let file = map["data"].as_object().unwrap().keys().next().unwrap();
-    assert!(texts(&kube_scheduler["command"]).contains(&format!("--config={mount}/{file}").as_str()));
+    let config = format!("--config={mount}/{}", files.keys().next().unwrap());
+    assert!(texts(&kube_scheduler["command"]).contains(&config.as_str()));
 }
 
 #[test]
 fn the_device_plugin_mounts_kubelets_directories_and_little_else() {
     let objects = render("base");
-    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
-    let pod = pod(daemon_set);
+    let pod = DEVICE_PLUGIN.pod(&objects);
     assert_eq!(pod["securityContext"]["runAsUser"], 0);
-    let container = container(daemon_set, DEVICE_PLUGIN.name);
-    let (volumes, mounts) = (
-        pod["volumes"].as_array().unwrap(),
-        container["volumeMounts"].as_array().unwrap(),
-    );
-    let seen: Vec<Value> = volumes
+    let container = DEVICE_PLUGIN.container(&objects);
+    let seen: Vec<Value> = items(&pod["volumes"])
         .iter()
-        .zip(mounts)
+        .zip(items(&container["volumeMounts"]))
         .map(|(volume, mount)| {
             json!([
                 volume["hostPath"]["path"],
                 mount["mountPath"],
-                mount["readOnly"].as_bool().unwrap_or(false)
+                mount["readOnly"] == true
             ])
         })
         .collect();
     let expected = [
-        json!([
+        (
             "/var/lib/kubelet/device-plugins",
             "/var/lib/kubelet/device-plugins",
-            false
-        ]),
-        json!([
+            false,
+        ),
+        (
             "/var/lib/kubelet/pod-resources",
             "/var/lib/kubelet/pod-resources",
-            true
-        ]),
-        json!(["/var/run/cdi", "/var/run/cdi", false]),
-        json!(["/etc/cdi", "/etc/cdi", true]),
-        json!(["/sys", "/host/sys", true]),
-        json!(["/dev/infiniband", "/dev/infiniband", true]),
+            true,
+        ),
+        ("/var/run/cdi", "/var/run/cdi", false),
+        ("/etc/cdi", "/etc/cdi", true),
+        ("/sys", "/host/sys", true),
+        ("/dev/infiniband", "/dev/infiniband", true),
     ];
-    assert_eq!(seen, expected);
+    assert_eq!(json!(seen), json!(expected));
     assert_eq!(pod["nodeSelector"]["gpushare"], "true");
-    let env: BTreeMap<&str, &Value> = container["env"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|entry| (entry["name"].as_str().unwrap(), entry))
-        .collect();
+    for (variable, field) in [("NODE_NAME", "spec.nodeName"), ("POD_UID", "metadata.uid")] {
+        assert_eq!(
+            named(&container["env"], variable)["valueFrom"]["fieldRef"]["fieldPath"],
+            field
+        );
+    }
+    assert_eq!(named(&container["env"], "NVIDIA_VISIBLE_DEVICES")["value"], "all");
     assert_eq!(
-        env["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"],
-        "spec.nodeName"
+        named(&container["env"], "NVIDIA_DRIVER_CAPABILITIES")["value"],
+        "utility"
     );
-    assert_eq!(
-        env["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"],
-        "metadata.uid"
-    );
-    assert_eq!(env["NVIDIA_VISIBLE_DEVICES"]["value"], "all");
-    assert_eq!(env["NVIDIA_DRIVER_CAPABILITIES"]["value"], "utility");
-    let tolerated: Vec<&str> = pod["tolerations"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|t| t["key"].as_str().unwrap())
-        .collect();
-    assert!(
-        ["nvidia.com/gpu", "node.kubernetes.io/not-ready"]
-            .iter()
-            .all(|key| tolerated.contains(key)),
-        "{tolerated:?}"
-    );
+    for taint in ["nvidia.com/gpu", "node.kubernetes.io/not-ready"] {
+        let mut tolerations = items(&pod["tolerations"]).iter();
+        assert!(
+            tolerations.any(|toleration| toleration["key"] == taint),
+            "{taint}"
+        );
+    }
 }
 
 #[test]
 fn the_probes_of_the_device_plugin_use_its_port() {
     let objects = render("base");
-    let container = container(
-        find(&objects, "DaemonSet", DEVICE_PLUGIN.name),
-        DEVICE_PLUGIN.name,
-    );
-    assert_probed_in_the_clear(container, &container["ports"][0]);
-    let policy = find(&objects, "NetworkPolicy", DEVICE_PLUGIN.name);
-    assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress"]));
-    assert_eq!(
-        policy["spec"]["ingress"],
-        json!([for_monitoring(&container["ports"][0])])
-    );
+    let port = &DEVICE_PLUGIN.container(&objects)["ports"][0];
+    assert_probed_in_the_clear(&objects, DEVICE_PLUGIN, port, &[]);
 }
 
 /// A new plugin beside the old one would lose the resource when the old one ends (kubelet looks plugins up by resource).
 #[test]
 fn a_rollout_replaces_the_device_plugin_before_it_starts_another() {
     let objects = render("base");
-    let strategy = &find(&objects, "DaemonSet", DEVICE_PLUGIN.name)["spec"]["updateStrategy"];
+    let strategy = &DEVICE_PLUGIN.workload(&objects)["spec"]["updateStrategy"];
     assert_eq!(
         *strategy,
         json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}})
@@ -320,38 +256,31 @@ fn a_rollout_replaces_the_device_plugin_before_it_starts_another() {
 #[test]
 fn the_device_plugin_has_its_label_and_time_to_shut_down() {
     let objects = render_base_with("components/whole-gpus");
-    let whole_name = format!("{}-whole-gpus", DEVICE_PLUGIN.name);
-    for name in [DEVICE_PLUGIN.name, &whole_name] {
-        let template = &find(&objects, "DaemonSet", name)["spec"]["template"];
-        assert_eq!(template["metadata"]["labels"]["app.kubernetes.io/name"], name);
-        assert!(
-            template["spec"]["terminationGracePeriodSeconds"]
-                .as_u64()
-                .unwrap()
-                >= 15,
-            "and up to 5 s to close everything"
-        );
+    for daemon_set in all(&objects, "DaemonSet") {
+        let labels = &daemon_set["spec"]["template"]["metadata"]["labels"];
+        assert_eq!(labels["app.kubernetes.io/name"], daemon_set["metadata"]["name"]);
+        let grace = pod(daemon_set)["terminationGracePeriodSeconds"].as_u64().unwrap();
+        assert!(grace >= 15, "and up to 5 s to close everything");
     }
+}
+
+/// The file that a flag of the plugin names, from the map that the container mounts there.
+fn mounted(objects: &[Value], file: &str, volume: &str, map: &str) -> Value {
+    let mount = &named(&DEVICE_PLUGIN.container(objects)["volumeMounts"], volume)["mountPath"];
+    let key = file
+        .strip_prefix(mount.as_str().unwrap())
+        .unwrap()
+        .trim_start_matches('/');
+    serde_yaml_ng::from_str(find(objects, "ConfigMap", map)["data"][key].as_str().unwrap()).unwrap()
 }
 
 #[test]
 fn the_plugin_gets_the_simulated_devices() {
     let objects = render("overlays/simulated");
-    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
-    let container = container(daemon_set, DEVICE_PLUGIN.name);
-    let args = texts(&container["args"]);
-    let file = args
-        .iter()
-        .find_map(|arg| arg.strip_prefix("--inventory=file:"))
-        .unwrap();
-    let mounts = container["volumeMounts"].as_array().unwrap();
-    let mount = mounts.iter().find(|mount| mount["name"] == "inventory").unwrap()["mountPath"]
-        .as_str()
-        .unwrap();
-    let key = file.strip_prefix(mount).unwrap().trim_start_matches('/');
-    let map = find(&objects, "ConfigMap", "gpushare-inventory");
-    let inventory: Value = serde_json::from_str(map["data"][key].as_str().unwrap()).unwrap();
-    let gpus = inventory["gpus"].as_array().unwrap();
+    let file = flag(DEVICE_PLUGIN.container(&objects), "--inventory").unwrap();
+    let file = file.strip_prefix("file:").unwrap();
+    let inventory = mounted(&objects, file, "inventory", "gpushare-inventory");
+    let gpus = items(&inventory["gpus"]);
     assert_eq!(gpus.len(), 4);
     // A UUID says which device of the cluster it is.
     assert!(
@@ -363,57 +292,38 @@ fn the_plugin_gets_the_simulated_devices() {
 #[test]
 fn the_component_for_a_runtime_class_sets_it() {
     let objects = render_base_with("components/nvidia-runtime-class");
-    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
-    assert_eq!(pod(daemon_set)["runtimeClassName"], "nvidia");
+    assert_eq!(DEVICE_PLUGIN.pod(&objects)["runtimeClassName"], "nvidia");
 }
 
 /// One component is privileged, and says so; with it the runtime adds nothing, and each directory of a driver is mounted.
 #[test]
 fn the_component_for_a_driver_root_mounts_it() {
-    let objects = render_with(
-        "base",
-        &[
-            "components/driver-root",
-            "components/gpu-operator",
-            "components/selinux",
-            "components/read-only-etc",
-        ],
-    );
-    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
-    let container = container(daemon_set, DEVICE_PLUGIN.name);
-    let args = texts(&container["args"]);
-    DEVICE_PLUGIN.accepts(&args).unwrap();
-    let roots = args
-        .iter()
-        .find_map(|arg| arg.strip_prefix("--driver-root="))
-        .unwrap();
-    let mounts: Vec<_> = container["volumeMounts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|mount| mount["mountPath"].as_str().unwrap())
-        .collect();
+    let components = ["driver-root", "gpu-operator", "selinux", "read-only-etc"];
+    let folders = components.map(|component| format!("components/{component}"));
+    let objects = render_with("base", &folders.each_ref().map(String::as_str));
+    let (pod, container) = (DEVICE_PLUGIN.pod(&objects), DEVICE_PLUGIN.container(&objects));
+    DEVICE_PLUGIN.accepts(&texts(&container["args"])).unwrap();
+    let roots = flag(container, "--driver-root").unwrap();
+    let mounts = items(&container["volumeMounts"]).iter();
+    let mounts: Vec<&str> = mounts.map(|mount| mount["mountPath"].as_str().unwrap()).collect();
     assert!(
         roots.split(',').all(|root| root.starts_with("/host")) && mounts.contains(&"/host"),
         "{roots}"
     );
     assert!(!mounts.contains(&"/etc/cdi"), "{mounts:?}");
-    let volumes = pod(daemon_set)["volumes"].as_array().unwrap();
-    assert_eq!(volumes.len(), mounts.len(), "each volume is mounted");
+    assert_eq!(
+        items(&pod["volumes"]).len(),
+        mounts.len(),
+        "each volume is mounted"
+    );
     let expected =
         json!({"privileged": true, "readOnlyRootFilesystem": true, "seLinuxOptions": {"type": "spc_t"}});
     assert_eq!(container["securityContext"], expected);
-    let variable = container["env"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|variable| variable["name"] == "NVIDIA_VISIBLE_DEVICES")
-        .unwrap();
-    assert_eq!(variable["value"], "void");
     assert_eq!(
-        pod(daemon_set)["nodeSelector"]["nvidia.com/gpu.deploy.client"],
-        "true"
+        named(&container["env"], "NVIDIA_VISIBLE_DEVICES")["value"],
+        "void"
     );
+    assert_eq!(pod["nodeSelector"]["nvidia.com/gpu.deploy.client"], "true");
     assert!(crate::read("components/driver-root/kustomization.yaml").contains("PRIVILEGED"));
 }
 
@@ -421,27 +331,13 @@ fn the_component_for_a_driver_root_mounts_it() {
 #[test]
 fn the_component_for_the_runtime_hook_mounts_its_socket() {
     let objects = render_base_with("components/nri");
-    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
-    let container = container(daemon_set, DEVICE_PLUGIN.name);
-    let args = texts(&container["args"]);
-    DEVICE_PLUGIN.accepts(&args).unwrap();
-    let expected = format!("--nri-socket={}", proto::nri::SOCKET);
-    assert!(args.contains(&expected.as_str()), "{args:?}");
-    let named = |list: &Value| {
-        list.as_array()
-            .unwrap()
-            .iter()
-            .find(|entry| entry["name"] == "nri")
-            .cloned()
-            .unwrap()
-    };
-    let (mount, volume) = (
-        named(&container["volumeMounts"]),
-        named(&pod(daemon_set)["volumes"]),
-    );
-    assert_eq!(mount["mountPath"], volume["hostPath"]["path"]);
+    let (pod, container) = (DEVICE_PLUGIN.pod(&objects), DEVICE_PLUGIN.container(&objects));
+    DEVICE_PLUGIN.accepts(&texts(&container["args"])).unwrap();
+    assert_eq!(flag(container, "--nri-socket"), Some(proto::nri::SOCKET));
+    let mount = &named(&container["volumeMounts"], "nri")["mountPath"];
+    assert_eq!(*mount, named(&pod["volumes"], "nri")["hostPath"]["path"]);
     let dir = std::path::Path::new(proto::nri::SOCKET).parent().unwrap();
-    assert_eq!(mount["mountPath"], dir.to_str().unwrap());
+    assert_eq!(*mount, dir.to_str().unwrap());
 }
 
 /// Neither daemon believes the annotation without it, and the base leaves it out.
@@ -449,13 +345,11 @@ fn the_component_for_the_runtime_hook_mounts_its_socket() {
 #[case::base("base")]
 #[case::second_scheduler("attach/second-scheduler")]
 fn the_component_for_all_devices_sets_the_flags_of_both_daemons(#[case] folder: &str) {
-    const FLAG: &str = "--allow-all-devices";
     let flagged = |objects: &[Value]| {
-        let workloads = [("Deployment", SCHEDULER), ("DaemonSet", DEVICE_PLUGIN)];
-        workloads.map(|(kind, daemon)| {
-            let args = container(find(objects, kind, daemon.name), daemon.name)["args"].clone();
-            daemon.accepts(&texts(&args)).unwrap();
-            texts(&args).contains(&FLAG)
+        [SCHEDULER, DEVICE_PLUGIN].map(|daemon| {
+            let args = texts(&daemon.container(objects)["args"]);
+            daemon.accepts(&args).unwrap();
+            args.contains(&"--allow-all-devices")
         })
     };
     assert_eq!(flagged(&render(folder)), [false; 2]);
@@ -469,26 +363,10 @@ fn the_component_for_all_devices_sets_the_flags_of_both_daemons(#[case] folder: 
 #[test]
 fn the_component_for_device_labels_mounts_the_file() {
     let objects = render_base_with("components/device-labels");
-    let daemon_set = find(&objects, "DaemonSet", DEVICE_PLUGIN.name);
-    let container = container(daemon_set, DEVICE_PLUGIN.name);
-    let args = texts(&container["args"]);
-    DEVICE_PLUGIN.accepts(&args).unwrap();
-    let file = args
-        .iter()
-        .find_map(|arg| arg.strip_prefix("--device-labels="))
-        .unwrap();
-    let mount = container["volumeMounts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|mount| mount["name"] == "device-labels")
-        .unwrap();
-    let name = file
-        .strip_prefix(mount["mountPath"].as_str().unwrap())
-        .unwrap()
-        .trim_start_matches('/');
-    let map = find(&objects, "ConfigMap", "gpushare-device-labels");
-    let labels: Value = serde_yaml_ng::from_str(map["data"][name].as_str().unwrap()).unwrap();
+    let container = DEVICE_PLUGIN.container(&objects);
+    DEVICE_PLUGIN.accepts(&texts(&container["args"])).unwrap();
+    let file = flag(container, "--device-labels").unwrap();
+    let labels = mounted(&objects, file, "device-labels", "gpushare-device-labels");
     assert_eq!(labels["devices"]["rdma"]["fabric"], "default");
 }
 
@@ -499,61 +377,19 @@ fn the_daemons_accept_their_arguments(
     #[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str,
 ) {
     let objects = render(folder);
-    let workload = workloads(&objects)
-        .into_iter()
-        .find(|workload| workload["metadata"]["name"] == daemon.name)
-        .unwrap();
-    let container = container(workload, daemon.name);
+    let container = daemon.container(&objects);
     daemon.accepts(&texts(&container["args"])).unwrap();
-    let own = |name: &&str| !name.starts_with("NVIDIA_");
-    for name in container["env"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|entry| entry["name"].as_str().unwrap())
-        .filter(own)
-    {
+    let names = items(&container["env"])
+        .iter()
+        .map(|entry| entry["name"].as_str().unwrap());
+    for name in names.filter(|name| !name.starts_with("NVIDIA_")) {
+        let documented = format!("[env: {name}");
         assert!(
-            daemon.help().contains(&format!("[env: {name}")),
+            daemon.help().contains(&documented),
             "{} does not read {name}",
             daemon.name
         );
     }
-}
-
-/// The rules for which name is whose hold for the names in use.
-#[test]
-fn the_policy_covers_all_resources_that_the_plugin_publishes() {
-    use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
-    let objects = render("base");
-    let policy = find(
-        &objects,
-        "ValidatingAdmissionPolicy",
-        "gpushare-device-plugin-nodes",
-    );
-    let text = policy["spec"]["validations"].to_string();
-    for name in [
-        GPU,
-        GPU_CORE,
-        GPU_COUNT,
-        GPU_MEMORY,
-        GPU_MEMORY_RATIO,
-        GPU_SHARED,
-        GPU_MEM,
-    ] {
-        let domain = name.split_once('/').unwrap().0;
-        assert!(text.contains(&format!("name.startsWith('{domain}/')")), "{name}");
-    }
-}
-
-/// The rule of a network policy that admits Prometheus, and no other pod, to the port of health and metrics.
-fn for_monitoring(port: &Value) -> Value {
-    let labels = [
-        json!({"kubernetes.io/metadata.name": "monitoring"}),
-        json!({"gpushare/monitoring": "true"}),
-    ];
-    let peers = labels.map(|labels| json!({"namespaceSelector": {"matchLabels": labels}}));
-    json!({"from": peers, "ports": [{"port": port["containerPort"], "protocol": "TCP"}]})
 }
 
 /// The `DaemonSet` for nodes where our plugin serves whole GPUs is a copy, as kustomize cannot make one.
@@ -568,17 +404,13 @@ fn whole_gpus_differ_from_the_base_by_a_label_and_a_flag() {
         );
         let mut expected = plain.clone();
         if kind == "DaemonSet" {
-            let affinity = expected["spec"]["template"]["spec"]
-                .as_object_mut()
-                .unwrap()
-                .remove("affinity")
-                .unwrap();
+            let pod = &mut expected["spec"]["template"]["spec"];
+            let affinity = pod.as_object_mut().unwrap().remove("affinity").unwrap();
             let terms = &affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
             assert_eq!(
                 terms[0]["matchExpressions"],
                 json!([{"key": "gpushare/whole-gpus", "operator": "NotIn", "values": ["true"]}])
             );
-            let pod = &mut expected["spec"]["template"]["spec"];
             pod["nodeSelector"]["gpushare/whole-gpus"] = json!("true");
             let args = pod["containers"][0]["args"].as_array_mut().unwrap();
             args.insert(1, json!("--vendor-resource=nvidia.com/gpu=ours"));

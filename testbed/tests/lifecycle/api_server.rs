@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use kit::apiserver::{Fault, Faults, Matching};
-use kit::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup, PLUGIN_USER, SCHEDULER_USER};
+use kit::cluster::{GpuFault, LocalCluster, NodeSetup, PLUGIN_USER, SCHEDULER_USER};
 use kit::invariants;
 use kit::kubelet::Kubelet;
 use kit::observer::ClusterSnapshot;
@@ -13,7 +13,7 @@ use kit::pods::{NamespacePods, PodBuilder};
 use proto::resource::GPU_MEM;
 use rstest::rstest;
 
-use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
+use crate::{DEADLINE, LOOK, cluster_of_all, seen, starts, starts_again, until_event, until_run, verify};
 
 /// A short time without the API server: longer than a request of the plugin may take.
 const A_WHILE: Duration = Duration::from_secs(12);
@@ -26,9 +26,7 @@ async fn cluster(inject: &'static str) -> Result<(LocalCluster, NamespacePods)> 
         inject,
         ..NodeSetup::new(name, &[16384, 16384])
     };
-    let cluster = LocalCluster::start(ClusterSpec::of(vec![node("n1"), node("n2")])).await?;
-    let pods = NamespacePods::of(cluster.client(), "default");
-    Ok((cluster, pods))
+    cluster_of_all(vec![node("n1"), node("n2")]).await
 }
 
 /// The API server cannot be reached for `period`. Containers start again and see the same devices; a GPU that falls sick is taken
@@ -54,14 +52,13 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     cluster.api().faults().drop_watches("");
     cluster.node("n1")?.set_health(idle, GpuFault::Xid(79))?;
     let healthy = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).map_or(0, |(_, healthy)| *healthy);
-    ensure!(
-        cluster
-            .node("n1")?
-            .kubelet()
-            .until(DEADLINE, |kubelet| healthy(kubelet) == 16)
-            .await,
-        "kubelet does not see the sick GPU"
-    );
+    cluster
+        .node("n1")?
+        .kubelet()
+        .expect_until(DEADLINE, "kubelet does not see the sick GPU", |kubelet| {
+            healthy(kubelet) == 16
+        })
+        .await?;
     let mut n_restarts = 0;
     while began.elapsed() < period * 2 / 3 {
         ensure!(
@@ -87,20 +84,11 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     cluster.api().objects().compact();
 
     let kubelet = cluster.node("n2")?.kubelet();
-    ensure!(
-        kubelet
-            .until(DEADLINE, |kubelet| starts(kubelet, "b") > before)
-            .await,
-        "b does not start again: {:?}\n{}",
-        kubelet
-            .container("default", "b", "main")
-            .map(|container| container.state),
-        cluster
-            .node("n2")?
-            .plugin()
-            .map(kit::daemons::Daemon::log_tail)
-            .unwrap_or_default()
-    );
+    kubelet
+        .expect_until(DEADLINE, "b does not start again", |kubelet| {
+            starts(kubelet, "b") > before
+        })
+        .await?;
     ensure!(seen(kubelet, "b")? == of_b, "b sees another GPU than before");
     let is_sick = |snapshot: &ClusterSnapshot| {
         let device = snapshot
@@ -115,7 +103,7 @@ async fn away(inject: &'static str, period: Duration) -> Result<()> {
     cluster
         .until("the sick GPU to be published", DEADLINE, is_sick)
         .await?;
-    until_event(&cluster, "n1", "GPUUnhealthy").await?;
+    until_event(&cluster, "n1", "GPUUnhealthy", "").await?;
     pods.create(&PodBuilder::units("new", 12).on("n2")).await?;
     until_run(&cluster, &["a", "b", "new"]).await?;
     ensure!(

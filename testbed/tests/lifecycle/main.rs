@@ -3,6 +3,7 @@
 mod api_server;
 mod clock;
 mod node;
+mod right_device;
 mod small_disks;
 mod specs;
 
@@ -10,20 +11,53 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kit::cluster::LocalCluster;
+use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup};
+use kit::daemons::Daemon;
 use kit::invariants;
 use kit::kubelet::Kubelet;
 use kit::observer::ClusterSnapshot;
-use kit::pod_fields::is_running;
+use kit::pod_fields::{is_running, unscheduled_because};
+use kit::pods::{NamespacePods, PodBuilder};
+use kit::polling;
+use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The time for which a container that must not start is watched.
 const LOOK: Duration = Duration::from_secs(3);
 
+/// A cluster of one node, and the pods of its default namespace.
+async fn cluster_of(node: NodeSetup) -> Result<(LocalCluster, NamespacePods)> {
+    cluster_of_all(vec![node]).await
+}
+
+async fn cluster_of_all(nodes: Vec<NodeSetup>) -> Result<(LocalCluster, NamespacePods)> {
+    let cluster = LocalCluster::start(ClusterSpec::of(nodes)).await?;
+    let pods = NamespacePods::of(cluster.client(), "default");
+    Ok((cluster, pods))
+}
+
+/// A node whose GPUs have 16 GiB each.
+fn node_of(n_gpus: usize) -> NodeSetup {
+    NodeSetup::new("n1", &vec![16384; n_gpus])
+}
+
+/// Creates a pod that asks for memory units, and waits until it runs.
+async fn run(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
+    pods.create(&PodBuilder::units(name, units)).await?;
+    until_run(cluster, &[name]).await
+}
+
+/// Creates a pod that finds no room, and waits until its condition says so.
+async fn waits(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
+    pods.create(&PodBuilder::units(name, units)).await?;
+    let is_refused = |snapshot: &ClusterSnapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
+    cluster
+        .until(&format!("{name} to be refused"), DEADLINE, is_refused)
+        .await
+}
+
 async fn until_run(cluster: &LocalCluster, names: &[&str]) -> Result<()> {
-    let is_up = |snapshot: &ClusterSnapshot, name: &str| {
-        snapshot.pod(&format!("default/{name}")).is_some_and(is_running)
-    };
+    let is_up = |snapshot: &ClusterSnapshot, name: &str| snapshot.pod(name).is_some_and(is_running);
     let all_up = |snapshot: &ClusterSnapshot| names.iter().all(|name| is_up(snapshot, name)).then_some(());
     cluster
         .until(&format!("{} to run", names.join(", ")), DEADLINE, all_up)
@@ -45,12 +79,13 @@ fn starts(kubelet: &Kubelet, name: &str) -> u32 {
 async fn starts_again(kubelet: &Kubelet, name: &str) -> Result<String> {
     let before = starts(kubelet, name);
     kubelet.restart_container("default", name, "main")?;
-    ensure!(
-        kubelet
-            .until(DEADLINE, |kubelet| starts(kubelet, name) > before)
-            .await,
-        "the container of {name} does not start again"
-    );
+    kubelet
+        .expect_until(
+            DEADLINE,
+            format!("the container of {name} does not start again"),
+            |kubelet| starts(kubelet, name) > before,
+        )
+        .await?;
     seen(kubelet, name)
 }
 
@@ -72,30 +107,32 @@ async fn verify(cluster: &LocalCluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits for an event of this reason on an object.
-async fn until_event(cluster: &LocalCluster, object: &str, reason: &str) -> Result<()> {
-    let is_shown = || {
-        let events = cluster.api().objects().list("events", None).unwrap_or_default();
-        events.iter().any(|event| {
-            event.pointer("/reason").is_some_and(|text| text == reason)
-                && event
-                    .pointer("/involvedObject/name")
-                    .is_some_and(|name| name == object)
-        })
-    };
-    let shown = async {
-        while !is_shown() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+/// The messages of the events of this reason on an object.
+fn events(cluster: &LocalCluster, object: &str, reason: &str) -> Vec<String> {
+    let mut messages = Vec::new();
+    for event in cluster.api().objects().list("events", None).unwrap_or_default() {
+        let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        if text("/reason") == reason && text("/involvedObject/name") == object {
+            messages.push(text("/message").to_owned());
         }
+    }
+    messages
+}
+
+/// Waits for an event of this reason on an object whose message has these words.
+async fn until_event(cluster: &LocalCluster, object: &str, reason: &str, words: &str) -> Result<()> {
+    let is_it = |message: &String| message.contains(words);
+    let found = async || {
+        let said = events(cluster, object, reason);
+        let missing = || {
+            let logs = cluster
+                .nodes()
+                .filter_map(|node| node.plugin())
+                .map(Daemon::log_tail);
+            let logs = logs.collect::<String>();
+            format!("no event {reason} on {object} says {words:?}, but {said:?}; {logs}")
+        };
+        Ok(said.iter().any(is_it).then_some(()).ok_or_else(missing))
     };
-    let log = || {
-        cluster
-            .nodes()
-            .filter_map(|node| node.plugin())
-            .map(kit::daemons::Daemon::log_tail)
-            .collect::<String>()
-    };
-    tokio::time::timeout(DEADLINE, shown)
-        .await
-        .with_context(|| format!("no event {reason} on {object}: {}", log()))
+    polling::until_found(DEADLINE, found).await
 }

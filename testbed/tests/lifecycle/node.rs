@@ -3,48 +3,26 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kit::cluster::{CdiDir, ClusterSpec, GpuSpec, LocalCluster, NodeSetup};
+use kit::cluster::{CdiDir, GpuSpec, LocalCluster, NodeSetup};
 use kit::http_client::HttpClient;
 use kit::invariants;
 use kit::kubelet::{Kubelet, RunState};
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::{phase, unscheduled_because};
-use kit::pods::{NamespacePods, PodBuilder};
+use kit::pods::PodBuilder;
 use kit::polling;
 use proto::read_api::{Diagnosis, Explanation, State};
 use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{DEADLINE, LOOK, seen, starts, starts_again, until_event, until_run, verify};
+use crate::{
+    DEADLINE, LOOK, cluster_of, events, node_of, run, seen, starts, starts_again, until_event, until_run,
+    verify, waits,
+};
 
 /// The time in which a plugin has to end.
 const GRACE: Duration = Duration::from_secs(10);
-
-async fn cluster_of(node: NodeSetup) -> Result<(LocalCluster, NamespacePods)> {
-    let cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
-    let pods = NamespacePods::of(cluster.client(), "default");
-    Ok((cluster, pods))
-}
-
-/// A node whose GPUs have 16 GiB each.
-fn node_of(n_gpus: usize) -> NodeSetup {
-    NodeSetup::new("n1", &vec![16384; n_gpus])
-}
-
-async fn run(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodBuilder::units(name, units)).await?;
-    until_run(cluster, &[name]).await
-}
-
-/// Creates a pod that finds no room, and waits until its condition says so.
-async fn waits(cluster: &LocalCluster, pods: &NamespacePods, name: &str, units: u64) -> Result<()> {
-    pods.create(&PodBuilder::units(name, units)).await?;
-    let is_refused = |snapshot: &ClusterSnapshot| snapshot.pod(name).and_then(unscheduled_because).map(drop);
-    cluster
-        .until(&format!("{name} to be refused"), DEADLINE, is_refused)
-        .await
-}
 
 /// Waits until the scheduler counts the given number of GPUs of the node as healthy: an event may be there before.
 async fn until_healthy(cluster: &LocalCluster, n_healthy: usize) -> Result<()> {
@@ -75,20 +53,20 @@ async fn until_registered(cluster: &mut LocalCluster, n_before: usize) -> Result
         kubelet.n_registrations() >= n_before + 2
             && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
     };
-    ensure!(
-        cluster.node("n1")?.kubelet().until(DEADLINE, is_known).await,
-        "the plugin does not register"
-    );
+    cluster
+        .node("n1")?
+        .kubelet()
+        .expect_until(DEADLINE, "the plugin does not register", is_known)
+        .await?;
     cluster.until_ready(DEADLINE).await
 }
 
 async fn until_up(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<String> {
-    ensure!(
-        kubelet
-            .until(DEADLINE, |kubelet| starts(kubelet, name) > n_starts)
-            .await,
-        "{name} does not start"
-    );
+    kubelet
+        .expect_until(DEADLINE, format!("{name} does not start"), |kubelet| {
+            starts(kubelet, name) > n_starts
+        })
+        .await?;
     seen(kubelet, name)
 }
 
@@ -101,12 +79,11 @@ async fn running_pods_survive_a_change_of_the_memory_unit() -> Result<()> {
     let of_old = seen(node.kubelet(), "old")?;
     node.restart_plugin_with("--memory-unit", "MiB").await?;
     let units = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).copied();
-    ensure!(
-        node.kubelet()
-            .until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768)))
-            .await,
-        "kubelet knows no MiB"
-    );
+    node.kubelet()
+        .expect_until(DEADLINE, "kubelet knows no MiB", |kubelet| {
+            units(kubelet) == Some((32768, 32768))
+        })
+        .await?;
     ensure!(
         starts_again(node.kubelet(), "old").await? == of_old,
         "it sees another GPU"
@@ -126,16 +103,14 @@ async fn running_pods_survive_a_change_of_the_memory_unit() -> Result<()> {
         "12 GiB are left beside the 4"
     );
     node.restart_kubelet().await?;
-    ensure!(
-        node.kubelet()
-            .until(DEADLINE, |kubelet| units(kubelet) == Some((32768, 32768)))
-            .await,
-        "the plugin does not register"
-    );
-    ensure!(
-        node.kubelet().until(DEADLINE, Kubelet::has_synced).await,
-        "kubelet does not go on"
-    );
+    node.kubelet()
+        .expect_until(DEADLINE, "the plugin does not register", |kubelet| {
+            units(kubelet) == Some((32768, 32768))
+        })
+        .await?;
+    node.kubelet()
+        .expect_until(DEADLINE, "kubelet does not go on", Kubelet::has_synced)
+        .await?;
     ensure!(
         starts_again(node.kubelet(), "old").await? == of_old,
         "it sees another GPU"
@@ -157,7 +132,7 @@ async fn the_plugin_follows_added_lost_and_replaced_gpus() -> Result<()> {
     };
     run(&cluster, &pods, "first", 12).await?;
     cluster.node("n1")?.set_gpus(these(&[0, 1]))?;
-    until_event(&cluster, "n1", "GPUAdded").await?;
+    until_event(&cluster, "n1", "GPUAdded", "").await?;
     run(&cluster, &pods, "second", 12).await?;
     let node = cluster.node("n1")?;
     ensure!(
@@ -166,8 +141,8 @@ async fn the_plugin_follows_added_lost_and_replaced_gpus() -> Result<()> {
     );
 
     node.set_gpus(these(&[1]))?;
-    until_event(&cluster, "n1", "GPUUnhealthy").await?;
-    until_event(&cluster, "first", "GPUUnhealthy").await?;
+    until_event(&cluster, "n1", "GPUUnhealthy", "").await?;
+    until_event(&cluster, "first", "GPUUnhealthy", "").await?;
     until_healthy(&cluster, 1).await?;
     // kube-scheduler counts what the first pod asks for as taken from the units that are left.
     waits(&cluster, &pods, "third", 4).await?;
@@ -177,7 +152,7 @@ async fn the_plugin_follows_added_lost_and_replaced_gpus() -> Result<()> {
     stays(node.kubelet(), "first", before).await?;
 
     node.set_gpus(these(&[1, 2]))?;
-    until_event(&cluster, "n1", "GPUGone").await?;
+    until_event(&cluster, "n1", "GPUGone", "").await?;
     until_run(&cluster, &["third"]).await?;
     let node = cluster.node("n1")?;
     ensure!(
@@ -203,18 +178,6 @@ async fn read<T: DeserializeOwned>(cluster: &LocalCluster, path: &str) -> Result
     Ok(serde_json::from_slice(&body)?)
 }
 
-/// The events of this reason on an object: their messages.
-fn events(cluster: &LocalCluster, object: &str, reason: &str) -> Vec<String> {
-    let mut messages = Vec::new();
-    for event in cluster.api().objects().list("events", None).unwrap_or_default() {
-        let text = |path: &str| event.pointer(path).and_then(Value::as_str).unwrap_or_default();
-        if text("/reason") == reason && text("/involvedObject/name") == object {
-            messages.push(text("/message").to_owned());
-        }
-    }
-    messages
-}
-
 /// A GPU leaves the machine while its pod runs, and the plugin starts again without it: the pod's amount stays counted, and people
 /// learn which GPU is gone, where the amount counts, and what to do.
 #[tokio::test(flavor = "multi_thread")]
@@ -232,7 +195,7 @@ async fn the_amount_of_a_gpu_that_is_gone_stays_counted() -> Result<()> {
     let minor = left.first().context("no GPU is left")?.minor;
     node.set_gpus(left)?;
     // Within one process of the plugin a GPU that is missing may come back, and stays listed.
-    until_event(&cluster, "n1", "GPUUnhealthy").await?;
+    until_event(&cluster, "n1", "GPUUnhealthy", "").await?;
     let n_before = cluster.node("n1")?.kubelet().n_registrations();
     cluster.node("n1")?.restart_plugin().await?;
     until_registered(&mut cluster, n_before).await?;
@@ -240,13 +203,7 @@ async fn the_amount_of_a_gpu_that_is_gone_stays_counted() -> Result<()> {
     let remedy = format!(
         "GPU {gone}, which this pod holds, is no longer on this node. Delete the pod to reschedule it."
     );
-    let is_told = |_: &ClusterSnapshot| {
-        events(&cluster, "first", "GPUUnhealthy")
-            .contains(&remedy)
-            .then_some(())
-    };
-    cluster.until("the event on the pod", DEADLINE, is_told).await?;
-
+    until_event(&cluster, "first", "GPUUnhealthy", &remedy).await?;
     let state: State = read(&cluster, "state").await?;
     let gpus = &state.nodes.first().context("no node is shown")?.gpus;
     let [gpu] = gpus.as_slice() else {
@@ -285,7 +242,7 @@ async fn a_partition_table_with_a_mistake_is_named_everywhere() -> Result<()> {
     .await?;
     run(&cluster, &pods, "any", 1).await?;
     pods.delete("any").await?;
-    until_event(&cluster, "n1", "GPUReportInvalid").await?;
+    until_event(&cluster, "n1", "GPUReportInvalid", "").await?;
     let whole = [
         ("koordinator.sh/gpu.shared", "2"),
         ("koordinator.sh/gpu-memory-ratio", "200"),
@@ -392,7 +349,7 @@ async fn containers_wait_while_cdi_specs_cannot_be_written() -> Result<()> {
     .await?;
     run(&cluster, &pods, "before", 4).await?;
     let blocked = block(cluster.node("n1")?.kubelet())?;
-    until_event(&cluster, "n1", "GPUInjectionImpossible").await?;
+    until_event(&cluster, "n1", "GPUInjectionImpossible", "").await?;
     until_healthy(&cluster, 0).await?;
     waits(&cluster, &pods, "meanwhile", 4).await?;
     blocked.unblock()?;
@@ -456,7 +413,7 @@ async fn containers_wait_while_the_disk_is_full() -> Result<()> {
     run(&cluster, &pods, "before", 4).await?;
     fill_disk(&mut cluster, true).await?;
     pods.create(&PodBuilder::units("meanwhile", 4)).await?;
-    until_event(&cluster, "meanwhile", "GPUNotReady").await?;
+    until_event(&cluster, "meanwhile", "GPUNotReady", "").await?;
     let kubelet = cluster.node("n1")?.kubelet();
     stays(kubelet, "meanwhile", 0).await?;
     ensure!(
@@ -496,10 +453,9 @@ async fn an_upgrade_of_the_plugin_keeps_the_resources() -> Result<()> {
             lost |= !is_listed(kubelet);
             kubelet.n_registrations() > before && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
         };
-        ensure!(
-            node.kubelet().until(DEADLINE, is_back).await,
-            "the new plugin does not register"
-        );
+        node.kubelet()
+            .expect_until(DEADLINE, "the new plugin does not register", is_back)
+            .await?;
         ensure!(!lost, "a resource was lost");
     }
     run(&cluster, &pods, "after", 4).await?;

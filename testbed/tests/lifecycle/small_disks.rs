@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
-use kit::cluster::{CdiDir, ClusterSpec, LocalCluster, NodeSetup};
-use kit::pods::{NamespacePods, PodBuilder};
-use serde_json::Value;
+use kit::cluster::{CdiDir, NodeSetup};
+use kit::pods::PodBuilder;
 
-use crate::{DEADLINE, not_run, starts, starts_again, until_run, verify};
+use crate::{cluster_of, node_of, not_run, run, starts, starts_again, until_event, until_run, verify};
 
 /// The options of `unshare` that may give a mount namespace.
 const WAYS: [&[&str]; 2] = [&["--mount"], &["--mount", "--map-root-user"]];
@@ -141,26 +140,6 @@ impl Fault {
     }
 }
 
-/// Waits until an event about a pod says that it is not ready, with these words.
-async fn until_said(cluster: &LocalCluster, pod: &str, words: &str) -> Result<()> {
-    let says_so = |event: &Value| {
-        let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        text("/involvedObject/name") == pod
-            && text("/reason") == "GPUNotReady"
-            && text("/message").contains(words)
-    };
-    let is_said = async || {
-        let events = cluster.api().objects().list("events", None).unwrap_or_default();
-        events.iter().any(|event| says_so(event))
-    };
-    kit::polling::until(
-        DEADLINE,
-        &format!("no event GPUNotReady about {pod} says {words:?}"),
-        is_said,
-    )
-    .await
-}
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "mounts file systems: the test above runs it in a mount namespace"]
 async fn in_a_mount_namespace() -> Result<()> {
@@ -168,18 +147,16 @@ async fn in_a_mount_namespace() -> Result<()> {
     let disk = SmallDisk::mounted_at(dir.path().join("cdi"))?;
     let node = NodeSetup {
         inject: "cdi",
-        ..NodeSetup::new("n1", &[16384])
+        ..node_of(1)
     };
-    let mut cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
-    let pods = NamespacePods::of(cluster.client(), "default");
+    let (mut cluster, pods) = cluster_of(node).await?;
     let kubelet = cluster.node("n1")?.kubelet();
     CdiDir::of(kubelet.config())?.replace_by(&disk.0)?;
-    pods.create(&PodBuilder::units("before", 4)).await?;
-    until_run(&cluster, &["before"]).await?;
+    run(&cluster, &pods, "before", 4).await?;
     for fault in [Fault::Full, Fault::NoInode, Fault::ReadOnly] {
         fault.begin(&disk)?;
         pods.create(&PodBuilder::units(fault.pod(), 4)).await?;
-        until_said(&cluster, fault.pod(), fault.words()).await?;
+        until_event(&cluster, fault.pod(), "GPUNotReady", fault.words()).await?;
         let kubelet = cluster.node("n1")?.kubelet();
         ensure!(
             starts(kubelet, fault.pod()) == 0,

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use kit::cluster::{ClusterSpec, LocalCluster, NodeKind, NodeSetup, PLUGIN_USER};
+use kit::cluster::{LocalCluster, NodeKind, NodeSetup, PLUGIN_USER};
 use kit::invariants;
 use kit::kubelet::{ContainerStart, Kubelet, OrderRule, RunState, RuntimeContainer, StartHook};
 use kit::observer::ClusterSnapshot;
@@ -12,7 +12,7 @@ use kit::pods::{NamespacePods, PodBuilder};
 use proto::record::{GPU_DEVICES, MEM_CONTAINER};
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
 
-use crate::{DEADLINE, seen, starts, starts_again, until_run, verify};
+use crate::{DEADLINE, cluster_of, seen, starts, starts_again, until_run, verify};
 
 type Starts = Arc<Mutex<Vec<RuntimeContainer>>>;
 
@@ -35,8 +35,7 @@ impl Scene {
             started,
             ..NodeSetup::of_kind(NodeKind::PlainCdi, "n1", &[16384, 16384])
         };
-        let cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
-        let pods = NamespacePods::of(cluster.client(), "default");
+        let (cluster, pods) = cluster_of(node).await?;
         Ok(Self {
             cluster,
             pods,
@@ -94,10 +93,6 @@ impl Scene {
     }
 }
 
-fn units(name: &str, units: &str) -> PodBuilder {
-    PodBuilder::units(name, units)
-}
-
 /// Waits until the plugin offers everything to a kubelet that has just started or lost it.
 async fn until_offered(kubelet: &Kubelet) -> Result<()> {
     let is_offered = |kubelet: &Kubelet| {
@@ -108,24 +103,25 @@ async fn until_offered(kubelet: &Kubelet) -> Result<()> {
                 .is_some_and(|(all, healthy)| *all > 0 && all == healthy)
         })
     };
-    ensure!(
-        kubelet.until(DEADLINE, is_offered).await,
-        "the plugin does not offer: {:?}",
-        kubelet.capacity()
-    );
+    kubelet
+        .expect_until(DEADLINE, "the plugin does not offer both resources", is_offered)
+        .await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_start_uses_the_spec_that_was_written_for_it() -> Result<()> {
     let mut scene = Scene::start().await?;
-    scene.run(units("first", "4"), "first").await?;
+    scene.run(PodBuilder::units("first", 4), "first").await?;
     scene.check("first start", 1).await?;
 
     // kubelet hands the init container's IDs on, and calls Allocate for both before either starts.
     let bytes = |amount| vec![(GPU_SHARED, "1"), (GPU_MEMORY, amount)];
     scene
-        .run(units("units", "2").init("prepare", &[(GPU_MEM, "2")]), "units")
+        .run(
+            PodBuilder::units("units", 2).init("prepare", &[(GPU_MEM, "2")]),
+            "units",
+        )
         .await?;
     scene
         .run(
@@ -154,10 +150,10 @@ async fn every_start_uses_the_spec_that_was_written_for_it() -> Result<()> {
 
     scene.cluster.node("n1")?.restart_kubelet().await?;
     until_offered(scene.kubelet()?).await?;
-    ensure!(
-        scene.kubelet()?.until(DEADLINE, Kubelet::has_synced).await,
-        "kubelet does not go on"
-    );
+    scene
+        .kubelet()?
+        .expect_until(DEADLINE, "kubelet does not go on", Kubelet::has_synced)
+        .await?;
     starts_again(scene.kubelet()?, "first").await?;
     scene.check("kubelet restart", 1).await?;
 
@@ -175,16 +171,15 @@ impl Scene {
     async fn kill_plugin_before_pre_start(&mut self) -> Result<()> {
         let held = self.cluster.api().faults().hold_watches_of(PLUGIN_USER, "pods");
         let before = self.kubelet()?.n_allocate_calls();
-        self.pods.create(&units("between", "2")).await?;
+        self.pods.create(&PodBuilder::units("between", 2)).await?;
         let is_refused = |kubelet: &Kubelet| {
             let container = kubelet.container("default", "between", "main");
             kubelet.n_allocate_calls() > before
                 && container.is_some_and(|one| matches!(one.state, RunState::Waiting { .. }))
         };
-        ensure!(
-            self.kubelet()?.until(DEADLINE, is_refused).await,
-            "no start was refused"
-        );
+        self.kubelet()?
+            .expect_until(DEADLINE, "no start was refused", is_refused)
+            .await?;
         let n_calls = self.kubelet()?.n_allocate_calls();
         self.cluster.node("n1")?.restart_plugin().await?;
         drop(held);
@@ -217,12 +212,13 @@ impl Scene {
         })?;
         node.kubelet().release(OrderRule::Creation, 0);
         for ((name, gpus), devices) in names.iter().zip(gpus).zip(devices) {
-            ensure!(
-                self.kubelet()?
-                    .until(DEADLINE, |kubelet| starts(kubelet, name) > 0)
-                    .await,
-                "{name} does not start after the reboot"
-            );
+            self.kubelet()?
+                .expect_until(
+                    DEADLINE,
+                    format!("{name} does not start after the reboot"),
+                    |kubelet| starts(kubelet, name) > 0,
+                )
+                .await?;
             ensure!(
                 seen(self.kubelet()?, name)? == gpus && self.container(name, "main")?.cdi_devices == devices,
                 "{name} has other devices"

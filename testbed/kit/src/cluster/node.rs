@@ -231,10 +231,13 @@ impl SimulatedNode {
             counts.all(|(resource, (_, healthy))| healthy == 0 || Some(resource.as_str()) == vendors)
         };
         let name = &self.spec.name;
-        ensure!(
-            self.kubelet.until(NOTICED, is_missed).await,
-            "{NOTICED:?} after its end kubelet of {name} does not miss the plugin"
-        );
+        self.kubelet
+            .expect_until(
+                NOTICED,
+                format!("{NOTICED:?} after its end kubelet of {name} does not miss the plugin"),
+                is_missed,
+            )
+            .await?;
         Ok(plugin)
     }
 

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use kube::Client;
 use tokio::process::Command;
 
 use crate::apiserver::ApiServer;
 use crate::connector::{ClientTlsFiles, Connector};
 use crate::manifests;
+use crate::polling;
 use crate::ports::free_address;
 
 /// Namespace of the scheduler.
@@ -86,24 +87,23 @@ impl InstalledWebhooks {
     /// Issues kube-scheduler's client certificate, as `attach/kube-scheduler/certificates.sh` does; waits until
     /// the scheduler has made its authority.
     pub(super) async fn issue(&self, scheduler: &Path, kubeconfig: &Path) -> Result<&Path> {
-        let issued = async {
-            loop {
-                let mut command = Command::new(scheduler);
-                command
-                    .arg("issue-client-certificate")
-                    .arg("--out")
-                    .arg(&self.folder)
-                    .env("KUBECONFIG", kubeconfig);
-                command.args(["--certificate-secret", SECRET]);
-                let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
-                if output.status.success() {
-                    return anyhow::Ok(());
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+        let is_issued = async || {
+            let mut command = Command::new(scheduler);
+            command
+                .arg("issue-client-certificate")
+                .arg("--out")
+                .arg(&self.folder)
+                .env("KUBECONFIG", kubeconfig);
+            command.args(["--certificate-secret", SECRET]);
+            let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
+            let missing = "the scheduler has made no authority that a client certificate can come from";
+            Ok(output
+                .status
+                .success()
+                .then_some(())
+                .ok_or_else(|| missing.to_owned()))
         };
-        let issued = tokio::time::timeout(Duration::from_secs(30), issued).await;
-        issued.context("the scheduler has made no authority that a client certificate can come from")??;
+        polling::until_found(Duration::from_secs(30), is_issued).await?;
         Ok(&self.folder)
     }
 

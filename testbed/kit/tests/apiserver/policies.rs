@@ -1,11 +1,15 @@
 //! `ValidatingAdmissionPolicy` objects as kube-apiserver 1.36.2 applies them, with those of `deploy/`: the answers here were compared
 //! with its own.
 
+use std::collections::BTreeMap;
+
 use http::Method;
 use kit::apiserver::{ApiServer, ApiServerConfig, User};
 use kit::cluster::{PLUGIN_USER, SCHEDULER_USER, default_deploy};
 use kit::manifests;
-use kube::Client;
+use proto::device::NODE_LABELS;
+use proto::node::CONDITION_SHARING_READY;
+use proto::resource::{GPU, GPU_CORE, GPU_COUNT, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -18,7 +22,14 @@ const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/gpushare-system/le
 const LEADERS: &str = "/apis/gpushare.io/v1alpha1/namespaces/gpushare-system/schedulerleaders";
 /// The token of the plugin on the node n1.
 const PLUGIN_OF_N1: &str = "plugin-n1";
+/// A token of the plugin that names no node.
+const PLUGIN_OF_NO_NODE: &str = "plugin";
 const EVENTS: &str = "/api/v1/namespaces/default/events";
+const EVENT: &str = "/api/v1/namespaces/default/events/e";
+const ON_N1: &str = "/api/v1/namespaces/default/pods/on-n1";
+const NODE: &str = "/api/v1/nodes/n1";
+const STATUS: &str = "/api/v1/nodes/n1/status";
+const DEVICE: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1";
 const SECRETS: &str = "/api/v1/namespaces/gpushare-system/secrets";
 const MUTATING: &str =
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/gpushare-scheduler";
@@ -27,47 +38,37 @@ const RECORD: &str = "scheduling.koordinator.sh/device-allocated";
 
 async fn server() -> ApiServer {
     let server = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
-    let replica = |pod: &str| User {
-        name: SCHEDULER_USER.to_owned(),
-        extra: [(
-            "authentication.kubernetes.io/pod-name".to_owned(),
-            vec![pod.to_owned()],
-        )]
-        .into(),
-        ..User::default()
+    let add = |token: &str, name: &str, claim: Option<(&str, &str)>| {
+        let claim = claim.map(|(kind, name)| {
+            (
+                format!("authentication.kubernetes.io/{kind}-name"),
+                vec![name.to_owned()],
+            )
+        });
+        let extra = claim.into_iter().collect();
+        server.add_token(
+            token,
+            User {
+                name: name.to_owned(),
+                extra,
+                ..User::default()
+            },
+        );
     };
-    server.add_token("s-0", replica("s-0"));
-    server.add_token("s-1", replica("s-1"));
-    let claim = (
-        "authentication.kubernetes.io/node-name".to_owned(),
-        vec!["n1".to_owned()],
-    );
-    server.add_token(
-        PLUGIN_OF_N1,
-        User {
-            name: PLUGIN_USER.to_owned(),
-            extra: [claim].into(),
-            ..User::default()
-        },
-    );
+    add("s-0", SCHEDULER_USER, Some(("pod", "s-0")));
+    add("s-1", SCHEDULER_USER, Some(("pod", "s-1")));
+    add(PLUGIN_OF_N1, PLUGIN_USER, Some(("node", "n1")));
+    add(PLUGIN_OF_NO_NODE, PLUGIN_USER, None);
     for name in [
         ADMIN,
         "alice",
         "system:node:n1",
         "system:serviceaccount:koordinator-system:koord-scheduler",
     ] {
-        server.add_token(
-            name,
-            User {
-                name: name.to_owned(),
-                ..User::default()
-            },
-        );
+        add(name, name, None);
     }
-    server
-        .objects()
-        .create("namespaces", json!({"metadata": {"name": "gpushare-system"}}))
-        .unwrap();
+    let namespace = json!({"metadata": {"name": "gpushare-system"}});
+    server.objects().create("namespaces", namespace).unwrap();
     server
 }
 
@@ -98,27 +99,36 @@ async fn code_of(server: &ApiServer, token: &str, method: Method, path: &str, bo
     ask(server, token, method, path, body).await.code
 }
 
+/// The code of the answer to a new object.
+async fn post(server: &ApiServer, token: &str, path: &str, body: &Value) -> u16 {
+    code_of(server, token, Method::POST, path, body).await
+}
+
 /// Applies a file of `deploy/base`, or another one by its path from there.
 async fn apply(server: &ApiServer, file: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config");
     server.kubeconfig(&path, ADMIN).unwrap();
-    let client: Client = kit::cluster::client_of(&path).await.unwrap();
+    let client = kit::cluster::client_of(&path).await.unwrap();
     manifests::apply_file(&client, &default_deploy().join("base").join(file))
         .await
         .unwrap();
 }
 
+fn binding(metadata: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n1"}})
+}
+
 /// Binds a new pod as a replica of the scheduler; returns the code and the text of the answer.
 async fn bind(server: &ApiServer, token: &str, name: &str) -> (u16, String) {
-    assert_eq!(code_of(server, ADMIN, Method::POST, PODS, &pod(name)).await, 201);
-    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}});
+    assert_eq!(post(server, ADMIN, PODS, &pod(name)).await, 201);
+    let path = format!("{PODS}/{name}/binding");
     let answer = ask(
         server,
         token,
         Method::POST,
-        &format!("{PODS}/{name}/binding"),
-        &binding,
+        &path,
+        &binding(&json!({"name": name})),
     )
     .await;
     (answer.code, answer.text)
@@ -146,15 +156,9 @@ fn leader(holder: &str) -> Value {
 /// Deletes the policies and their bindings, as the removal of the deployment does.
 async fn uninstall(server: &ApiServer) {
     for plural in ["validatingadmissionpolicybindings", "validatingadmissionpolicies"] {
+        let path = format!("{ADMISSION}/{plural}");
         assert_eq!(
-            code_of(
-                server,
-                ADMIN,
-                Method::DELETE,
-                &format!("{ADMISSION}/{plural}"),
-                &Value::Null
-            )
-            .await,
+            code_of(server, ADMIN, Method::DELETE, &path, &Value::Null).await,
             200
         );
     }
@@ -162,18 +166,28 @@ async fn uninstall(server: &ApiServer) {
 
 async fn create_policies(server: &ApiServer, text: &str) {
     for object in manifests::parse(text).unwrap() {
-        let plural =
-            format!("{}s", object.types.as_ref().unwrap().kind.to_lowercase()).replace("policys", "policies");
+        let kind = &object.types.as_ref().unwrap().kind;
+        let plural = format!("{}s", kind.to_lowercase()).replace("policys", "policies");
+        let object = serde_json::to_value(&object).unwrap();
         let answer = ask(
             server,
             ADMIN,
             Method::POST,
             &format!("{ADMISSION}/{plural}"),
-            &serde_json::to_value(&object).unwrap(),
+            &object,
         )
         .await;
         assert_eq!(answer.code, 201, "{}", answer.text);
     }
+}
+
+/// Deletes the kind of the policy's parameter.
+fn delete_kind(server: &ApiServer) {
+    let name = "schedulerleaders.gpushare.io";
+    server
+        .objects()
+        .delete("customresourcedefinitions", "", name, None)
+        .unwrap();
 }
 
 /// The policy as it is shipped, but that a Lease is its parameter.
@@ -195,35 +209,15 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
     assert_eq!(bind(&server, "s-0", "before-any-leader").await.0, 201);
     let other = ask(&server, "s-1", Method::POST, LEADERS, &leader("s-0_a")).await;
     assert_eq!(other.code, 403, "a replica names another: {}", other.text);
-    assert_eq!(
-        code_of(&server, "s-0", Method::POST, LEADERS, &leader("s-0_a")).await,
-        201
-    );
+    assert_eq!(post(&server, "s-0", LEADERS, &leader("s-0_a")).await, 201);
     assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
     uninstall(&server).await;
     apply(&server, "scheduler-admission.yaml").await;
     let path = format!("{LEADERS}/gpushare-scheduler");
-    assert_eq!(
-        code_of(
-            &server,
-            "s-1",
-            Method::PATCH,
-            &path,
-            &json!({"spec": {"holderIdentity": "s-1_b"}})
-        )
-        .await,
-        200
-    );
+    let next = json!({"spec": {"holderIdentity": "s-1_b"}});
+    assert_eq!(code_of(&server, "s-1", Method::PATCH, &path, &next).await, 200);
     assert_eq!(bind_as_each(&server, ["c", "d"]).await, (403, 201));
-    server
-        .objects()
-        .delete(
-            "customresourcedefinitions",
-            "",
-            "schedulerleaders.gpushare.io",
-            None,
-        )
-        .unwrap();
+    delete_kind(&server);
     assert_eq!(bind(&server, ADMIN, "after-the-kind").await.0, 201);
 }
 
@@ -233,10 +227,7 @@ async fn a_parameter_of_a_custom_kind_is_read_again() {
 async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_deleted() {
     let server = server().await;
     apply_with_lease(&server).await;
-    assert_eq!(
-        code_of(&server, ADMIN, Method::POST, LEASES, &lease("s-0_a")).await,
-        201
-    );
+    assert_eq!(post(&server, ADMIN, LEASES, &lease("s-0_a")).await, 201);
     assert_eq!(bind_as_each(&server, ["a", "b"]).await, (201, 403));
     uninstall(&server).await;
     apply_with_lease(&server).await;
@@ -269,15 +260,7 @@ async fn a_missing_parameter_concerns_every_request_that_the_rules_name() {
         text.contains("no params found for policy binding with `Deny` parameterNotFoundAction"),
         "{text}"
     );
-    server
-        .objects()
-        .delete(
-            "customresourcedefinitions",
-            "",
-            "schedulerleaders.gpushare.io",
-            None,
-        )
-        .unwrap();
+    delete_kind(&server);
     let (code, text) = bind(&server, ADMIN, "after-the-kind").await;
     assert_eq!(code, 422, "{text}");
     assert!(
@@ -317,19 +300,13 @@ async fn policies_decide_changes_of_records_as_kube_apiserver_did(
 ) {
     let server = server().await;
     assert_eq!(
-        code_of(&server, "alice", Method::POST, PODS, &recorded("p")).await,
+        post(&server, "alice", PODS, &recorded("p")).await,
         201,
         "before there is a policy"
     );
     apply(&server, "record-admission.yaml").await;
-    let answer = ask(
-        &server,
-        token,
-        Method::PATCH,
-        &format!("{PODS}/p{subresource}"),
-        &patch,
-    )
-    .await;
+    let path = format!("{PODS}/p{subresource}");
+    let answer = ask(&server, token, Method::PATCH, &path, &patch).await;
     assert_eq!(answer.code, if passes { 200 } else { 403 }, "{}", answer.text);
     assert_eq!(answer.text.contains("says which devices a pod holds"), !passes);
 }
@@ -348,23 +325,13 @@ async fn policies_decide_new_pods_and_bindings_as_kube_apiserver_did() {
     );
     for (token, expected) in [("alice", 403), ("s-0", 201)] {
         assert_eq!(
-            code_of(&server, "alice", Method::POST, PODS, &pod(token)).await,
+            post(&server, "alice", PODS, &pod(token)).await,
             201,
-            "a pod without annotations"
+            "without annotations"
         );
-        let metadata = json!({"name": token, "annotations": {RECORD: "{}"}});
-        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n1"}});
-        assert_eq!(
-            code_of(
-                &server,
-                token,
-                Method::POST,
-                &format!("{PODS}/{token}/binding"),
-                &binding
-            )
-            .await,
-            expected
-        );
+        let path = format!("{PODS}/{token}/binding");
+        let bound = binding(&json!({"name": token, "annotations": {RECORD: "{}"}}));
+        assert_eq!(post(&server, token, &path, &bound).await, expected);
     }
 }
 
@@ -398,13 +365,10 @@ async fn server_with_nodes() -> ApiServer {
             .unwrap();
         let mut pod = pod(&format!("on-{node}"));
         pod["spec"]["nodeName"] = json!(node);
-        assert_eq!(code_of(&server, ADMIN, Method::POST, PODS, &pod).await, 201);
+        assert_eq!(post(&server, ADMIN, PODS, &pod).await, 201);
     }
     for (path, body) in [(EVENTS, event("e")), (DEVICES, device("n1"))] {
-        assert_eq!(
-            code_of(&server, PLUGIN_OF_N1, Method::POST, path, &body).await,
-            201
-        );
+        assert_eq!(post(&server, PLUGIN_OF_N1, path, &body).await, 201);
     }
     server
 }
@@ -422,8 +386,15 @@ fn to_event(field: &str, value: impl Into<Value>) -> Value {
     json!({"source": {"component": "gpushare-device-plugin", "host": "n1"}, field: value.into()})
 }
 
-fn capacity(resource: &str) -> Value {
-    json!({"status": {"capacity": {resource: "100"}}})
+fn capacity(resources: &[&str]) -> Value {
+    let amounts = resources
+        .iter()
+        .map(|resource| ((*resource).to_owned(), json!("100")));
+    json!({"status": {"capacity": Value::Object(amounts.collect())}})
+}
+
+fn condition(kind: &str) -> Value {
+    json!({"status": {"conditions": [{"type": kind, "status": "True"}]}})
 }
 
 /// Attempts with the token of one node's plugin, apart from RBAC: the policies alone decide.
@@ -434,46 +405,30 @@ fn capacity(resource: &str) -> Value {
 #[case::event_reported_by_another(Method::POST, EVENTS, event_with("/reportingComponent", "kubelet"), 403)]
 #[case::event_about_another_node(Method::POST, EVENTS, event_with("/involvedObject", json!({"kind": "Node", "name": "n2"})), 422)]
 #[case::event_about_a_secret(Method::POST, EVENTS, event_with("/involvedObject/kind", "Secret"), 422)]
-#[case::count_of_an_event(
-    Method::PATCH,
-    "/api/v1/namespaces/default/events/e",
-    to_event("count", 2),
-    200
-)]
-#[case::text_of_an_event(
-    Method::PATCH,
-    "/api/v1/namespaces/default/events/e",
-    to_event("message", "x"),
-    403
-)]
-#[case::pod_of_an_event(Method::PATCH, "/api/v1/namespaces/default/events/e", to_event("involvedObject", json!({"name": "q"})), 403)]
-#[case::end_of_an_event(Method::DELETE, "/api/v1/namespaces/default/events/e", Value::Null, 422)]
-#[case::annotation(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", annotations(json!({"a": "b"})), 200)]
-#[case::label_of_a_pod(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", label(), 403)]
-#[case::finalizer(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1", json!({"metadata": {"finalizers": ["a/b"]}}), 403)]
+#[case::count_of_an_event(Method::PATCH, EVENT, to_event("count", 2), 200)]
+#[case::text_of_an_event(Method::PATCH, EVENT, to_event("message", "x"), 403)]
+#[case::pod_of_an_event(Method::PATCH, EVENT, to_event("involvedObject", json!({"name": "q"})), 403)]
+#[case::end_of_an_event(Method::DELETE, EVENT, Value::Null, 422)]
+#[case::annotation(Method::PATCH, ON_N1, annotations(json!({"a": "b"})), 200)]
+#[case::label_of_a_pod(Method::PATCH, ON_N1, label(), 403)]
+#[case::finalizer(Method::PATCH, ON_N1, json!({"metadata": {"finalizers": ["a/b"]}}), 403)]
 #[case::status(Method::PATCH, "/api/v1/namespaces/default/pods/on-n1/status", json!({"status": {"phase": "Failed"}}), 422)]
 #[case::pod_of_another_node(Method::PATCH, "/api/v1/namespaces/default/pods/on-n2", annotations(json!({"a": "b"})), 403)]
-#[case::end_of_a_pod(Method::DELETE, "/api/v1/namespaces/default/pods/on-n1", Value::Null, 422)]
+#[case::end_of_a_pod(Method::DELETE, ON_N1, Value::Null, 422)]
 #[case::new_pod(Method::POST, PODS, pod("new"), 422)]
-#[case::annotation_of_its_node(Method::PATCH, "/api/v1/nodes/n1", annotations(json!({"a": "b"})), 200)]
-#[case::label_of_its_node(Method::PATCH, "/api/v1/nodes/n1", label(), 403)]
-#[case::spec_of_its_node(Method::PATCH, "/api/v1/nodes/n1", json!({"spec": {"unschedulable": true}}), 403)]
+#[case::annotation_of_its_node(Method::PATCH, NODE, annotations(json!({"a": "b"})), 200)]
+#[case::label_of_its_node(Method::PATCH, NODE, label(), 403)]
+#[case::spec_of_its_node(Method::PATCH, NODE, json!({"spec": {"unschedulable": true}}), 403)]
 #[case::another_node(Method::PATCH, "/api/v1/nodes/n2", annotations(json!({"a": "b"})), 403)]
-#[case::amounts(Method::PATCH, "/api/v1/nodes/n1/status", capacity("koordinator.sh/gpu"), 200)]
-#[case::cpus(Method::PATCH, "/api/v1/nodes/n1/status", capacity("cpu"), 403)]
-#[case::devices_of_its_node(
-    Method::PATCH,
-    "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1",
-    label(),
-    200
-)]
+#[case::labels_of_its_gpus(Method::PATCH, NODE, json!({"metadata": {"labels": NODE_LABELS.map(|key| (key, "x")).into_iter().collect::<BTreeMap<_, _>>()}}), 200)]
+#[case::amounts(Method::PATCH, STATUS, capacity(&[GPU, GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, GPU_MEM]), 200)]
+#[case::cpus(Method::PATCH, STATUS, capacity(&["cpu"]), 403)]
+#[case::condition(Method::PATCH, STATUS, condition(CONDITION_SHARING_READY), 200)]
+#[case::condition_of_kubelet(Method::PATCH, STATUS, condition("Ready"), 403)]
+#[case::another_field_of_the_status(Method::PATCH, STATUS, json!({"status": {"phase": "Running"}}), 403)]
+#[case::devices_of_its_node(Method::PATCH, DEVICE, label(), 200)]
 #[case::devices_of_another_node(Method::POST, DEVICES, device("n2"), 403)]
-#[case::end_of_devices(
-    Method::DELETE,
-    "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1",
-    Value::Null,
-    422
-)]
+#[case::end_of_devices(Method::DELETE, DEVICE, Value::Null, 422)]
 #[tokio::test]
 async fn policies_confine_the_token_of_a_plugin_to_its_node(
     #[case] method: Method,
@@ -482,7 +437,35 @@ async fn policies_confine_the_token_of_a_plugin_to_its_node(
     #[case] code: u16,
 ) {
     let server = server_with_nodes().await;
+    let answer = ask(&server, PLUGIN_OF_NO_NODE, method.clone(), path, &body).await;
+    assert!(
+        [403, 422].contains(&answer.code),
+        "without the claim: {}",
+        answer.text
+    );
     let answer = ask(&server, PLUGIN_OF_N1, method, path, &body).await;
+    assert_eq!(answer.code, code, "{}", answer.text);
+}
+
+/// Attempts with the token of a replica of the scheduler at pods, apart from RBAC.
+#[rstest]
+#[case::leader("s-0", json!({"labels": {"gpushare/leader": "true"}, "annotations": {"gpushare/leader-since": "x"}}), 200)]
+#[case::another_replica("s-1", json!({"labels": {"gpushare/leader": "true"}}), 403)]
+#[case::another_label("s-0", json!({"labels": {"a": "b"}}), 403)]
+#[case::another_annotation("s-0", json!({"annotations": {"a": "b"}}), 403)]
+#[case::finalizer("s-0", json!({"finalizers": ["a/b"]}), 403)]
+#[tokio::test]
+async fn policies_confine_the_token_of_a_replica_to_its_pod(
+    #[case] name: &str,
+    #[case] metadata: Value,
+    #[case] code: u16,
+) {
+    let server = server().await;
+    apply(&server, "scheduler-admission.yaml").await;
+    let pods = PODS.replace("default", "gpushare-system");
+    assert_eq!(post(&server, ADMIN, &pods, &pod(name)).await, 201);
+    let change = json!({"metadata": metadata});
+    let answer = ask(&server, "s-0", Method::PATCH, &format!("{pods}/{name}"), &change).await;
     assert_eq!(answer.code, code, "{}", answer.text);
 }
 
@@ -544,17 +527,12 @@ async fn policies_confine_the_token_of_a_replica_to_its_certificates(
     ] {
         apply(&server, file).await;
     }
-    let headers = [
-        ("authorization", "Bearer s-0"),
-        (
-            "content-type",
-            if method == Method::PATCH {
-                "application/json-patch+json"
-            } else {
-                "application/json"
-            },
-        ),
-    ];
+    let content = if method == Method::PATCH {
+        "application/json-patch+json"
+    } else {
+        "application/json"
+    };
+    let headers = [("authorization", "Bearer s-0"), ("content-type", content)];
     let answer = send(&server, method, path, &headers, body.to_string())
         .await
         .unwrap();

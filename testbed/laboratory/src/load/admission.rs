@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
 use parking_lot::Mutex;
@@ -14,23 +14,18 @@ use serde::Serialize;
 
 use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup};
 use kit::command::value_name;
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::daemons::Daemon;
 use kit::invariants;
-use kit::kubelet::{Kubelet, OrderRule, StartHook};
+use kit::kubelet::StartHook;
 use kit::observer::ClusterSnapshot;
-use kit::pods::{NamespacePods, PodBuilder};
+use kit::pods::PodBuilder;
 use kit::process_usage::ProcessUsage;
 
-use super::{
-    create_all, delete_all, failed_pods, float, is_bound, is_settled, mib, quantiles, times, until_all,
-    wrong_devices,
-};
+use super::{delete_all, failed_pods, float, mib, quantiles, start_together, times, wrong_devices};
 
 /// The percentiles that results show: median, 99th, and the longest.
 const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];
-/// The deadline of each single wait.
-const DEADLINE: Duration = Duration::from_secs(120);
 /// Memory of each GPU, in GiB.
 const GIB_OF_GPU: u64 = 80;
 
@@ -88,12 +83,9 @@ pub struct Admitted {
 
 /// Measures and prints the results; true if every pod ran with the devices of its record.
 pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool> {
-    let admitted = admission(console, args).await;
-    console.finish();
-    let admitted = admitted?;
+    let admitted = admission(console, args).await?;
     let heads = "MODE;PODS;PER SECOND;ALLOCATE P50, P99, MAX ms;START P50, P99, MAX ms;STARTS PER LIST;PLUGIN AT MOST MiB;WRONG";
-    let mut results = table(heads.split(';'));
-    results.add_row([
+    let row = [
         value_name(&admitted.mode),
         admitted.pods.to_string(),
         format!("{:.0}", admitted.per_second),
@@ -102,12 +94,11 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
         format!("{:.1}", admitted.starts_per_list),
         format!("{:.0}", admitted.peak_mib),
         admitted.wrong.len().to_string(),
-    ]);
-    console.result(&results.to_string());
+    ];
+    console.report(heads.split(';'), [row], &admitted);
     for wrong in admitted.wrong.iter().take(10) {
         console.result(wrong);
     }
-    console.json(&admitted);
     Ok(admitted.wrong.is_empty())
 }
 
@@ -147,7 +138,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         console.step(&format!("round {} of {}", round + 1, args.rounds));
         per_second.push(fill(&mut cluster, args, round).await?);
         wrong.extend(look(&mut cluster)?);
-        delete_all(&cluster, &names(args, round), DEADLINE).await?;
+        delete_all(&cluster, &names(args, round)).await?;
     }
     let node = cluster.node("n1")?;
     let plugin = node.plugin().and_then(Daemon::pid).context("no plugin runs")?;
@@ -182,9 +173,6 @@ fn names(args: &AdmissionArgs, round: u32) -> Vec<String> {
 /// Binds the pods of a round and lets kubelet admit them together; returns the admissions per second.
 async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
     let n_before = cluster.node("n1")?.kubelet().n_admissions();
-    // kubelet holds the pods back until all are bound, so that the scheduler's pace does not limit kubelet's.
-    cluster.node("n1")?.kubelet().hold();
-    let pods = NamespacePods::of(cluster.client(), "default");
     let names = names(args, round);
     let unit = [(GPU_MEM, "1")];
     let spec = |name: &String| {
@@ -194,28 +182,14 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
             PodBuilder::new(name, &unit)
         }
     };
-    create_all(&pods, names.iter().map(spec).collect()).await?;
-    until_all(cluster, &names, "to be bound", DEADLINE, is_bound).await?;
+    start_together(cluster, "n1", &names, spec, u64::from(round)).await?;
     let kubelet = cluster.node("n1")?.kubelet();
-    let has_all = |kubelet: &Kubelet| kubelet.n_held() == names.len();
-    ensure!(
-        kubelet.until(DEADLINE, has_all).await,
-        "pods do not reach kubelet"
-    );
-    // kubelet admits pods in another order than they were bound in, as after a restart.
-    kubelet.release(OrderRule::Shuffled, u64::from(round));
-    let has_admitted = |kubelet: &Kubelet| kubelet.n_admissions() == n_before + names.len();
-    ensure!(
-        kubelet.until(DEADLINE, has_admitted).await,
-        "pods are not admitted"
-    );
     let admissions = kubelet.admissions_since(n_before);
     // From the first admission to the end of the last: creation, binding and the start of containers are not
     // counted.
     let began = admissions.first().context("no pod was admitted")?.began;
     let ended = admissions.iter().map(|one| one.began + one.took).max();
     let took = ended.context("no pod was admitted")? - began;
-    until_all(cluster, &names, "to run", DEADLINE, is_settled).await?;
     Ok(f64::from(args.pods) / took.as_secs_f64())
 }
 

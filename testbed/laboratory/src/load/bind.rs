@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{CONCURRENCY, PERCENTS, Rig, fleet, float, quantiles, until_it_binds};
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::http_client::HttpClient;
 
 /// Clock ticks per second in `/proc/PID/stat` (`USER_HZ`): 100 on all common platforms.
@@ -52,16 +52,11 @@ struct BindMeasurement {
 }
 
 /// Measures the binds and prints a table.
-pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<()> {
-    let bound = bind(console, args).await;
-    console.finish();
-    let bound = bound?;
+pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<bool> {
+    let bound = bind(console, args).await?;
     let heads = "NODES,PODS,READY s,RSS MiB,P50 ms,P90 ms,P99 ms,MAX ms,BINDS/s,SLOWEST/s,CPU us/bind,TESTBED us/bind,FLOOR/s";
-    let mut results = table(heads.split(','));
-    results.add_row(bound.row());
-    console.result(&results.to_string());
-    console.json(&bound);
-    Ok(())
+    console.report(heads.split(','), [bound.row()], &bound);
+    Ok(true)
 }
 
 impl BindMeasurement {

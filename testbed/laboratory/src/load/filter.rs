@@ -14,7 +14,7 @@ use super::kept_connection::{KeptConnection, wire};
 use super::requests::PreparedRequests;
 use super::viewers::Viewers;
 use super::{PERCENTS, Rig, fleet, float, growth, quantiles};
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::http_client::HttpClient;
 
 /// Requests before the first that is measured.
@@ -81,7 +81,7 @@ pub(super) struct FilterMeasurement {
 }
 
 /// Measures each cluster, prints a table, and draws the plots if they are asked for.
-pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
+pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<bool> {
     ensure!(
         args.plots.is_none() || args.nodes.len() + args.names.len() > 2,
         "--plots needs several of --names or --nodes"
@@ -90,18 +90,16 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<()> {
     for n_nodes in &args.nodes {
         measured.extend(cluster(console, args, *n_nodes).await?);
     }
-    console.finish();
     let heads = "NODES,PODS,NAMES,KiB,P50 ms,P90 ms,P99 ms,MAX ms,FLOOR P50,RATIO,DAEMON P50,DAEMON P99,BINDS/s,VIEWS/s,READY s,RSS MiB";
-    let mut results = table(heads.split(','));
-    for one in &measured {
-        results.add_row(one.row());
-    }
-    console.result(&results.to_string());
-    console.json(&measured);
+    console.report(
+        heads.split(','),
+        measured.iter().map(FilterMeasurement::row),
+        &measured,
+    );
     if let Some(dir) = &args.plots {
         crate::plot::write(dir, &growth::plots(&measured)?, console)?;
     }
-    Ok(())
+    Ok(true)
 }
 
 impl FilterMeasurement {

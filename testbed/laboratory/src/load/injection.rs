@@ -10,25 +10,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use kit::cluster::{ClusterSpec, DriverSpecs, LocalCluster, NodeSetup};
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::files;
-use kit::kubelet::{ContainerStart, Kubelet, OrderRule, RuntimeConfig, RuntimeContainer, StartHook};
+use kit::kubelet::{ContainerStart, RuntimeConfig, RuntimeContainer, StartHook};
 use kit::observer::ClusterSnapshot;
-use kit::pods::{NamespacePods, PodBuilder};
+use kit::pods::PodBuilder;
 
-use super::{
-    create_all, delete_all, failed_pods, is_bound, is_settled, quantiles, times, until_all, wrong_devices,
-};
+use super::{delete_all, failed_pods, quantiles, start_together, times, wrong_devices};
 
-/// The deadline of each single wait.
-const DEADLINE: Duration = Duration::from_secs(180);
 /// GPUs of a node.
 const N_GPUS: usize = 8;
 /// Memory of each GPU in GiB: a node has little more units than pods, so that device IDs soon belong to other
@@ -89,27 +85,10 @@ pub struct InjectionResult {
 /// Measures and prints a table. Returns true if nothing was stale or wrong with the plugin beside this program;
 /// the plugin of an earlier version may be wrong.
 pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool> {
-    let measured = injection(console, args).await;
-    console.finish();
-    let measured = measured?;
+    let measured = injection(console, args).await?;
     let heads = "PLUGIN STARTS STALE UNRESOLVABLE REFUSED PRESTART_ms INJECTION_ms BOTH_ms SPECS BYTES WRONG";
-    let mut results = table(heads.split(' ').map(|head| head.replace('_', " ")));
-    for one in &measured {
-        results.add_row([
-            one.plugin.to_owned(),
-            one.starts.to_string(),
-            one.stale.to_string(),
-            one.unresolvable.to_string(),
-            one.refused.to_string(),
-            times(one.pre_start_ms, 1),
-            times(one.injection_ms, 1),
-            times(one.wait_ms, 1),
-            one.specs[0].to_string(),
-            one.specs[1].to_string(),
-            one.wrong.len().to_string(),
-        ]);
-    }
-    console.result(&results.to_string());
+    let heads = heads.split(' ').map(|head| head.replace('_', " "));
+    console.report(heads, measured.iter().map(InjectionResult::row), &measured);
     let mut is_ok = true;
     for one in &measured {
         for wrong in one.wrong.iter().take(10) {
@@ -117,8 +96,26 @@ pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool>
         }
         is_ok &= one.plugin != CURRENT || (one.stale == 0 && one.wrong.is_empty());
     }
-    console.json(&measured);
     Ok(is_ok)
+}
+
+impl InjectionResult {
+    /// The cells of the table's row.
+    fn row(&self) -> [String; 11] {
+        [
+            self.plugin.to_owned(),
+            self.starts.to_string(),
+            self.stale.to_string(),
+            self.unresolvable.to_string(),
+            self.refused.to_string(),
+            times(self.pre_start_ms, 1),
+            times(self.injection_ms, 1),
+            times(self.wait_ms, 1),
+            self.specs[0].to_string(),
+            self.specs[1].to_string(),
+            self.wrong.len().to_string(),
+        ]
+    }
 }
 
 const CURRENT: &str = "current";
@@ -198,7 +195,14 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
     for watched in &mut nodes {
         console.step(&format!("{}: {STANDING} containers that stay", watched.node));
         let names = numbered(&format!("{}-s", watched.node), STANDING);
-        start_together(&mut cluster, &watched.node, &names, 0).await?;
+        start_together(
+            &mut cluster,
+            &watched.node,
+            &names,
+            |name| unit_on(&watched.node, name),
+            0,
+        )
+        .await?;
         watched.standing = names.into();
         // The starts of the first filling are not measured.
         watched.take_starts();
@@ -241,31 +245,22 @@ fn numbered(prefix: &str, n: u32) -> Vec<String> {
 async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, round: u64) -> Result<()> {
     // Names of pods are never used twice, so that a leftover of a former pod is not taken for something of a new pod.
     let names = numbered(&format!("{}-r{round}-", watched.node), BURST);
-    start_together(cluster, &watched.node, &names, round).await?;
+    start_together(
+        cluster,
+        &watched.node,
+        &names,
+        |name| unit_on(&watched.node, name),
+        round,
+    )
+    .await?;
     look(cluster, watched)?;
     watched.standing.extend(names);
     let leaving: Vec<String> = watched.standing.drain(..usize::try_from(BURST)?).collect();
-    delete_all(cluster, &leaving, DEADLINE).await
+    delete_all(cluster, &leaving).await
 }
 
-/// Binds pods to a node and lets its kubelet have them together.
-async fn start_together(cluster: &mut LocalCluster, node: &str, names: &[String], seed: u64) -> Result<()> {
-    cluster.node(node)?.kubelet().hold();
-    let pods = NamespacePods::of(cluster.client(), "default");
-    let mut builders = Vec::new();
-    for name in names {
-        builders.push(PodBuilder::units(name, 1).on(node));
-    }
-    create_all(&pods, builders).await?;
-    until_all(cluster, names, "to be bound", DEADLINE, is_bound).await?;
-    let kubelet = cluster.node(node)?.kubelet();
-    let has_all = |kubelet: &Kubelet| kubelet.n_held() == names.len();
-    ensure!(
-        kubelet.until(DEADLINE, has_all).await,
-        "pods do not reach the kubelet of {node}"
-    );
-    kubelet.release(OrderRule::Shuffled, seed);
-    until_all(cluster, names, "to run", DEADLINE, is_settled).await
+fn unit_on(node: &str, name: &str) -> PodBuilder {
+    PodBuilder::units(name, 1).on(node)
 }
 
 /// Compares what the containers of a burst got with their CDI specs and with the records of their pods.

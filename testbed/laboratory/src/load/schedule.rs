@@ -19,7 +19,7 @@ use bindings::{BindingWatch, Rates};
 use fill::{ClusterSize, LABEL, WAITING, path};
 use halt::HaltedProcess;
 use kit::cluster::client_of;
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::pods::{PodBuilder, set_in};
 use objects::{Objects, each};
 
@@ -89,7 +89,7 @@ pub(super) struct Turn {
 }
 
 /// Measures all turns and prints a table, or empties the cluster for `--clean`.
-pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
+pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<bool> {
     for HaltedProcess { scheduler, .. } in &args.halts {
         ensure!(
             args.schedulers.contains(scheduler),
@@ -100,24 +100,23 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<()> {
     if args.clean {
         fill::clean(console, &Objects::of(&client)).await?;
         console.finish();
-        return Ok(());
+        return Ok(true);
     }
     let turns = schedule(console, &client, args).await?;
-    console.finish();
     let medians = args
         .schedulers
         .iter()
         .filter_map(|scheduler| median(&turns, scheduler));
     let medians: Vec<Turn> = medians.collect();
     let heads = "SCHEDULER,ROUND,PODS,CREATED s,BOUND s,PODS/s,TO FIRST,MIDDLE 80 % PODS/s,TO FIRST";
-    let mut results = table(heads.split(','));
-    for turn in turns.iter().chain(&medians) {
-        results.add_row(turn.row());
-    }
-    console.result(&results.to_string());
     let n_pods = args.n_pods();
-    console.json(&json!({"nodes": args.nodes, "assigned": n_pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians}));
-    Ok(())
+    let values = json!({"nodes": args.nodes, "assigned": n_pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians});
+    console.report(
+        heads.split(','),
+        turns.iter().chain(&medians).map(Turn::row),
+        &values,
+    );
+    Ok(true)
 }
 
 impl Turn {

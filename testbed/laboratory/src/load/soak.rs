@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup};
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::daemons::Daemon;
 use kit::http_client::HttpClient;
 use kit::pods::{NamespacePods, PodBuilder};
@@ -127,13 +127,10 @@ impl Course {
 
 /// Runs the load, and prints the figures; true if the memory of no daemon rises.
 pub(super) async fn run(console: &Console, args: &SoakArgs) -> Result<bool> {
-    let courses = soak(console, args).await;
-    console.finish();
-    let courses = courses?;
+    let courses = soak(console, args).await?;
     let heads =
         "DAEMON;MEMORY AT FIRST, WARM, LAST MiB;RISE MiB/h;FILES WARM, LAST;THREADS WARM, LAST;LOG KiB/min";
-    let mut results = table(heads.split(';'));
-    let mut is_flat = true;
+    let (mut rows, mut is_flat) = (Vec::new(), true);
     for course in &courses {
         let (Some(first), Some(warm), Some(last)) = (
             course.samples.first(),
@@ -144,7 +141,7 @@ pub(super) async fn run(console: &Console, args: &SoakArgs) -> Result<bool> {
         };
         let rise = course.rise(|sample| sample.memory_mib);
         is_flat &= rise < MOST_RISE;
-        results.add_row([
+        rows.push([
             course.daemon.to_owned(),
             format!(
                 "{:.1} {:.1} {:.1}",
@@ -156,8 +153,7 @@ pub(super) async fn run(console: &Console, args: &SoakArgs) -> Result<bool> {
             format!("{:.1}", course.rise(|sample| sample.log_kib) / 60.0),
         ]);
     }
-    console.result(&results.to_string());
-    console.json(&courses);
+    console.report(heads.split(';'), rows, &courses);
     if let Some(file) = &args.plot {
         std::fs::write(file, plot(&courses)?).with_context(|| format!("cannot write {}", file.display()))?;
     }

@@ -18,9 +18,9 @@ use tokio::time::{interval, sleep};
 
 use super::kept_connection::KeptConnection;
 use super::requests::PreparedRequests;
-use super::{Rig, fleet, quantiles};
+use super::{Rig, fleet, quantiles, times};
 use kit::apiserver::ApiObjects;
-use kit::console::{Console, table};
+use kit::console::Console;
 use kit::pods::set;
 
 /// `--hint-ttl`, as for `laboratory load filter`: the pods of this load are never bound.
@@ -91,29 +91,25 @@ struct StormMeasurement {
 }
 
 /// Measures each storm, and prints a table.
-pub(super) async fn run(console: &Console, args: &StormArgs) -> Result<()> {
+pub(super) async fn run(console: &Console, args: &StormArgs) -> Result<bool> {
     let mut measured = Vec::new();
     for storm in &args.storms {
         measured.push(measure(console, args, *storm).await?);
     }
-    console.finish();
     let heads = "STORM;BEFORE P50, P99, MAX ms;DURING;AFTER;TOOK s;RECOVERED s;RSS MiB";
-    let mut results = table(heads.split(';'));
-    for one in &measured {
-        let millis = |values: [f64; 3]| super::times(values, 2);
-        results.add_row([
+    let row = |one: &StormMeasurement| {
+        [
             kit::command::value_name(&one.storm),
-            millis(one.before_millis),
-            millis(one.storm_millis),
-            millis(one.after_millis),
+            times(one.before_millis, 2),
+            times(one.storm_millis, 2),
+            times(one.after_millis, 2),
             format!("{:.1}", one.storm_seconds),
             format!("{:.1}", one.recovered_seconds),
             one.rss_mib.map(|mib| format!("{mib:.0}")).join(" > "),
-        ]);
-    }
-    console.result(&results.to_string());
-    console.json(&measured);
-    Ok(())
+        ]
+    };
+    console.report(heads.split(';'), measured.iter().map(row), &measured);
+    Ok(true)
 }
 
 /// Fills a cluster, and measures the scheduler before a storm, in it and after it.

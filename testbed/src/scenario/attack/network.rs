@@ -17,6 +17,7 @@ use super::target::Target;
 use crate::scenario::{DEADLINE, ScenarioEntry, World};
 use kit::connector::{Connector, connect_from};
 use kit::kubelet::Kubelet;
+use kit::polling;
 
 /// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -131,14 +132,8 @@ async fn plugin_flooded(world: &mut World) -> Result<()> {
     let node = world.node(&name)?;
     node.restart_plugin_limited(FEW_FILES).await?;
     let metrics = node.metrics_address();
-    let is_listening = async {
-        while TcpStream::connect(metrics).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(DEADLINE, is_listening)
-        .await
-        .context("the plugin does not listen")?;
+    let is_listening = async || TcpStream::connect(metrics).await.is_ok();
+    polling::until(DEADLINE, "the plugin does not listen", is_listening).await?;
     let held = flood(&[metrics], N_TO_PLUGIN, |_| None).await?;
     world.node(&name)?.restart_kubelet().await?;
     let offers_units = |kubelet: &Kubelet| {
@@ -147,10 +142,15 @@ async fn plugin_flooded(world: &mut World) -> Result<()> {
             .get(GPU_MEM)
             .is_some_and(|(_, healthy)| *healthy > 0)
     };
-    ensure!(
-        world.node(&name)?.kubelet().until(REGISTERED, offers_units).await,
-        "the plugin has not registered within {REGISTERED:?}"
-    );
+    world
+        .node(&name)?
+        .kubelet()
+        .expect_until(
+            REGISTERED,
+            format!("the plugin has not registered within {REGISTERED:?}"),
+            offers_units,
+        )
+        .await?;
     world.start_units("flooded", "1", &name).await?;
     drop(held);
     world.node(&name)?.restart_plugin().await

@@ -14,6 +14,7 @@ use crate::scenario::breaking;
 use kit::observer::ClusterSnapshot;
 use kit::parts::ClusterPart;
 use kit::pod_fields::{container_statuses, is_running};
+use kit::polling;
 
 pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
     "gpu-burst" => burst,
@@ -189,18 +190,12 @@ const SURVIVE: Duration = Duration::from_secs(60);
 /// Waits until the survivor has done more rounds; returns those before and after.
 pub(super) async fn until_more_rounds(trial: &Trial) -> Result<[u64; 2]> {
     let before = rounds(trial).await?;
-    let began = Instant::now();
-    loop {
+    let more = async || {
         let now = rounds(trial).await?;
-        if now >= before + ROUNDS {
-            return Ok([before, now]);
-        }
-        ensure!(
-            began.elapsed() < SURVIVE,
-            "the survivor has stopped after {now} rounds"
-        );
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
+        let enough = (now >= before + ROUNDS).then_some([before, now]);
+        Ok(enough.ok_or_else(|| format!("the survivor has stopped after {now} rounds")))
+    };
+    polling::until_found(SURVIVE, more).await
 }
 
 /// The container runtime and kubelet are killed; a pod that computes goes on in the same container.

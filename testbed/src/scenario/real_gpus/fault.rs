@@ -14,6 +14,7 @@ use super::plugin::application_xids;
 use super::target::GIB;
 use super::trial::{Finding, Trial};
 use kit::cluster::GpuFault;
+use kit::polling;
 
 pub(super) const SCENARIOS: &[GpuEntry] = scenarios! {
     "gpu-fault" => fault,
@@ -109,17 +110,9 @@ fn set_xid(trial: &mut Trial, health: GpuFault) -> Result<()> {
 
 /// Waits for the plugin's event about the fault: the object and the message.
 async fn until_event(trial: &Trial) -> Result<(String, String)> {
-    let began = Instant::now();
-    loop {
-        if let Some(found) = trial.event("fault", EVENT).await? {
-            return Ok(found);
-        }
-        ensure!(
-            began.elapsed() < EVENT_WITHIN,
-            "the plugin has written no event {EVENT} in {EVENT_WITHIN:?}"
-        );
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+    let missing = || format!("the plugin has written no event {EVENT}");
+    let found = async || Ok(trial.event("fault", EVENT).await?.ok_or_else(missing));
+    polling::until_found(EVENT_WITHIN, found).await
 }
 
 fn numbers(xids: &BTreeSet<u64>) -> String {
@@ -161,22 +154,16 @@ impl KernelLog {
     /// The newest line since then.
     async fn new_line(self, trial: &Trial) -> Result<String, String> {
         let before = self.0?;
-        let began = Instant::now();
-        loop {
-            let new = lines(trial)
-                .await?
-                .into_iter()
-                .rfind(|line| !before.contains(line));
-            if let Some(line) = new {
-                // Level and time come before the text.
-                let text = line.find(XID_LINE).and_then(|at| line.get(at..));
-                return Ok(text.unwrap_or_default().to_owned());
-            }
-            if began.elapsed() > LINE_WITHIN {
-                return Err(format!("it has no new line with {XID_LINE:?}"));
-            }
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
+        let new = async || {
+            let seen = lines(trial).await.map_err(anyhow::Error::msg)?;
+            let new = seen.into_iter().rfind(|line| !before.contains(line));
+            Ok(new.ok_or_else(|| format!("it has no new line with {XID_LINE:?}")))
+        };
+        let line = polling::until_found(LINE_WITHIN, new).await;
+        let line = line.map_err(|error| format!("{error:#}"))?;
+        // Level and time come before the text.
+        let text = line.find(XID_LINE).and_then(|at| line.get(at..));
+        Ok(text.unwrap_or_default().to_owned())
     }
 }
 

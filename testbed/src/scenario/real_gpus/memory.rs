@@ -12,6 +12,7 @@ use super::containers::{free_bytes, n_specs, start_listing};
 use super::target::{MIB, usable};
 use super::trial::{Finding, Trial, mib};
 use super::usage::beyond_share;
+use kit::polling;
 
 pub(super) const OVERRUN: &[GpuEntry] = scenarios! {
     "gpu-overrun" => overrun,
@@ -164,20 +165,17 @@ async fn nothing_left(trial: &mut Trial) -> Result<Finding> {
     trial.clear().await?;
     let began = Instant::now();
     start_listing(trial, "left-specs").await?;
-    loop {
+    let are_gone = async || {
         let n_left = n_specs(trial, "left-specs").await?;
-        if n_left <= before.n_specs {
-            break;
-        }
-        let waited = began.elapsed();
-        ensure!(
-            waited < LEFT_LIMIT,
-            "{n_left} CDI specs are left after {} s, {} were there before",
-            waited.as_secs(),
-            before.n_specs
-        );
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+        let missing = || {
+            format!(
+                "{n_left} CDI specs are left, {} were there before",
+                before.n_specs
+            )
+        };
+        Ok((n_left <= before.n_specs).then_some(()).ok_or_else(missing))
+    };
+    polling::until_found(LEFT_LIMIT, are_gone).await?;
     let seconds = began.elapsed().as_secs();
     let of_metrics = metrics_left(trial, before.unattributed).await?;
     let text =
@@ -193,31 +191,29 @@ const MEASURED_AGAIN: Duration = Duration::from_secs(45);
 /// Waits until the plugin's metrics have no container of the run, and no more memory of other programs than before it; returns them in
 /// words, or the reason that they are not known.
 async fn metrics_left(trial: &Trial, unattributed_before: Option<u64>) -> Result<String> {
-    let began = Instant::now();
-    loop {
+    let is_clean = async || {
         let metrics = match trial.plugin().metrics().await {
             Ok(metrics) => metrics,
-            Err(error) => return Ok(format!("the plugin's metrics are not known: {error:#}")),
+            Err(error) => return Ok(Ok(format!("the plugin's metrics are not known: {error:#}"))),
         };
         let left = metrics.of_namespace(&trial.world.namespace);
         let unattributed = metrics.unattributed(&trial.gpu.uuid);
         let limit = unattributed_before.unwrap_or_default() + LEFT_TOLERANCE;
-        if left.is_empty() && unattributed.is_none_or(|bytes| bytes <= limit) {
-            let of_others = match unattributed {
-                Some(bytes) => format!("that of other programs is {bytes} bytes"),
-                None => "the plugin does not measure memory".to_owned(),
-            };
-            return Ok(format!(
-                "the plugin's metrics have none of the containers: {of_others}"
-            ));
+        if !left.is_empty() || unattributed.is_some_and(|bytes| bytes > limit) {
+            return Ok(Err(format!(
+                "the plugin's metrics have {} lines about containers of the run, and {unattributed:?} bytes of other programs, \
+                 {unattributed_before:?} before: {}",
+                left.len(),
+                left.join("; ")
+            )));
         }
-        ensure!(
-            began.elapsed() < MEASURED_AGAIN,
-            "after {MEASURED_AGAIN:?} the plugin's metrics have {} lines about containers of the run, and {unattributed:?} bytes of other \
-             programs, {unattributed_before:?} before: {}",
-            left.len(),
-            left.join("; ")
-        );
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+        let of_others = match unattributed {
+            Some(bytes) => format!("that of other programs is {bytes} bytes"),
+            None => "the plugin does not measure memory".to_owned(),
+        };
+        Ok(Ok(format!(
+            "the plugin's metrics have none of the containers: {of_others}"
+        )))
+    };
+    polling::until_found(MEASURED_AGAIN, is_clean).await
 }

@@ -9,7 +9,6 @@ use kube::api::{Api, ListParams, LogParams, PostParams};
 use proto::device::{DeviceCondition, DeviceInfo};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use tokio::time::{Instant, sleep};
 
 use super::ProgramTimes;
 use super::answers::Answers;
@@ -22,11 +21,10 @@ use kit::kubelet::probe_program::PROGRAM;
 use kit::observer::reason_not_running;
 use kit::pod_fields::{container_statuses, has_ended, phase};
 use kit::pods::{Limits, PodBuilder};
+use kit::polling;
 
 /// The longest wait for a pod, whose node may have to pull the image first.
 const START: Duration = Duration::from_secs(300);
-/// The pause between two reads of a log.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// The result of a scenario: a text for people, figures for programs.
 #[derive(Clone, Debug, Default)]
@@ -127,26 +125,23 @@ impl Trial {
         container: &str,
         command: &str,
     ) -> Result<Answers> {
-        let began = Instant::now();
-        loop {
+        let answered = async || {
             // The state is read before the log: a container that has ended prints no more.
             let object = self.world.observer.now().pods.remove(&self.world.key(pod));
             let answers = Answers::parse(&self.log(pod, container).await?);
             if answers.last(command).is_some() || answers.failed().is_some() {
-                return Ok(answers);
+                return Ok(Ok(answers));
             }
             let state = object.as_ref().map_or("not created", phase);
             let why = object.as_ref().map(why_not_running).unwrap_or_default();
+            let missing = format!("{pod} is {state}, and has not answered {command}: {why}");
             ensure!(
                 !object.as_ref().is_some_and(has_ended) && !is_hopeless(&why),
-                "{pod} is {state}, and has not answered {command}: {why}"
+                missing
             );
-            ensure!(
-                began.elapsed() < limit,
-                "{pod} is {state}, and has not answered {command} in {limit:?}: {why}"
-            );
-            sleep(PAUSE).await;
-        }
+            Ok(Err(missing))
+        };
+        polling::until_found(limit, answered).await
     }
 
     /// The log of a container; empty before its start.

@@ -1,18 +1,14 @@
 //! The checks of the node's plugin before a start, and its repairs, on a cluster of the real daemons.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::{Event, Pod};
-use kit::apiserver::{Fault, Matching};
-use kit::cluster::{ClusterSpec, GpuFault, LocalCluster, NodeSetup};
+use k8s_openapi::api::core::v1::Pod;
+use kit::cluster::{GpuFault, LocalCluster, NodeSetup};
 use kit::invariants;
 use kit::kubelet::RunState;
-use kit::pod_fields::is_running;
 use kit::pods::{NamespacePods, PodBuilder};
-use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use proto::pod::ALL_DEVICES;
 use proto::record::{
     BIND_TIMESTAMP, DEVICE_ALLOCATED, GPU_MINORS, MEM_ASSIGNED, MEM_ASSUME_TIME, MEM_DEV, MEM_IDX, MEM_POD,
@@ -20,22 +16,16 @@ use proto::record::{
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
 use serde_json::{Value, json};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+use crate::{DEADLINE, cluster_of, node_of, run, until_event, until_run, verify};
 
 /// A node of two GPUs of 16 GiB, whose plugin is started with these arguments.
 async fn cluster(plugin_args: &[&str]) -> Result<(LocalCluster, NamespacePods)> {
-    let args = plugin_args.iter().map(|arg| (*arg).to_owned()).collect();
+    let plugin_args = plugin_args.iter().map(|arg| (*arg).to_owned()).collect();
     cluster_of(NodeSetup {
-        plugin_args: args,
-        ..NodeSetup::new("n1", &[16384, 16384])
+        plugin_args,
+        ..node_of(2)
     })
     .await
-}
-
-async fn cluster_of(node: NodeSetup) -> Result<(LocalCluster, NamespacePods)> {
-    let cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
-    let pods = NamespacePods::of(cluster.client(), "default");
-    Ok((cluster, pods))
 }
 
 /// The annotations of a pod that was placed on a GPU of the node by hand.
@@ -84,20 +74,17 @@ async fn create(pods: &NamespacePods, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-async fn until_running(cluster: &LocalCluster, name: &str) -> Result<Pod> {
-    let running = |snapshot: &kit::observer::ClusterSnapshot| {
-        snapshot
-            .pod(&format!("default/{name}"))
-            .filter(|pod| is_running(pod))
-            .cloned()
-    };
-    cluster.until(&format!("{name} to run"), DEADLINE, running).await
+/// The minor of the GPU in a pod's record.
+fn minor_of(cluster: &LocalCluster, name: &str) -> Result<i32> {
+    let snapshot = cluster.observer().now();
+    let record = invariants::record(snapshot.pod(name).context("no pod")?).map_err(anyhow::Error::msg)?;
+    Ok(record.first().context("no device")?.0)
 }
 
 /// The minors in a pod's own annotations, once they are these.
 async fn until_recorded(cluster: &LocalCluster, name: &str, minors: &[i32]) -> Result<()> {
     let is_so = |snapshot: &kit::observer::ClusterSnapshot| {
-        let record = invariants::record(snapshot.pod(&format!("default/{name}"))?).ok()?;
+        let record = invariants::record(snapshot.pod(name)?).ok()?;
         (record.iter().map(|(minor, _)| *minor).collect::<Vec<_>>() == minors).then_some(())
     };
     cluster
@@ -105,42 +92,11 @@ async fn until_recorded(cluster: &LocalCluster, name: &str, minors: &[i32]) -> R
         .await
 }
 
-/// Waits for an event of this reason on an object.
-async fn until_event(cluster: &LocalCluster, object: &str, reason: &str) -> Result<String> {
-    let events: Api<Event> = Api::namespaced(cluster.client().clone(), "default");
-    let found = async {
-        loop {
-            let list = events.list(&ListParams::default()).await?;
-            let is_it = |event: &Event| {
-                event.reason.as_deref() == Some(reason)
-                    && event.involved_object.name.as_deref() == Some(object)
-            };
-            if let Some(event) = list.items.into_iter().find(is_it) {
-                return anyhow::Ok(event.message.unwrap_or_default());
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, found)
-        .await
-        .with_context(|| format!("no event {reason} on {object}"))?
-}
-
 async fn annotate(pods: &NamespacePods, name: &str, annotations: &Value) -> Result<()> {
     let patch = json!({"metadata": {"annotations": annotations}});
     pods.api()
         .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
         .await?;
-    Ok(())
-}
-
-/// Nothing that has started sees what is not counted for it, and nothing is counted twice.
-async fn verify(cluster: &LocalCluster) -> Result<()> {
-    let snapshot = cluster.observer().now();
-    let accounts = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED);
-    ensure!(accounts.violations.is_empty(), "{:?}", accounts.violations);
-    let misfits = invariants::misfits(&invariants::container_views(cluster.client(), &snapshot).await?);
-    ensure!(misfits.is_empty(), "{misfits:?}");
     Ok(())
 }
 
@@ -153,13 +109,8 @@ fn is_started(cluster: &mut LocalCluster, name: &str) -> Result<bool> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edited_record_of_a_running_pod_is_corrected() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodBuilder::units("a", 4)).await?;
-    let pod = until_running(&cluster, "a").await?;
-    let minor = invariants::record(&pod)
-        .map_err(anyhow::Error::msg)?
-        .first()
-        .context("no device")?
-        .0;
+    run(&cluster, &pods, "a", 4).await?;
+    let minor = minor_of(&cluster, "a")?;
     let other = u32::try_from(1 - minor)?;
     let edited = record(other, 4, 1);
     annotate(
@@ -171,11 +122,8 @@ async fn an_edited_record_of_a_running_pod_is_corrected() -> Result<()> {
     until_recorded(&cluster, "a", &[1 - minor]).await?;
     cluster.node("n1")?.restart_kubelet().await?;
     until_recorded(&cluster, "a", &[minor]).await?;
-    let said = until_event(&cluster, "a", "GPUMismatch").await?;
-    ensure!(
-        said.contains("its record now names the devices that it has"),
-        "{said}"
-    );
+    let words = "its record now names the devices that it has";
+    until_event(&cluster, "a", "GPUMismatch", words).await?;
     verify(&cluster).await
 }
 
@@ -186,10 +134,10 @@ async fn pods_bound_without_the_scheduler_are_adopted_where_they_fit() -> Result
     for name in ["one", "two", "three"] {
         create(&pods, &stray(name, 10, &BTreeMap::new())?).await?;
         if name != "three" {
-            until_running(&cluster, name).await?;
+            until_run(&cluster, &[name]).await?;
         }
     }
-    until_event(&cluster, "three", "GPUNotPlaced").await?;
+    until_event(&cluster, "three", "GPUNotPlaced", "").await?;
     ensure!(
         !is_started(&mut cluster, "three")?,
         "it has started on GPUs that are full"
@@ -197,7 +145,7 @@ async fn pods_bound_without_the_scheduler_are_adopted_where_they_fit() -> Result
     for name in ["one", "two"] {
         pods.delete_now(name).await?;
     }
-    until_running(&cluster, "three").await?;
+    until_run(&cluster, &["three"]).await?;
     verify(&cluster).await
 }
 
@@ -206,13 +154,12 @@ async fn pods_bound_without_the_scheduler_are_adopted_where_they_fit() -> Result
 async fn records_that_do_not_fit_together_start_one_after_the_other() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
     create(&pods, &stray("first", 10, &record(0, 10, 1))?).await?;
-    until_running(&cluster, "first").await?;
+    until_run(&cluster, &["first"]).await?;
     create(&pods, &stray("second", 10, &record(0, 10, 2))?).await?;
-    let said = until_event(&cluster, "second", "GPUOvercommitted").await?;
-    ensure!(said.contains("has no room for it"), "{said}");
+    until_event(&cluster, "second", "GPUOvercommitted", "has no room for it").await?;
     ensure!(!is_started(&mut cluster, "second")?, "both run on one GPU");
     pods.delete_now("first").await?;
-    until_running(&cluster, "second").await?;
+    until_run(&cluster, &["second"]).await?;
     verify(&cluster).await
 }
 
@@ -222,7 +169,7 @@ async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
     let (cluster, pods) = cluster(&[]).await?;
     let copied = PodBuilder::units("a", 4).annotated(&[(MEM_ASSIGNED.to_owned(), "true".to_owned())].into());
     pods.create(&copied).await?;
-    until_running(&cluster, "a").await?;
+    until_run(&cluster, &["a"]).await?;
     verify(&cluster).await
 }
 
@@ -230,66 +177,20 @@ async fn a_copied_assigned_annotation_does_not_block_a_pod() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
     let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodBuilder::units("a", 4)).await?;
-    let pod = until_running(&cluster, "a").await?;
-    let minor = u32::try_from(
-        invariants::record(&pod)
-            .map_err(anyhow::Error::msg)?
-            .first()
-            .context("no device")?
-            .0,
-    )?;
+    run(&cluster, &pods, "a", 4).await?;
+    let minor = u32::try_from(minor_of(&cluster, "a")?)?;
     cluster.node("n1")?.set_health(minor, GpuFault::Xid(79))?;
-    ensure!(
-        until_event(&cluster, "n1", "GPUUnhealthy")
-            .await?
-            .contains("XID 79")
-    );
-    ensure!(
-        until_event(&cluster, "a", "GPUUnhealthy")
-            .await?
-            .contains("which this pod holds")
-    );
+    until_event(&cluster, "n1", "GPUUnhealthy", "XID 79").await?;
+    until_event(&cluster, "a", "GPUUnhealthy", "which this pod holds").await?;
     cluster.node("n1")?.set_health(minor, GpuFault::Healthy)?;
-    until_event(&cluster, "n1", "GPUHealthy").await?;
-    until_running(&cluster, "a").await?;
+    until_event(&cluster, "n1", "GPUHealthy", "").await?;
+    until_run(&cluster, &["a"]).await?;
     // A request that is doubtful and valid is reported once the pod starts.
     let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, "8192")];
     pods.create(&PodBuilder::new("tiny", &limits)).await?;
-    let said = until_event(&cluster, "tiny", "GPUMemoryTiny").await?;
-    ensure!(said.ends_with("did you mean 8192Mi?"), "{said}");
-    Ok(())
+    until_event(&cluster, "tiny", "GPUMemoryTiny", "did you mean 8192Mi?").await
 }
 
-/// The API server is away: containers of pods that are known start again, also after kubelet's restart; what is to be written
-/// is written once it is back.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_the_api_server_containers_start_again() -> Result<()> {
-    let (mut cluster, pods) = cluster(&[]).await?;
-    pods.create(&PodBuilder::units("a", 4)).await?;
-    until_running(&cluster, "a").await?;
-    let away = cluster
-        .api()
-        .faults()
-        .inject(Matching::anything(), Fault::DropConnection);
-    cluster.api().faults().drop_watches("");
-    let kubelet = cluster.node("n1")?.kubelet();
-    let starts = |kubelet: &kit::kubelet::Kubelet| {
-        kubelet
-            .container("default", "a", "main")
-            .map_or(0, |container| container.starts)
-    };
-    let before = starts(kubelet);
-    kubelet.restart_container("default", "a", "main")?;
-    let again = kubelet.until(DEADLINE, |kubelet| starts(kubelet) > before).await;
-    away.remove();
-    ensure!(again, "its container does not start again");
-    pods.create(&PodBuilder::units("b", 4)).await?;
-    until_running(&cluster, "b").await?;
-    verify(&cluster).await
-}
-
-/// By variable a pod's own value would win over what was counted for it; by CDI it does not.
 /// A user who may create pods may write the mark for all GPUs, and a record beside it, and bind the pod past the scheduler.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
@@ -320,8 +221,7 @@ async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
     ] {
         let (mut cluster, pods) = cluster(args).await?;
         create(&pods, &forged("forged", minors)?).await?;
-        let said = until_event(&cluster, "forged", reason).await?;
-        ensure!(said.contains(words), "{said}");
+        until_event(&cluster, "forged", reason, words).await?;
         ensure!(!is_started(&mut cluster, "forged")?, "it has started");
         // The pod's own watch and the plugin's report arrive in any order.
         let is_counted = |node: &Value| node.to_string().contains(r#""name":"forged""#);
@@ -329,36 +229,18 @@ async fn a_forged_all_devices_annotation_shows_no_gpu() -> Result<()> {
             .until_scheduler_shows("n1", "the forged pod", DEADLINE, is_counted)
             .await?;
         pods.create(&PodBuilder::units("honest", 4)).await?;
-        if args.is_empty() {
-            // The scheduler, which does not believe it either, takes it for the holder of both GPUs.
-            let is_waiting = |snapshot: &kit::observer::ClusterSnapshot| {
-                let status = snapshot.pod("default/honest")?.status.as_ref()?;
-                status
-                    .conditions
-                    .iter()
-                    .flatten()
-                    .any(|condition| condition.status == "False")
-                    .then_some(())
-            };
-            cluster
-                .until("honest to be refused", DEADLINE, is_waiting)
-                .await?;
-        }
         pods.delete("forged").await?;
-        until_running(&cluster, "honest").await?;
+        until_run(&cluster, &["honest"]).await?;
         verify(&cluster).await?;
     }
     Ok(())
 }
 
+/// By variable a pod's own value would win over what was counted for it; by CDI it does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_cannot_choose_its_gpus_by_variable() -> Result<()> {
     for inject in ["envvar", "cdi"] {
-        let (mut cluster, pods) = cluster_of(NodeSetup {
-            inject,
-            ..NodeSetup::new("n1", &[16384, 16384])
-        })
-        .await?;
+        let (mut cluster, pods) = cluster_of(NodeSetup { inject, ..node_of(2) }).await?;
         let with = |name: &str, value: &str| {
             setting(
                 stray(name, 4, &record(0, 4, 1))?,
@@ -368,27 +250,21 @@ async fn a_pod_cannot_choose_its_gpus_by_variable() -> Result<()> {
         };
         create(&pods, &with("same", "GPU-n1-0")?).await?;
         if inject == "cdi" {
-            let said = until_event(&cluster, "same", "GPUMismatch").await?;
-            ensure!(
-                said.contains("this node's runtime has not been seen reading CDI specs yet"),
-                "{said}"
-            );
+            let words = "this node's runtime has not been seen reading CDI specs yet";
+            until_event(&cluster, "same", "GPUMismatch", words).await?;
             create(&pods, &with("empty", "")?).await?;
-            until_running(&cluster, "empty").await?;
+            until_run(&cluster, &["empty"]).await?;
         }
-        until_running(&cluster, "same").await?;
+        until_run(&cluster, &["same"]).await?;
         create(&pods, &with("other", "GPU-n1-1")?).await?;
         create(&pods, &with("all", "all")?).await?;
         for name in ["other", "all"] {
             if inject == "cdi" {
-                until_running(&cluster, name).await?;
+                until_run(&cluster, &[name]).await?;
                 continue;
             }
-            let said = until_event(&cluster, name, "GPUMismatch").await?;
-            ensure!(
-                said.contains("container \"c\" sets NVIDIA_VISIBLE_DEVICES, which is not allowed in a pod that shares devices"),
-                "{said}"
-            );
+            let words = "container \"c\" sets NVIDIA_VISIBLE_DEVICES, which is not allowed in a pod that shares devices";
+            until_event(&cluster, name, "GPUMismatch", words).await?;
             ensure!(!is_started(&mut cluster, name)?, "{name} has started");
         }
         verify(&cluster).await?;
