@@ -243,6 +243,16 @@ fn refuse(answer: DueAnswer, code: u16) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn memory_unit_labels_device_object_and_status_are_written_in_this_order() {
+    let mut server = Server::new();
+    let node = "PATCH /api/v1/nodes/n1";
+    assert_eq!(
+        server.settle().await,
+        [node, node, DEVICE, "PATCH /api/v1/nodes/n1/status"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn failed_writes_are_repeated() {
     for code in [409, 429, 500] {
         let mut server = Server::new();
