@@ -1,4 +1,5 @@
-//! Compiles the protocols of kubelet and of the container runtime with a pure-Rust protoc, so that a build needs no tool but cargo.
+//! Compiles the protocols of kubelet and of the container runtime with a pure-Rust protoc, so that a build needs no tool but
+//! cargo.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=kubelet");

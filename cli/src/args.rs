@@ -201,8 +201,8 @@ pub(crate) struct Ui {
 /// The flags of `fits`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FitsArgs {
-    /// Manifest of a pod or of a workload that makes pods, or a folder of manifests (*.yaml, *.yml and *.json); `-` reads standard
-    /// input.
+    /// Manifest of a pod or of a workload that makes pods, or a folder of manifests (*.yaml, *.yml and *.json); `-` reads
+    /// standard input.
     #[arg(short, long, value_name = "FILE|FOLDER")]
     pub(crate) filename: PathBuf,
     /// Number of pods; without it that of each workload.

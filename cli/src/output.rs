@@ -107,8 +107,8 @@ impl Screen {
         }
     }
 
-    /// A text whose lines are broken between words where the screen is narrower, with `indent` blanks before the rest of a line. A
-    /// command in backticks stays in one line, so that it can be copied.
+    /// A text whose lines are broken between words where the screen is narrower, with `indent` blanks before the rest of a line.
+    /// A command in backticks stays in one line, so that it can be copied.
     pub(crate) fn wrap(&self, indent: usize, text: &str) -> String {
         let Some(width) = self.width else {
             return text.to_owned();
@@ -151,8 +151,8 @@ impl Screen {
         let _ = writeln!(io::stderr(), "{}", self.wrap(0, line));
     }
 
-    /// Writes an answer in the form of `-o`: the answer itself as JSON or YAML, its names line by line, or a text. `text` is called
-    /// with true for `wide`.
+    /// Writes an answer in the form of `-o`: the answer itself as JSON or YAML, its names line by line, or a text. `text` is
+    /// called with true for `wide`.
     pub(crate) fn show(
         &self,
         answer: &impl Serialize,

@@ -92,7 +92,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_GPU_PARTITION_POLICY", value_parser = partition_policy, value_name = "honor|prefer")]
     pub gpu_partition_policy: Option<GpuPartitionPolicy>,
 
-    /// Memory of each GPU whose driver does not report it, such as one that shares its processor's memory: a quantity such as 96Gi
+    /// Memory of each GPU whose driver does not report it, such as one that shares its processor's memory: a quantity such as
+    /// 96Gi
     #[arg(long, env = "GPUSHARE_GPU_MEMORY", value_parser = gpu_memory, value_name = "QUANTITY")]
     pub gpu_memory: Option<u64>,
 
@@ -162,12 +163,13 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_INJECT", default_value = "auto", value_enum)]
     pub inject: Inject,
 
-    /// Report the NUMA node of each device to kubelet, on nodes where its topology manager aligns CPUs with devices; needs --inject=cdi
+    /// Report the NUMA node of each device to kubelet, on nodes where its topology manager aligns CPUs with devices; needs
+    /// --inject=cdi
     #[arg(long, env = "GPUSHARE_NUMA_HINTS")]
     pub numa_hints: bool,
 
-    /// Directories of CDI specs that the container runtime reads, separated by commas: the plugin looks in them for those of NVIDIA's
-    /// tools, and writes its own into the last
+    /// Directories of CDI specs that the container runtime reads, separated by commas: the plugin looks in them for those of
+    /// NVIDIA's tools, and writes its own into the last
     #[arg(
         long,
         env = "GPUSHARE_CDI_SPEC_DIRS",
@@ -182,8 +184,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_NRI_SOCKET", value_name = "SOCKET")]
     pub nri_socket: Option<PathBuf>,
 
-    /// Have the GPU driver limit the memory of each container, on nodes where everything that this needs has been seen: driver 615
-    /// or newer, cgroup v2, and the hook of NVIDIA's container toolkit 1.20.1 or newer
+    /// Have the GPU driver limit the memory of each container, on nodes where everything that this needs has been seen: driver
+    /// 615 or newer, cgroup v2, and the hook of NVIDIA's container toolkit 1.20.1 or newer
     #[arg(long, env = "GPUSHARE_DRIVER_LIMITS")]
     pub driver_limits: bool,
 
@@ -197,8 +199,8 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_HAMI_CORE", value_name = "DIR")]
     pub hami_core: Option<PathBuf>,
 
-    /// Start containers that see all GPUs of this node without being counted (annotation gpushare/all-devices); the scheduler needs
-    /// the flag too
+    /// Start containers that see all GPUs of this node without being counted (annotation gpushare/all-devices); the scheduler
+    /// needs the flag too
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
     pub allow_all_devices: bool,
 
@@ -213,9 +215,9 @@ pub struct Config {
     )]
     pub unrestricted_namespaces: Vec<String>,
 
-    /// Mount point of the node's root directory, or of some of its directories, in which the plugin looks for sysfs, for device nodes,
-    /// for the MPS control daemon and for the configuration of the container runtime. Without /sys or /dev in it those of the
-    /// plugin's own container count
+    /// Mount point of the node's root directory, or of some of its directories, in which the plugin looks for sysfs, for device
+    /// nodes, for the MPS control daemon and for the configuration of the container runtime. Without /sys or /dev in it those of
+    /// the plugin's own container count
     #[arg(long, env = "GPUSHARE_HOST_ROOT", default_value = "/", value_name = "DIR")]
     pub host_root: PathBuf,
 
@@ -243,11 +245,11 @@ pub struct Config {
     #[arg(long, env = "GPUSHARE_UNPLACED", default_value = "refuse", value_enum)]
     pub unplaced: OnUnplaced,
 
-    /// Classes of single critical errors of the driver (XIDs), or of all, separated by commas; the last entry for an XID counts. One
-    /// of an application makes an event on the pod that caused it if it is known, else on the node, and the GPU stays healthy (13,
-    /// 31, 43, 45, 68, 109 unless changed). After one of the class reset the GPU stays unhealthy until it has been reset or an
-    /// operator clears it (48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154 unless changed). After a critical one, which all others
-    /// are, it is unhealthy until it has been without trouble for a while
+    /// Classes of single critical errors of the driver (XIDs), or of all, separated by commas; the last entry for an XID counts.
+    /// One of an application makes an event on the pod that caused it if it is known, else on the node, and the GPU stays
+    /// healthy (13, 31, 43, 45, 68, 109 unless changed). After one of the class reset the GPU stays unhealthy until it has been
+    /// reset or an operator clears it (48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 154 unless changed). After a critical one,
+    /// which all others are, it is unhealthy until it has been without trouble for a while
     #[arg(long, env = "GPUSHARE_XIDS", value_name = "XID=application|reset|critical")]
     pub xids: Option<Xids>,
 
@@ -317,7 +319,7 @@ impl Config {
 
     /// The root directory under which this process reads the node's directory `name`: that of `--host-root` if it has the
     /// directory, else that of this process.
-    fn root_with(&self, name: &str) -> &Path {
+    fn root_that_has(&self, name: &str) -> &Path {
         if self.host_root.join(name).is_dir() {
             &self.host_root
         } else {
@@ -325,10 +327,10 @@ impl Config {
         }
     }
 
-    /// The mount point of sysfs. A container's own one shows the same devices, but neither the cgroups of others nor adapters that
-    /// belong to the node's network namespace alone.
+    /// The mount point of sysfs. A container's own one shows the same devices, but neither the cgroups of others nor adapters
+    /// that belong to the node's network namespace alone.
     fn sysfs(&self) -> PathBuf {
-        self.root_with("sys").join("sys")
+        self.root_that_has("sys").join("sys")
     }
 
     /// The directory of this plugin's own CDI specs: the last one, whose specs the runtime prefers.
@@ -347,7 +349,7 @@ impl Config {
             vendor_specs: VendorSpecs::new(self.cdi_spec_dirs.clone()),
             host_root: self.host_root.clone(),
             sysfs_root: self.sysfs(),
-            device_root: self.root_with("dev").to_owned(),
+            device_root: self.root_that_has("dev").to_owned(),
             // The environment and the rights of this process do not change, so they are read once.
             own_container: OwnContainer::observe(!self.driver_roots.is_empty(), self.pod_uid.as_deref()),
             has_runtime_hook: self.nri_socket.is_some(),

@@ -234,7 +234,8 @@ impl NodePublisher {
         let amounts = requested.and_then(|pods| node_patches::status_amounts(&node, offered.max(pods)));
         // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
         let status = self.patch_status("node status", amounts.map(Patch::Merge)).await;
-        // Each part has been tried by now, whatever happened to the ones before; the first error decides that all are tried again.
+        // Each part has been tried by now, whatever happened to the ones before; the first error decides that all are tried
+        // again.
         let metadata = unit.and(labels).and(revision);
         metadata.and(device).and(status).and(condition)
     }

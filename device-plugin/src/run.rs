@@ -1,7 +1,7 @@
 //! Starts the parts of the plugin in its process.
 //!
-//! Both daemons start in the same phases: *state* (values that the parts share, and the metrics), *health* (probes and metrics are
-//! served), *watches*, *tasks*, *servers*, *farewell* (the part that has to end in order after SIGTERM).
+//! Both daemons start in the same phases: *state* (values that the parts share, and the metrics), *health* (probes and metrics
+//! are served), *watches*, *tasks*, *servers*, *farewell* (the part that has to end in order after SIGTERM).
 //!
 //! A process with a [`Command`] does something else instead of serving devices. No other module knows all parts.
 
@@ -124,8 +124,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         return Ok(());
     };
 
-    // Watches. From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet gets
-    // the resources first, then the pods arrive, and containers start once the Device object and the pods are known.
+    // Watches. From here to the end of this function nothing waits for the API server, and no task waits for another: kubelet
+    // gets the resources first, then the pods arrive, and containers start once the Device object and the pods are known.
     let connection = Connection::new().await?;
     let excluded = inventory.excluded.clone();
     let devices = tasks::watch_devices(&mut process.tasks, &config, inventory)?;
@@ -139,7 +139,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         .tasks
         .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
 
-    // Tasks. `NodeState` holds the receivers of two decisions whose tasks read `NodeState`, so the channels come before the tasks.
+    // Tasks. `NodeState` holds the receivers of two decisions whose tasks read `NodeState`, so the channels come before the
+    // tasks.
     let (injection_sender, injection) = watch::channel(None);
     let (levels, enforcements) = watch::channel(Arc::default());
     let mut node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);

@@ -8,9 +8,10 @@
 //! 3. [verifies](verify) the pod's allocation, the health of its devices, and their [capacity](verify::capacity),
 //! 4. writes the container's CDI spec (`specs`), and waits until the container runtime has [read](crate::inject::cdi::readers) it.
 //!
-//! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, the [records](swap)
-//! that count before a pod's annotations, and [`envvar`] for containers that get their devices by the vendor's variable. kubelet tries
-//! a blocked start again, and the pod's events have the reason. [`reconcile`] compares running pods with their records after the start.
+//! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, the
+//! [records](swap) that count before a pod's annotations, and [`envvar`] for containers that get their devices by the vendor's
+//! variable. kubelet tries a blocked start again, and the pod's events have the reason. [`reconcile`] compares running pods with
+//! their records after the start.
 //!
 //! Before the check the pod of a call is a guess ([`matching`]); Allocate waits for it or logs it in [`pod_of_call`].
 
@@ -174,8 +175,8 @@ impl StartChecker {
         if !matches!(timeout_at(until, health_loaded).await, Ok(Ok(_))) {
             return Err(StartBlocked::HealthUnknown);
         }
-        // The CDI spec carries the GPU memory limits, which cannot be changed once the container runs. So the start waits until the
-        // plugin has decided on which GPUs the driver enforces them.
+        // The CDI spec carries the GPU memory limits, which cannot be changed once the container runs. So the start waits until
+        // the plugin has decided on which GPUs the driver enforces them.
         if timeout_at(until, node.until_limits_decided()).await.is_err() {
             return Err(StartBlocked::LimitsUnknown);
         }

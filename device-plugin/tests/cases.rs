@@ -1,7 +1,7 @@
 //! Koordinator's own cases of what a node reports: node resources, labels, where a GPU sits, why it is unhealthy.
 //!
-//! Reads the directory named by `GPUSHARE_CASES`, by default the copy in `proto/cases/koordinator`. Of the files there these are this
-//! daemon's; the others are the scheduler's.
+//! Reads the directory named by `GPUSHARE_CASES`, by default the copy in `proto/cases/koordinator`. Of the files there these are
+//! this daemon's; the others are the scheduler's.
 
 #![expect(
     clippy::indexing_slicing,

@@ -236,7 +236,8 @@ async fn a_gpushare_pod_is_allocated_and_started() {
     );
 }
 
-/// Of a pod's second container one half is answered for. The next kubelet knows of whole containers only and asks for both halves.
+/// Of a pod's second container one half is answered for. The next kubelet knows of whole containers only and asks for both
+/// halves.
 #[tokio::test]
 async fn kubelet_restarts_between_allocate_and_prestart() {
     let node = Node::new(2);

@@ -67,9 +67,9 @@ fn pod(number: u32) -> NodePod {
     NodePod::from_pod(&pod, "n1", &ResourceNames::default()).unwrap()
 }
 
-/// A machine with two GPUs, of which the driver limits memory on the first, and three pods there: the driver limits the first two,
-/// and the second by a soft limit alone. For the third it answers that no limit is set. The third has a process, and so has the
-/// first, with other figures than the driver's.
+/// A machine with two GPUs, of which the driver limits memory on the first, and three pods there: the driver limits the first
+/// two, and the second by a soft limit alone. For the third it answers that no limit is set. The third has a process, and so has
+/// the first, with other figures than the driver's.
 fn machine() -> Machine {
     let machine = Machine::new(&[card(0), card(1)]);
     let [first, second, third] = [1, 2, 3].map(|pod| cgroup(&machine, pod).display().to_string());
@@ -142,9 +142,9 @@ async fn measure(machine: &Machine, level: Level, processes: bool) -> Option<Arc
 
 type Change = fn(&Machine);
 
-/// The second pod has a soft limit alone. Without the PID namespace of the node only the driver knows the use. A process of a container
-/// that the driver measures counts neither twice nor as unattributed. On a GPU with a lower level the driver is not asked, an older
-/// driver cannot be, and without a cgroup it is not; then the processes count.
+/// The second pod has a soft limit alone. Without the PID namespace of the node only the driver knows the use. A process of a
+/// container that the driver measures counts neither twice nor as unattributed. On a GPU with a lower level the driver is not
+/// asked, an older driver cannot be, and without a cgroup it is not; then the processes count.
 #[rstest]
 #[case::driver_alone(Level::Driver, false, |_: &Machine| {}, Some(("1 GPU-0 3, 2 GPU-0 1", "1 GPU-0 4", None)))]
 #[case::driver_and_processes(

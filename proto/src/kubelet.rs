@@ -1,5 +1,5 @@
-//! gRPC of kubelet's sockets, generated from `proto/kubelet/*.proto`. The device plugin and the testbed's kubelet implement servers
-//! and clients.
+//! gRPC of kubelet's sockets, generated from `proto/kubelet/*.proto`. The device plugin and the testbed's kubelet implement
+//! servers and clients.
 
 mod generated {
     #![expect(

@@ -595,7 +595,8 @@ pub fn per_device(request: &GpuRequest) -> ShareRequest {
         Memory::Ratio(ratio) => RequestedMemory::Ratio(u32::try_from(ratio.div_ceil(n)).unwrap_or(u32::MAX)),
     };
     let core = u32::try_from(request.core.div_ceil(n)).unwrap_or(u32::MAX);
-    // Memory units need no slot: kubelet and gpushare-scheduler-extender count them by memory alone. Whole devices are not shared.
+    // Memory units need no slot: kubelet and gpushare-scheduler-extender count them by memory alone. Whole devices are not
+    // shared.
     let slots = u32::from(request.dialect == Dialect::Koordinator);
     ShareRequest {
         devices: request.devices,

@@ -169,8 +169,8 @@ impl Rules {
         validate::review(self, request, cluster)
     }
 
-    /// The reason for which the filter refuses a pod whose request is valid, with the text of the validating webhook; `None` if its
-    /// containers select no devices.
+    /// The reason for which the filter refuses a pod whose request is valid, with the text of the validating webhook; `None` if
+    /// its containers select no devices.
     pub(crate) fn refusal_of_filter(&self, pod: &Pod) -> Option<String> {
         validate::refusal_of_filter(self, pod)
     }

@@ -102,7 +102,8 @@ impl Keeper {
         }
     }
 
-    /// Renews the certificates that are due, gives them to the servers, and writes the authorities into the webhook configurations.
+    /// Renews the certificates that are due, gives them to the servers, and writes the authorities into the webhook
+    /// configurations.
     ///
     /// # Errors
     /// The Secret cannot be read, parsed or written, or a webhook configuration cannot be written.
@@ -159,7 +160,8 @@ impl Keeper {
         }
     }
 
-    /// Reads the Secret, renews the certificates that are due and writes them; all again if another replica has written meanwhile.
+    /// Reads the Secret, renews the certificates that are due and writes them; all again if another replica has written
+    /// meanwhile.
     async fn read_or_renew(&self, now: SystemTime) -> anyhow::Result<Material> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.settings.namespace);
         for _ in 0..MAX_ATTEMPTS {

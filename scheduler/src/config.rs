@@ -31,8 +31,9 @@ pub const MAX_BODY: usize = 32 << 20;
 pub const PREFIX: &str = "/gpushare-scheduler";
 /// Most requests that are answered at one time; more wait. A request that only reads memory takes a fraction of a millisecond.
 pub const CONCURRENCY: usize = 512;
-/// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that waits
-/// longer than [`BIND_TIMEOUT`](crate::leader::BIND_TIMEOUT) is given up. More at once make a busy API server slower, not faster.
+/// Most bindings that are on their way to the API server at one time, each on a connection of its own; more wait, and one that
+/// waits longer than [`BIND_TIMEOUT`](crate::leader::BIND_TIMEOUT) is given up. More at once make a busy API server slower, not
+/// faster.
 pub const BIND_CONCURRENCY: usize = 64;
 /// The longest time for which room is kept for a pod with volumes or claims: kube-scheduler's default for `bindTimeoutSeconds` of
 /// `VolumeBindingArgs`, the time for which it waits for them before it binds.
@@ -59,7 +60,8 @@ pub struct Args {
     #[command(flatten)]
     policies: PolicyArgs,
     /// Number of fitting nodes in the answer of filter, the best first; kube-scheduler's own scores count only among these: more
-    /// than one where plugins of its profile must have a say. For a pod with preferences among nodes the answer has all fitting nodes.
+    /// than one where plugins of its profile must have a say. For a pod with preferences among nodes the answer has all fitting
+    /// nodes.
     #[arg(
         long,
         env = "GPUSHARE_ANSWER_NODES",
@@ -78,9 +80,9 @@ pub struct Args {
         value_name = "unresolvable|resolvable"
     )]
     misfit_nodes: MisfitNodes,
-    /// Time for which filter keeps room for a pod on the node of its answer, or on the best of several, until the pod is bound. Longer for
-    /// a pod that is nominated to that node (30m), or that waits for volumes or claims (10m). Raise it where pods wait longer for the rest
-    /// of their group (coscheduling, Koordinator).
+    /// Time for which filter keeps room for a pod on the node of its answer, or on the best of several, until the pod is bound.
+    /// Longer for a pod that is nominated to that node (30m), or that waits for volumes or claims (10m). Raise it where pods
+    /// wait longer for the rest of their group (coscheduling, Koordinator).
     #[arg(long, env = "GPUSHARE_HINT_TTL", default_value = "30s", value_parser = parse_duration)]
     hint_ttl: Duration,
     /// Directory of a mounted TLS Secret (PEM): `tls.crt` and `tls.key` are the extender's certificate chain and key. Clients of

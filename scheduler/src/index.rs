@@ -254,8 +254,8 @@ impl Index {
         namespace: &'a str,
         name: &'a str,
     ) -> impl Iterator<Item = (&'a OwnerId, &'a PodFacts)> {
-        // A scan: UIDs are the keys. The read API asks about one pod at a time, and the guard of bindings about those that another
-        // user makes without a record.
+        // A scan: UIDs are the keys. The read API asks about one pod at a time, and the guard of bindings about those that
+        // another user makes without a record.
         let entries = self.cluster.pods.iter().map(|(uid, entry)| (uid, &entry.facts));
         entries.filter(move |(_, facts)| &*facts.namespace == namespace && &*facts.name == name)
     }
@@ -342,8 +342,8 @@ impl Index {
         self.cluster.pods.get(uid)?.rules.as_deref()
     }
 
-    /// The requests of pods with devices that kube-scheduler keeps room for, by the node that they are nominated to: those that are
-    /// as important as `priority`, but not the pod `uid` itself.
+    /// The requests of pods with devices that kube-scheduler keeps room for, by the node that they are nominated to: those that
+    /// are as important as `priority`, but not the pod `uid` itself.
     pub fn nominated_requests(&self, uid: &str, priority: i32) -> BTreeMap<Box<str>, RequestSums> {
         let mut nominated: BTreeMap<Box<str>, RequestSums> = BTreeMap::new();
         for (node, requests) in self.cluster.nominees(uid, priority) {
@@ -403,8 +403,8 @@ impl Index {
         self.hints.is_due(now) || self.failing.is_due(now) || self.cluster.plugins.is_due(now)
     }
 
-    /// Ends what is over at the time `now`: hints, the time for which failing nodes rank last, and the pauses of nodes whose device
-    /// plugin was away.
+    /// Ends what is over at the time `now`: hints, the time for which failing nodes rank last, and the pauses of nodes whose
+    /// device plugin was away.
     pub fn tick(&mut self, now: Instant) {
         self.failing.advance(now);
         // Plugins come before hints: a node that is offered again may have room for a nominated pod.

@@ -36,8 +36,8 @@ const MAX_GPUS: u64 = 1024;
 const MAX_AMOUNT: u64 = 1 << 50;
 /// Longest part of a device's ID that a problem shows, in characters.
 const MAX_SHOWN_ID: usize = 64;
-/// Longest labels of a device, those of its virtual functions included: keys and values in bytes. The scheduler keeps several copies
-/// of a device's labels: 1 MiB of them in one Device object would take 5 MiB of memory.
+/// Longest labels of a device, those of its virtual functions included: keys and values in bytes. The scheduler keeps several
+/// copies of a device's labels: 1 MiB of them in one Device object would take 5 MiB of memory.
 const MAX_LABELS: usize = 4096;
 /// The status of a condition that the plugin can neither confirm nor deny.
 const STATUS_UNKNOWN: &str = "Unknown";

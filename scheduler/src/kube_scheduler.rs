@@ -1,8 +1,10 @@
 //! The checks by which kube-scheduler refuses a node before it asks an extender, as far as Node and Pod objects show them.
 //!
-//! Pure: values in, a refusal out. The order is that of kube-scheduler's default plugins, which stop at the first refusal of a node:
-//! `NodeUnschedulable`, `NodeName`, `TaintToleration`, `NodeAffinity`, `NodeResourcesFit`. Not evaluated are ports, volumes, affinity
-//! to pods, spreading and DRA claims; of these the pod's condition has kube-scheduler's own words ([`PodRules::last_attempt`]).
+//! Pure: values in, a refusal out. The order is that of kube-scheduler's default plugins, which stop at the first refusal of a
+//! node:
+//! `NodeUnschedulable`, `NodeName`, `TaintToleration`, `NodeAffinity`, `NodeResourcesFit`. Not evaluated are ports, volumes,
+//! affinity to pods, spreading and DRA claims; of these the pod's condition has kube-scheduler's own words
+//! ([`PodRules::last_attempt`]).
 
 mod node;
 mod pod;

@@ -33,8 +33,8 @@ pub use label::LABEL;
 /// Name of the replicas' Lease, and of the object `SchedulerLeader` that repeats it. RBAC and the admission policy name it too.
 pub const LEASE: &str = "gpushare-scheduler";
 
-/// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease: that of a bind, and a second
-/// more, as a binding that was sent at the last moment may still reach the API server.
+/// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease: that of a bind, and a
+/// second more, as a binding that was sent at the last moment may still reach the API server.
 pub const TAKEOVER_GRACE: Duration = BIND_TIMEOUT.saturating_add(Duration::from_secs(1));
 
 /// The present time by the clock of the runtime, which tests control.

@@ -1,7 +1,7 @@
 //! kube-scheduler extender that shares GPUs per device: watches in, HTTP answers out, one binding written per pod.
 //!
-//! The `placement` crate decides which devices a pod gets; this crate keeps the state of the cluster for it, speaks HTTP and writes
-//! bindings.
+//! The `placement` crate decides which devices a pod gets; this crate keeps the state of the cluster for it, speaks HTTP and
+//! writes bindings.
 
 pub mod accounting;
 pub mod admission;

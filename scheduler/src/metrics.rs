@@ -32,7 +32,8 @@ const BUCKETS: [f64; 24] = [
     0.001_5, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 ];
 
-/// Upper bounds of the buckets of the time from a pod's first filter to its binding, in seconds: pods may wait for room for hours.
+/// Upper bounds of the buckets of the time from a pod's first filter to its binding, in seconds: pods may wait for room for
+/// hours.
 const PLACEMENT_BUCKETS: [f64; 16] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0,
 ];

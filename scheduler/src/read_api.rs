@@ -271,8 +271,9 @@ async fn demand_sync(
     }
 }
 
-/// The refusal of a request that another site's page has caused, at an address without credentials. A page on the Internet whose name
-/// resolves to the loopback address sends its own name here; every other page sends its origin with requests that could act.
+/// The refusal of a request that another site's page has caused, at an address without credentials. A page on the Internet whose
+/// name resolves to the loopback address sends its own name here; every other page sends its origin with requests that could
+/// act.
 pub(crate) fn refuse_foreign_site(request: &Request<Body>) -> Option<Response> {
     let headers = request.headers();
     let refuse = |status, text: &'static str| Some((status, text).into_response());
@@ -311,8 +312,8 @@ pub(crate) fn refuse_foreign_site(request: &Request<Body>) -> Option<Response> {
     None
 }
 
-/// Returns true if a host, with or without a port, is `localhost` or a loopback address, and not a name that another site has pointed
-/// to this machine (DNS rebinding).
+/// Returns true if a host, with or without a port, is `localhost` or a loopback address, and not a name that another site has
+/// pointed to this machine (DNS rebinding).
 fn is_this_machine(host: &[u8]) -> bool {
     let Ok(host) = str::from_utf8(host) else {
         return false;

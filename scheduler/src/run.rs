@@ -1,7 +1,7 @@
 //! Starts the parts of the scheduler in its process.
 //!
-//! Both daemons start in the same phases: *state* (values that the parts share, and the metrics), *health* (probes and metrics are
-//! served), *watches*, *tasks*, *servers*, *farewell* (the part that has to end in order after SIGTERM).
+//! Both daemons start in the same phases: *state* (values that the parts share, and the metrics), *health* (probes and metrics
+//! are served), *watches*, *tasks*, *servers*, *farewell* (the part that has to end in order after SIGTERM).
 //!
 //! A process with a command on its command line carries the command out instead of serving. No other module knows all parts.
 
@@ -87,8 +87,8 @@ async fn execute(command: Command, client: Client, secret: String) -> anyhow::Re
     Ok(())
 }
 
-/// Starts all parts of the scheduler in the phases that the head of this file names, and serves until a signal or the end of a task
-/// ends the process.
+/// Starts all parts of the scheduler in the phases that the head of this file names, and serves until a signal or the end of a
+/// task ends the process.
 async fn serve_requests(config: Config, connection: Connection, mut process: Process) -> anyhow::Result<()> {
     // State. The registry of metrics must be complete before it is served.
     let client = connection.client.clone();
@@ -249,8 +249,8 @@ fn watch_objects(
     tasks: &mut Tasks,
 ) {
     let Connection { client, contact } = connection;
-    // A cluster may withhold the right to watch budgets, so readiness does not wait for them, and no metric shows the lag of their
-    // watch.
+    // A cluster may withhold the right to watch budgets, so readiness does not wait for them, and no metric shows the lag of
+    // their watch.
     let budgets = watch(
         "disruption budgets",
         Api::<PodDisruptionBudget>::all(client.clone()),

@@ -23,7 +23,8 @@ const PROBE_IMAGE: &str = concat!("ghcr.io/gpushare/gpushare-testbed:", env!("CA
 /// `testbed e2e`.
 #[derive(Clone, Debug, Args)]
 pub struct E2eArgs {
-    /// A real cluster on which gpushare is deployed, with simulated GPUs unless --real-gpus is given; the testbed's own without it.
+    /// A real cluster on which gpushare is deployed, with simulated GPUs unless --real-gpus is given; the testbed's own without
+    /// it.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Run the scenarios for a node with real GPUs instead (docs/nvidia.md). They pass on real GPUs alone.
@@ -35,7 +36,8 @@ pub struct E2eArgs {
     /// Image of the pods of --real-gpus, which has the program gpu-probe.
     #[arg(long, value_name = "NAME", requires = "real_gpus", default_value = PROBE_IMAGE)]
     probe_image: String,
-    /// Commands that kill, stop and start the parts of that cluster (docs/real-cluster.md); without them no scenario breaks any of it.
+    /// Commands that kill, stop and start the parts of that cluster (docs/real-cluster.md); without them no scenario breaks any
+    /// of it.
     #[arg(long, value_name = "FILE", requires = "kubeconfig")]
     break_with: Option<PathBuf>,
     /// Only these scenarios.

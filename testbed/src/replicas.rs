@@ -112,8 +112,8 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// Starts two, of which the first leads, where an earlier leader has released the Lease: without a Lease the first leader waits
-    /// for the Lease's duration, and for binds that a leader before it may still be sending.
+    /// Starts two, of which the first leads, where an earlier leader has released the Lease: without a Lease the first leader
+    /// waits for the Lease's duration, and for binds that a leader before it may still be sending.
     pub(crate) async fn start_after_release(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects();
         clean(api)?;

@@ -34,8 +34,10 @@ const LEADER: (&str, &str) = ("schedulerleaders.gpushare.io", "gpushare-schedule
 const PODS: [&str; 2] = ["gpushare-scheduler-0", "gpushare-scheduler-1"];
 /// Time of the election, for the extender; shorter than by default.
 const FLAGS: [&str; 2] = ["--lease-duration", "4s"];
-/// The pause between two looks at a condition that is waited for, and the longest wait.
-const LOOK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
+/// Longest wait for the answer of a container that may be stopped.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
+/// Longest wait for one condition.
+const DEADLINE: Duration = Duration::from_secs(60);
 /// The metric of an extender that may bind.
 const IS_LEADER: &str = "gpushare_scheduler_is_leader 1";
 
@@ -169,7 +171,7 @@ impl SecondScheduler {
             let holder = Some(self.holder()).filter(|holder| !holder.is_empty() && holder != pod);
             Ok(holder.ok_or_else(missing))
         };
-        polling::until_found(LOOK.1, found).await
+        polling::until_found(DEADLINE, found).await
     }
 
     /// Writes another holder into the Lease, as a person may.
@@ -198,7 +200,7 @@ impl SecondScheduler {
         for (pod, addresses) in &self.extenders {
             let asked = async { client.get(&format!("http://{}/metrics", addresses.health)).await };
             // A container that is stopped or dead decides nothing.
-            if let Ok(Ok((_, body))) = tokio::time::timeout(LOOK.0, asked).await
+            if let Ok(Ok((_, body))) = tokio::time::timeout(ANSWER_TIMEOUT, asked).await
                 && String::from_utf8_lossy(&body)
                     .lines()
                     .any(|line| line == IS_LEADER)
@@ -264,5 +266,5 @@ fn write_configuration(cluster: &LocalCluster, pod: &str, extender: SocketAddr) 
 async fn until_ready(health: SocketAddr) -> Result<()> {
     let url = format!("http://{health}/readyz");
     let failure = format!("{url} is not ready in time");
-    polling::until(LOOK.1, failure, || is_ok(&url)).await
+    polling::until(DEADLINE, failure, || is_ok(&url)).await
 }

@@ -136,8 +136,8 @@ async fn run_gpu_scenarios(
     Ok(world)
 }
 
-/// All that reaches containers is compared, and nothing counts as passed. Left out is the scenario that waits for the removal of CDI
-/// specs, which takes a minute.
+/// All that reaches containers is compared, and nothing counts as passed. Left out is the scenario that waits for the removal of
+/// CDI specs, which takes a minute.
 #[tokio::test(flavor = "multi_thread")]
 async fn scenarios_on_real_gpus_run_up_to_cuda_on_the_testbed() {
     let dir = tempfile::tempdir().unwrap();

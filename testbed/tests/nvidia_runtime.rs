@@ -1,5 +1,5 @@
-//! The testbed's model of NVIDIA's container runtime, compared with recordings of the real program; and `gpu-probe`, the program of
-//! the scenarios on real GPUs, with a stand-in for the driver's library.
+//! The testbed's model of NVIDIA's container runtime, compared with recordings of the real program; and `gpu-probe`, the program
+//! of the scenarios on real GPUs, with a stand-in for the driver's library.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 

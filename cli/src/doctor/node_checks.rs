@@ -201,8 +201,8 @@ pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> 
     Ok("containers can get the devices of every node".to_owned())
 }
 
-/// The message of the first device of a Device object that has this condition with this status. The plugin writes the same message
-/// for all devices of a node.
+/// The message of the first device of a Device object that has this condition with this status. The plugin writes the same
+/// message for all devices of a node.
 fn condition_message<'a>(device: &'a Value, kind: &str, status: &str) -> Option<&'a str> {
     let entries = array(device, "/spec/devices").iter();
     let mut conditions = entries.filter_map(|entry| condition(entry, "/conditions", kind));

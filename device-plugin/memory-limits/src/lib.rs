@@ -28,7 +28,8 @@ struct RawLimits {
     soft_limit: c_ulonglong,
     hard_limit: c_ulonglong,
     current_used: c_ulonglong,
-    /// NVIDIA's guide shows more fields than the header does. A library that wrote them would write here, and not into other memory.
+    /// NVIDIA's guide shows more fields than the header does. A library that wrote them would write here, and not into other
+    /// memory.
     room: [c_ulonglong; 12],
 }
 
@@ -65,10 +66,12 @@ pub fn cgroup_memory(device: &Device<'_>, cgroup: &Path) -> Result<CgroupMemory,
     let path = CString::new(cgroup.as_os_str().as_bytes())?;
     // The library of the session to which the device belongs, so that no handle gets into another library.
     let library = &device.nvml().lib().__library;
-    // SAFETY: in libnvidia-ml the name belongs to the function of NVML, whose type `GetMemoryLimits` is; the suffix `_v1` is that of
-    // the layout of `RawLimits`. `Option` of a function pointer has the size of a pointer, and is `None` for the null pointer.
+    // SAFETY: in libnvidia-ml the name belongs to the function of NVML, whose type `GetMemoryLimits` is; the suffix `_v1` is
+    // that of the layout of `RawLimits`. `Option` of a function pointer has the size of a pointer, and is `None` for the null
+    // pointer.
     let symbol = unsafe { library.get::<Option<GetMemoryLimits>>(SYMBOL) };
-    // The function pointer outlives the symbol. The library stays loaded: `device` borrows the session that unloads it at its end.
+    // The function pointer outlives the symbol. The library stays loaded: `device` borrows the session that unloads it at its
+    // end.
     let Some(get_memory_limits) = symbol.ok().and_then(|symbol| *symbol) else {
         return Ok(CgroupMemory::NoFunction);
     };
@@ -83,8 +86,8 @@ pub fn cgroup_memory(device: &Device<'_>, cgroup: &Path) -> Result<CgroupMemory,
     // valid: the session initialised NVML when it began, and only its end shuts NVML down.
     let handle = unsafe { device.handle() };
     // SAFETY: the function is that of the session's library, and the handle one of the session. `limits` is writable, larger than
-    // the structure that the function writes, and borrowed by nothing else. `path` is a string that ends with a zero byte and lives
-    // until the end of this function; NVML keeps no pointer to it. NVML may be called from several threads at once.
+    // the structure that the function writes, and borrowed by nothing else. `path` is a string that ends with a zero byte and
+    // lives until the end of this function; NVML keeps no pointer to it. NVML may be called from several threads at once.
     let code = unsafe { get_memory_limits(handle.cast(), &raw mut limits) };
     match nvml_try(code) {
         // NVML's documentation of the structure calls these two numbers "no limit". The use beside them may be a parent cgroup's.

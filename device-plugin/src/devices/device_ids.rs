@@ -1,8 +1,8 @@
 //! The IDs of virtual devices that the plugin lists to kubelet, the device of each ID, and the size of the list as a message.
 //!
 //! The ID of a share is `<GPU UUID>::<n>`, of a whole GPU its UUID, of a percent of another device `<its ID>::<n>`. The ID of a
-//! memory unit is `<start of the UUID's hash>-<n>`: there are many, and kubelet accepts no message above 4 MiB. All IDs follow from
-//! the devices' own IDs, so they are the same after a restart.
+//! memory unit is `<start of the UUID's hash>-<n>`: there are many, and kubelet accepts no message above 4 MiB. All IDs follow
+//! from the devices' own IDs, so they are the same after a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -83,6 +83,7 @@ impl fmt::Display for HealthReason {
         f.write_str(match self {
             Self::Xid(xid) => return write!(f, "Xid{xid}"),
             Self::Lost => "Lost",
+            // MIG mode is found by a probe that fails; alerts know this word.
             Self::ProbeFailed | Self::MigMode => "ProbeFailed",
             Self::NeedsReset => "NeedsReset",
             Self::PortDown => "PortDown",
@@ -112,7 +113,7 @@ pub struct HealthPolicy {
     pub xids: Xids,
     /// The number of probes in a row that an unhealthy device must answer before it is healthy again.
     pub answers: NonZeroU32,
-    /// The time that an unhealthy device must then have been without trouble; each relapse doubles it, up to an hour.
+    /// The time for which an unhealthy device must also have been without trouble; each relapse doubles it, up to an hour.
     pub quiet: Duration,
 }
 

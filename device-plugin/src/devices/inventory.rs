@@ -29,8 +29,8 @@ pub use physical_id::{InvalidPhysicalId, PhysicalId};
 /// The reason that a GPU in MIG mode is left out.
 pub(crate) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
 
-/// One physical GPU that can be shared. Its form differs from that of [`OtherDevice`] because NVML identifies and describes GPUs in
-/// terms of its own, by which NVIDIA's container runtime injects them too.
+/// One physical GPU that can be shared. Its form differs from that of [`OtherDevice`] because NVML identifies and describes GPUs
+/// in terms of its own, by which NVIDIA's container runtime injects them too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// The UUID that NVML reports.

@@ -1,9 +1,9 @@
 //! Makes kubelet free the devices of pods that have ended, and write its checkpoint without them.
 //!
 //! kubelet frees such devices only when it allocates the next ones or lists pod resources, and writes the checkpoint only when it
-//! allocates or receives a device list (`pkg/kubelet/cm/devicemanager/manager.go`). A kubelet that restarts before that counts the
-//! devices as in use while it admits its pods again, and fails pods for good to which the scheduler has given the freed devices.
-//! Pods that end while kubelet is away are not covered: kubelet alone writes its checkpoint.
+//! allocates or receives a device list (`pkg/kubelet/cm/devicemanager/manager.go`). A kubelet that restarts before that counts
+//! the devices as in use while it admits its pods again, and fails pods for good to which the scheduler has given the freed
+//! devices. Pods that end while kubelet is away are not covered: kubelet alone writes its checkpoint.
 
 use std::sync::Arc;
 use std::time::Duration;

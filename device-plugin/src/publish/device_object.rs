@@ -187,7 +187,8 @@ fn topology(bus_id: Option<&str>, location: &PciLocation) -> Option<DeviceTopolo
     })
 }
 
-/// Adds labels for the parts of a location that have no field in the topology of a device: root complex, and an unknown NUMA node.
+/// Adds labels for the parts of a location that have no field in the topology of a device: root complex, and an unknown NUMA
+/// node.
 fn add_location_labels(location: &PciLocation, labels: &mut BTreeMap<String, String>) {
     if let Some(root) = &location.root {
         labels.insert(PCIE_ROOT.to_owned(), label_value(root));

@@ -1,9 +1,9 @@
-//! The GPU memory that each container uses: as the driver knows it for the container's cgroup where it limits the container, else by
-//! the processes that the driver lists and the cgroups in which they run.
+//! The GPU memory that each container uses: as the driver knows it for the container's cgroup where it limits the container,
+//! else by the processes that the driver lists and the cgroups in which they run.
 //!
 //! The driver says the memory of a cgroup without privilege. A process of this node is visible only with the node's PID namespace
-//! (`hostPID`). Memory of a process that is in no container of a known pod is not attributed: it may be of the node itself, or of a pod
-//! that requests no device.
+//! (`hostPID`). Memory of a process that is in no container of a known pod is not attributed: it may be of the node itself, or
+//! of a pod that requests no device.
 
 mod container_cgroups;
 pub mod overrun;
@@ -71,8 +71,8 @@ pub struct MeasuredMemory {
     pub processes: BTreeSet<GpuProcess>,
     /// The bytes on each GPU of processes in no container of a known pod. `None` if the processes were not measured.
     pub unattributed: Option<BTreeMap<PhysicalId, u64>>,
-    /// The IDs of the measured containers: if the processes were measured, a container of these that is not in `by_container` has no
-    /// process on the GPU. A container that was created later is not among them.
+    /// The IDs of the measured containers: if the processes were measured, a container of these that is not in `by_container`
+    /// has no process on the GPU. A container that was created later is not among them.
     pub containers: BTreeSet<String>,
     /// The limit that the driver enforces on each container, as the driver says.
     pub limits: BTreeMap<ContainerGpu, u64>,
@@ -292,8 +292,8 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     now
 }
 
-/// Measures until the task is dropped: once the pods are known, every 15 s, and soon after a container comes or goes, or the node's
-/// state asks for it.
+/// Measures until the task is dropped: once the pods are known, every 15 s, and soon after a container comes or goes, or the
+/// node's state asks for it.
 /// `None` is sent while the use is not known. Without `procfs` the processes are not measured.
 pub async fn measure_memory_use(
     node: Arc<NodeState>,

@@ -1,8 +1,8 @@
 //! The cluster administrator's files about this node's devices: labels by which pods select them, and the partitions of its GPUs.
 //!
-//! The plugin reads the files again and again, so the `ConfigMap` behind them may change. A missing file overrides nothing. With an
-//! invalid file of labels the plugin does not start; an invalid file of partitions is published as a problem. A plugin that runs
-//! keeps the last valid content.
+//! The plugin reads the files again and again, so the `ConfigMap` behind them may change. A missing file overrides nothing. With
+//! an invalid file of labels the plugin does not start; an invalid file of partitions is published as a problem. A plugin that
+//! runs keeps the last valid content.
 //!
 //! ```yaml
 //! # --device-labels: by type, by PCI address, or by the UUID of a GPU; the narrower wins, label by label

@@ -1,8 +1,9 @@
 //! The report on pods of this node that have no device although their allocation records or requests name some: the scheduler
 //! counts such pods until it reads the report.
 //!
-//! kubelet allocates devices at admission: before kubelet has reported on a pod its devices are unknown, and afterwards they do not
-//! change. A pod that requests an extended resource of this plugin is never reported: it does not start before it has a record.
+//! kubelet allocates devices at admission: before kubelet has reported on a pod its devices are unknown, and afterwards they do
+//! not change. A pod that requests an extended resource of this plugin is never reported: it does not start before it has a
+//! record.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Parts of this node's report that cannot be read, or that name a GPU which the node does not have: the partition table, the
 //! links, and the devices that kubelet allocated for other plugins.
 //!
-//! The condition `ReportValid` of the GPUs has the problem, from which the scheduler takes the reason of a refusal; one event on the
-//! node has it once.
+//! The condition `ReportValid` of the GPUs has the problem, from which the scheduler takes the reason of a refusal; one event on
+//! the node has it once.
 
 use proto::device::{
     CONDITION_REPORT_VALID, DeviceCondition, DeviceSpec, PARTITIONS_OF_OTHER_NODE, PARTITIONS_UNREADABLE,

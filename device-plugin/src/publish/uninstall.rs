@@ -1,5 +1,5 @@
-//! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels, amounts and the condition of
-//! the Node object. A process with the command `uninstall` does this instead of serving devices.
+//! Removes everything that the plugin has written on a node: CDI specs, sockets, and annotations, labels, amounts and the
+//! condition of the Node object. A process with the command `uninstall` does this instead of serving devices.
 //!
 //! The Device object and the label by which the operator selected the node stay: the plugin has the right to remove neither.
 

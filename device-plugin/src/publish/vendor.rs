@@ -200,7 +200,7 @@ fn allocations_by_answers(
             Some(Visible::Devices(seen)) => {
                 allocation.device_ids = seen.iter().map(PhysicalId::to_string).collect();
             }
-            Some(Visible::BySpec) => allocation.is_by_record = true,
+            Some(Visible::BySpec) => allocation.sees_recorded_devices = true,
             // The answer is another plugin's, or names no device of this node: the IDs that kubelet allocated have to do.
             _ => {}
         }
@@ -228,7 +228,7 @@ fn correct_by_runtime(
         // A claim holds its devices whichever of them a container sees.
         if allocation.claim.is_none() {
             allocation.device_ids = gpus.iter().map(PhysicalId::to_string).collect();
-            allocation.is_by_record = false;
+            allocation.sees_recorded_devices = false;
         }
     }
     for (key, gpus) in seen.iter() {

@@ -1,8 +1,8 @@
 //! Writes records (the annotations that name a pod's devices) for pods that have none: for a pod that the scheduler did not
 //! place, if it fits on the devices that it has, and for a running pod whose annotations were removed or made unreadable.
 //!
-//! The scheduler charges a pod without record on every device that it may be on, so a record that names some of these devices takes
-//! capacity from no other pod.
+//! The scheduler charges a pod without record on every device that it may be on, so a record that names some of these devices
+//! takes capacity from no other pod.
 
 use std::time::Duration;
 
@@ -217,8 +217,8 @@ pub(super) fn started_with_record(pod: &NodePod, entry: &Allocated) -> bool {
 }
 
 /// The record to restore for a pod whose annotations have lost all or a part of it: the lost one if that agrees with the devices
-/// that the pod's containers see, else a record of these devices. `was_placed` is true if all its containers started with a record:
-/// a running pod that no scheduler placed gets none here.
+/// that the pod's containers see, else a record of these devices. `was_placed` is true if all its containers started with a
+/// record: a running pod that no scheduler placed gets none here.
 pub(super) fn removed_record(
     node: &NodeState,
     evidence: &StartEvidence<'_>,

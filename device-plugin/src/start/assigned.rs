@@ -1,8 +1,8 @@
 //! Marks pods with the annotations of the old gpushare extender as assigned, once all their containers have their devices.
 //!
 //! Level-triggered: the pods to mark follow from the pods and the log of Allocate calls at each change, so no mark is lost while
-//! the API server is away, and pods that an earlier process left unmarked are marked too. The mark does not change the assume time,
-//! which orders the pods.
+//! the API server is away, and pods that an earlier process left unmarked are marked too. The mark does not change the assume
+//! time, which orders the pods.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -5,7 +5,8 @@
 //! pod's allocation record (`environment`), and where kubelet admitted equal pods in another order, the pods swap their records
 //! ([`partners`]).
 //!
-//! A container in mode `cdi` needs none of this. Allocate has one switch to this folder, and the check before a start another.
+//! A container in mode `cdi` needs none of this. Two places branch on the mode: Allocate, and the
+//! check before a start.
 
 pub mod answer;
 pub mod check;

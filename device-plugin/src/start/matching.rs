@@ -21,15 +21,15 @@
 //! swapped before a container starts. After a start of this process, or another registration with kubelet, the log continues from
 //! the checkpoint, which is read again as long as calls are missing for a pod that existed before.
 //!
-//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. As soon as a call
-//! was answered for a pod assumed later, or kubelet has reported such a pod as admitted, kubelet has passed the deleted pod over: it
-//! is matched only on the last attempt then, if no other pod fits. A pod without a usable record has the place of its arrival, and
-//! can be passed over as well. If it came before the pod that would be matched, the call is its own.
+//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. As soon as a
+//! call was answered for a pod assumed later, or kubelet has reported such a pod as admitted, kubelet has passed the deleted pod
+//! over: it is matched only on the last attempt then, if no other pod fits. A pod without a usable record has the place of its
+//! arrival, and can be passed over as well. If it came before the pod that would be matched, the call is its own.
 //!
-//! If several pods wait for the same call, the match can turn out wrong at a later call that kubelet does not make for the matched
-//! pod. If all calls so far can be those of another pod with the same devices, the calls move to that pod. Otherwise kubelet has
-//! given the matched pod up, or the calls were those of the other pod, which keeps the answers that it was given. A pod that kubelet
-//! seemed to have given up is matched again only on the last attempt, if no other pod fits.
+//! If several pods wait for the same call, the match can turn out wrong at a later call that kubelet does not make for the
+//! matched pod. If all calls so far can be those of another pod with the same devices, the calls move to that pod. Otherwise
+//! kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it was given. A
+//! pod that kubelet seemed to have given up is matched again only on the last attempt, if no other pod fits.
 
 mod allocate_log;
 mod swap_plan;

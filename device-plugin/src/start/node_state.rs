@@ -234,7 +234,8 @@ impl NodeState {
 
     /// Prepares for another registration with kubelet, which may be another kubelet process.
     pub fn resume(&self) {
-        // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
+        // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each
+        // other.
         let pods = self.pods.borrow();
         if let Some(allocated) = self.checkpoint.read() {
             let mut log = self.log();

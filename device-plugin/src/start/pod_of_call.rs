@@ -1,5 +1,5 @@
-//! Matches calls with the pods and the log of this node: waits for the pod of a call, since kubelet may know a pod before this plugin's
-//! watch shows it, or logs an answer that does not depend on the pod.
+//! Matches calls with the pods and the log of this node: waits for the pod of a call, since kubelet may know a pod before this
+//! plugin's watch shows it, or logs an answer that does not depend on the pod.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
 //! Compares running pods with their records (the annotations that name their devices): when the plugin starts, after every
 //! restart of kubelet, when a record changes, and once a minute.
 //!
-//! The pre-start check decides start by start. The comparison finds differences that come later, whatever their cause: records that
-//! were changed under a running pod, a Device object that was recreated without the swapped records, CDI specs that are missing or
-//! unused, pods that run without a record, pods marked assigned that kubelet has not admitted. The plugin corrects differences that
-//! need no change of a container, and reports the others.
+//! The pre-start check decides start by start. The comparison finds differences that come later, whatever their cause: records
+//! that were changed under a running pod, a Device object that was recreated without the swapped records, CDI specs that are
+//! missing or unused, pods that run without a record, pods marked assigned that kubelet has not admitted. The plugin corrects
+//! differences that need no change of a container, and reports the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -124,8 +124,8 @@ impl Reconciler {
         self.clear_stale_marks(allocated).await;
     }
 
-    /// Corrects the record of one running pod, or reports the difference. If a container of the pod may not have started yet, only
-    /// corrections are made that are right in any case: the check before that start does the rest.
+    /// Corrects the record of one running pod, or reports the difference. If a container of the pod may not have started yet,
+    /// only corrections are made that are right in any case: the check before that start does the rest.
     async fn reconcile_pod(&mut self, allocated: &[Allocated], uid: &PodUid) {
         let context = self.context.clone();
         let mut swaps = context.swaps.lock().await;

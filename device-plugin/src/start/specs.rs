@@ -146,8 +146,8 @@ pub(super) fn restore_specs(node: &NodeState, pods: &NodePods, allocated: &[Allo
         kept.insert(name.to_owned());
         // kubelet removes the entries of ended pods late, and such a pod needs no spec.
         let pod = pods.get_live(&entry.pod);
-        // An existing spec stays: a running container saw its content, and the next start compares it. A spec without limits would
-        // have to be replaced as soon as the enforcement levels are decided.
+        // An existing spec stays: a running container saw its content, and the next start compares it. A spec without limits
+        // would have to be replaced as soon as the enforcement levels are decided.
         let Some(pod) = pod.filter(|_| !specs.has(name) && node.are_limits_decided()) else {
             continue;
         };

@@ -1,9 +1,9 @@
 //! Swaps the records of pods (the annotations that name their devices), and corrects those of running pods: writes them into the
 //! node's Device object first, and then into the pods' annotations.
 //!
-//! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so that
-//! it overwrites nothing unseen. It has a field manager of its own, as the object's other writer applies its fields whole. The
-//! annotations follow as soon as they can; scheduler and plugin prefer the record in the Device object.
+//! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so
+//! that it overwrites nothing unseen. It has a field manager of its own, as the object's other writer applies its fields whole.
+//! The annotations follow as soon as they can; scheduler and plugin prefer the record in the Device object.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -329,8 +329,8 @@ fn records_after_swap(pods: &NodePods, one: &PodUid, other: &PodUid, unit: Memor
         wanted.insert(uid.clone(), pods.get(holder)?.record()?.to_allocations(unit));
     }
     if pods.is_current() && annotation_text(&wanted).is_err() {
-        // Records outlive their pods only while there is room: a pod that is gone uses no device, by whichever record the scheduler
-        // still counts it.
+        // Records outlive their pods only while there is room: a pod that is gone uses no device, by whichever record the
+        // scheduler still counts it.
         wanted.retain(|uid, _| pods.get(uid).is_some());
     }
     Some(wanted)
@@ -390,7 +390,7 @@ async fn follow_once(
     swaps.lock().await.load().await?;
     let (behind, gone) = {
         let pods = node.pods.borrow();
-        (pods.with_old_annotations(), gone_with_entry(&pods))
+        (pods.with_old_annotations(), gone_with_swapped_record(&pods))
     };
     gone_since.retain(|uid, _| gone.contains(uid));
     for uid in gone {
@@ -412,8 +412,9 @@ async fn follow_once(
     Ok(())
 }
 
-/// The pods with a swapped record that are gone; none while the list of pods may be incomplete.
-fn gone_with_entry(pods: &NodePods) -> BTreeSet<PodUid> {
+/// The pods that are gone while the Device object still has a record for them, which a swap gave them; none while the list of
+/// pods may be incomplete.
+fn gone_with_swapped_record(pods: &NodePods) -> BTreeSet<PodUid> {
     let mut gone = BTreeSet::new();
     if pods.is_current() {
         for uid in pods.swapped().into_iter().flat_map(BTreeMap::keys) {

@@ -1,9 +1,9 @@
 //! Verifies before a container starts that it will see the devices of its pod's record, and that these devices are healthy and
 //! have capacity for the pod.
 //!
-//! The plugin answers Allocate before it knows for which pod. Before a container starts, kubelet calls with exactly the device IDs
-//! of the container, and kubelet's own data ([`snapshot`]) proves which pod they belong to ([`owner`]). `verify_start` reads the
-//! facts of one moment from the node's state; all that it calls is pure. [`snapshot`] asks kubelet.
+//! The plugin answers Allocate before it knows for which pod. Before a container starts, kubelet calls with exactly the device
+//! IDs of the container, and kubelet's own data ([`snapshot`]) proves which pod they belong to ([`owner`]). `verify_start` reads
+//! the facts of one moment from the node's state; all that it calls is pure. [`snapshot`] asks kubelet.
 
 pub mod capacity;
 pub(crate) mod container;
@@ -183,8 +183,8 @@ pub(crate) fn verify_start<'a>(
     let pods = node.pods.borrow();
     let mut log = node.log();
     log.set_offered(offered);
-    // kubelet's checkpoint proves which pod has which device IDs, so it corrects the log of Allocate calls before the verification
-    // reads that log.
+    // kubelet's checkpoint proves which pod has which device IDs, so it corrects the log of Allocate calls before the
+    // verification reads that log.
     if let Some(allocated) = &snapshot.allocated {
         log.correct_by_checkpoint(allocated, &pods);
     }
@@ -350,8 +350,8 @@ impl StartEvidence<'_> {
         offered.filter(|resource| pod.asks_for(*resource))
     }
 
-    /// The devices that a pod's record names, with their virtual functions, for each device type that the pod requests. Health does
-    /// not matter here.
+    /// The devices that a pod's record names, with their virtual functions, for each device type that the pod requests. Health
+    /// does not matter here.
     ///
     /// # Errors
     /// The record names no device of a requested type, or one that is not on this node.

@@ -91,8 +91,8 @@ async fn a_resource_comes_and_goes_with_its_devices() {
     assert!(sent.is_err(), "{sent:?}");
 }
 
-/// The IDs say whose they are, and the record what the pod has: its devices in its order with those of their files that exist, each
-/// once, and nothing about GPUs.
+/// The IDs say whose they are, and the record what the pod has: its devices in its order with those of their files that exist,
+/// each once, and nothing about GPUs.
 #[rstest]
 #[case::a_part(RDMA, &[(1, "null absent"), (2, "null absent")], &[2], (50, 50), "null")]
 #[case::whole_cards(FPGA, &[(0, ""), (1, ""), (2, "")], &[2, 0], (100, 200), "")]

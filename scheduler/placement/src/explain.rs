@@ -82,6 +82,7 @@ pub(crate) fn explain<'a>(
         RequestedGpus::All { .. } | RequestedGpus::Nothing => return Ok(Vec::new()),
     };
     let mut fits = Vec::with_capacity(node.gpus().len());
+    // A row has the amounts of one GPU, with room kept for other pods (hints) taken off.
     for ((row, gpu), flags) in node.rows_with(hints).zip(node.gpus()).zip(&node.flags) {
         let need = need.amounts_on(row.total);
         fits.push(DeviceFit {

@@ -40,7 +40,8 @@ impl PodFacts {
     }
 
     /// The GPUs that the pod holds with this record, by the kind of its request: shares, whole GPUs of a vendor's resource, the
-    /// sight of all GPUs, or none. A pod whose request is invalid counts as one that asks for the most that its amounts could mean.
+    /// sight of all GPUs, or none. A pod whose request is invalid counts as one that asks for the most that its amounts could
+    /// mean.
     fn gpus_held(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let request = match &self.request {
             ParsedRequest::Invalid(error, bounds) => {
@@ -128,8 +129,8 @@ fn shared_gpus(request: ShareRequest, record: &Recorded, context: NodeContext<'_
 
 /// The GPUs of a pod that requests none, but whose record may name some.
 ///
-/// On a node with our plugin neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. The runtime hook
-/// of another project may have followed the record, as far as the node has the devices in it.
+/// On a node with our plugin neither kubelet nor the runtime hook gives such a pod a device, and it holds nothing. The runtime
+/// hook of another project may have followed the record, as far as the node has the devices in it.
 fn unrequested_gpus(record: &Recorded, context: NodeContext<'_>) -> Account {
     if !matches!(record, Recorded::Devices { .. }) {
         let mut account = Account::default();

@@ -25,7 +25,8 @@ pub struct AllocatedDevice {
 /// The devices of each pod, by UID.
 pub type AllocationsByPod = BTreeMap<Box<str>, Vec<AllocatedDevice>>;
 
-/// The devices of each pod in the checkpoints of a Device object, except for the resources that our plugin serves.
+/// The devices that kubelet allocated to each pod, by the annotation of a Device object, except for the resources that our plugin
+/// serves.
 pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> AllocationsByPod {
     let mut by_pod = AllocationsByPod::new();
     let own_resources = [GPU_SHARED, RDMA, FPGA, &names.memory];

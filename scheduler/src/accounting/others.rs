@@ -62,8 +62,8 @@ fn held_part(recorded: &RecordedPart, context: NodeContext<'_>) -> (HeldPart, Op
     (part, doubt)
 }
 
-/// The virtual functions that the pod holds of a device, and the doubt about them. If the record does not identify a function, all
-/// functions of the device count as held.
+/// The virtual functions that the pod holds of a device, and the doubt about them. If the record does not identify a function,
+/// all functions of the device count as held.
 fn functions_held(
     recorded: &[VirtualFunction],
     device: Option<&Device>,

@@ -179,7 +179,8 @@ fn a_record_that_contradicts_the_request_is_bounded_and_reported(
     assert_eq!(shown(&account), expected);
 }
 
-/// On a node that our plugin serves, a pod with unknown devices is charged once, and a pod to which kubelet allocated nothing holds nothing.
+/// On a node that our plugin serves, a pod with unknown devices is charged once, and a pod to which kubelet allocated nothing
+/// holds nothing.
 #[rstest]
 #[case::units(units(8), json!({}), RequestedMemory::Units(8))]
 #[case::unknown_minor(units(8), old_record("7", "8", "100"), RequestedMemory::Units(8))]

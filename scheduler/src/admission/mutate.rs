@@ -34,8 +34,8 @@ pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdic
     })
 }
 
-/// Completes the device requests of a pod, and sets its scheduler; `object` is the pod with all its fields. Returns the changed pod
-/// with its patch, and the warnings for the user.
+/// Completes the device requests of a pod, and sets its scheduler; `object` is the pod with all its fields. Returns the changed
+/// pod with its patch, and the warnings for the user.
 fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>), Refusal> {
     let mut draft = Draft {
         object,
@@ -51,8 +51,8 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
         for idx in 0..draft.len(list) {
             let container = format!("{list}/{idx}");
             rename_old_resources(&mut draft, &container);
-            // A pod that mixes ways to request GPUs is refused whatever is added to it; its author recognises the unchanged pod in
-            // the refusal.
+            // A pod that mixes ways to request GPUs is refused whatever is added to it; its author recognises the unchanged pod
+            // in the refusal.
             if !kinds.mixes_gpu_requests() {
                 split_gpu(&mut draft, &container);
                 add_shared(&mut draft, &container);

@@ -192,8 +192,8 @@ impl Webhooks {
         }
     }
 
-    /// Receives the body of a review. A body above `SMALL_BODY` waits for a permit, which limits the memory of large bodies in all;
-    /// the permit is held until the caller drops it.
+    /// Receives the body of a review. A body above `SMALL_BODY` waits for a permit, which limits the memory of large bodies in
+    /// all; the permit is held until the caller drops it.
     async fn collect(&self, body: Body) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), ReviewFailure> {
         let mut body = Limited::new(body, MAX_REVIEW);
         let (mut bytes, mut permit) = (Vec::new(), None);

@@ -100,9 +100,9 @@ fn check_container(container: &Container, names: &ResourceNames, namespace: &str
     };
     let (name, value) = (&container.name, describe_value(variable));
     let fault = format!("container {name:?} sets {VISIBLE_DEVICES} {value}");
-    // kubelet puts the pod's own variables after those of a plugin's answer, and the last of two values counts. The vendor's plugin
-    // names the container's GPUs in this variable, or by CDI, so the pod's own value replaces them or adds to them. The container
-    // needs no value of its own.
+    // kubelet puts the pod's own variables after those of a plugin's answer, and the last of two values counts. The vendor's
+    // plugin names the container's GPUs in this variable, or by CDI, so the pod's own value replaces them or adds to them. The
+    // container needs no value of its own.
     let mut vendor_gpus = VENDOR_GPUS.into_iter();
     let refusal = match vendor_gpus.find(|resource| container.asks_for(resource)) {
         Some(resource) => format!(

@@ -79,8 +79,8 @@ impl CertificateFiles {
 
     /// Reads the files, and uses their content if it has changed.
     fn reload(&mut self) {
-        // The contents are compared, since kubelet replaces the files of a Secret by links whose times and names say nothing. Small
-        // files on a local mount are not worth a thread.
+        // The contents are compared, since kubelet replaces the files of a Secret by links whose times and names say nothing.
+        // Small files on a local mount are not worth a thread.
         let seen = Contents::read(&self.files);
         if seen == self.seen {
             return;
@@ -210,7 +210,8 @@ pub(crate) fn verifier_of(roots: RootCertStore) -> anyhow::Result<Arc<dyn Client
     )
 }
 
-/// The certificates in the content of a file (PEM). The error of a failed read, or of a file without certificates, names the file.
+/// The certificates in the content of a file (PEM). The error of a failed read, or of a file without certificates, names the
+/// file.
 fn certificates(pem: &FileContent, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let context = || format!("certificates {}", path.display());
     let pem = pem

@@ -1,7 +1,7 @@
 //! An authority, its successor, and the server certificate that the authority signed: what exists, and what is due.
 //!
-//! Pure except for the creation of keys: callers bring the time. Clients such as kube-scheduler read an authority only once, so it
-//! lives long, and its successor is published a year before it signs anything.
+//! Pure except for the creation of keys: callers bring the time. Clients such as kube-scheduler read an authority only once, so
+//! it lives long, and its successor is published a year before it signs anything.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -147,7 +147,8 @@ impl Material {
     /// Reads the data of a Secret; `None` if it has none of the keys in [`SECRET_KEYS`].
     ///
     /// # Errors
-    /// The value of a key cannot be read. A server certificate that cannot be read is no error, since the next renewal replaces it.
+    /// The value of a key cannot be read. A server certificate that cannot be read is no error, since the next renewal replaces
+    /// it.
     pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Option<Self>, MaterialError> {
         if !SECRET_KEYS.iter().any(|part| data.contains_key(*part)) {
             return Ok(None);
@@ -157,7 +158,8 @@ impl Material {
             rule: rule.to_owned(),
         };
         let bytes = |part: &'static str| data.get(part).map(|bytes| bytes.0.as_slice());
-        // The order of the certificates says which key belongs to which: first the signer's, then its successor's if there is one.
+        // The order of the certificates says which key belongs to which: first the signer's, then its successor's if there is
+        // one.
         let mut certificates = read_certificates(bytes(AUTHORITIES).unwrap_or_default())
             .ok_or_else(|| fail(AUTHORITIES, "holds something that is no certificate"))?
             .into_iter();
@@ -220,8 +222,8 @@ impl Material {
     }
 
     /// Creates the authority and the server certificate if they are missing, and renews those that are due at the time `now`.
-    /// `held` is the present content of the Secret. `lifetime` is that of a server certificate, which is renewed when a third of it
-    /// is left.
+    /// `held` is the present content of the Secret. `lifetime` is that of a server certificate, which is renewed when a third of
+    /// it is left.
     ///
     /// # Errors
     /// A certificate cannot be created, or does not verify.
@@ -249,7 +251,8 @@ impl Material {
             material.successor = Some(Authority::new(AUTHORITY_LIFETIME, now)?);
             changes.push(Change::NewSuccessor);
         }
-        // A certificate ends with its authority at the latest, so the successor signs as soon as the authority would cut one short.
+        // A certificate ends with its authority at the latest, so the successor signs as soon as the authority would cut one
+        // short.
         if left < lifetime
             && let Some(successor) = material.successor.take()
         {

@@ -34,8 +34,8 @@ pub(super) struct PolicyArgs {
     /// gpushare/enforcement).
     #[arg(long, env = "GPUSHARE_ENFORCEMENT", value_enum, default_value = "any")]
     enforcement: EnforcementName,
-    /// Weight of each resource in the policies least-allocated and most-allocated; others weigh nothing. For those who had weights of
-    /// their own in the `scoringStrategy` of Koordinator.
+    /// Weight of each resource in the policies least-allocated and most-allocated; others weigh nothing. For those who had
+    /// weights of their own in the `scoringStrategy` of Koordinator.
     #[arg(long, env = "GPUSHARE_SCORE_WEIGHTS", default_value = DEFAULT_WEIGHTS, value_parser = weight, value_delimiter = ',', value_name = "RESOURCE=WEIGHT")]
     score_weights: Vec<(String, u32)>,
 }

@@ -29,8 +29,9 @@ pub(super) struct LeaderArgs {
     /// bindings: the policy gpushare-scheduler-bindings refuses those of all others.
     #[arg(long, env = "GPUSHARE_FENCE_BINDINGS", requires = "leading")]
     fence_bindings: bool,
-    /// Time after which other replicas take a Lease that is not renewed; whole seconds. The leader itself gives up after two thirds of
-    /// it, and renews the Lease five times as often. Shorten it where the configuration of kube-scheduler has a shorter one.
+    /// Time after which other replicas take a Lease that is not renewed; whole seconds. The leader itself gives up after two
+    /// thirds of it, and renews the Lease five times as often. Shorten it where the configuration of kube-scheduler has a
+    /// shorter one.
     #[arg(long, env = "GPUSHARE_LEASE_DURATION", default_value = "15s", value_parser = parse_duration)]
     lease_duration: Duration,
     /// Name of this replica's pod, which has the label gpushare/leader while it leads.

@@ -24,8 +24,8 @@ pub(super) struct WebhookArgs {
     /// Address to serve the admission webhooks on, over TLS, such as 0.0.0.0:9443; nowhere if left out.
     #[arg(long, env = "GPUSHARE_WEBHOOK_LISTEN", value_name = "ADDRESS")]
     webhook_listen: Option<SocketAddr>,
-    /// Authorities (PEM); with it webhooks answer only clients with a certificate that one of them signed: the API server's, which
-    /// shows one if its --admission-control-config-file says so.
+    /// Authorities (PEM); with it webhooks answer only clients with a certificate that one of them signed: the API server's,
+    /// which shows one if its --admission-control-config-file says so.
     #[arg(
         long,
         env = "GPUSHARE_WEBHOOK_CLIENT_CA_FILE",
@@ -42,7 +42,8 @@ pub(super) struct WebhookArgs {
         requires = "webhook_listen"
     )]
     webhook_scheduler_name: Option<String>,
-    /// Place no pod that shares devices and sets `NVIDIA_VISIBLE_DEVICES`, `NVIDIA_GPU_MEMORY_*` or `CUDA_MPS_*`, or runs privileged.
+    /// Place no pod that shares devices and sets `NVIDIA_VISIBLE_DEVICES`, `NVIDIA_GPU_MEMORY_*` or `CUDA_MPS_*`, or runs
+    /// privileged.
     #[arg(long, env = "GPUSHARE_DENY_OVERRIDES")]
     deny_overrides: bool,
     /// Refuse bindings of pods asking for our resources that come from other users than these (comma between them).
@@ -54,7 +55,8 @@ pub(super) struct WebhookArgs {
         requires = "webhook_listen"
     )]
     webhook_guard_bindings: Option<Vec<String>>,
-    /// Let pods see all devices of their node, and charge them for none (annotation gpushare/all-devices); the plugins need it too.
+    /// Let pods see all devices of their node, and charge them for none (annotation gpushare/all-devices); the plugins need it
+    /// too.
     #[arg(long, env = "GPUSHARE_ALLOW_ALL_DEVICES")]
     allow_all_devices: bool,
     /// Namespaces whose pods may set `NVIDIA_VISIBLE_DEVICES` and CDI annotations themselves; give the plugins the same.
@@ -66,8 +68,8 @@ pub(super) struct WebhookArgs {
         value_name = "NAMESPACES"
     )]
     unrestricted_namespaces: Vec<String>,
-    /// Secret in which the scheduler creates and renews certificates, for the Services gpushare-webhook and gpushare-scheduler. The
-    /// extender uses them on an address that other machines reach, unless --tls-dir is given.
+    /// Secret in which the scheduler creates and renews certificates, for the Services gpushare-webhook and gpushare-scheduler.
+    /// The extender uses them on an address that other machines reach, unless --tls-dir is given.
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
     /// Lifetime of these certificates, for organisations that limit it; they are renewed when a third of it is left.

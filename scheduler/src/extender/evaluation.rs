@@ -359,8 +359,8 @@ impl RankKey<'_> {
 }
 
 impl Ranker<'_> {
-    /// The rank of a node: first nodes on which the pod has not failed, then nodes without a `PreferNoSchedule` taint that the pod
-    /// does not tolerate, then the higher score.
+    /// The rank of a node: first nodes on which the pod has not failed, then nodes without a `PreferNoSchedule` taint that the
+    /// pod does not tolerate, then the higher score.
     #[inline]
     pub(super) fn rank<'n>(&self, name: &'n str, score: Score) -> RankKey<'n> {
         // Few clusters have failing nodes or soft taints; without any, both look-ups end at once.

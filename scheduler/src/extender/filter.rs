@@ -55,8 +55,8 @@ enum Outcome {
     GroupRefused,
     /// No node has room. kube-scheduler tries the pod again after an event.
     Refused(PodRefusal),
-    /// No node of a sample has room. kube-scheduler tries the pod again soon, since this suffix on one node's text makes the refusal
-    /// differ from the last one.
+    /// No node of a sample has room. kube-scheduler tries the pod again soon, since this suffix on one node's text makes the
+    /// refusal differ from the last one.
     SampleRefused(PodRefusal, &'static str),
 }
 
@@ -118,7 +118,8 @@ pub fn answer(extender: &Extender, body: &[u8], now: Instant) -> Result<FilterRe
     answer_once(extender, &request, now)
 }
 
-/// Evaluates the named nodes for a pod, words the refusals, applies the effects in memory (hint, counters), and writes the result.
+/// Evaluates the named nodes for a pod, words the refusals, applies the effects in memory (hint, counters), and writes the
+/// result.
 fn answer_once(
     extender: &Extender,
     request: &FilterRequest<'_>,
@@ -344,7 +345,8 @@ impl<'r> Filter<'_, 'r> {
         (MIN_SAMPLE..self.index.n_nodes()).contains(&self.request.names.len())
     }
 
-    /// The suffix that makes kube-scheduler try the refused pod again soon, if the nodes are a sample and another node fits.
+    /// The suffix that makes kube-scheduler try the refused pod again soon, if it asked about a part of its nodes only (a
+    /// sample) and another node fits.
     fn retry_suffix(&self, resources: &ResourceDemand<'_>) -> Option<&'static str> {
         if !self.may_be_sample() || !self.index.filter().fits_anywhere(resources) {
             self.extender.memory().retries.forget(resources.uid);

@@ -1,8 +1,8 @@
 //! The lists of node names that requests repeat.
 //!
-//! kube-scheduler sends the same names in the same order for most pods of a cluster whose nodes it considers all. If it considers a
-//! sample, it goes through all nodes in turn, and comes back to the same samples. Such a list is the end of the body, byte for byte,
-//! so that one comparison takes the place of reading thousands of strings and looking each up.
+//! kube-scheduler sends the same names in the same order for most pods of a cluster whose nodes it considers all. If it
+//! considers a sample, it goes through all nodes in turn, and comes back to the same samples. Such a list is the end of the
+//! body, byte for byte, so that one comparison takes the place of reading thousands of strings and looking each up.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -113,8 +113,8 @@ impl NameList {
         self.tail.get(start as usize..end as usize).unwrap_or_default()
     }
 
-    /// The list of a body whose names have been read from it; `None` if the names are few or the body is long, or if they do not lie at
-    /// its end as they are.
+    /// The list of a body whose names have been read from it; `None` if the names are few or the body is long, or if they do not
+    /// lie at its end as they are.
     fn of(body: &str, names: &[Cow<'_, str>]) -> Option<Self> {
         if names.len() < MIN_NAMES || body.len() > MAX_BYTES {
             return None;

@@ -1,8 +1,8 @@
 //! `preempt`: the pods to evict so that a pod fits, on each node on which kube-scheduler would evict some.
 //!
-//! kube-scheduler proposes victims by the sum of a resource over all devices of a node. `preempt` names instead the pods that hold
-//! those devices which can be given to the pod, drops nodes on which no eviction helps, and names no victims for a pod whose
-//! earlier victims have not ended. It changes nothing but the memory of its answers.
+//! kube-scheduler proposes victims by the sum of a resource over all devices of a node. `preempt` names instead the pods that
+//! hold those devices which can be given to the pod, drops nodes on which no eviction helps, and names no victims for a pod
+//! whose earlier victims have not ended. It changes nothing but the memory of its answers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ const SEARCH_LIMIT: Duration = Duration::from_secs(1);
 /// The time within which a watch shows the deletion of victims on a pod's nominated node. If it does not, they were not evicted.
 const DELETED_WITHIN: Duration = Duration::from_secs(30);
 
-/// The time within which a watch shows the deletion of victims on a node that is not the pod's nominated node. It is shorter, since
-/// kube-scheduler may have evicted none of these victims.
+/// The time within which a watch shows the deletion of victims on a node that is not the pod's nominated node. It is shorter,
+/// since kube-scheduler may have evicted none of these victims.
 const DELETED_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
 
 /// Texts for the nominated node of a pod whose victims have not ended, in turn.
@@ -155,7 +155,8 @@ fn find_candidates(
     candidates
 }
 
-/// Remembers the victims that the answer names on each node, so that later requests know that the pod may be waiting for their end.
+/// Remembers the victims that the answer names on each node, so that later requests know that the pod may be waiting for their
+/// end.
 fn remember_victims(
     extender: &Extender,
     uid: &str,

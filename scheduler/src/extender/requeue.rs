@@ -15,8 +15,8 @@
 //! **Room opens without an event.** kube-scheduler does not see that a hint expires or that a Device object changes, for
 //! example. Such room is announced by a write to an object that kube-scheduler watches ([`Room`]), if a pod was refused before
 //! it opened (`WaitingPods`). Room of any cause is announced too if a pod that was refused before it opened is not tried
-//! again within the longest back-off of 10 s. Then kube-scheduler saw the event, and tried the pod, before this process's watch had
-//! shown the room; the pod was refused once more.
+//! again within the longest back-off of 10 s. Then kube-scheduler saw the event, and tried the pod, before this process's watch
+//! had shown the room; the pod was refused once more.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

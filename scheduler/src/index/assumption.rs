@@ -318,8 +318,8 @@ impl Assumptions<'_> {
         }
     }
 
-    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before the
-    /// read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
+    /// Confirms or takes back a pod's assumption by what a read of the pod has found. `state` is that of the assumption before
+    /// the read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
     ///
     /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
     pub fn settle(&mut self, uid: &str, state: AssumptionState, found: &PodLookup, now: Instant) -> bool {

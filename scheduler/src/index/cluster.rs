@@ -38,7 +38,8 @@ pub(super) struct Cluster {
     pub(super) kinds: DeviceTypes,
     /// The nodes whose kubelet allocated devices to a pod of another scheduler, by the UID of the pod.
     allocated_on: FxHashMap<Box<str>, Vec<Box<str>>>,
-    /// Pods that have ended and are still listed, by UID, with the serial number of the newest list of pods when they were last shown.
+    /// Pods that have ended and are still listed, by UID, with the serial number of the newest list of pods when they were last
+    /// shown.
     pub(super) ended: FxHashMap<OwnerId, u32>,
     /// True if pods may see all devices of their node without holding any.
     pub(super) allows_all_devices: bool,
@@ -381,8 +382,8 @@ impl Cluster {
         self.plain.remove(uid);
     }
 
-    /// Marks the assumptions whose binding is written and whose pod is not in the complete list of this number; returns true if there
-    /// are any. Such a pod was deleted, or is younger than the list; the list cannot say which.
+    /// Marks the assumptions whose binding is written and whose pod is not in the complete list of this number; returns true if
+    /// there are any. Such a pod was deleted, or is younger than the list; the list cannot say which.
     pub(super) fn mark_unlisted(&mut self, list: u32) -> bool {
         let mut is_any_unlisted = false;
         for entry in self.pods.values_mut() {
@@ -455,8 +456,8 @@ impl Cluster {
         })
     }
 
-    /// Counts the request of a bound pod, in place of what was counted for it before, among the pods from which the workload model
-    /// learns the mix of pods to come.
+    /// Counts the request of a bound pod, in place of what was counted for it before, among the pods from which the workload
+    /// model learns the mix of pods to come.
     fn count_request(&mut self, uid: &str) {
         let Some(entry) = self.pods.get_mut(uid) else {
             return;

@@ -31,7 +31,8 @@ const MAX_HINTS: usize = 4096;
 pub struct HintTimes {
     /// The time for the hint of a pod that kube-scheduler binds at once.
     pub plain: Duration,
-    /// The time for the hint of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s `bindTimeoutSeconds`.
+    /// The time for the hint of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s
+    /// `bindTimeoutSeconds`.
     pub claims: Duration,
     /// The time for a hint while the pod's `status.nominatedNodeName` names the node.
     pub nominated: Duration,
@@ -336,8 +337,8 @@ impl HintQueue {
         Some(owner)
     }
 
-    /// Ends the hints whose time is up, those of a group together, and the pauses of pods that get no hint after one expired; then
-    /// keeps room for the pods that kube-scheduler has nominated.
+    /// Ends the hints whose time is up, those of a group together, and the pauses of pods that get no hint after one expired;
+    /// then keeps room for the pods that kube-scheduler has nominated.
     pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
         self.set_ends(now);
         while let Some(owner) = self.pop_ended(now) {

@@ -1,7 +1,7 @@
 //! Nodes as filters evaluate them: the room for a pod's request, the score, and the refusals that only the cluster cache knows.
 //!
-//! A hint is room kept on a node for a pod that is not bound yet, because its filter answer named the node or kube-scheduler nominated
-//! the pod to it. For a pod's request all hints count as taken but those of the pod itself.
+//! A hint is room kept on a node for a pod that is not bound yet, because its filter answer named the node or kube-scheduler
+//! nominated the pod to it. For a pod's request all hints count as taken but those of the pod itself.
 
 use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
 
@@ -28,8 +28,8 @@ pub struct NodeFilter<'a> {
 }
 
 impl<'a> NodeFilter<'a> {
-    /// The evaluation of a demand on many nodes, with the room that hints keep for other pods counted as taken. Nodes that are alike
-    /// share results.
+    /// The evaluation of a demand on many nodes, with the room that hints keep for other pods counted as taken. Nodes that are
+    /// alike share results.
     pub fn batch<'q>(self, demand: &'q ResourceDemand<'_>) -> BatchEvaluation<'q>
     where
         'a: 'q,
@@ -142,7 +142,8 @@ impl<'a> NodeFilter<'a> {
         Ok(())
     }
 
-    /// Refuses a node whose plugin is away, or whose plugin is on trial and has as many pods in flight as it may have.
+    /// Refuses a node whose plugin is away, or came back a short time ago (is on trial) while [`TRIED_AT_ONCE`] pods are on
+    /// their way to it.
     #[inline]
     fn check_plugin(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
         if self.cluster.plugins.all_serve() || !demand.has_devices() {

@@ -6,7 +6,8 @@
 //! shows that it serves. A plugin whose process has ended without a deletion of its pod is tried with few pods at a time until it
 //! has served for a while.
 //!
-//! A node of which neither a plugin's pod nor the annotation was seen is never left out: its plugin may be one of another project.
+//! A node of which neither a plugin's pod nor the annotation was seen is never left out: its plugin may be one of another
+//! project.
 //!
 //! Watches bring no time: what they show counts at once, and its deadline from the next [`Plugins::advance`] on.
 

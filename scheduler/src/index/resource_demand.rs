@@ -118,8 +118,8 @@ impl<'a> ResourceDemand<'a> {
         }
     }
 
-    /// The text of a refusal by devices, as kube-scheduler and people get it. kube-scheduler counts nodes with equal texts, so that it
-    /// has amounts of the request alone, which are the same on every node.
+    /// The text of a refusal by devices, as kube-scheduler and people get it. kube-scheduler counts nodes with equal texts, so
+    /// that it has amounts of the request alone, which are the same on every node.
     pub fn refusal(&self, reason: Reason) -> String {
         match self.asked_part(reason) {
             Some(asked) => format!("{reason} (asked: {asked})"),

@@ -1,8 +1,9 @@
 //! The victims by which a pod fits on a node.
 //!
-//! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler also proposes
-//! victims for reasons that the index knows little of, such as ports or volumes. So the proposed victims stay victims, except for
-//! those that hold devices and can be proposed for their amounts alone. All victims together must free each amount that is short.
+//! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler also
+//! proposes victims for reasons that the index knows little of, such as ports or volumes. So the proposed victims stay victims,
+//! except for those that hold devices and can be proposed for their amounts alone. All victims together must free each amount
+//! that is short.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,7 +115,8 @@ impl<'a> Preemptor<'a> {
 }
 
 impl VictimSearch<'_> {
-    /// The pods that may be evicted for the preemptor: those that hold devices of the node, and those that kube-scheduler proposes.
+    /// The pods that may be evicted for the preemptor: those that hold devices of the node, and those that kube-scheduler
+    /// proposes.
     fn evictable(&self) -> Vec<Evictable> {
         let mut pods = Vec::new();
         for held in self.view.held() {
@@ -172,8 +174,8 @@ impl VictimSearch<'_> {
     /// proposes them.
     fn add_proposed(&self, pods: &mut Vec<Evictable>) {
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
-        // kube-scheduler lists victims by falling importance, so a pod that the index does not know is at most as important as the
-        // one before it.
+        // kube-scheduler lists victims by falling importance, so a pod that the index does not know is at most as important as
+        // the one before it.
         let mut last = EvictionRank {
             priority: self.preemptor.pod.priority().saturating_sub(1),
             started: i64::MIN,
@@ -240,9 +242,9 @@ impl VictimSearch<'_> {
         must_free
     }
 
-    /// The amount of a resource that the node lacks for a request, by kube-scheduler's sum; `None` for a resource of no GPUs, as pods
-    /// without devices may request it, and for one that the node does not list. A bound pod that holds no device is left out, though
-    /// kube-scheduler counts its request.
+    /// The amount of a resource that the node lacks for a request, by kube-scheduler's sum; `None` for a resource of no GPUs, as
+    /// pods without devices may request it, and for one that the node does not list. A bound pod that holds no device is left
+    /// out, though kube-scheduler counts its request.
     fn shortage(&self, resource: &str, amount: u64) -> Option<u64> {
         let cluster = self.cluster;
         if !is_gpu_resource(resource, &cluster.names) {
@@ -297,7 +299,8 @@ impl VictimSearch<'_> {
             chosen.n_pdb_violations = self.proposed.n_pdb_violations;
             return chosen;
         }
-        // Only kube-scheduler knows the budgets of pods without devices, so the violations that it counts for these pods are added.
+        // Only kube-scheduler knows the budgets of pods without devices, so the violations that it counts for these pods are
+        // added.
         if has_unknown_pods {
             let is_proposed = |pod: &&Evictable| self.proposed_uids.contains(pod.owner.as_str());
             let n_known = placement::n_violations(pods.iter().filter(is_proposed), allowed);

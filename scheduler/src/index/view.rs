@@ -118,8 +118,8 @@ pub(crate) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], u
     }
 }
 
-/// The total that is shown of a GPU's memory while pods hold `used` bytes of it. Pods that were placed before the driver's own memory
-/// was withheld may hold a part of that memory, which is added to the total as long as they hold it.
+/// The total that is shown of a GPU's memory while pods hold `used` bytes of it. Pods that were placed before the driver's own
+/// memory was withheld may hold a part of that memory, which is added to the total as long as they hold it.
 pub(crate) fn shown_total(gpu: &Device, used: u64) -> u64 {
     gpu.memory_bytes.max(used.min(gpu.memory_with_reserved()))
 }

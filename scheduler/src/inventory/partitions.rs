@@ -133,8 +133,8 @@ fn missing_gpu<'a>(minors: impl IntoIterator<Item = &'a u32>, gpus: &[Device]) -
         .copied()
 }
 
-/// The partitions all of whose GPUs are listed, and the problem of the others. A partition with a GPU that is not there could never
-/// be allocated, and with the highest score it would keep pods that demand this score waiting.
+/// The partitions all of whose GPUs are listed, and the problem of the others. A partition with a GPU that is not there could
+/// never be allocated, and with the highest score it would keep pods that demand this score waiting.
 fn with_listed_gpus(mut partitions: Vec<Partition>, gpus: &[Device]) -> (Vec<Partition>, Option<String>) {
     let mut first = None;
     let n_before = partitions.len();

@@ -147,7 +147,8 @@ pub trait TermSource: fmt::Debug + Send {
     /// The next step. Before the call, the outcome of the last request was reported by `read`, `written` or `no_answer`.
     fn next(&mut self, now: Instant) -> LeaseAction;
 
-    /// Takes the answer to a read that was sent at `sent` and answered at `received`: the Lease's version and record, if it exists.
+    /// Takes the answer to a read that was sent at `sent` and answered at `received`: the Lease's version and record, if it
+    /// exists.
     fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>);
 
     /// Takes note of a request to which no answer, or an error, came at `received`.

@@ -161,7 +161,8 @@ impl Elector {
         })
     }
 
-    /// Longest time of a request: half the renew deadline, so that a second attempt fits into it, and at most the rest of the term.
+    /// Longest time of a request: half the renew deadline, so that a second attempt fits into it, and at most the rest of the
+    /// term.
     fn request_timeout(&self) -> Duration {
         let longest = self.settings.election.times.renew / 2;
         let left = self

@@ -42,7 +42,8 @@ pub(super) struct FenceSettings {
     pub(super) holder: String,
     /// Name of the Lease by which this replica leads.
     pub(super) lease: String,
-    /// The beginning of the Lease's `holderIdentity` while this replica leads. The Lease of a kube-scheduler names the host alone.
+    /// The beginning of the Lease's `holderIdentity` while this replica leads. The Lease of a kube-scheduler names the host
+    /// alone.
     pub(super) lease_holder: String,
 }
 
@@ -190,8 +191,8 @@ impl Fence {
         Ok(())
     }
 
-    /// Tries a dry-run binding of this replica's own pod. Since that pod is bound, the API server never carries it out: the policy
-    /// refuses it, or else it is a conflict.
+    /// Tries a dry-run binding of this replica's own pod. Since that pod is bound, the API server never carries it out: the
+    /// policy refuses it, or else it is a conflict.
     async fn probe(&self) -> BindingProbe {
         let PodName { namespace, name } = &self.settings.pod;
         let target = json!({"apiVersion": "v1", "kind": "Node", "name": NO_NODE});

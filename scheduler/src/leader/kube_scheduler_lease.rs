@@ -110,8 +110,8 @@ impl TermSource for KubeSchedulerLease {
         self.has_resigned = true;
     }
 
-    /// Takes the Lease as a read has shown it. A renewal by the kube-scheduler in this pod begins or prolongs this replica's term,
-    /// which counts from the read before.
+    /// Takes the Lease as a read has shown it. A renewal by the kube-scheduler in this pod begins or prolongs this replica's
+    /// term, which counts from the read before.
     fn read(&mut self, sent: Instant, received: Instant, found: Option<(String, LeaseRecord)>) {
         // Ends the term if it has run out.
         self.term = self.term(received);
@@ -327,7 +327,8 @@ mod tests {
     /// A Lease that was read: its version, and its record.
     type Read = Option<(String, LeaseRecord)>;
 
-    /// A pod with a kube-scheduler, which contends for the Lease by client-go's rules, and its extender. Times are tenths of a second.
+    /// A pod with a kube-scheduler, which contends for the Lease by client-go's rules, and its extender. Times are tenths of a
+    /// second.
     #[derive(Clone, Debug)]
     struct Pod {
         /// The version of the Lease, and the time at which this kube-scheduler first saw that version.

@@ -60,7 +60,8 @@ pub struct GpuSnapshot {
 }
 
 impl AllocationSnapshot {
-    /// Reads all GPUs, those of a few nodes under each lock: filters wait while one is held, with 15,000 nodes under one lock for up to
+    /// Reads all GPUs, those of a few nodes under each lock: filters wait while one is held, with 15,000 nodes under one lock
+    /// for up to
     /// 0.3 s.
     pub fn read(index: &Shared<Index>) -> Self {
         let (nodes, typical) = {

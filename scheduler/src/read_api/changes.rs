@@ -19,8 +19,8 @@ use super::snapshot::{Delta, MAX_AGE, StateSnapshot};
 use super::{ReadApi, json};
 use crate::extender::Denied;
 
-/// Time after which a client's token is reviewed again: a token that has ended, or lost its rights, is followed no longer than this
-/// and the time for which reviews are cached.
+/// Time after which a client's token is reviewed again: a token that has ended, or lost its rights, is followed no longer than
+/// this and the time for which reviews are cached.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

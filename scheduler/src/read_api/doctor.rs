@@ -12,8 +12,8 @@ use super::snapshot::StateSnapshot;
 /// each pending pod again after at most five minutes.
 const MAX_SILENCE: u64 = 600;
 const DAY: i64 = 24 * 60 * 60;
-/// Seconds before the end of a certificate from which on the end is a finding. The scheduler renews its own 30 days before, so that
-/// renewal has failed for two weeks by then.
+/// Seconds before the end of a certificate from which on the end is a finding. The scheduler renews its own 30 days before, so
+/// that renewal has failed for two weeks by then.
 const ENDS_SOON: i64 = 14 * DAY;
 
 /// All findings, without the names of pods that the viewer may not see.

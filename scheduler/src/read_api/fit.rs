@@ -1,7 +1,8 @@
 //! `POST fit`: the number of equal pods that fit now, tried on copies of nodes.
 //!
-//! A pod counts if the [`verdict`](crate::verdict) on a node is yes in all its parts. Each copy is made under a short read lock when
-//! the first pod is tried on the node. The pods that are placed count in the sums of requests that kube-scheduler compares, too.
+//! A pod counts if the [`verdict`](crate::verdict) on a node is yes in all its parts. Each copy is made under a short read lock
+//! when the first pod is tried on the node. The pods that are placed count in the sums of requests that kube-scheduler compares,
+//! too.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -26,7 +27,8 @@ struct FitCandidate {
     facts: NodeFacts,
     /// The requests of the pods on the node and of those that were placed there.
     requested: RequestSums,
-    /// The node on whose copy pods are tried; `None` if nothing is known of its devices and the pod needs none that have to be known.
+    /// The node on whose copy pods are tried; `None` if nothing is known of its devices and the pod needs none that have to be
+    /// known.
     node: Option<NodeId>,
     /// The number of the copy in `trial`; `None` until the first pod is tried on it.
     copy: Option<usize>,

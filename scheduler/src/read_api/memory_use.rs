@@ -1,7 +1,8 @@
 //! The memory that is in use on GPUs, as the device plugins measure it for their metrics.
 //!
-//! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time; the answers are kept
-//! for some seconds. The client waits only for a moment: requests to slower plugins go on, and the next client gets their answers.
+//! A request with `?use=true` makes the replica read the metrics of the plugins, a limited number at one time; the answers are
+//! kept for some seconds. The client waits only for a moment: requests to slower plugins go on, and the next client gets their
+//! answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -270,8 +271,8 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
             .get(labels)
             .is_some_and(|given| is_over_share(*bytes, *given));
     }
-    // A plugin that measures processes shows every GPU, those without processes too. Without processes it knows only what the driver
-    // says of the containers that it limits, which is not all that is in use.
+    // A plugin that measures processes shows every GPU, those without processes too. Without processes it knows only what the
+    // driver says of the containers that it limits, which is not all that is in use.
     parsed.gpus.retain(|gpu, _| measured_gpus.contains(gpu));
     // A pod with a container that was not measured is left out: the sum of the others would pass for the use of the whole pod.
     for labels in given.keys().filter(|labels| !measured.contains_key(*labels)) {

@@ -48,7 +48,8 @@ impl SeenNames {
         }
     }
 
-    /// The end of the `ETag` for clients that see these names. A cache between must keep their answers apart from those of others.
+    /// The end of the `ETag` for clients that see these names. A cache between must keep their answers apart from those of
+    /// others.
     pub(super) fn tag(&self) -> String {
         let Self::OfNamespaces(namespaces) = self else {
             return String::new();

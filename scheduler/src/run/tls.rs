@@ -11,8 +11,8 @@ use crate::certificates::server_tls::Clients;
 use crate::certificates::{CertificateSettings, Keeper};
 use crate::config::{Config, TlsFiles};
 
-/// The Services that the scheduler's own certificates are for. kube-scheduler outside of the cluster's network reaches the extender
-/// by another address, and names the Service in `tlsConfig.serverName`.
+/// The Services that the scheduler's own certificates are for. kube-scheduler outside of the cluster's network reaches the
+/// extender by another address, and names the Service in `tlsConfig.serverName`.
 const SERVICES: [&str; 2] = ["gpushare-webhook", "gpushare-scheduler"];
 
 /// Name of the mutating and validating webhook configurations of the shipped manifests, which get the authority's certificate.

@@ -1,7 +1,7 @@
 //! The texts of refusals for people, made from the amounts of the request and of the node.
 //!
-//! A refusal has one text in events and explanations. kube-scheduler counts nodes with equal texts, so that the text has amounts of
-//! the request alone, which are the same on every node; [`detail`] has those of one node.
+//! A refusal has one text in events and explanations. kube-scheduler counts nodes with equal texts, so that the text has amounts
+//! of the request alone, which are the same on every node; [`detail`] has those of one node.
 
 use placement::{DeviceFit, Reason};
 use proto::memory_text::memory_text;
@@ -264,8 +264,8 @@ pub(crate) fn gpu_lacks(reason: Reason, fit: &DeviceFit<'_>) -> String {
     }
 }
 
-/// The GPU that comes nearest, with the amounts that it lacks, and the number of GPUs with room if the pod needs several; `None` if
-/// every GPU has room.
+/// The GPU that comes nearest, with the amounts that it lacks, and the number of GPUs with room if the pod needs several; `None`
+/// if every GPU has room.
 pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>], n_needed: u32) -> Option<String> {
     let mut refusing = nearest_first.iter();
     let (fit, reason) = refusing.find_map(|fit| Some((fit, fit.fit.err()?)))?;

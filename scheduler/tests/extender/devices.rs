@@ -261,7 +261,8 @@ async fn devices_of_pods_of_other_schedulers_are_counted() {
     assert_eq!(all(&world), [""; 0]);
 }
 
-/// A GPU that is not there takes none of those that are. One that is named by an index may be any of them, and the refusal says so.
+/// A GPU that is not there takes none of those that are. One that is named by an index may be any of them, and the refusal says
+/// so.
 #[tokio::test]
 async fn a_checkpoint_of_a_gpu_that_is_not_listed_closes_nothing_else() {
     let world = World::new().with_node("n1", &[100, 100]);

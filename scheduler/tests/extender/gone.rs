@@ -1,7 +1,7 @@
 //! GPUs that are gone from their node, or replaced by others, while a pod's record names them: the pod's amount stays counted.
 //!
-//! On a node whose plugin checks starts, no container starts on a GPU without room: the amount counts once. Elsewhere the pod may be
-//! on any GPU, and its amount counts on all.
+//! On a node whose plugin checks starts, no container starts on a GPU without room: the amount counts once. Elsewhere the pod
+//! may be on any GPU, and its amount counts on all.
 
 use proto::read_api::Node;
 use rstest::rstest;

@@ -44,7 +44,8 @@ async fn small_world() -> World {
     world.with_pod(&shared("b", 2, 18_000))
 }
 
-/// The plugin is upgraded on a node that is full, and keeps the driver's memory from pods from then on: 450 MiB of a GPU of 16 GiB.
+/// The plugin is upgraded on a node that is full, and keeps the driver's memory from pods from then on: 450 MiB of a GPU of 16
+/// GiB.
 #[tokio::test]
 async fn a_node_that_was_full_before_the_drivers_memory_was_kept_is_full() {
     let world = World::new();

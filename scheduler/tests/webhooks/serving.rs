@@ -286,7 +286,8 @@ async fn the_extender_accepts_client_certificates_of_the_same_authority() {
     assert_eq!(status, StatusCode::BAD_REQUEST, "also after a rotation");
 }
 
-/// The API server shows a certificate where its `--admission-control-config-file` names one; the webhooks refuse other clients then.
+/// The API server shows a certificate where its `--admission-control-config-file` names one; the webhooks refuse other clients
+/// then.
 #[tokio::test]
 async fn webhooks_need_a_client_certificate_where_authorities_are_configured() {
     let (api, mut registry) = (Api::default(), Registry::default());

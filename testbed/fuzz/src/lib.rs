@@ -1,8 +1,8 @@
 //! Inputs for the tests of everything that reads bytes from outside: sound ones, damaged a few times.
 //!
-//! A strategy of `proptest` damages seeds, so that a failure shrinks to the fewest damages, and `PROPTEST_CASES` sets the number of
-//! inputs. Seeds are the recorded data of the crate under test. What the damages do is not guided by coverage: seeds have to reach
-//! the code.
+//! A strategy of `proptest` damages seeds, so that a failure shrinks to the fewest damages, and `PROPTEST_CASES` sets the number
+//! of inputs. Seeds are the recorded data of the crate under test. What the damages do is not guided by coverage: seeds have to
+//! reach the code.
 
 mod bytes;
 mod json;

@@ -52,7 +52,7 @@ pub struct GpuUse {
     used_hundredths: u128,
     /// Percent of computing power that pods hold.
     pub core: u64,
-    /// `namespace/name` of the pods that hold some of it.
+    /// `namespace/name` of the pods that hold a part of the GPU.
     pub pods: Vec<String>,
 }
 

@@ -1,9 +1,9 @@
 //! A small Kubernetes in one process, in which gpushare's real binaries run unchanged, without a cluster and a GPU.
 //!
-//! It models the programs that the daemons meet: [`apiserver`], [`kube_scheduler`] and [`kubelet`] with its container runtime, each
-//! behaving as the original does where gpushare can notice the difference, and [`vendor_plugin`]. [`cluster`] starts them together
-//! with the daemons as processes ([`daemons`]), [`observer`] shows the API server's objects, and [`invariants`] checks them
-//! independently of the daemons. The scenarios are in the crate `testbed`, the measurements in `laboratory`.
+//! It models the programs that the daemons meet: [`apiserver`], [`kube_scheduler`] and [`kubelet`] with its container runtime,
+//! each behaving as the original does where gpushare can notice the difference, and [`vendor_plugin`]. [`cluster`] starts them
+//! together with the daemons as processes ([`daemons`]), [`observer`] shows the API server's objects, and [`invariants`] checks
+//! them independently of the daemons. The scenarios are in the crate `testbed`, the measurements in `laboratory`.
 
 pub mod apiserver;
 pub mod cluster;

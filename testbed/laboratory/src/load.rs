@@ -248,8 +248,9 @@ async fn until_all(
     cluster.until(&format!("all pods {what}"), DEADLINE, all).await
 }
 
-/// Creates the pods of these names on a node, whose kubelet holds them back until all are bound, so that the scheduler's pace does
-/// not limit kubelet's, and then admits them in another order than they were bound in, as after a restart. Waits until all have settled.
+/// Creates the pods of these names on a node, whose kubelet holds them back until all are bound, so that the scheduler's pace
+/// does not limit kubelet's, and then admits them in another order than they were bound in, as after a restart. Waits until all
+/// have settled.
 async fn start_together(
     cluster: &mut LocalCluster,
     node: &str,

@@ -75,7 +75,8 @@ pub struct ReplayArgs {
         required_unless_present = "kubeconfig"
     )]
     pods: Vec<PathBuf>,
-    /// Policies to compare: the scheduler's own as NODE or NODE/DEVICE, such as fill or spread/binpack; or kube-default, fgd, best-fit, fullest, random.
+    /// Policies to compare: the scheduler's own as NODE or NODE/DEVICE, such as fill or spread/binpack; or kube-default, fgd,
+    /// best-fit, fullest, random.
     #[arg(long, value_delimiter = ',', default_values_t = [Policy::default(), Policy::Reference(Reference::KubeDefault)])]
     policy: Vec<Policy>,
     /// Conditions: P, A and S, explained in docs/replay.md.

@@ -330,8 +330,8 @@ pub(super) fn plugin_nodes(world: &World) -> Vec<String> {
 /// The answer to a bind request that was sent to a stopped extender.
 type LateAnswer = JoinHandle<Result<(StatusCode, Bytes), HttpError>>;
 
-/// Sends a stopped extender the request to bind a pod, on a connection that it has taken before: it reads the request when it goes
-/// on.
+/// Sends a stopped extender the request to bind a pod, on a connection that it has taken before: it reads the request when it
+/// goes on.
 pub(super) fn bind_late(client: HttpClient, url: String, pod: &Pod, node: &str) -> LateAnswer {
     let bind = json!({
         "PodName": pod.name_any(), "PodNamespace": pod.namespace(), "PodUID": pod.uid(), "Node": node,

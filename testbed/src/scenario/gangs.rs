@@ -1,5 +1,5 @@
-//! `PodGroups`: their pods are bound together or not at all, no two on the same memory, and a group that does not fit keeps no room
-//! from other pods.
+//! `PodGroups`: their pods are bound together or not at all, no two on the same memory, and a group that does not fit keeps no
+//! room from other pods.
 
 use std::time::Duration;
 

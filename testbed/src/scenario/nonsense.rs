@@ -140,7 +140,8 @@ async fn try_edit(world: &mut World, idx: usize, devices: &Value) -> Result<()> 
     world.until_running(&["holder-0", "holder-1"]).await
 }
 
-/// The devices of the object, without the conditions that change when a first container shows that injection works.
+/// The devices of the Device object with their condition Healthy alone: the plugin changes the others once a first container has
+/// shown that it gets its devices.
 fn read_devices(world: &mut World) -> Result<Value> {
     let device = world.cluster()?.api().objects().get(DEVICES, "", EDITED)?;
     let mut devices = device.pointer("/spec/devices").cloned().unwrap_or_default();

@@ -92,7 +92,8 @@ async fn unknown_type(world: &mut World) -> Result<()> {
 }
 
 /// RDMA adapters and FPGAs that the plugin serves: pods get whole devices and shares of them, also beside a GPU, and are refused
-/// while there is no room. Their variables name the devices of their records, also after restarts of the plugin and of a container.
+/// while there is no room. Their variables name the devices of their records, also after restarts of the plugin and of a
+/// container.
 async fn rdma_and_fpga(world: &mut World) -> Result<()> {
     let kubelet = world.node(THREE_TYPES)?.kubelet();
     let serves = |kubelet: &kit::kubelet::Kubelet| {

@@ -222,7 +222,8 @@ async fn plugin_hangs(world: &mut World) -> Result<()> {
     );
     found.restart_plugin().await?;
     super::breaking::until_registered(world, &node).await?;
-    // The plugin ended during this pod's Allocate call. kubelet fails the pod if the call failed; it runs if kubelet had not asked yet.
+    // The plugin ended during this pod's Allocate call. kubelet fails the pod if the call failed; it runs if kubelet had not
+    // asked yet.
     let key = world.key("caught");
     let is_settled = |snapshot: &ClusterSnapshot| {
         let phase = snapshot.pods.get(&key).map(phase)?;

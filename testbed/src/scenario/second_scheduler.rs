@@ -1,4 +1,5 @@
-//! A second kube-scheduler with two pods, of which the extender beside the one that holds the Lease decides: killed, stopped, parted.
+//! A second kube-scheduler with two pods, of which the extender beside the one that holds the Lease decides: killed, stopped,
+//! parted.
 
 use anyhow::{Result, ensure};
 use futures::future::BoxFuture;

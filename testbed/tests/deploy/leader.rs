@@ -118,9 +118,9 @@ fn only_the_named_scheduler_binds() {
     }
 }
 
-/// kube-apiserver looks for a policy's parameter before it evaluates the conditions that limit the policy to our accounts: a policy
-/// that fails without its parameter refuses the requests of the whole cluster. One whose parameter is of a built-in kind refuses
-/// everything once it was deleted and made again.
+/// kube-apiserver looks for a policy's parameter before it evaluates the conditions that limit the policy to our accounts: a
+/// policy that fails without its parameter refuses the requests of the whole cluster. One whose parameter is of a built-in kind
+/// refuses everything once it was deleted and made again.
 #[rstest]
 fn no_policy_refuses_others_while_its_parameter_is_missing(
     #[values("base", "attach/second-scheduler")] folder: &str,

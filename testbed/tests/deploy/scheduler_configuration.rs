@@ -181,8 +181,8 @@ fn the_second_scheduler_uses_loopback_and_its_own_lease() {
     );
 }
 
-/// The files as the testbed's own loop reads them. All nodes are scored, as kube-scheduler takes the refusal of a sample for one of
-/// all nodes.
+/// The files as the testbed's own loop reads them. All nodes are scored, as kube-scheduler takes the refusal of a sample for one
+/// of all nodes.
 #[rstest]
 #[case::own(OWN, "default-scheduler")]
 #[case::second(SECOND, "gpushare-scheduler")]

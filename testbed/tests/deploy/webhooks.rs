@@ -157,8 +157,8 @@ fn unrestricted_namespaces_are_the_same_everywhere() {
     }
 }
 
-/// The API server asks about pods that ask for nothing only where they say themselves which GPUs they see. The expression has been
-/// tried on kube-apiserver 1.36.2, also on a pod of 100 containers with 100 variables each; here there is no CEL.
+/// The API server asks about pods that ask for nothing only where they say themselves which GPUs they see. The expression has
+/// been tried on kube-apiserver 1.36.2, also on a pod of 100 containers with 100 variables each; here there is no CEL.
 #[test]
 fn the_webhooks_match_pods_that_set_visible_devices() {
     for webhook in webhooks(&render_base_with(OWN_CERTIFICATES)) {

@@ -48,8 +48,8 @@ fn every_container_is_confined(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] fol
     }
 }
 
-/// An unauthenticated `/bind` on every node's address let every client bind any pod anywhere (E15). The read API and the page show
-/// the pods of all namespaces to every client.
+/// An unauthenticated `/bind` on every node's address let every client bind any pod anywhere (E15). The read API and the page
+/// show the pods of all namespaces to every client.
 #[rstest]
 fn no_daemon_listens_on_addresses_of_the_nodes(#[values(FOLDERS[0], FOLDERS[1], FOLDERS[2])] folder: &str) {
     let objects = render(folder);
@@ -133,8 +133,8 @@ fn the_probes_and_the_service_of_the_scheduler_use_its_ports() {
     }
 }
 
-/// Health and metrics are served at this port without TLS, as kubelet shows no certificate and reaches the pod's address only. The
-/// network policy admits Prometheus there, and `others` elsewhere.
+/// Health and metrics are served at this port without TLS, as kubelet shows no certificate and reaches the pod's address only.
+/// The network policy admits Prometheus there, and `others` elsewhere.
 fn assert_probed_in_the_clear(objects: &[Value], daemon: Daemon, port: &Value, others: &[Value]) {
     let container = daemon.container(objects);
     let listen = format!("0.0.0.0:{}", port["containerPort"]);

@@ -529,8 +529,8 @@ fn is_test(path: &Path) -> bool {
     path.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests")
 }
 
-/// The reasons of events that a source writes: the plugin's begin with `GPU`, or stand in a constant that says so; the scheduler's
-/// follow the pod of the event.
+/// The reasons of events that a source writes: the plugin's begin with `GPU`, or stand in a constant that says so; the
+/// scheduler's follow the pod of the event.
 fn event_reasons(source: &str) -> Vec<String> {
     static EVENT: LazyLock<Regex> = LazyLock::new(|| {
         Regex::new(concat!(

@@ -141,8 +141,8 @@ const ELSEWHERE: [&str; 3] = [
 const OBJECTS: &str = r"(?i)\b(pods?|containers?|GPUs?|devices?|annotations?|kubelet|records?|spec)\b";
 /// The words of a step, or of a state that passes by itself.
 const STEPS: &str = r"(?i)`|--[a-z]|\b(delete|remove|check|ask for|ask an|name|names|correct|upgrade|write|wait|see|leave out|set|run|trying again|it starts once|not known|yet)\b";
-/// Texts that need no step of their own: it follows in their field or stands around them, kubelet tries again by itself, or nothing
-/// helps.
+/// Texts that need no step of their own: it follows in their field or stands around them, kubelet tries again by itself, or
+/// nothing helps.
 const WITHOUT_STEP: [&str; 15] = [
     "annotation {DEVICE_ALLOCATED}: {0}",
     "annotation {key} is missing: the pod was not placed by gpushare-scheduler",

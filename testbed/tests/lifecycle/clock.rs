@@ -1,6 +1,6 @@
-//! Clocks of the daemons that jump an hour forward and an hour back, by `libfaketime`: it shows a process another time of day, and
-//! leaves the monotonic clock alone. Where it is not installed the test says that it has not run. Both replicas of the scheduler have
-//! the same clock, and the API server that of the machine.
+//! Clocks of the daemons that jump an hour forward and an hour back, by `libfaketime`: it shows a process another time of day,
+//! and leaves the monotonic clock alone. Where it is not installed the test says that it has not run. Both replicas of the
+//! scheduler have the same clock, and the API server that of the machine.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -52,7 +52,8 @@ fn assume_time(pod: &Pod) -> Result<i64> {
     Ok(time.parse()?)
 }
 
-/// The webhooks answer by certificates that the API server, with the machine's clock, accepts: a pod that breaks a rule is refused.
+/// The webhooks answer by certificates that the API server, with the machine's clock, accepts: a pod that breaks a rule is
+/// refused.
 async fn are_refused(pods: &NamespacePods, when: &str) -> Result<()> {
     let all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
     match pods

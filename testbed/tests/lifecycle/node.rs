@@ -178,8 +178,8 @@ async fn read<T: DeserializeOwned>(cluster: &LocalCluster, path: &str) -> Result
     Ok(serde_json::from_slice(&body)?)
 }
 
-/// A GPU leaves the machine while its pod runs, and the plugin starts again without it: the pod's amount stays counted, and people
-/// learn which GPU is gone, where the amount counts, and what to do.
+/// A GPU leaves the machine while its pod runs, and the plugin starts again without it: the pod's amount stays counted, and
+/// people learn which GPU is gone, where the amount counts, and what to do.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_amount_of_a_gpu_that_is_gone_stays_counted() -> Result<()> {
     let (mut cluster, pods) = cluster_of(node_of(2)).await?;
@@ -227,8 +227,8 @@ async fn the_amount_of_a_gpu_that_is_gone_stays_counted() -> Result<()> {
     verify(&cluster).await
 }
 
-/// A file of partitions with a mistake is one condition, one event for all processes of the plugin, one finding of `doctor`, and the
-/// reason of the refusal; the node serves pods that need no partition.
+/// A file of partitions with a mistake is one condition, one event for all processes of the plugin, one finding of `doctor`, and
+/// the reason of the refusal; the node serves pods that need no partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_table_with_a_mistake_is_named_everywhere() -> Result<()> {
     const MISTAKE: &str = "the set [0, 0] under 2 names a GPU twice";

@@ -1,7 +1,7 @@
 //! The directory of CDI specs on a file system that is full, that has no inode left, or that is read-only.
 //!
-//! The file system is a `tmpfs` of a few KiB in a mount namespace of its own, which `unshare` of util-linux makes: by the caller's
-//! rights, or in a user namespace where the kernel allows one. Elsewhere the test says that it has not run, and why.
+//! The file system is a `tmpfs` of a few KiB in a mount namespace of its own, which `unshare` of util-linux makes: by the
+//! caller's rights, or in a user namespace where the kernel allows one. Elsewhere the test says that it has not run, and why.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

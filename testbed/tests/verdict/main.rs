@@ -1,12 +1,13 @@
 //! The verdict on random clusters: `explain` and `fits` say what kube-scheduler and the extender do.
 //!
 //! kube-scheduler is the testbed's model of it, which shares no code with the scheduler, or the real one (`real`, by hand). Three
-//! questions of each cluster: does `explain` name the same nodes, the same refusing part and the same reason; does `fits` count as
-//! many pods as can be placed one after the other; does a pod fit a node when the pods that `explain` names have ended?
+//! questions of each cluster: does `explain` name the same nodes, the same refusing part and the same reason; does `fits` count
+//! as many pods as can be placed one after the other; does a pod fit a node when the pods that `explain` names have ended?
 //!
-//! `VERDICT_CASES` is the number of clusters, `VERDICT_SEED` the seed of the first one; a failure prints the seed, and the objects
-//! that are left after all have been taken out that make no difference. Not tried: gangs, nominated nodes, volumes, ports, spreading,
-//! affinity to pods, resizes in place, devices of DRA drivers, variables by which a container selects its devices, and pods with
+//! `VERDICT_CASES` is the number of clusters, `VERDICT_SEED` the seed of the first one; a failure prints the seed, and the
+//! objects that are left after all have been taken out that make no difference. Not tried: gangs, nominated nodes, volumes,
+//! ports, spreading, affinity to pods, resizes in place, devices of DRA drivers, variables by which a container selects its
+//! devices, and pods with
 //! `gpushare/all-devices` that ask for no resource.
 
 #![expect(

@@ -1,7 +1,7 @@
 //! The same question to a real kube-scheduler, by hand: docs/real-cluster.md says how its programs are started.
 //!
-//! Each pod is created with a scheduling gate, `explain` is asked, and the gate is taken away. kube-scheduler then binds the pod to a
-//! node that fits by `explain`, or its condition counts the same nodes under the same reasons. The testbed's model of
+//! Each pod is created with a scheduling gate, `explain` is asked, and the gate is taken away. kube-scheduler then binds the pod
+//! to a node that fits by `explain`, or its condition counts the same nodes under the same reasons. The testbed's model of
 //! kube-scheduler is asked about the same objects, so that its mistakes show too.
 
 use std::collections::BTreeMap;

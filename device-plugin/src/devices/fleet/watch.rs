@@ -1,7 +1,7 @@
 //! Watches the devices: observations of the source become changes of health, and these a new [`NodeFleet`].
 //!
-//! All observations that wait in the channel make one new fleet, so a node whose GPUs all fail at once sends kubelet one list, and
-//! not one per device.
+//! All observations that wait in the channel make one new fleet, so a node whose GPUs all fail at once sends kubelet one list,
+//! and not one per device.
 //!
 //! A call into a driver that hangs cannot be ended. The plugin lets its thread hang and starts no other in its place. A device
 //! without any observation for a long time counts as failed until its source reports it again.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// The XIDs that an application causes by its own fault, and that leave the device in order: graphics engine exception (13), memory
-/// page fault (31), stopped processing (43), preemptive cleanup (45), video processor exception (68) and compute preemption timeout
-/// (109).
+/// The XIDs that an application causes by its own fault, and that leave the device in order: graphics engine exception (13),
+/// memory page fault (31), stopped processing (43), preemptive cleanup (45), video processor exception (68) and compute
+/// preemption timeout (109).
 const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
 /// The XIDs whose immediate action in NVIDIA's XID catalogue is to reset the GPU or to restart the machine, or that leave it to a

@@ -20,8 +20,9 @@ const CONFIGURATION: &str = "/etc/ld.so.conf";
 /// Limit for files of the configuration that include each other.
 const MAX_INCLUDES: u32 = 8;
 
-/// The library's folders below the root of a driver: with distributions and NVIDIA's driver container, in the order of NVIDIA's own
-/// tools; then with Container-Optimized OS (`lib64` below its driver directory), Talos, Bottlerocket, NixOS, and installations below
+/// The library's folders below the root of a driver: with distributions and NVIDIA's driver container, in the order of NVIDIA's
+/// own tools; then with Container-Optimized OS (`lib64` below its driver directory), Talos, Bottlerocket, NixOS, and
+/// installations below
 /// `/usr/local` and `/opt`.
 const FOLDERS: [&str; 18] = [
     "/usr/lib64",

@@ -4,9 +4,9 @@
 //!
 //! The path of a function in the tree of devices is its root complex, then a root port, then for each switch on the way its
 //! upstream port and one of its downstream ports. The address of its upstream port names a switch. A function's switch is the
-//! nearest one above it. A switch that is part of a card does not count, or an adapter with a switch of its own (`BlueField`) would
-//! never share one with a GPU: a switch is part of a card if all network, display and accelerator functions below it have the
-//! vendor of the switch.
+//! nearest one above it. A switch that is part of a card does not count, or an adapter with a switch of its own (`BlueField`)
+//! would never share one with a GPU: a switch is part of a card if all network, display and accelerator functions below it have
+//! the vendor of the switch.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -96,8 +96,8 @@ impl DeviceSource {
 
 /// A real machine: its GPUs through NVML, its other devices through sysfs.
 ///
-/// A watch reads NVML and sysfs by a thread each, so that a driver that hangs hides nothing of the other devices. A machine without
-/// GPUs is fine as long as it has other devices; the plugin goes on looking for the driver.
+/// A watch reads NVML and sysfs by a thread each, so that a driver that hangs hides nothing of the other devices. A machine
+/// without GPUs is fine as long as it has other devices; the plugin goes on looking for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineSource {
     gpus: NvmlSource,

@@ -1,9 +1,10 @@
-//! RDMA adapters and FPGAs of this machine according to sysfs: links and small files below one root. Nothing here drives hardware.
+//! RDMA adapters and FPGAs of this machine according to sysfs: links and small files below one root. Nothing here drives
+//! hardware.
 //!
-//! RDMA adapters are the PCI functions, other than virtual ones, that have a device in `/sys/class/infiniband`. An adapter works if
-//! one of its ports is active. Its minor number is its position in the order of PCI addresses. A container needs `rdma_cm`, which
-//! makes connections, and for each function that it gets the files of the function's `uverbs` device, and `umad` and `issm` where
-//! the kernel has created them.
+//! RDMA adapters are the PCI functions, other than virtual ones, that have a device in `/sys/class/infiniband`. An adapter works
+//! if one of its ports is active. Its minor number is its position in the order of PCI addresses. A container needs `rdma_cm`,
+//! which makes connections, and for each function that it gets the files of the function's `uverbs` device, and `umad` and
+//! `issm` where the kernel has created them.
 //!
 //! FPGAs are the PCI functions, other than virtual ones, that the kernel's own FPGA drivers manage, and processing accelerators
 //! (class 12) of vendors that make FPGAs: the class alone would include other accelerators. A container needs the device files of

@@ -97,9 +97,9 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
     }
 }
 
-/// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set: by the runtime's effect in this
-/// plugin's own pod, and by its configuration. A runtime that acts on `all` may still be unable to resolve UUIDs. `None` if no
-/// runtime shows the devices to any pod.
+/// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set: by the runtime's effect in
+/// this plugin's own pod, and by its configuration. A runtime that acts on `all` may still be unable to resolve UUIDs. `None` if
+/// no runtime shows the devices to any pod.
 pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
     if facts.is_simulated {
         return None;
@@ -338,9 +338,9 @@ mod tests {
         }
     }
 
-    /// The kinds of nodes in docs/nvidia.md, and those with configuration files: the variable's effect, and the pods that see all GPUs
-    /// if their image says so. A runtime that resolves no UUID may give all GPUs to an image that names none. A container that has GPUs
-    /// in any case, or asks for none, shows nothing about containers of others.
+    /// The kinds of nodes in docs/nvidia.md, and those with configuration files: the variable's effect, and the pods that see
+    /// all GPUs if their image says so. A runtime that resolves no UUID may give all GPUs to an image that names none. A
+    /// container that has GPUs in any case, or asks for none, shows nothing about containers of others.
     #[test]
     fn the_effect_of_the_variable_on_every_kind_of_node() {
         let mut rows = Vec::new();

@@ -137,8 +137,8 @@ fn errors_name_the_file_and_the_field() {
     insta::assert_snapshot!(text);
 }
 
-/// The reader gets each valid change. After an invalid one the last valid contents stand; a table that cannot be read is also reported,
-/// and does not keep the plugin from its start.
+/// The reader gets each valid change. After an invalid one the last valid contents stand; a table that cannot be read is also
+/// reported, and does not keep the plugin from its start.
 #[tokio::test(start_paused = true)]
 async fn changed_files_are_read_again_and_the_last_valid_contents_stand() {
     let (_dir, files) = files("devices: {rdma: {a: b}}", "{");

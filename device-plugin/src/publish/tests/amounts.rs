@@ -71,7 +71,8 @@ fn requests_of_pods_that_cannot_be_admitted_do_not_count() {
     assert_eq!(node_patches::requested(&pods(all)), three);
 }
 
-/// kubelet as far as node status goes: it admits every pod again when it restarts, and without its checkpoint zeroes what no plugin serves.
+/// kubelet as far as node status goes: it admits every pod again when it restarts, and without its checkpoint zeroes what no
+/// plugin serves.
 struct Kubelet {
     node: Node,
 }

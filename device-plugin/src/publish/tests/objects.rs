@@ -204,8 +204,8 @@ fn labels_links_and_partitions_are_published() {
     assert_eq!(of(&sick(0)), None, "there is nothing to honour");
 }
 
-/// The type, status and reason of each condition of a node's first GPU about the way in which containers get it, and the last message.
-/// A status is Unknown as long as nothing has shown that the mode works, or that no other container sees the GPU.
+/// The type, status and reason of each condition of a node's first GPU about the way in which containers get it, and the last
+/// message. A status is Unknown as long as nothing has shown that the mode works, or that no other container sees the GPU.
 #[rstest]
 #[case::proven(Certainty::Proven, None, "Injectable True Cdi", "why")]
 #[case::assumed(Certainty::Assumed, None, "Injectable Unknown Cdi", "why")]

@@ -1,4 +1,5 @@
-//! Finds devices of a claim that are allocated for administration only: a monitor sees them, and other pods may use them meanwhile.
+//! Finds devices of a claim that are allocated for administration only: a monitor sees them, and other pods may use them
+//! meanwhile.
 //!
 //! kubelet does not report this, so the plugin reads each `ResourceClaim` that kubelet has prepared from the API server, once.
 //! The devices of a claim count as used until the plugin has read it.

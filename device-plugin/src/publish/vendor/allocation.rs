@@ -23,7 +23,7 @@ pub struct Allocation {
     /// kubelet's IDs of the devices.
     pub device_ids: Vec<String>,
     /// True if the container sees the devices of its pod's allocation record, whatever IDs kubelet allocated.
-    pub is_by_record: bool,
+    pub sees_recorded_devices: bool,
     /// The claim, if a DRA driver serves the devices.
     pub claim: Option<Claim>,
 }
@@ -43,7 +43,7 @@ impl Allocation {
             container,
             resource,
             device_ids,
-            is_by_record: false,
+            sees_recorded_devices: false,
             claim: None,
         }
     }
@@ -75,7 +75,7 @@ impl Allocation {
         let uid = self.pod.uid(pods);
         // The scheduler counts the devices of a record already.
         if let Some(pod) = uid.and_then(|uid| pods.get(uid))
-            && (self.is_by_record && has_recorded_gpus(pod) || is_recorded(pod, &device_ids, fleet))
+            && (self.sees_recorded_devices && has_recorded_gpus(pod) || is_recorded(pod, &device_ids, fleet))
         {
             return None;
         }

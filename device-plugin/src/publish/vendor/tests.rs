@@ -40,7 +40,7 @@ fn allocation(pod: PodKey, ids: &[&str]) -> Allocation {
         container: "c".to_owned(),
         resource: NVIDIA.to_owned(),
         device_ids,
-        is_by_record: false,
+        sees_recorded_devices: false,
         claim: None,
     }
 }

@@ -1,8 +1,8 @@
 //! Answers Allocate by the vendor's variable, with the devices of the pod that the call is matched with.
 //!
-//! kubelet may know a pod before this plugin's watch does, so a call waits a moment for its pod; if no pod comes, the answer names
-//! the devices of the device IDs. The answer sends no request to the API server: kubelet admits no other pod meanwhile, and sets no
-//! deadline.
+//! kubelet may know a pod before this plugin's watch does, so a call waits a moment for its pod; if no pod comes, the answer
+//! names the devices of the device IDs. The answer sends no request to the API server: kubelet admits no other pod meanwhile,
+//! and sets no deadline.
 
 use std::time::Duration;
 

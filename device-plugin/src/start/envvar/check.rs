@@ -1,5 +1,5 @@
-//! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it is
-//! certain for which pod kubelet allocates.
+//! The part of the pre-start check that only answers by variable need: such an answer fixes the devices of a container before it
+//! is certain for which pod kubelet allocates.
 
 use tracing::info;
 

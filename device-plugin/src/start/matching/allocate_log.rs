@@ -41,7 +41,8 @@ type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 pub struct AllocateLog {
     /// The answered calls of each pod that calls were matched with, in kubelet's order.
     calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
-    /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a time.
+    /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a
+    /// time.
     pub(super) admitting: Option<PodUid>,
     /// Pods that kubelet seems to have given up before it made all Allocate calls for them.
     doubtful: BTreeSet<PodUid>,
@@ -328,7 +329,8 @@ impl AllocateLog {
         (self.corrected_by, self.corrected_state) = (Some(Arc::clone(allocated)), state);
     }
 
-    /// Corrects the log by one entry of kubelet's checkpoint, which proves to which pod the answer about these device IDs belongs.
+    /// Corrects the log by one entry of kubelet's checkpoint, which proves to which pod the answer about these device IDs
+    /// belongs.
     fn correct_by_entry(&mut self, entry: &Allocated, pods: &NodePods) {
         let answers = self.answers.get_mut(&entry.resource);
         let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
@@ -363,10 +365,10 @@ impl AllocateLog {
         }
     }
 
-    /// Corrects the log after kubelet's checkpoint has proved that `call`, logged for `mistaken`, was for `real`. Each pod gets the
-    /// other's calls as far as kubelet can have made them for it; the logged answers change pods too. If their requests are alike,
-    /// each pod's later calls use the other's record. Nothing proves that the calls of `real` were for `mistaken`, but that is as
-    /// likely as anything else.
+    /// Corrects the log after kubelet's checkpoint has proved that `call`, logged for `mistaken`, was for `real`. Each pod gets
+    /// the other's calls as far as kubelet can have made them for it; the logged answers change pods too. If their requests are
+    /// alike, each pod's later calls use the other's record. Nothing proves that the calls of `real` were for `mistaken`, but
+    /// that is as likely as anything else.
     fn exchange_calls(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
         // The preferred match was chosen by the log before this correction.
         self.preferred = None;

@@ -188,8 +188,8 @@ fn the_gpus_of_the_ids_decide_before_the_assume_time() {
     );
 }
 
-/// kubelet's checkpoint shows that it admitted `b`, though `a` was assumed earlier: each is matched with the other's record, and `c`
-/// with its own.
+/// kubelet's checkpoint shows that it admitted `b`, though `a` was assumed earlier: each is matched with the other's record, and
+/// `c` with its own.
 #[test]
 fn equal_pods_admitted_in_another_order_are_planned_to_swap() {
     let mut scene = Scene::new([

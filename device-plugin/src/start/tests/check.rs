@@ -264,7 +264,8 @@ fn a_swap_exchanges_all_devices_of_a_record() {
     }
 }
 
-/// The mode of the node has changed between two answers of one pod: the GPU comes by a spec, the adapter is that of another record.
+/// The mode of the node has changed between two answers of one pod: the GPU comes by a spec, the adapter is that of another
+/// record.
 #[test]
 fn a_container_with_a_spec_may_need_a_swap_for_its_variable() {
     let a = with_adapter("a", 1, 0, 40, Some(0));

@@ -21,7 +21,8 @@ pub(crate) struct StartingContainer<'a> {
 }
 
 impl<'a> StartingContainer<'a> {
-    /// Finds the container of this pod among the entries of kubelet's checkpoint. `logged` is this process's answer about the IDs.
+    /// Finds the container of this pod among the entries of kubelet's checkpoint. `logged` is this process's answer about the
+    /// IDs.
     pub(crate) fn find(
         pod: NodePod,
         resource: ExtendedResource,

@@ -471,7 +471,8 @@ impl FreeGpus {
         let mut best: Option<(i16, usize)> = None;
         for (nth, block) in self.used_blocks().enumerate() {
             let key = block.tightest(part);
-            // The place in the block is no part of the comparison: of equals the first block wins.
+            // A key is the amount that is left, times eight, plus the place in the block, which is not compared: of equals the
+            // first block wins.
             if key < i16::MAX && best.is_none_or(|(best, _)| key >> 3 < best >> 3) {
                 best = Some((key, nth));
             }

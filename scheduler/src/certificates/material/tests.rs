@@ -92,7 +92,8 @@ fn other_names_need_another_certificate() {
     assert_eq!(changes, []);
 }
 
-/// A client that has read the authorities at any time accepts the server's certificates for 200 days, whatever is renewed meanwhile.
+/// A client that has read the authorities at any time accepts the server's certificates for 200 days, whatever is renewed
+/// meanwhile.
 #[test]
 fn clients_that_reload_the_authorities_every_200_days_stay_connected_for_30_years() {
     let mut now = start();

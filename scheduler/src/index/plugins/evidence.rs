@@ -32,7 +32,7 @@ pub(super) struct PluginPod {
     list: u32,
 }
 
-/// The pods and reports of one node's plugin.
+/// The signs of whether one node's device plugin serves: its pods, and the node's annotation in which it reports.
 #[derive(Debug, Default)]
 pub(super) struct PluginEvidence {
     pods: Vec<PluginPod>,

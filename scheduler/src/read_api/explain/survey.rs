@@ -253,8 +253,8 @@ impl Refused {
         offer.nodes_with_enough.contains(&self.name)
     }
 
-    /// A node that refuses the pod, with its place in the order of such nodes: the kind of refusal first, then how much GPU room and
-    /// allocatable it lacks.
+    /// A node that refuses the pod, with its place in the order of such nodes: the kind of refusal first, then how much GPU room
+    /// and allocatable it lacks.
     fn of(index: &Index, name: &str, refusal: Refusal, asker: Asker<'_>) -> Self {
         let has_devices = index.fleet().node_id(name).is_some();
         let kind = match &refusal {
@@ -296,8 +296,8 @@ fn part_lacking(shortage: &Shortage) -> Distance {
     part(shortage.missing(), 0, shortage.allocatable)
 }
 
-/// The distance of a node's GPUs from fitting: the GPUs count that lack least, as many as the request needs, and the distance is the
-/// lack of the last of them.
+/// The distance of a node's GPUs from fitting: the GPUs count that lack least, as many as the request needs, and the distance is
+/// the lack of the last of them.
 fn gpu_distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance {
     let n_gpus = match demand.gpus {
         RequestedGpus::Share(share) => share.devices,

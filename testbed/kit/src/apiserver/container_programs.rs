@@ -1,5 +1,5 @@
-//! Programs that `kubectl exec` runs in containers: the testbed runs none, and answers for a few by what the container runtime has
-//! injected.
+//! Programs that `kubectl exec` runs in containers: the testbed runs none, and answers for a few by what the container runtime
+//! has injected.
 
 use serde_json::Value;
 

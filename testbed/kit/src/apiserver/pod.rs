@@ -234,8 +234,8 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     errors
 }
 
-/// The pod after a request for a resize, which changes resources of containers alone: `dropNonResizeUpdates` takes everything else
-/// from the old pod.
+/// The pod after a request for a resize, which changes resources of containers alone: `dropNonResizeUpdates` takes everything
+/// else from the old pod.
 pub(crate) fn resized(old: &Value, new: &Value) -> Value {
     let mut pod = object::with_managers_of(old, new);
     for list in CONTAINERS {
@@ -251,8 +251,8 @@ pub(crate) fn resized(old: &Value, new: &Value) -> Value {
     pod
 }
 
-/// Lists the changes of a resize that the rules for pods forbid. Rules about the quality-of-service class and about removed amounts
-/// of CPU and memory are left out.
+/// Lists the changes of a resize that the rules for pods forbid. Rules about the quality-of-service class and about removed
+/// amounts of CPU and memory are left out.
 pub(crate) fn check_resize(old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     if !object::text(old, MIRROR).is_empty() {
@@ -294,8 +294,8 @@ pub(crate) fn with_ephemeral_containers(old: &Value, new: &Value) -> Value {
     pod
 }
 
-/// Lists the changes of ephemeral containers that `ValidatePodEphemeralContainersUpdate` forbids, as far as they concern devices: one
-/// that exists stays as it is, and none has resources.
+/// Lists the changes of ephemeral containers that `ValidatePodEphemeralContainersUpdate` forbids, as far as they concern
+/// devices: one that exists stays as it is, and none has resources.
 pub(crate) fn check_ephemeral_containers(old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     if !object::text(old, MIRROR).is_empty() {

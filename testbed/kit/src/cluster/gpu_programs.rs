@@ -72,8 +72,8 @@ impl InventoryFile {
     }
 }
 
-/// A hook that has each running container use memory: that which its program reports where containers run `gpu-probe`, else a part of
-/// the memory that its pod holds.
+/// A hook that has each running container use memory: that which its program reports where containers run `gpu-probe`, else a
+/// part of the memory that its pod holds.
 pub(super) fn memory_use(api: ApiObjects, inventory: Arc<InventoryFile>, has_probe: bool) -> ContainersHook {
     ContainersHook::new(move |containers| {
         let running: Vec<&RuntimeContainer> = containers
@@ -141,8 +141,8 @@ fn held_mib(api: &ApiObjects, container: &RuntimeContainer) -> BTreeMap<String, 
     gpus.iter().map(mib).collect()
 }
 
-/// The part of its memory that a program uses: some use most of it, and some little. It depends on the pod's name alone, so that every
-/// run shows the same.
+/// The part of its memory that a program uses: some use most of it, and some little. It depends on the pod's name alone, so that
+/// every run shows the same.
 fn percent_in_use(pod: &str) -> u64 {
     const LEAST: u64 = 35;
     const MOST: u64 = 95;

@@ -1,7 +1,8 @@
 //! Amounts of resources: requests, allocatable amounts, and the shortages and scores of `NodeResourcesFit`.
 //!
-//! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact. All other resources count in whole units, rounded
-//! up. Requests count as the spec has them: a resize in place, which shows in the statuses of containers, is not modelled.
+//! Amounts are thousandths of every resource's unit, so that `cpu: 100m` is exact. All other resources count in whole units,
+//! rounded up. Requests count as the spec has them: a resize in place, which shows in the statuses of containers, is not
+//! modelled.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -405,7 +406,8 @@ mod tests {
         );
     }
 
-    /// Cases: used before, requested, and the sum of the two scores of kube-scheduler 1.36, in CPUs and GiB of a node with ten each.
+    /// Cases: used before, requested, and the sum of the two scores of kube-scheduler 1.36, in CPUs and GiB of a node with ten
+    /// each.
     #[rstest]
     #[case::empty((0, 0), (1, 1), 90 + 75)]
     #[case::half_full((5, 5), (1, 1), 40 + 75)]

@@ -90,7 +90,8 @@ pub fn no_fit_message<'a>(
         ),
     ]);
     let head = format!("0/{n_nodes} nodes are available:");
-    // The plugin DynamicResources, on by default from 1.34 on, comes before preemption, and has a text for pods without claims too.
+    // The plugin DynamicResources, on by default from 1.34 on, comes before preemption, and has a text for pods without claims
+    // too.
     format!(
         "{head} {}. no new claims to deallocate, preemption: {head} {preemption}.",
         histogram(counts)

@@ -79,7 +79,8 @@ fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
         && fields.iter().all(|test| matches_name(test, node))
 }
 
-/// Returns true if the number of the values suits the operator, and for `Gt` and `Lt` the value is an integer (`labels.NewRequirement`).
+/// Returns true if the number of the values suits the operator, and for `Gt` and `Lt` the value is an integer
+/// (`labels.NewRequirement`).
 fn is_readable(requirement: &NodeSelectorRequirement) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     match requirement.operator.as_str() {

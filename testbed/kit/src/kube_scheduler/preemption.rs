@@ -122,7 +122,8 @@ impl PreemptionContext<'_> {
         !pods.any(|other| priority(other) < priority(pod) && is_evicted(other))
     }
 
-    /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then as many of them are put back as fit beside it.
+    /// `SelectVictimsOnNode`: without all less important pods the pod must fit; then as many of them are put back as fit beside
+    /// it.
     ///
     /// `None` if no eviction makes the pod fit.
     fn victims_on(&self, node: &str, pod: &Pod, request: &ResourceAmounts) -> Option<PreemptionVictims> {

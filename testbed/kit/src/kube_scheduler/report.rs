@@ -1,8 +1,8 @@
 //! Reports to users: a pod's `PodScheduled` condition and its Events.
 //!
 //! One task writes the reports in order. A failed write is logged and dropped, as in kube-scheduler: the next attempt reports
-//! again. Failures of a pod that has not changed are one event with a series, as client-go's event broadcaster makes them: the second
-//! failure sets the series' count to 2. Left out: its later writes, every 30 minutes, and the end of a series after 6.
+//! again. Failures of a pod that has not changed are one event with a series, as client-go's event broadcaster makes them: the
+//! second failure sets the series' count to 2. Left out: its later writes, every 30 minutes, and the end of a series after 6.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The device manager's checkpoint file, in kubelet's JSON shape. Its checksum, a hash of a dump of kubelet's Go structure, is left
-//! out.
+//! The device manager's checkpoint file, in kubelet's JSON shape. Its checksum, a hash of a dump of kubelet's Go structure, is
+//! left out.
 
 use std::collections::BTreeMap;
 use std::path::Path;

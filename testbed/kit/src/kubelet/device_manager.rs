@@ -296,9 +296,9 @@ impl DeviceManager {
         limits
     }
 
-    /// Returns true if kubelet allocates nothing for the container, since it was started before kubelet's restart and not all pods
-    /// are listed yet. A fault of kubelet: it forgets exited containers here, so that an init container which holds devices fails
-    /// the pod while its plugin is away.
+    /// Returns true if kubelet allocates nothing for the container, since it was started before kubelet's restart and not all
+    /// pods are listed yet. A fault of kubelet: it forgets exited containers here, so that an init container which holds devices
+    /// fails the pod while its plugin is away.
     fn skips_allocation(&self, pod: &KubeletPod, container: &ContainerSpec) -> bool {
         let state = self.machine.runtime.state(&pod.uid, &container.name);
         !self.pods.sources_ready() && matches!(state, Some(RunState::Running { .. }))

@@ -53,8 +53,8 @@ pub(crate) struct ResourceRequest<'a> {
     pub(crate) holder: &'a DeviceHolder,
     pub(crate) resource: &'a str,
     pub(crate) required: usize,
-    /// True if kubelet allocates nothing for the container, as it was started before kubelet's restart and not all pods are listed
-    /// yet.
+    /// True if kubelet allocates nothing for the container, as it was started before kubelet's restart and not all pods are
+    /// listed yet.
     pub(crate) skips_allocation: bool,
 }
 

@@ -63,7 +63,8 @@ pub(super) fn start(machine: &Arc<KubeletMachine>, container: RuntimeContainer, 
     });
 }
 
-/// The memory that the program uses, if a line of its output has it. The node's plugin gets the figure too, as it would from NVML.
+/// The memory that the program uses, if a line of its output has it. The node's plugin gets the figure too, as it would from
+/// NVML.
 fn own_bytes(line: &str) -> Option<u64> {
     let answer: Value = serde_json::from_str(line).ok()?;
     answer.get("ownBytes")?.as_u64()

@@ -133,7 +133,7 @@ impl SyncLoop {
         }
     }
 
-    /// Collects pods until [`Hold`] ends; returns the order in which they are admitted then.
+    /// Collects pods until a test lets it go on ([`Hold`]); returns the order in which they are admitted then.
     async fn collect_while_held(
         &self,
         batch: &mut Vec<Arc<KubeletPod>>,

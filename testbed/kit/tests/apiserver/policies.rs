@@ -1,5 +1,5 @@
-//! `ValidatingAdmissionPolicy` objects as kube-apiserver 1.36.2 applies them, with those of `deploy/`: the answers here were compared
-//! with its own.
+//! `ValidatingAdmissionPolicy` objects as kube-apiserver 1.36.2 applies them, with those of `deploy/`: the answers here were
+//! compared with its own.
 
 use std::collections::BTreeMap;
 
@@ -243,8 +243,8 @@ async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_dele
     );
 }
 
-/// Recorded on kube-apiserver 1.36.2: without its parameter a policy with Fail and Deny refuses requests that its match conditions
-/// leave out.
+/// Recorded on kube-apiserver 1.36.2: without its parameter a policy with Fail and Deny refuses requests that its match
+/// conditions leave out.
 #[tokio::test]
 async fn a_missing_parameter_concerns_every_request_that_the_rules_name() {
     let server = server().await;

@@ -40,7 +40,7 @@ pub enum Family {
     Mixed1213,
     /// Shares and whole GPUs on nodes of one to eight GPUs.
     Unequal,
-    /// Shares, and whole GPUs by the vendor's resource.
+    /// Shares, and whole GPUs by `nvidia.com/gpu`.
     Vendor,
     /// Pods that ask for more CPU than their part, and pods without GPUs.
     ShortOfCpu,

@@ -69,7 +69,7 @@ pub struct ScheduleArgs {
     rest: u64,
 }
 
-/// One scheduler's turn, or the median of its turns.
+/// The measurement of one scheduler in one round (pods created, bound and deleted), or the median over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Turn {
     scheduler: String,

@@ -61,7 +61,8 @@ const OPEN_FILES: u64 = 1024;
 const OWN_FILES: usize = 300;
 /// The most that the scheduler's memory may grow, in bytes.
 const MOST_GROWTH: u64 = 64 << 20;
-/// The most lines that one attack may add to the log. Certificates are renewed all the time on this cluster, which is logged, too.
+/// The most lines that one attack may add to the log. Certificates are renewed all the time on this cluster, which is logged,
+/// too.
 const MOST_LINES: usize = 200;
 /// The most pieces of a flood.
 const N_PIECES: u32 = 20_000;

@@ -180,8 +180,8 @@ fn at_names() -> Vec<Attempt> {
     ]
 }
 
-/// Pods without a request that gpushare admits: an image that sets the variable, a runtime class of NVIDIA's runtime, and directories of
-/// the node, which Pod Security refuses. The testbed mounts no directories.
+/// Pods without a request that gpushare admits: an image that sets the variable, a runtime class of NVIDIA's runtime, and
+/// directories of the node, which Pod Security refuses. The testbed mounts no directories.
 fn at_the_node() -> Vec<Attempt> {
     let mounting = |name: &str, path: &str| {
         plain(name)

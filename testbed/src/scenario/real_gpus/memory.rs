@@ -148,7 +148,8 @@ pub(super) const LEFT_LIMIT: Duration = Duration::from_secs(180);
 /// The difference of free memory that other programs on the GPU may make.
 const LEFT_TOLERANCE: u64 = 64 * MIB;
 
-/// All pods of the earlier scenarios are gone: the GPU's memory is free as before the first one, and the node has no further specs.
+/// All pods of the earlier scenarios are gone: the GPU's memory is free as before the first one, and the node has no further
+/// specs.
 async fn nothing_left(trial: &mut Trial) -> Result<Finding> {
     let Some(before) = trial.at_start else {
         return Ok(Finding::not_run(
@@ -188,8 +189,8 @@ async fn nothing_left(trial: &mut Trial) -> Result<Finding> {
 /// The longest wait until the plugin has measured again.
 const MEASURED_AGAIN: Duration = Duration::from_secs(45);
 
-/// Waits until the plugin's metrics have no container of the run, and no more memory of other programs than before it; returns them in
-/// words, or the reason that they are not known.
+/// Waits until the plugin's metrics have no container of the run, and no more memory of other programs than before it; returns
+/// them in words, or the reason that they are not known.
 async fn metrics_left(trial: &Trial, unattributed_before: Option<u64>) -> Result<String> {
     let is_clean = async || {
         let metrics = match trial.plugin().metrics().await {

@@ -40,8 +40,8 @@ const CONTAINERS: [(&str, &str); 3] = [
 const NAMESPACE: &str = "gpushare-system";
 const NAMESPACE_VALUE: &str = "{{ .Values.namespace }}";
 
-/// Fields of a workload, and of its pods, that have the content of a value of the same name. The value's default is the content in
-/// the kustomize tree.
+/// Fields of a workload, and of its pods, that have the content of a value of the same name. The value's default is the content
+/// in the kustomize tree.
 pub(super) const POD_FIELDS: [&str; 3] = ["priorityClassName", "tolerations", "topologySpreadConstraints"];
 /// The labels of nodes that are in the default of a value; others of the kustomize tree belong to components.
 pub(super) const NODE_LABELS: [&str; 2] = ["gpushare", "kubernetes.io/os"];

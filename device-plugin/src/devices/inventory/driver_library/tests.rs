@@ -19,8 +19,9 @@ fn found_by_script(tree: &NodeTree) -> Option<String> {
     row.strip_prefix('/').map(str::to_owned)
 }
 
-/// A tree with an entry in each line: a file with its text behind `=`, where `|` ends a line, a link with its target behind `->`, or
-/// the loader's cache below a root with its paths. `ML` is the library, and `32-bit` the content of one for 32-bit programs.
+/// A tree with an entry in each line: a file with its text behind `=`, where `|` ends a line, a link with its target behind
+/// `->`, or the loader's cache below a root with its paths. `ML` is the library, and `32-bit` the content of one for 32-bit
+/// programs.
 fn tree(text: &str) -> NodeTree {
     let text = text.replace("ML", "libnvidia-ml.so");
     let (mut files, mut links, mut caches) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! Two or three replicas and one Lease, with messages that come late, in another order or not at all, clocks that differ, processes
-//! that are paused or end, and users who change the Lease: two replicas never lead at the same time.
+//! Two or three replicas and one Lease, with messages that come late, in another order or not at all, clocks that differ,
+//! processes that are paused or end, and users who change the Lease: two replicas never lead at the same time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};

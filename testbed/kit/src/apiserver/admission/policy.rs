@@ -42,7 +42,7 @@ pub(crate) struct ParamInformers(Mutex<Informers>);
 #[derive(Debug, Default)]
 struct Informers {
     running: BTreeSet<VersionedKind>,
-    /// Ended informers of built-in kinds, with the objects that they had seen by then.
+    /// Ended informers of built-in kinds, with the objects that they had seen by then: these stay in use (kubernetes#130887).
     ended: BTreeMap<VersionedKind, SeenParams>,
 }
 

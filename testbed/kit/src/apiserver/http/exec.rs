@@ -1,4 +1,5 @@
-//! `pods/exec` over a `WebSocket`, with the protocols `v5.channel.k8s.io` and `v4.channel.k8s.io`, for a few programs that only read.
+//! `pods/exec` over a `WebSocket`, with the protocols `v5.channel.k8s.io` and `v4.channel.k8s.io`, for a few programs that only
+//! read.
 //!
 //! kubectl up to 1.30 asks for SPDY, which is not served.
 

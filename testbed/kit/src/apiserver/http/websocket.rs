@@ -1,5 +1,5 @@
-//! `WebSocket` upgrades of subresources of pods, and the messages of Kubernetes' channel protocols on them: the number of a channel,
-//! then data.
+//! `WebSocket` upgrades of subresources of pods, and the messages of Kubernetes' channel protocols on them: the number of a
+//! channel, then data.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -18,8 +18,8 @@ use crate::apiserver::status::ApiError;
 /// The server's end of a `WebSocket`.
 pub(super) type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// Accepts the upgrade of a request to the first of these protocols that the client offers. The connection switches after the answer
-/// is sent.
+/// Accepts the upgrade of a request to the first of these protocols that the client offers. The connection switches after the
+/// answer is sent.
 pub(super) fn accept(
     request: &mut Request,
     protocols: &[&'static str],

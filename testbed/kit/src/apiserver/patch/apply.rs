@@ -1,9 +1,10 @@
 //! Server-side apply: merges the fields that a manager declares, removes fields that it no longer declares, and refuses to change
 //! fields that another manager has applied, unless the apply is forced.
 //!
-//! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership, so that an apply never
-//! conflicts with them. Lists of built-in kinds merge by the keys of [`list_rule`]; in custom resources only those of the metadata
-//! do, and `x-kubernetes-list-type` is not known. Maps are merged by field, also those that are atomic in kube-apiserver, such as
+//! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership, so that an apply
+//! never conflicts with them. Lists of built-in kinds merge by the keys of [`list_rule`]; in custom resources only those of the
+//! metadata do, and `x-kubernetes-list-type` is not known. Maps are merged by field, also those that are atomic in
+//! kube-apiserver, such as
 //! `nodeSelector`.
 
 use serde_json::{Map, Value, json};
@@ -132,7 +133,8 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The place below an element of `FieldsV1`, or below a field without its prefix; items of a list are at the place of the list.
+    /// The place below an element of `FieldsV1`, or below a field without its prefix; items of a list are at the place of the
+    /// list.
     fn below(&self, element: &'a str) -> Self {
         let mut place = self.clone();
         if !is_item(element) {

@@ -170,8 +170,8 @@ fn check_preconditions(target: &RequestTarget, old: &Value, new: &Value) -> Resu
 }
 
 /// A write to the object leaves status alone; a write to status leaves everything else alone, but for the labels
-/// and annotations of built-in kinds; a resize leaves everything but containers' resources alone, and a write to ephemeral containers
-/// everything but these.
+/// and annotations of built-in kinds; a resize leaves everything but containers' resources alone, and a write to ephemeral
+/// containers everything but these.
 fn restore_unwritten_parts(target: &RequestTarget, old: &Value, new: &mut Value) {
     let resource = &target.resource;
     let status = |of: &Value| of.get("status").cloned();
