@@ -83,7 +83,7 @@ impl fmt::Display for HealthReason {
         f.write_str(match self {
             Self::Xid(xid) => return write!(f, "Xid{xid}"),
             Self::Lost => "Lost",
-            // MIG mode is found by a probe that fails; alerts know this word.
+            // Readers of conditions and metrics know this word for MIG mode too.
             Self::ProbeFailed | Self::MigMode => "ProbeFailed",
             Self::NeedsReset => "NeedsReset",
             Self::PortDown => "PortDown",
