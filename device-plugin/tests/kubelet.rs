@@ -5,10 +5,8 @@
 mod kubelet;
 #[cfg(test)]
 #[path = "scene/node.rs"]
+#[expect(dead_code, reason = "not every test file uses all of the scene")]
 mod node;
-#[cfg(test)]
-#[path = "kubelet/other_resources.rs"]
-mod other_resources;
 
 use std::fs;
 use std::time::Duration;
@@ -17,14 +15,31 @@ use device_plugin::devices::extended_resource::ExtendedResourceNames;
 use device_plugin::kubelet::boot;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
-use node::{Equipment, Node, SHARES, UNITS, gpushare, koordinator, pod, uuid, write_checkpoint};
+use node::{Node, SHARES, UNITS, gpushare, in_the_middle_of_a_container, indices, koordinator, pod, uuid};
 use proto::kubelet::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreStartContainerRequest,
     PreferredAllocationRequest,
 };
+use proto::memory_unit::MemoryUnit;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
+
+#[tokio::test]
+async fn every_virtual_device_is_listed() {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    let units = &kubelet.plugin(UNITS).devices;
+    assert_eq!(
+        (units.len(), units[0].id.as_str(), units[0].health.as_str()),
+        (32, "9507230f-0", "Healthy")
+    );
+    let shares = &kubelet.plugin(SHARES).devices;
+    assert_eq!(
+        (shares.len(), shares[199].id.clone()),
+        (200, format!("{}::99", uuid(1)))
+    );
+}
 
 /// One list per set of changes, not one per device.
 #[tokio::test]
@@ -60,6 +75,34 @@ async fn a_changed_message_with_the_same_health_is_not_sent() {
         .send_modify(|fleet| std::sync::Arc::make_mut(fleet).gpus[0].message = "all is well".to_owned());
     let list = timeout(Duration::from_millis(50), kubelet.plugin(UNITS).stream.message()).await;
     assert!(list.is_err(), "{list:?}");
+}
+
+#[tokio::test]
+async fn the_plugin_waits_for_kubelet() {
+    let node = Node::new(1);
+    while !node.path().join("gpushare-memory.sock").exists()
+        || !node.path().join("gpushare-shared.sock").exists()
+    {
+        sleep(Duration::from_millis(5)).await;
+    }
+    node.kubelet().await;
+}
+
+#[tokio::test]
+async fn the_plugin_registers_again_when_kubelet_restarts() {
+    let node = Node::new(1);
+    for _ in 0..3 {
+        node.kubelet().await.kill().await;
+    }
+    node.kubelet().await;
+}
+
+#[tokio::test]
+async fn the_plugin_registers_again_when_its_socket_is_removed() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    fs::remove_file(node.path().join("gpushare-memory.sock")).unwrap();
+    assert_eq!(kubelet.register().await, UNITS);
 }
 
 /// A kubelet goes on without the file of its socket, and loses all devices if the streams end. The next kubelet finds them ended.
@@ -131,6 +174,14 @@ async fn all_streams_are_closed_before_the_plugin_registers_again() {
 }
 
 #[tokio::test]
+async fn the_plugin_registers_again_when_kubelet_drops_the_stream() {
+    let node = Node::new(1);
+    let mut kubelet = node.kubelet().await;
+    kubelet.plugins.remove(UNITS);
+    assert_eq!(kubelet.register().await, UNITS);
+}
+
+#[tokio::test]
 async fn shutdown_ends_streams_and_removes_sockets() {
     let mut node = Node::new(1);
     let mut kubelet = node.kubelet().await;
@@ -155,7 +206,8 @@ async fn devices_are_listed_after_a_boot_until_the_plugin_serves() {
     let dir = tempfile::tempdir().unwrap();
     let entries =
         json!([{"PodUID": "u", "ContainerName": "c", "ResourceName": SHARES, "DeviceIDs": {"-1": ["g::7"]}}]);
-    write_checkpoint(dir.path(), &entries, &json!({UNITS: ["a-0", "a-1"]}));
+    let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {UNITS: ["a-0", "a-1"]}}, "Checksum": 1});
+    fs::write(dir.path().join("kubelet_internal_checkpoint"), text.to_string()).unwrap();
     let (path, stop) = (dir.path().to_owned(), CancellationToken::new());
     let service =
         tokio::spawn(async move { boot::run(&path, &ExtendedResourceNames::default(), stop).await });
@@ -236,29 +288,25 @@ async fn a_gpushare_pod_is_allocated_and_started() {
     );
 }
 
-/// Of a pod's second container one half is answered for. The next kubelet knows of whole containers only and asks for both
-/// halves.
+/// The next kubelet knows of whole containers only and asks for both halves of the second one.
 #[tokio::test]
 async fn kubelet_restarts_between_allocate_and_prestart() {
-    let node = Node::new(2);
-    let mut kubelet = node.kubelet().await;
-    let halves = [(SHARES, 1), (UNITS, 3)];
-    node.show(&pod("a", &[&[(UNITS, 2)], &halves], &gpushare(0, 5, 1)));
-    node.show(&pod("b", &[&[(UNITS, 3)]], &gpushare(1, 3, 2)));
-    for call in [(UNITS, 2), (SHARES, 1)] {
-        kubelet.container(&[call]).await.unwrap();
-    }
-    let first =
-        json!({"PodUID": "uid-a", "ContainerName": "c0", "ResourceName": UNITS, "DeviceIDs": {"-1": ["x"]}});
-    write_checkpoint(node.path(), &json!([first]), &json!({}));
+    let (node, kubelet) = in_the_middle_of_a_container((SHARES, 1)).await;
     kubelet.kill().await;
     let mut kubelet = node.kubelet().await;
-    for (limits, index) in [(&halves[..], "0"), (&[(UNITS, 3)], "1")] {
-        assert_eq!(
-            kubelet.container(limits).await.unwrap()["ALIYUN_COM_GPU_MEM_IDX"],
-            index
-        );
-    }
+    kubelet.container(&[(SHARES, 1)]).await.unwrap();
+    assert_eq!(indices(&mut kubelet, 2).await, ["0", "1"]);
+}
+
+/// The same kubelet goes on, and has written down the first half when the plugin registered.
+#[tokio::test]
+async fn the_plugin_registers_again_between_two_calls_for_a_container() {
+    let (node, mut kubelet) = in_the_middle_of_a_container((UNITS, 3)).await;
+    kubelet.plugins.remove(UNITS);
+    assert_eq!(kubelet.register().await, UNITS);
+    node.write_checkpoint(&[("c0", UNITS), ("c1", UNITS)]);
+    kubelet.container(&[(SHARES, 1)]).await.unwrap();
+    assert_eq!(indices(&mut kubelet, 1).await, ["1"]);
 }
 
 #[tokio::test]
@@ -349,12 +397,7 @@ async fn allocate_fails_for_a_pod_without_a_record() {
 /// kubelet sends every available ID, and once more those that must be included: more than gRPC takes by default.
 #[tokio::test]
 async fn long_requests_are_accepted() {
-    let node = Node::with(&Equipment {
-        n_gpus: 8,
-        n_shared: 8,
-        memory_unit: "2Mi".parse().unwrap(),
-        ..Equipment::default()
-    });
+    let node = Node::with_unit(8, "2Mi".parse::<MemoryUnit>().unwrap());
     let mut kubelet = node.kubelet().await;
     let plugin = kubelet.plugin(UNITS);
     let ids: Vec<String> = plugin

@@ -27,7 +27,6 @@ use device_plugin::start::node_state::NodeState;
 use machine::{Machine, card};
 use proto::memory_unit::MemoryUnit;
 use proto::resource::ResourceNames;
-use rstest::rstest;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -67,9 +66,9 @@ fn pod(number: u32) -> NodePod {
     NodePod::from_pod(&pod, "n1", &ResourceNames::default()).unwrap()
 }
 
-/// A machine with two GPUs, of which the driver limits memory on the first, and three pods there: the driver limits the first
-/// two, and the second by a soft limit alone. For the third it answers that no limit is set. The third has a process, and so has
-/// the first, with other figures than the driver's.
+/// A machine with two GPUs, of which the driver limits memory on the first, and three pods there: the driver limits the first two,
+/// and the second by a soft limit alone. For the third it answers that no limit is set. The third has a process, and so has the
+/// first, with other figures than the driver's.
 fn machine() -> Machine {
     let machine = Machine::new(&[card(0), card(1)]);
     let [first, second, third] = [1, 2, 3].map(|pod| cgroup(&machine, pod).display().to_string());
@@ -91,16 +90,20 @@ fn machine() -> Machine {
 }
 
 /// Figures in words: pod, GPU and GiB.
-fn words(figures: &BTreeMap<ContainerGpu, u64>) -> String {
+fn words(figures: &BTreeMap<ContainerGpu, u64>) -> Vec<String> {
     let mut words = Vec::new();
     for (of, bytes) in figures {
         words.push(format!("{} {} {}", of.pod.as_str(), of.gpu.as_str(), bytes / GIB));
     }
-    words.join(", ")
+    words
 }
 
-/// The first measurement by the plugin's task; none if nothing is known.
-async fn measure(machine: &Machine, level: Level, processes: bool) -> Option<Arc<MeasuredMemory>> {
+/// The use of the first measurement by the plugin's task, the limits that it read back, and the measurement; none if nothing is known.
+async fn measure(
+    machine: &Machine,
+    level: Level,
+    processes: bool,
+) -> Option<(Vec<String>, Vec<String>, Arc<MeasuredMemory>)> {
     let root = format!("--host-root={}", machine.path("").display());
     let config = Config::parse_from([
         "gpushare-device-plugin",
@@ -137,45 +140,58 @@ async fn measure(machine: &Machine, level: Level, processes: bool) -> Option<Arc
     let waited = timeout(Duration::from_secs(30), measured.changed()).await;
     waited.expect("nothing was measured in time").unwrap();
     task.abort();
-    measured.borrow().clone()
+    let measured = measured.borrow().clone()?;
+    Some((words(&measured.by_container), words(&measured.limits), measured))
 }
 
-type Change = fn(&Machine);
-
-/// The second pod has a soft limit alone. Without the PID namespace of the node only the driver knows the use. A process of a
-/// container that the driver measures counts neither twice nor as unattributed. On a GPU with a lower level the driver is not
-/// asked, an older driver cannot be, and without a cgroup it is not; then the processes count.
-#[rstest]
-#[case::driver_alone(Level::Driver, false, |_: &Machine| {}, Some(("1 GPU-0 3, 2 GPU-0 1", "1 GPU-0 4", None)))]
-#[case::driver_and_processes(
-    Level::Driver, true, |_: &Machine| {}, Some(("1 GPU-0 3, 2 GPU-0 1, 3 GPU-0 2", "1 GPU-0 4", Some(vec![5, 6])))
-)]
-#[case::lower_level(Level::None, false, |_: &Machine| {}, None)]
-#[case::lower_level_and_processes(Level::None, true, |_: &Machine| {}, Some(("1 GPU-0 0, 3 GPU-0 2", "", Some(vec![5, 6]))))]
-#[case::older_driver(Level::Driver, false, Machine::downgrade, None)]
-#[case::no_cgroup(
-    Level::Driver, true, |machine: &Machine| fs::remove_dir_all(machine.path("sys/fs")).unwrap(),
-    Some(("1 GPU-0 0, 3 GPU-0 2", "", Some(vec![5, 6])))
-)]
+/// Without the PID namespace of the node only the driver knows the use, and nothing is said about other containers.
 #[tokio::test]
-async fn the_memory_of_containers(
-    #[case] level: Level,
-    #[case] processes: bool,
-    #[case] change: Change,
-    #[case] expected: Option<(&str, &str, Option<Vec<u64>>)>,
-) {
+async fn the_driver_alone_measures_the_containers_that_it_limits() {
     let machine = machine();
-    change(&machine);
-    let measured = measure(&machine, level, processes).await;
-    let found = measured.map(|measured| {
-        let others = measured
-            .unattributed
-            .as_ref()
-            .map(|others| others.values().copied().collect());
-        (words(&measured.by_container), words(&measured.limits), others)
-    });
+    let (used, limits, measured) = measure(&machine, Level::Driver, false).await.unwrap();
+    assert_eq!(used, ["1 GPU-0 3", "2 GPU-0 1"]);
+    assert_eq!(limits, ["1 GPU-0 4"], "the second has a soft limit alone");
+    assert_eq!(measured.unattributed, None);
+}
+
+/// A process of a container that the driver measures counts neither twice nor as unattributed.
+#[tokio::test]
+async fn the_driver_is_believed_before_the_processes() {
+    let machine = machine();
+    let (used, limits, measured) = measure(&machine, Level::Driver, true).await.unwrap();
+    assert_eq!(used, ["1 GPU-0 3", "2 GPU-0 1", "3 GPU-0 2"]);
+    assert_eq!(limits, ["1 GPU-0 4"]);
+    let others: Vec<_> = measured
+        .unattributed
+        .as_ref()
+        .unwrap()
+        .values()
+        .copied()
+        .collect();
+    assert_eq!(others, [5, 6]);
+}
+
+/// On a GPU with a lower level the driver is not asked, and an older driver cannot be.
+#[tokio::test]
+async fn other_levels_and_older_drivers_leave_the_processes() {
+    let machine = machine();
+    assert!(measure(&machine, Level::None, false).await.is_none());
+    let (used, limits, _) = measure(&machine, Level::None, true).await.unwrap();
+    assert_eq!(used, ["1 GPU-0 0", "3 GPU-0 2"]);
+    assert_eq!(limits, <[&str; 0]>::default());
+    machine.downgrade();
+    assert!(measure(&machine, Level::Driver, false).await.is_none());
+}
+
+/// A container whose cgroup is not found is measured by its processes.
+#[tokio::test]
+async fn without_a_cgroup_the_processes_are_counted() {
+    let machine = machine();
+    fs::remove_dir_all(machine.path("sys/fs")).unwrap();
+    let (used, ..) = measure(&machine, Level::Driver, true).await.unwrap();
     assert_eq!(
-        found,
-        expected.map(|(used, limits, others)| (used.to_owned(), limits.to_owned(), others))
+        used,
+        ["1 GPU-0 0", "3 GPU-0 2"],
+        "no cgroup is found, and the processes are"
     );
 }

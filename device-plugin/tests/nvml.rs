@@ -10,15 +10,19 @@
 mod machine;
 
 use std::{
+    collections::BTreeMap,
     fs,
     num::NonZeroU32,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
 use device_plugin::devices::health::{Health, HealthChange, HealthPolicy, HealthReason};
 use device_plugin::devices::inventory::source::{DeviceSource, MachineSource, NvmlSource};
-use device_plugin::devices::inventory::{Feed, InventoryError, Observation, ObservationKind, PhysicalId};
+use device_plugin::devices::inventory::{
+    ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, NodeInventory, Observation, ObservationKind,
+    PciLocation, PhysicalId,
+};
 use machine::{Card, LOST, Machine, card};
 use rstest::rstest;
 use tokio::sync::mpsc;
@@ -159,7 +163,38 @@ fn unequal_gpus_are_listed_by_minor_number() {
     let machine = Machine::new(&[first, second]);
     machine.set_numa_node("0000:3b:00.0", 1);
     machine.set_numa_node("0000:3c:00.0", -1);
-    insta::assert_debug_snapshot!(machine.source().discover().unwrap());
+
+    let first = Gpu {
+        uuid: uuid(1),
+        minor: 0,
+        index: 1,
+        memory_bytes: 15_843_721_216,
+        reserved_bytes: 0,
+        model: "Tesla T4".to_owned(),
+        bus_id: Some("0000:3c:00.0".to_owned()),
+        location: PciLocation::default(),
+        labels: BTreeMap::new(),
+        device_node: PathBuf::from("/dev/nvidia0"),
+    };
+    let mut second = Gpu {
+        uuid: uuid(0),
+        minor: 1,
+        index: 0,
+        memory_bytes: 24 << 30,
+        model: "RTX 6000".to_owned(),
+        bus_id: Some("0000:3b:00.0".to_owned()),
+        device_node: PathBuf::from("/dev/nvidia1"),
+        ..first.clone()
+    };
+    second.location.numa_node = Some(1);
+    let expected = NodeInventory {
+        gpus: vec![first, second],
+        driver_version: Some("550.54.15".to_owned()),
+        vendor: "nvidia".to_owned(),
+        needs_driver: true,
+        ..NodeInventory::default()
+    };
+    assert_eq!(machine.source().discover().unwrap(), expected);
     assert_eq!(machine.calls(), ["init 0", "shutdown"]);
 }
 
@@ -170,6 +205,8 @@ fn unequal_gpus_are_listed_by_minor_number() {
     None,
     "its handle cannot be read: device fell off the bus or has otherwise become inacessible"
 )]
+#[case::no_memory(Card { memory: 0, ..card(0) }, Some(0),
+    "NVML does not know its memory: say with --gpu-memory how much of it pods may share, such as 96Gi")]
 #[case::same_minor(Card { minor: 1, ..card(0) }, Some(0), "GPU 0 has the same UUID or minor number 1")]
 #[case::same_uuid(Card { handle: 0, ..card(1) }, Some(1), "GPU 0 has the same UUID or minor number 1")]
 #[case::long_uuid(Card { uuid: "G".repeat(41), ..card(0) }, None,
@@ -432,9 +469,17 @@ async fn a_device_without_events_is_probed(#[case] events: u32, #[case] n_sets: 
     watched.until(&seen(0, ObservationKind::Lost)).await;
 }
 
+#[tokio::test]
+async fn without_any_events_all_devices_are_probed() {
+    let machine = Machine::new(&[Card { events: 2, ..card(0) }]);
+    let mut watched = Watched::start(&of_gpus(probing(&machine)));
+    let answered = seen(0, ObservationKind::Answered);
+    assert_eq!(watched.take(5).await, vec![answered; 5]);
+    watched.feed.stop().unwrap();
+}
+
 /// A GPU that was unreadable at the start, or was switched to MIG, is news for the plugin.
 #[rstest]
-#[case::was_lost_at_the_start(lost(1), card(1))]
 #[case::becomes_readable(Card { memory: 0, ..card(1) }, card(1))]
 #[case::switched_to_mig(card(1), Card { mig: true, ..card(1) })]
 #[case::other_memory(card(1), Card { memory: 1 << 30, ..card(1) })]
@@ -446,6 +491,26 @@ async fn new_devices_are_announced_once(#[case] before: Card, #[case] after: Car
     machine.insert(&[card(0), after]);
     watched.until(&INVENTORY_CHANGED).await;
     assert!(!watched.take(20).await.contains(&INVENTORY_CHANGED));
+}
+
+/// A GPU that was lost when the daemon started is found by a later session.
+#[tokio::test]
+async fn a_gpu_that_was_missing_at_the_start_is_announced() {
+    let machine = Machine::new(&[card(0), lost(1)]);
+    let source = eager(&machine);
+    let excluded = source.discover().unwrap().excluded;
+    assert!(matches!(
+        excluded.as_slice(),
+        [ExcludedGpu {
+            uuid: None,
+            exclusion: ExclusionReason::Unreadable(_),
+            ..
+        }]
+    ));
+    let mut watched = Watched::start(&source);
+    watched.take(10).await;
+    machine.insert(&[card(0), card(1)]);
+    watched.until(&INVENTORY_CHANGED).await;
 }
 
 /// The old plugin left its watcher behind, blocked on a channel, at every restart.
@@ -538,32 +603,22 @@ fn procfs(machine: &Machine, minor: &str) {
     .unwrap();
 }
 
-/// The flag is for GPUs whose memory is not known; another's is what NVML says.
 #[test]
 fn minor_and_memory_that_nvml_does_not_report_are_found_elsewhere() {
-    let (minor, memory) = UNSUPPORTED;
-    let unknown = Card {
-        minor,
-        memory,
+    let machine = Machine::new(&[Card {
+        minor: UNSUPPORTED.0,
+        memory: UNSUPPORTED.1,
         ..card(0)
-    };
-    let machine = Machine::new(&[unknown, card(1)]);
+    }]);
     procfs(&machine, "3");
     let source = of_gpus(NvmlSource {
         unknown_memory: Some(96 << 30),
         ..machine.nvml()
     });
-    let found = source.discover().unwrap().gpus;
-    let found: Vec<_> = found
-        .iter()
-        .map(|gpu| (gpu.minor, gpu.memory_bytes, gpu.device_node.as_path()))
-        .collect();
+    let gpu = source.discover().unwrap().gpus.remove(0);
     assert_eq!(
-        found,
-        [
-            (1, 16 << 30, Path::new("/dev/nvidia1")),
-            (3, 96 << 30, Path::new("/dev/nvidia3"))
-        ]
+        (gpu.minor, gpu.memory_bytes, gpu.device_node),
+        (3, 96 << 30, PathBuf::from("/dev/nvidia3"))
     );
 }
 
@@ -585,6 +640,17 @@ fn a_gpu_without_minor_or_memory_is_left_out(
         matches!(error, InventoryError::NothingToShare { .. }) && error.to_string().contains(expected),
         "{error}"
     );
+}
+
+/// The flag is for GPUs whose memory is not known; another's is what NVML says.
+#[test]
+fn known_memory_is_not_replaced() {
+    let machine = Machine::new(&[card(0)]);
+    let source = of_gpus(NvmlSource {
+        unknown_memory: Some(1 << 30),
+        ..machine.nvml()
+    });
+    assert_eq!(source.discover().unwrap().gpus[0].memory_bytes, 16 << 30);
 }
 
 /// The memory that the driver reserves changes now and then, and the device stays the same.

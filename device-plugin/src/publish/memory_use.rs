@@ -357,33 +357,52 @@ mod tests {
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-    /// `tests/memory_use.rs` compares the bytes.
     #[test]
-    fn each_process_belongs_to_a_container_or_to_none() {
+    fn memory_of_unknown_processes_is_a_figure_of_its_own() {
         let known = NodePod {
             created: vec![(ID.to_owned(), "main".to_owned())],
             ..pod("a", 1, [units(1)])
         };
-        let process = |(minor, pid)| ProcessMemory {
+        let process = |minor, pid, bytes| ProcessMemory {
             gpu: gpu(minor).uuid,
             pid,
             container: None,
-            bytes: 1,
+            bytes,
         };
-        let processes = [(0, 7), (0, 9), (0, 10), (1, 7)].map(process);
+        let processes = [
+            process(0, 7, 10),
+            process(0, 8, 5),
+            process(1, 7, 1),
+            process(0, 9, 100),
+            process(0, 10, 1),
+        ];
         let cgroups_of = |pid| match pid {
-            7 => Some(format!("0::/kubepods/pod1/{ID}\n")),
+            7 | 8 => Some(format!("0::/kubepods/pod1/{ID}\n")),
             9 => Some(format!("0::/kubepods/pod2/{}\n", ID.replace('0', "f"))),
             _ => None,
         };
         let measured = MeasuredMemory::attribute(&processes, &pods([known]), cgroups_of);
-        let owners: Vec<_> = measured
+        let found: Vec<_> = measured
+            .by_container
+            .iter()
+            .map(|(of, bytes)| {
+                (
+                    of.pod.as_str(),
+                    of.container.as_str(),
+                    of.gpu == gpu(0).uuid,
+                    *bytes,
+                )
+            })
+            .collect();
+        assert_eq!(found, [("a", "main", true, 15), ("a", "main", false, 1)]);
+        assert_eq!(measured.unattributed, Some([(gpu(0).uuid, 101)].into()));
+        let main = Some((PodUid::from("a"), "main".to_owned()));
+        let of_main = measured
             .processes
             .iter()
-            .map(|process| (process.pid, process.container.is_some()))
-            .collect();
-        assert_eq!(owners, [(7, true), (9, false), (10, false), (7, true)]);
-        assert_eq!(measured.unattributed, Some([(gpu(0).uuid, 2)].into()));
+            .filter(|process| process.container == main);
+        assert_eq!(of_main.map(|process| process.pid).collect::<Vec<_>>(), [7, 8, 7]);
+        assert_eq!(measured.processes.len(), 5);
     }
 
     /// The use of a container that was created after the measurement is not known, and is not 0.
@@ -451,6 +470,26 @@ mod tests {
         node.measure_again.notify_one();
         measured.changed().await.unwrap();
         assert!(started.elapsed() < INTERVAL / 2, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn figures_of_the_driver_replace_those_of_processes() {
+        let of = |container: &str| ContainerGpu {
+            pod: PodUid::from("a"),
+            container: container.to_owned(),
+            gpu: gpu(0).uuid,
+        };
+        let mut measured = MeasuredMemory {
+            by_container: [(of("both"), 5), (of("process"), 6)].into(),
+            ..MeasuredMemory::default()
+        };
+        measured.set((of("both"), ID.to_owned()), 7, Some(9));
+        measured.set((of("driver"), ID.to_owned()), 0, None);
+        assert_eq!(
+            measured.by_container,
+            [(of("both"), 7), (of("driver"), 0), (of("process"), 6)].into()
+        );
+        assert_eq!(measured.limits, [(of("both"), 9)].into());
     }
 
     #[test]

@@ -218,6 +218,23 @@ mod tests {
         );
     }
 
+    /// Another program's annotation is read by the scheduler where this plugin writes none.
+    #[test]
+    fn allocations_that_another_program_has_noted_are_checked() {
+        let fleet = builders::fleet(2);
+        let found = |noted: &KubeletAllocations| {
+            let found = ReportProblem::find(&fleet, &NodeOverrides::default(), None, Some(noted));
+            found.map(|found| (found.reason, found.is_certain, found.message))
+        };
+        assert_eq!(
+            found(&allocated("GPU-00000000-aaaa-bbbb-cccc-000000000000")),
+            None
+        );
+        let text = "annotation node.koordinator.sh/gpu-checkpoints names GPU \"GPU-old\", and the node does not have it";
+        let expected = (ALLOCATION_OF_MISSING, true, text.to_owned());
+        assert_eq!(found(&allocated("GPU-old")), Some(expected));
+    }
+
     /// One event for each problem, whatever process of the plugin writes the object; none for a node of another kind.
     #[test]
     fn an_event_follows_a_new_problem_only() {

@@ -82,6 +82,11 @@ fn look_again(uid: &str) -> Verification {
 }
 
 #[test]
+fn a_container_whose_devices_match_its_record_passes() {
+    assert_eq!(verify(&[0, 1], &[Some(0), Some(1)], 0), Verification::Passed);
+}
+
+#[test]
 fn a_swap_prefers_the_pod_that_has_the_recorded_device() {
     assert_eq!(
         partner(&verify(&[0, 1, 1], &[Some(1), None, Some(0)], 0)),

@@ -89,6 +89,7 @@ impl Equipment {
 pub(crate) struct Node {
     pub(crate) fleet: watch::Sender<Arc<NodeFleet>>,
     pub(crate) pods: watch::Sender<NodePods>,
+    pub(crate) state: Arc<NodeState>,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: JoinSet<()>,
     dir: TempDir,
@@ -100,6 +101,15 @@ impl Node {
         Self::with(&Equipment {
             n_gpus,
             n_shared: n_gpus,
+            ..Equipment::default()
+        })
+    }
+
+    pub(crate) fn with_unit(n_gpus: u32, memory_unit: MemoryUnit) -> Self {
+        Self::with(&Equipment {
+            n_gpus,
+            n_shared: n_gpus,
+            memory_unit,
             ..Equipment::default()
         })
     }
@@ -146,6 +156,7 @@ impl Node {
         Self {
             fleet,
             pods,
+            state,
             stop,
             tasks,
             dir,
@@ -161,6 +172,15 @@ impl Node {
         let mut kubelet = FakeKubelet::start(self.path());
         kubelet.register_both().await;
         kubelet
+    }
+
+    /// Writes kubelet's checkpoint of these containers of pod `a` and what they were given.
+    pub(crate) fn write_checkpoint(&self, allocated: &[(&str, &str)]) {
+        let entry = |(container, resource): &(&str, &str)| json!({"PodUID": "uid-a", "ContainerName": container, "ResourceName": resource, "DeviceIDs": {"-1": ["x"]}});
+        let entries: Vec<_> = allocated.iter().map(entry).collect();
+        let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+            .to_string();
+        fs::write(self.path().join("kubelet_internal_checkpoint"), text).unwrap();
     }
 
     /// Shows the plugin a new or changed pod.
@@ -187,12 +207,6 @@ impl Node {
                 (is_healthy, "the driver reported critical error XID 79".to_owned());
         });
     }
-}
-
-/// Writes kubelet's checkpoint into its device plugin directory.
-pub(crate) fn write_checkpoint(dir: &Path, entries: &Value, registered: &Value) {
-    let text = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1});
-    fs::write(dir.join("kubelet_internal_checkpoint"), text.to_string()).unwrap();
 }
 
 /// A check before starts whose API server does not answer.
@@ -289,4 +303,30 @@ pub(crate) fn koordinator(minors: &[u32], assumed_at: u64) -> Value {
         "scheduling.koordinator.sh/device-allocated": json!({"gpu": gpus}).to_string(),
         "scheduling.koordinator.sh/bind-timestamp": assumed_at.to_string(),
     })
+}
+
+/// A pod of whose second container this half is answered for, and one on another GPU that asks for the same units.
+pub(crate) async fn in_the_middle_of_a_container(half: (&str, usize)) -> (Node, FakeKubelet) {
+    let node = Node::new(2);
+    let mut kubelet = node.kubelet().await;
+    node.show(&pod(
+        "a",
+        &[&[(UNITS, 2)], &[(SHARES, 1), (UNITS, 3)]],
+        &gpushare(0, 5, 1),
+    ));
+    node.show(&pod("b", &[&[(UNITS, 3)]], &gpushare(1, 3, 2)));
+    for call in [(UNITS, 2), half] {
+        kubelet.container(&[call]).await.unwrap();
+    }
+    node.write_checkpoint(&[("c0", UNITS)]);
+    (node, kubelet)
+}
+
+/// The GPU of each call's answer.
+pub(crate) async fn indices(kubelet: &mut FakeKubelet, n_calls: usize) -> Vec<String> {
+    let mut indices = Vec::new();
+    for _ in 0..n_calls {
+        indices.push(kubelet.container(&[(UNITS, 3)]).await.unwrap()["ALIYUN_COM_GPU_MEM_IDX"].clone());
+    }
+    indices
 }

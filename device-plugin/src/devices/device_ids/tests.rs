@@ -239,3 +239,18 @@ proptest! {
         }
     }
 }
+
+/// dcgm-exporter finds the GPU of a share with `KUBERNETES_VIRTUAL_GPUS`: the part of an ID before `::`, unless the ID has the
+/// form of a MIG device or of GKE's plugin (`toDeviceToSharingPods` in 4.5.3).
+#[test]
+fn dcgm_exporter_finds_the_gpu_of_a_share() {
+    let found = gpus(&["GPU-00000000-aaaa-bbbb-cccc-000000000000"], 3 << 30);
+    let scheme = IdScheme::new(&found, 2, MemoryUnit::GIB).unwrap();
+    for id in scheme.ids(ExtendedResource::Shared, &found[0].uuid) {
+        assert!(
+            !id.starts_with("MIG-") && !id.starts_with("nvidia") && !id.contains("/vgpu"),
+            "{id}"
+        );
+        assert_eq!(id.split("::").next(), Some(found[0].uuid.as_str()));
+    }
+}

@@ -96,6 +96,59 @@ fn an_error_without_a_known_device_changes_no_health(#[case] device: Option<&str
     assert!(health.is_healthy(&uuid(A)) && health.is_healthy(&uuid(B)));
 }
 
+#[rstest]
+#[case::enough_answers_and_quiet(&[30, 60, 90], Some(90))]
+#[case::quiet_passes_between_answers(&[10, 20, 30, 59, 60], Some(60))]
+#[case::not_quiet_for_long_enough(&[10, 20, 30, 59], None)]
+#[case::too_few_answers(&[60, 120], None)]
+#[case::late_answers(&[1000, 1001, 1002], Some(1002))]
+fn recovery_needs_answers_and_a_quiet_time(#[case] answers: &[u64], #[case] recovered: Option<u64>) {
+    for trouble in [Xid(92), Lost, failed()] {
+        let mut health = two_devices();
+        assert!(health.observe(seconds(0), &of(A, trouble)).is_some());
+        let answers: Vec<_> = answers.iter().map(|at| (*at, Answered)).collect();
+        let expected: Vec<_> = recovered
+            .iter()
+            .map(|at| (*at, true, "Recovered".to_owned()))
+            .collect();
+        assert_eq!(changes(&mut health, &answers), expected);
+        assert_eq!(health.is_healthy(&uuid(A)), recovered.is_some());
+    }
+}
+
+#[rstest]
+#[case::xid_again(Xid(92), 3, 131)]
+#[case::failed_probe(failed(), 3, 131)]
+#[case::xid_of_an_application(Xid(31), 0, 73)]
+fn an_error_during_recovery_restarts_it(
+    #[case] trouble: ObservationKind,
+    #[case] extra: u64,
+    #[case] at: u64,
+) {
+    let mut health = two_devices();
+    let answers = |from: u64, n: u64| (from..from + n).map(|at| (at, Answered));
+    let history: Vec<_> = [(0, Xid(92)), (70, Answered)]
+        .into_iter()
+        .chain([(71, trouble)])
+        .chain(answers(72, 2 + extra))
+        .chain(answers(131, 1))
+        .collect();
+    let recovered: Vec<_> = changes(&mut health, &history)
+        .into_iter()
+        .filter(|(_, healthy, _)| *healthy)
+        .collect();
+    assert_eq!(recovered, [(at, true, "Recovered".to_owned())]);
+}
+
+/// One message per change: the old plugin sent one for every virtual device.
+#[test]
+fn a_repeated_error_is_reported_once_and_another_one_again() {
+    let history = [(1, Xid(92)), (2, Xid(92)), (3, Lost), (4, Lost), (5, Xid(48))];
+    let expected =
+        [(1, "Xid92"), (3, "Lost"), (5, "Xid48")].map(|(at, reason)| (at, false, reason.to_owned()));
+    assert_eq!(changes(&mut two_devices(), &history), expected);
+}
+
 #[test]
 fn messages_name_the_fault_and_the_remedy() {
     let policy = HealthPolicy {
@@ -418,5 +471,25 @@ fn a_device_that_needs_a_reset_recovers_only_after_it(#[case] trouble: Observati
         again.message.contains("relapse 1"),
         "an operator's word lasts until the next trouble: {}",
         again.message
+    );
+}
+
+/// Other trouble meanwhile does not make the device forget that it needs a reset.
+#[test]
+fn a_failed_probe_does_not_replace_the_need_for_a_reset() {
+    let history = [(0, Xid(95)), (1, failed())];
+    let mut health = two_devices();
+    assert_eq!(changes(&mut health, &history).len(), 2);
+    let answers: Vec<_> = (70..80).map(|at| (at, Answered)).collect();
+    assert_eq!(changes(&mut health, &answers), []);
+}
+
+/// The driver's own word comes after its XID, and does not hide it.
+#[test]
+fn the_recovery_action_of_the_driver_does_not_replace_the_xid() {
+    let history = [(0, Xid(95)), (1, NeedsReset("GPU reset".to_owned()))];
+    assert_eq!(
+        changes(&mut two_devices(), &history),
+        [(0, false, "Xid95".to_owned())]
     );
 }

@@ -39,6 +39,16 @@ fn missing_amounts_of_a_record_follow_from_the_pod_and_the_gpu() {
 }
 
 #[test]
+fn the_variables_of_shares_of_two_gpus() {
+    assert_json_snapshot!(environment(&settings(), &pod("a", 1, [shares(2)]), ExtendedResource::Shared, &[3, 1]), @r#"
+    {
+      "GPUSHARE_GPU_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001",
+      "NVIDIA_VISIBLE_DEVICES": "GPU-00000003-aaaa-bbbb-cccc-000000000003,GPU-00000001-aaaa-bbbb-cccc-000000000001"
+    }
+    "#);
+}
+
+#[test]
 fn shares_beside_memory_units_add_no_variables() {
     let both = ContainerRequest {
         shared: 1,

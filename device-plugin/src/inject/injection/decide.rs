@@ -282,6 +282,30 @@ mod tests {
         insta::assert_snapshot!(rows.join("\n"));
     }
 
+    /// A mode that cannot work is never chosen where one that works is there.
+    #[test]
+    fn auto_chooses_a_mode_that_works_if_there_is_one() {
+        for cdi in ["read", "unknown", "off", "unwritable"] {
+            for driver in ["toolkit", "management", "none", "simulated"] {
+                for variable in ["works", "fails", "unknown"] {
+                    let facts = facts(cdi, driver, variable);
+                    let chosen = decide(None, &facts);
+                    let can_work = [Mode::Cdi, Mode::Envvar]
+                        .map(|mode| decide(Some(mode), &facts).certainty == Certainty::Proven);
+                    assert_eq!(
+                        chosen.certainty == Certainty::Proven,
+                        can_work.contains(&true),
+                        "{facts:?}"
+                    );
+                    assert!(
+                        chosen.mode == Mode::Cdi || facts.variable == VariableSupport::Works,
+                        "only CDI fails closed: {facts:?}"
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_message_names_the_setting_to_change() {
         let message = |cdi, driver, variable| decide(None, &facts(cdi, driver, variable)).message;
@@ -310,65 +334,100 @@ mod tests {
         );
     }
 
-    /// Facts in words: the value of the variable in the plugin's own container, and whatever else holds.
-    fn facts_in_words(text: &str) -> VariableFacts {
-        let has = |word: &str| text.split(' ').any(|other| other == word);
-        let configured = [
-            ("configured-default", ConfiguredRuntime::Default),
-            ("configured-class", ConfiguredRuntime::OfRuntimeClass),
-            ("configured-inactive", ConfiguredRuntime::Inactive),
-            ("without-files", ConfiguredRuntime::Unknown),
-        ];
-        let value = text.split(' ').next().filter(|value| *value != "unset");
-        VariableFacts {
-            is_simulated: has("simulated"),
-            own: OwnContainer {
-                visible_devices: value.map(str::to_owned),
-                runtime_class: has("class").then(|| "nvidia".to_owned()),
-                is_privileged: has("privileged"),
-                has_driver_root: has("driver-root"),
-                ..OwnContainer::default()
-            },
-            configured: configured
-                .into_iter()
-                .find(|(word, _)| has(word))
-                .map(|(_, found)| found),
-            toolkit_names_uuid: has("toolkit"),
-            has_management_spec: has("operator"),
+    fn own(value: &str) -> OwnContainer {
+        OwnContainer {
+            visible_devices: Some(value.to_owned()),
+            ..OwnContainer::default()
         }
     }
 
-    /// The kinds of nodes in docs/nvidia.md, and those with configuration files: the variable's effect, and the pods that see
-    /// all GPUs if their image says so. A runtime that resolves no UUID may give all GPUs to an image that names none. A
-    /// container that has GPUs in any case, or asks for none, shows nothing about containers of others.
-    #[test]
-    fn the_effect_of_the_variable_on_every_kind_of_node() {
-        let mut rows = Vec::new();
-        for text in [
-            "unset simulated",
-            "all simulated",
-            "all",
-            "void",
-            "void toolkit",
-            "void toolkit operator",
-            "void operator",
-            "all class",
-            "all driver-root",
-            "all privileged",
-            "all privileged class",
-            "unset",
-            "0,1",
-            "void privileged configured-default",
-            "void privileged configured-class",
-            "void privileged configured-inactive",
-            "void privileged without-files",
-            "all class configured-default",
-            "all configured-inactive",
-            "all without-files",
-        ] {
-            let facts = facts_in_words(text);
-            rows.push(format!("{text}: {:?}; {:?}", variable(&facts), exposure(&facts)));
+    fn seen(own: OwnContainer) -> VariableFacts {
+        VariableFacts {
+            own,
+            ..VariableFacts::default()
         }
-        insta::assert_snapshot!(rows.join("\n"));
+    }
+
+    /// A runtime that resolves no UUID may give all GPUs to an image that names none.
+    #[rstest]
+    #[case::simulated(VariableFacts { is_simulated: true, ..seen(own("all")) }, None)]
+    #[case::default_runtime_legacy(seen(own("all")), Some(Exposure::EveryPod))]
+    #[case::default_runtime_jit_cdi(seen(own("void")), Some(Exposure::EveryPod))]
+    #[case::operator_runtime_as_default(VariableFacts { has_management_spec: true, ..seen(own("void")) }, Some(Exposure::EveryPod))]
+    #[case::runtime_class(seen(OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }), Some(Exposure::RuntimeClass("nvidia".to_owned())))]
+    fn exposure_follows_from_the_plugins_own_container(
+        #[case] facts: VariableFacts,
+        #[case] expected: Option<Exposure>,
+    ) {
+        assert_eq!(exposure(&facts), expected);
+    }
+
+    /// A container that has GPUs in any case, or asks for none, shows nothing about containers of others.
+    #[rstest]
+    #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), "--driver-root")]
+    #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), "is privileged")]
+    #[case::privileged_with_class(seen(OwnContainer { is_privileged: true, runtime_class: Some("nvidia".to_owned()), ..own("all") }), "is privileged")]
+    #[case::no_variable(VariableFacts::default(), "does not set NVIDIA_VISIBLE_DEVICES=all")]
+    fn exposure_is_unknown_where_nothing_can_be_concluded(#[case] facts: VariableFacts, #[case] words: &str) {
+        let Some(Exposure::Unknown(why)) = exposure(&facts) else {
+            panic!("{:?}", exposure(&facts));
+        };
+        assert!(why.contains(words), "{why}");
+    }
+
+    /// The configuration of the node's runtime, for a plugin whose own container shows nothing, or has seen something.
+    #[rstest]
+    #[case::default(ConfiguredRuntime::Default, privileged(), "Some(EveryPod)")]
+    #[case::class(
+        ConfiguredRuntime::OfRuntimeClass,
+        privileged(),
+        "Some(RuntimeClass(\"nvidia\"))"
+    )]
+    #[case::runc(ConfiguredRuntime::Inactive, privileged(), "None")]
+    #[case::no_files(ConfiguredRuntime::Unknown, privileged(), "Some(Unknown(\"no configuration")]
+    #[case::became_the_default(ConfiguredRuntime::Default, OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }, "Some(EveryPod)")]
+    #[case::seen(ConfiguredRuntime::Inactive, own("all"), "Some(EveryPod)")]
+    #[case::seen_without_files(ConfiguredRuntime::Unknown, own("all"), "Some(EveryPod)")]
+    fn exposure_follows_from_the_configuration_too(
+        #[case] configured: ConfiguredRuntime,
+        #[case] own: OwnContainer,
+        #[case] expected: &str,
+    ) {
+        let facts = VariableFacts {
+            configured: Some(configured),
+            ..seen(own)
+        };
+        let found = format!("{:?}", exposure(&facts));
+        assert!(found.starts_with(expected), "{found}");
+    }
+
+    /// As the component `driver-root` makes the plugin's container.
+    fn privileged() -> OwnContainer {
+        OwnContainer {
+            has_driver_root: true,
+            is_privileged: true,
+            ..own("void")
+        }
+    }
+
+    /// One row per kind of node in docs/nvidia.md.
+    #[rstest]
+    #[case::simulated(VariableFacts { is_simulated: true, ..VariableFacts::default() }, "Works")]
+    #[case::default_runtime_legacy(seen(own("all")), "Works")]
+    #[case::default_runtime_jit_cdi(seen(own("void")), "Works")]
+    #[case::default_runtime_cdi_of_the_toolkit(VariableFacts { toolkit_names_uuid: true, ..seen(own("void")) }, "Works")]
+    #[case::specs_of_the_toolkit_and_of_the_operator(VariableFacts { toolkit_names_uuid: true, has_management_spec: true, ..seen(own("void")) }, "Unknown")]
+    #[case::operator_runtime_as_default(VariableFacts { has_management_spec: true, ..seen(own("void")) }, "Fails")]
+    #[case::runtime_class(seen(OwnContainer { runtime_class: Some("nvidia".to_owned()), ..own("all") }), "Fails")]
+    #[case::driver_root(seen(OwnContainer { has_driver_root: true, ..own("all") }), "Unknown")]
+    #[case::privileged(seen(OwnContainer { is_privileged: true, ..own("all") }), "Unknown")]
+    #[case::no_variable(VariableFacts::default(), "Unknown")]
+    #[case::some_gpus(seen(own("0,1")), "Unknown")]
+    fn the_plugins_own_container_shows_the_variables_effect(
+        #[case] facts: VariableFacts,
+        #[case] expected: &str,
+    ) {
+        let found = format!("{:?}", variable(&facts));
+        assert!(found.starts_with(expected), "{found}");
     }
 }

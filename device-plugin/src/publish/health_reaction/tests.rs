@@ -122,30 +122,47 @@ fn pods_of_gpus_that_an_earlier_process_had_get_one_event() {
     assert_eq!(of_pods.count(), 1, "a device of this process: {actions:?}");
 }
 
-/// Only if the operator wants it, and only pods that do not leave already.
+/// Only if the operator wants it; not before the trouble has lasted; again after a refusal, but with a delay.
 #[test]
-fn pods_are_evicted_if_the_operator_wants_it() {
-    let (now, sick) = (Instant::now(), with(&[(false, "XID 79")]));
-    let staying = pod("a", 1, [units(2)]);
-    let leaving = NodePod {
-        deleting: true,
-        ..staying.clone()
+fn pods_are_evicted_if_enabled_after_a_delay_and_again_after_a_refusal() {
+    let sick = || with(&[(false, "XID 79")]);
+    let evictions = |actions: Vec<HealthAction>| {
+        actions
+            .into_iter()
+            .filter(|action| matches!(action, HealthAction::Evict(_)))
+            .count()
     };
-    for (evicts, pod, expected) in [
-        (true, staying.clone(), 1),
-        (false, staying, 0),
-        (true, leaving, 0),
-    ] {
-        let mut tracker = HealthTracker::new(evicts);
-        let here = pods([pod]);
-        tracker.update(&sick, &here, now);
-        assert_eq!(tracker.next_eviction(now).is_some(), evicts);
-        let actions = tracker.update(&sick, &here, now + EVICTION_GRACE);
-        let evicted = actions
-            .iter()
-            .filter(|action| matches!(action, HealthAction::Evict(_)));
-        assert_eq!(evicted.count(), expected);
-    }
+    let now = Instant::now();
+    let here = pods([pod("a", 1, [units(2)])]);
+    let mut never = HealthTracker::new(false);
+    never.update(&sick(), &here, now);
+    assert_eq!(
+        (
+            evictions(never.update(&sick(), &here, now + 2 * EVICTION_GRACE)),
+            never.next_eviction(now)
+        ),
+        (0, None)
+    );
+    let mut tracker = HealthTracker::new(true);
+    assert_eq!(evictions(tracker.update(&sick(), &here, now)), 0);
+    assert_eq!(tracker.next_eviction(now), Some(now + EVICTION_GRACE));
+    assert_eq!(evictions(tracker.update(&sick(), &here, now + EVICTION_GRACE)), 1);
+    assert_eq!(
+        evictions(tracker.update(&sick(), &here, now + EVICTION_GRACE + EVICTION_RETRY / 2)),
+        0
+    );
+    assert_eq!(
+        evictions(tracker.update(&sick(), &here, now + EVICTION_GRACE + EVICTION_RETRY)),
+        1
+    );
+    let leaving = pods([NodePod {
+        deleting: true,
+        ..pod("a", 1, [units(2)])
+    }]);
+    assert_eq!(
+        evictions(tracker.update(&sick(), &leaving, now + 2 * EVICTION_GRACE)),
+        0
+    );
 }
 
 /// The API server refuses as long as a disruption budget does not allow it.

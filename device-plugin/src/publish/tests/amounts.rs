@@ -48,6 +48,43 @@ fn a_correct_node_status_is_not_written() {
         None
     );
 }
+
+/// A sick device takes no new pods, but those that run must survive kubelet's restart.
+#[test]
+fn node_status_covers_running_pods_on_an_unhealthy_gpu() {
+    let mut asking = NodePod {
+        stage: PodStage::Running,
+        ..pod("a", 1, [units(1)])
+    };
+    let spec = json!({"containers": [{"resources": {"requests": {"koordinator.sh/gpu-core": "150"}}}]});
+    asking.requests = Requests::from_spec(&serde_json::from_value(spec).unwrap());
+    let ended = NodePod {
+        stage: PodStage::Terminal,
+        uid: "b".into(),
+        ..asking.clone()
+    };
+    let values = offers(&sick(0)).max(node_patches::requested(&pods([asking, ended])));
+    let patch = node_patches::status_amounts(&node(&json!({})), values).unwrap();
+    assert_eq!(patch["status"]["capacity"]["koordinator.sh/gpu-core"], "150");
+    assert_eq!(
+        patch["status"]["allocatable"]["koordinator.sh/gpu-memory-ratio"],
+        "100"
+    );
+}
+
+#[test]
+fn resources_without_devices_are_removed_from_the_node_status() {
+    let held = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu.shared": "100"});
+    let patch = node_patches::status_amounts(&node(&held), Requests::default()).unwrap();
+    assert_eq!(
+        patch,
+        json!({"status": {"capacity": {"koordinator.sh/gpu-core": null}, "allocatable": {"koordinator.sh/gpu-core": null}}})
+    );
+    assert_eq!(
+        node_patches::status_amounts(&node(&json!({})), Requests::default()),
+        None
+    );
+}
 /// A pod that kubelet has not admitted, and cannot admit, must not make room for itself.
 #[test]
 fn requests_of_pods_that_cannot_be_admitted_do_not_count() {

@@ -88,26 +88,35 @@ fn device_ids_become_uuids_where_the_gpu_is_known(#[case] id: &str, #[case] expe
     assert_eq!(allocation::device_name(id, &fleet(4)), expected);
 }
 
-/// A record that names one of two devices does not agree.
 #[test]
 fn pods_without_a_record_are_published_and_pods_with_one_are_not() {
-    let [ours, elsewhere, half] =
-        ["ours", "elsewhere", "half"].map(|name| pod(name, 1, [whole(1)]).at(PodStage::Running));
+    let [ours, elsewhere] = ["ours", "elsewhere"].map(|name| pod(name, 1, [whole(1)]).at(PodStage::Running));
     let allocations = [
         allocation(named("ours"), &[&uuid(0)]),
         allocation(named("elsewhere"), &[&uuid(1)]),
-        allocation(named("half"), &[&uuid(0), &uuid(1)]),
         allocation(named("theirs"), &[&uuid(2)]),
         allocation(named("unknown"), &[&uuid(3)]),
     ];
     let expected = [
         (String::new(), vec![uuid(3)]),
         ("elsewhere".to_owned(), vec![uuid(1)]),
-        ("half".to_owned(), vec![uuid(0), uuid(1)]),
         ("theirs".to_owned(), vec![uuid(2)]),
     ];
-    let known = [ours, elsewhere, half, unrecorded_pod("theirs")];
-    assert_eq!(published(&allocations, known), expected);
+    assert_eq!(
+        published(&allocations, [ours, elsewhere, unrecorded_pod("theirs")]),
+        expected
+    );
+}
+
+/// A record that names one of two devices does not agree.
+#[test]
+fn a_record_that_names_one_of_two_devices_does_not_agree() {
+    let ours = pod("ours", 1, [whole(2)]).at(PodStage::Running);
+    let allocations = [allocation(named("ours"), &[&uuid(0), &uuid(1)])];
+    assert_eq!(
+        published(&allocations, [ours]),
+        [("ours".to_owned(), vec![uuid(0), uuid(1)])]
+    );
 }
 
 #[test]
@@ -382,19 +391,11 @@ async fn devices_of_the_vendors_plugin_count_after_it_was_replaced() {
     assert!(read(&settings, &fleet(4), false, &mut no_claims()).await.is_err());
 }
 
-/// A kubelet that does not answer may have allocated or prepared anything.
 #[tokio::test]
 async fn without_kubelet_nothing_is_known() {
     let dir = tempfile::tempdir().unwrap();
-    let of_plugins = settings(dir.path());
-    let of_claims = VendorSettings {
-        resources: BTreeSet::new(),
-        ..settings(dir.path())
-    };
-    for (settings, has_claimants) in [(of_plugins, false), (of_claims, true)] {
-        let found = read(&settings, &fleet(1), has_claimants, &mut no_claims()).await;
-        assert!(found.is_err(), "{found:?}");
-    }
+    let found = read(&settings(dir.path()), &fleet(1), false, &mut no_claims()).await;
+    assert!(found.is_err(), "{found:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -476,6 +477,19 @@ async fn an_unknown_device_counts_as_all_gpus() {
     );
 }
 
+/// A kubelet that does not answer may have prepared anything.
+#[tokio::test]
+async fn claims_that_cannot_be_listed_are_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = VendorSettings {
+        resources: BTreeSet::new(),
+        ..settings(dir.path())
+    };
+    drop(UnixListener::bind(&settings.pod_resources.socket).unwrap());
+    let found = read(&settings, &fleet(1), true, &mut no_claims()).await;
+    assert!(found.is_err(), "{found:?}");
+}
+
 /// kubelet has allocated GPU 0 to container `w1` of the pod `listed`; the runtime hook has seen other GPUs.
 #[rstest]
 #[case::nothing_is_known(&[], &["listed w1 0"])]
@@ -488,32 +502,52 @@ async fn an_unknown_device_counts_as_all_gpus() {
 #[case::ended(&[("ended", "w1", 3)], &["listed w1 0"])]
 #[case::unknown(&[("unknown", "w1", 3)], &["listed w1 0"])]
 fn seen_gpus_correct_kubelet_s_allocations(#[case] entries: &[(&str, &str, u32)], #[case] expected: &[&str]) {
+    let ended = NodePod {
+        stage: PodStage::Terminal,
+        ..unplaced("ended", whole(1))
+    };
     let known = [
         unplaced("listed", whole(1)),
         unplaced("unlisted", whole(1)),
         unplaced("units", units(2)),
         pod("ours", 1, [whole(1)]),
-        unplaced("ended", whole(1)).at(PodStage::Terminal),
+        ended,
     ];
-    let listed = Allocation {
+    let allocation = Allocation {
+        pod: PodKey::Named {
+            namespace: "default".to_owned(),
+            name: "listed".to_owned(),
+        },
         container: "w1".to_owned(),
-        ..allocation(named("listed"), &[&uuid(0)])
+        resource: "nvidia.com/gpu".to_owned(),
+        device_ids: vec![uuid(0)],
+        sees_recorded_devices: false,
+        claim: None,
     };
     let mut seen = SeenGpus::default();
     for (uid, container, minor) in entries {
         seen.record((*uid).into(), container, [gpu(*minor).uuid].into(), &pods([]));
     }
-    let mut texts = Vec::new();
-    for found in correct_by_runtime(vec![listed], &seen, &pods(known), &fleet(4)) {
-        assert_eq!(found.resource, NVIDIA);
-        let pod = match &found.pod {
-            PodKey::Named { name, .. } => name,
-            PodKey::Uid(uid) => uid.as_str(),
-        };
-        let minors = (0..4).filter(|minor| found.device_ids == [uuid(*minor)]);
-        let minors: Vec<String> = minors.map(|minor| minor.to_string()).collect();
-        texts.push(format!("{pod} {} {}", found.container, minors.join(",")));
-    }
+    let corrected = correct_by_runtime(vec![allocation], &seen, &pods(known), &fleet(4));
+    let minor = |id: &String| {
+        fleet(4)
+            .gpus
+            .iter()
+            .find(|entry| entry.device.uuid.as_str() == id)
+            .map(|entry| entry.device.minor.to_string())
+    };
+    let texts: Vec<String> = corrected
+        .iter()
+        .map(|allocation| {
+            assert_eq!(allocation.resource, "nvidia.com/gpu");
+            let pod = match &allocation.pod {
+                PodKey::Named { name, .. } => name,
+                PodKey::Uid(uid) => uid.as_str(),
+            };
+            let minors: Vec<String> = allocation.device_ids.iter().filter_map(minor).collect();
+            format!("{pod} {} {}", allocation.container, minors.join(","))
+        })
+        .collect();
     assert_eq!(texts, expected);
 }
 

@@ -1,5 +1,6 @@
 //! Tables of matched pods, and random admissions in kubelet's order.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -205,6 +206,22 @@ fn equal_pods_admitted_in_another_order_are_planned_to_swap() {
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
+/// Admitted in reverse order, each record is used once.
+#[test]
+fn each_record_is_used_once() {
+    let mut scene = Scene::new((0..4).map(|n| pod(&format!("p{n}"), 10 + u64::from(n), [units(2)]).on([n])));
+    let mut known = Vec::new();
+    let mut given = Vec::new();
+    for n in (0..4).rev() {
+        let ids = format!("id{n}");
+        given.push(scene.call_for(Memory, 2, &ids));
+        known.push(allocated(&format!("p{n}"), "u2", Memory, &[&ids]));
+        scene.correct(known.clone());
+    }
+    let gpus: BTreeSet<_> = given.iter().map(|answer| answer.rsplit(' ').next()).collect();
+    assert_eq!(gpus, ["0", "1", "2", "3"].map(Some).into());
+}
+
 /// The other pod of a planned swap is gone: the pod keeps its own record.
 #[test]
 fn a_planned_swap_with_a_deleted_pod_is_dropped() {
@@ -238,6 +255,16 @@ fn a_checkpoint_entry_of_an_ended_pod_proves_nothing() {
     scene.pods.apply(pod("new", 2, [units(2)]).on([1]));
     assert_eq!(scene.call_for(Memory, 2, "x"), "new/0 on minor 1");
     scene.correct([stale]);
+    assert_eq!(scene.call(Memory, 2), "NoPod");
+}
+
+/// The call came before the pod was known, and was answered by its IDs: it must not be matched with another one's call.
+#[test]
+fn a_call_answered_before_its_pod_was_known_is_recorded_later() {
+    let mut scene = Scene::new([]);
+    scene.answer(Memory, "x", None);
+    scene.pods.apply(pod("a", 1, [units(2)]));
+    scene.correct([allocated("a", "u2", Memory, &["x"])]);
     assert_eq!(scene.call(Memory, 2), "NoPod");
 }
 
@@ -537,6 +564,17 @@ fn a_new_pod_of_the_same_name_is_matched_again() {
         ..pod("a", 5, [units(2)])
     });
     assert_eq!(scene.call(Memory, 2), "a2/0");
+}
+
+#[test]
+fn a_pod_is_complete_once_all_its_calls_are_answered() {
+    let mut scene = Scene::new([pod("a", 1, [shares(1), units(2)])]);
+    let is_complete = |scene: &Scene| scene.log.is_complete(scene.pods.get(&PodUid::from("a")).unwrap());
+    assert!(!is_complete(&scene));
+    scene.call(Shared, 1);
+    assert!(!is_complete(&scene));
+    scene.call(Memory, 2);
+    assert!(is_complete(&scene));
 }
 
 /// The calls that kubelet makes for a pod, the resources of each container in an order of its own.

@@ -1,15 +1,17 @@
 //! Parsing the file, and watching it.
 
 use daemon::api_server::one_line;
-use std::{fmt::Write as _, path::Path};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
 use proptest::prelude::*;
 use rstest::rstest;
-use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use proto::topology::GpuPartitionPolicy;
 
 use super::parse::fill_in_node;
 use super::*;
+use crate::devices::inventory::{Gpu, PciLocation};
 
 mod others;
 
@@ -30,28 +32,83 @@ fn device(health: &str) -> String {
     format!(r#"{{"uuid": "GPU-a", "minor": 0, "memory": "1Gi", "health": "{health}"}}"#)
 }
 
-/// `second` is a GPU with every field; the devices beside it have their own, or the defaults.
 #[test]
-fn every_field_is_read_and_devices_are_sorted() {
-    let second = json!({
-        "uuid": "GPU-b", "minor": 1, "memory": 1000, "model": "A10", "busId": "0000:3b:00.0", "numaNode": 1, "pcieId": "0000:11:00.0",
-        "pcieRoot": "pci0000:10", "labels": {"tier": "high"}, "deviceNode": "/tmp/gpu", "health": "Xid 79",
-        "processes": [{"memory": "1Gi", "container": "0123"}],
-    });
-    let nic = json!({
-        "type": "rdma", "id": "0000:1f:00.0", "minor": 1, "resources": {"koordinator.sh/rdma": "50"}, "labels": {"fabric": "a"},
-        "health": "Lost", "busId": "0000:1f:00.0", "numaNode": -1, "pcieId": "pci0000:16", "deviceNodes": ["/dev/infiniband/uverbs1"],
-        "vfGroups": [{"labels": {"type": "general"}, "vfs": [{"minor": 2, "busID": "0000:1f:00.2"}]}],
-        "functionNodes": {"0000:1f:00.2": ["/dev/infiniband/uverbs2"]},
-    });
-    let npu = json!({"type": "npu", "id": "NPU-{node}", "minor": 0, "resources": {"a.b/c": 4}});
-    let first: Value = serde_json::from_str(T4).unwrap();
-    let document = json!({
-        "driverVersion": "550", "vendor": "acme", "needsDriver": true, "gpus": [second, first],
-        "devices": [nic, {"type": "rdma", "id": "0000:20:00.0", "minor": 0}, npu],
-        "gpuLinks": [{"minors": [0, 1], "links": 4}], "gpuPartitions": {"1": [{"minors": [0]}]}, "gpuPartitionPolicy": "Honor",
-    });
-    insta::assert_debug_snapshot!(read(&document.to_string()).unwrap());
+fn every_field_is_read_and_gpus_are_sorted_by_minor() {
+    let second = r#"{"uuid": "GPU-b", "minor": 1, "memory": 1000, "model": "A10", "busId": "0000:3b:00.0",
+        "numaNode": 1, "deviceNode": "/tmp/gpu", "health": "Xid 79"}"#;
+    let text = format!(r#"{{"driverVersion": "550", "vendor": "acme", "gpus": [{second}, {T4}]}}"#);
+    let reading = read(&text).unwrap();
+    let gpu_a = Gpu {
+        uuid: "GPU-a".parse().unwrap(),
+        minor: 0,
+        index: 1,
+        memory_bytes: 16276 << 20,
+        reserved_bytes: 0,
+        model: "T4".to_owned(),
+        bus_id: None,
+        location: PciLocation::default(),
+        labels: BTreeMap::new(),
+        device_node: PathBuf::from("/dev/nvidia0"),
+    };
+    let gpu_b = Gpu {
+        uuid: "GPU-b".parse().unwrap(),
+        minor: 1,
+        index: 0,
+        memory_bytes: 1000,
+        reserved_bytes: 0,
+        model: "A10".to_owned(),
+        bus_id: Some("0000:3b:00.0".to_owned()),
+        location: PciLocation {
+            numa_node: Some(1),
+            ..PciLocation::default()
+        },
+        labels: BTreeMap::new(),
+        device_node: PathBuf::from("/tmp/gpu"),
+    };
+    let health = [
+        (gpu_b.uuid.clone(), SimulatedHealth::Xid(79)),
+        (gpu_a.uuid.clone(), SimulatedHealth::Healthy),
+    ];
+    assert_eq!(reading.health, health.into());
+    let driver_version = Some("550".to_owned());
+    let expected = NodeInventory {
+        gpus: vec![gpu_a, gpu_b],
+        others: Vec::new(),
+        excluded: Vec::new(),
+        driver_version,
+        vendor: "acme".to_owned(),
+        ..NodeInventory::default()
+    };
+    assert_eq!(reading.inventory, expected);
+}
+
+/// A machine in full: switches, labels, links and partitions; and one that has no GPU.
+#[test]
+fn switches_labels_links_and_partitions_are_read() {
+    let gpu = r#"{"uuid": "GPU-a", "minor": 0, "memory": "1Gi", "numaNode": -1, "pcieId": "0000:11:00.0", "pcieRoot": "pci0000:10", "labels": {"tier": "high"}}"#;
+    let text = format!(
+        r#"{{"gpus": [{gpu}], "gpuLinks": [{{"minors": [0, 1], "links": 4}}], "gpuPartitions": {{"1": [{{"minors": [0]}}]}}, "gpuPartitionPolicy": "Honor"}}"#
+    );
+    let found = read(&text).unwrap().inventory;
+    let location = PciLocation {
+        numa_node: None,
+        root: Some("pci0000:10".to_owned()),
+        switch: Some("0000:11:00.0".to_owned()),
+    };
+    assert_eq!(
+        (&found.gpus[0].location, found.gpus[0].labels["tier"].as_str()),
+        (&location, "high")
+    );
+    assert_eq!(
+        (found.links[0].links, found.partitions.unwrap()[&1].len()),
+        (4, 1)
+    );
+    assert_eq!(found.partition_policy, Some(GpuPartitionPolicy::Honor));
+    let found =
+        read(r#"{"gpus": [], "devices": [{"type": "rdma", "id": "a", "minor": 0, "pcieId": "pci0000:10"}]}"#)
+            .unwrap()
+            .inventory;
+    assert_eq!(found.others[0].location.pcie_id(), Some("pci0000:10"));
 }
 
 /// Every error names the file, the device, the field and the value.

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use proptest::prelude::*;
+use proto::quantity::Quantity;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -22,6 +24,63 @@ fn with(field: &str, value: Value) -> Value {
     let mut device = rdma();
     device[field] = value;
     device
+}
+
+#[test]
+fn every_field_is_read_and_devices_are_sorted() {
+    let nic = json!({
+        "type": "rdma", "id": "0000:1f:00.0", "minor": 1, "resources": {"koordinator.sh/rdma": "50"}, "labels": {"fabric": "a"},
+        "health": "Lost", "busId": "0000:1f:00.0", "numaNode": 1, "pcieId": "pci0000:16", "deviceNodes": ["/dev/infiniband/uverbs1"],
+        "vfGroups": [{"labels": {"type": "general"}, "vfs": [{"minor": 2, "busID": "0000:1f:00.2"}]}],
+    });
+    let reading =
+        read(&json!([nic, rdma_of("0000:20:00.0", 0), {"type": "npu", "id": "NPU-{node}", "minor": 0, "resources": {"a.b/c": 4}}]))
+            .unwrap();
+    let listed: Vec<_> = reading
+        .inventory
+        .others
+        .iter()
+        .map(|other| (other.device_type.as_str(), other.minor, other.id.as_str()))
+        .collect();
+    assert_eq!(
+        listed,
+        [
+            ("npu", 0, "NPU-node-1"),
+            ("rdma", 0, "0000:20:00.0"),
+            ("rdma", 1, "0000:1f:00.0")
+        ]
+    );
+    let nic = &reading.inventory.others[2];
+    assert_eq!(
+        nic.resources,
+        [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(50))].into()
+    );
+    assert_eq!(
+        (
+            nic.location.numa_node,
+            nic.location.root.as_deref(),
+            nic.bus_id.as_deref()
+        ),
+        (Some(1), Some("pci0000:16"), Some("0000:1f:00.0"))
+    );
+    assert_eq!(
+        (nic.vf_groups[0].vfs[0].minor, nic.device_nodes.as_slice()),
+        (2, [PathBuf::from("/dev/infiniband/uverbs1")].as_slice())
+    );
+    assert_eq!(
+        reading.inventory.others[1].resources,
+        [("koordinator.sh/rdma".to_owned(), Quantity::from_unsigned(100))].into()
+    );
+    let health: Vec<_> = reading
+        .health
+        .iter()
+        .map(|(id, health)| (id.as_str(), *health))
+        .collect();
+    assert!(
+        health.contains(&("0000:1f:00.0", SimulatedHealth::Lost))
+            && health.contains(&("GPU-a", SimulatedHealth::Healthy)),
+        "{health:?}"
+    );
 }
 
 fn rdma_of(id: &str, minor: u32) -> Value {
