@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 /// The pause between two evaluations of a condition, which costs little.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -35,12 +35,20 @@ pub async fn until_found<T, F: Future<Output = Result<Result<T, String>>>>(
     deadline: Duration,
     mut poll: impl FnMut() -> F,
 ) -> Result<T> {
-    let began = Instant::now();
-    loop {
-        match poll().await? {
-            Ok(found) => return Ok(found),
-            Err(missing) if began.elapsed() > deadline => bail!("after {deadline:?}: {missing}"),
-            Err(_) => sleep(LOOK).await,
+    let mut missing = "the first look has no answer".to_owned();
+    // The deadline ends a look that hangs too.
+    let found = timeout(deadline, async {
+        loop {
+            match poll().await? {
+                Ok(found) => return Ok(found),
+                Err(text) => missing = text,
+            }
+            sleep(LOOK).await;
         }
+    })
+    .await;
+    match found {
+        Ok(found) => found,
+        Err(_) => bail!("after {deadline:?}: {missing}"),
     }
 }

@@ -5,7 +5,7 @@
 use kit::rbac::DEVICE_PLUGIN;
 
 use crate::render::render;
-use crate::{all, items, texts};
+use crate::{all, find, items, texts};
 
 #[test]
 fn every_right_to_write_is_confined_by_a_policy() {
@@ -13,11 +13,6 @@ fn every_right_to_write_is_confined_by_a_policy() {
     let mut policies = all(&objects, "ValidatingAdmissionPolicy");
     policies
         .retain(|policy| policy["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare-device-plugin");
-    assert!(
-        policies
-            .iter()
-            .all(|policy| policy["spec"]["failurePolicy"] == "Fail")
-    );
     let writes = DEVICE_PLUGIN
         .iter()
         .filter(|access| ["create", "update", "patch", "delete"].contains(&access.verb));
@@ -35,6 +30,25 @@ fn every_right_to_write_is_confined_by_a_policy() {
                 && texts(&rule["operations"]) == ["*"]
         });
         assert!(is_confined, "no policy confines: {access}");
+    }
+}
+
+/// A request that a policy cannot judge is refused, except by a policy with a parameter: see
+/// `no_policy_refuses_others_while_its_parameter_is_missing`.
+#[test]
+fn policies_fail_closed_are_bound_and_name_their_rule() {
+    let objects = render("base");
+    for policy in all(&objects, "ValidatingAdmissionPolicy") {
+        let name = policy["metadata"]["name"].as_str().unwrap();
+        let spec = &policy["spec"];
+        let has_parameter = !spec["paramKind"].is_null();
+        let expected = if has_parameter { "Ignore" } else { "Fail" };
+        assert_eq!(spec["failurePolicy"], expected, "{name}");
+        let mut validations = items(&spec["validations"]).iter();
+        assert!(validations.all(|rule| rule["message"].is_string()), "{name}");
+        let binding = &find(&objects, "ValidatingAdmissionPolicyBinding", name)["spec"];
+        assert_eq!(binding["policyName"], name);
+        assert_eq!(texts(&binding["validationActions"]), ["Deny"], "{name}");
     }
 }
 
