@@ -125,7 +125,7 @@ where
                 }
                 Ok(Some(Err(error))) => return self.fail(&error),
                 Err(_) if !self.is_listing => {
-                    // No object of this kind has changed for a while, but the watch has not failed, so it is restored.
+                    // No object of this kind has changed for a while, but the watch has not failed: if it was interrupted, it works again.
                     if std::mem::take(&mut self.is_interrupted) {
                         return Update::Restored;
                     }

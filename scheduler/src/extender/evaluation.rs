@@ -241,8 +241,8 @@ impl<'q> Evaluator<'q> {
     pub(super) fn evaluate(&mut self, name: &str, node: Option<NodeId>) -> Result<NodeFit, NodeMisfit> {
         let (resources, batch) = match (self.demand, &mut self.batch) {
             (Demand::Resources(resources), Some(batch)) => (resources, batch),
-            // The answer has `Demand::rejection` as the text for every node. This reason is the one that metrics count, and no
-            // eviction ends it, so that kube-scheduler looks for no victims.
+            // The answer has `Demand::rejection` as the text for every node. No eviction ends this reason, so that kube-scheduler
+            // looks for no victims; metrics count it for a rejected pod alone.
             (Demand::Rejected(_) | Demand::GangPaused, _) => {
                 return Err(NodeMisfit::of_known_node(Reason::InvalidRequest));
             }

@@ -75,8 +75,8 @@ fn amounts(pod: &Pod) -> BTreeMap<&'static str, u64> {
     BTreeMap::from([(name, memory), (GPU_CORE, gpus.core)])
 }
 
-/// What a quota counts, with `koordinator.sh/gpu` as the two amounts that it stands for and without `gpu.shared`, which quotas
-/// add up over containers.
+/// The amounts that a quota shows as used, with `koordinator.sh/gpu` as the two amounts that it stands for, and without
+/// `gpu.shared`, which quotas add up over containers.
 fn counted(used: &BTreeMap<String, Value>) -> BTreeMap<&str, u64> {
     let mut counted = BTreeMap::new();
     for (name, amount) in used {

@@ -303,7 +303,7 @@ fn best_sets(
             partition_after,
             ..rank
         };
-        // The devices of following types only decide between equal ranks, and take longer to find.
+        // The devices of follower types only decide between equal ranks, and take longer to find.
         if let Some((least, ..)) = &best
             && *least < rank
         {

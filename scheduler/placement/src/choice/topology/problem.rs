@@ -21,9 +21,9 @@ pub(crate) struct Rank {
     pub(crate) partition: u32,
     /// Closeness of the leading devices, if it weighs more than the devices that follow.
     pub(crate) closeness: Closeness,
-    /// For each type that follows the leading one, the distance of the farthest requested device from the leading devices.
+    /// For each follower type, the distance of the farthest requested device from the leading devices.
     pub(crate) distances: Distances,
-    /// Switches and NUMA nodes of the leading devices without a device of some type that follows.
+    /// Switches and NUMA nodes of the leading devices without a device of some follower type.
     pub(crate) bare: BarePlaces,
     /// Place of the partition by preference (`GpuSet::preference_place`), if a type follows.
     pub(crate) partition_after: u32,
@@ -48,7 +48,7 @@ pub(crate) struct Closeness {
     n_switches: u32,
 }
 
-/// Numbers of switches and NUMA nodes without a device of a type that follows, summed over these types.
+/// Numbers of switches and NUMA nodes without a device of a follower type, summed over these types.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BarePlaces {
     pub(crate) n_switches: u32,
@@ -56,7 +56,7 @@ pub(crate) struct BarePlaces {
     pub(crate) n_numas: u32,
 }
 
-/// The distance of each type that follows, as one number: the first type is the highest digit.
+/// The distance of each follower type, as one number: the first type is the highest digit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Distances(u64);
 
@@ -79,11 +79,11 @@ pub(crate) enum Distance {
     Machine,
 }
 
-/// The rank of the devices of one type that follow: their distances, the farthest first; the sum of their preferences; their
+/// The rank of the devices of one follower type: their distances, the farthest first; the sum of their preferences; their
 /// minors. It decides between choices with the same leading devices.
 pub(crate) type FollowerRank = (Vec<Distance>, u32, Reverse<u64>);
 
-/// A device type that follows: its devices are taken near the leading devices.
+/// A follower type: a device type whose devices are taken near the leading devices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Follower<'a> {
     pub(crate) pool: &'a Pool,
@@ -161,7 +161,7 @@ pub(crate) struct Problem<'a> {
     pub(crate) lead: &'a Pool,
     /// Leading devices that may be taken.
     pub(crate) allowed: CandidateSet,
-    /// The types that follow, in the order of the joint allocation.
+    /// The follower types, in the order of the joint allocation.
     pub(crate) followers: Vec<Follower<'a>>,
     /// True if every switch must have devices of all types or of none.
     pub(crate) same_switch: bool,
@@ -176,7 +176,7 @@ pub(crate) struct Problem<'a> {
 #[derive(Debug)]
 pub(crate) struct Numa {
     pub(crate) switches: Vec<Switch>,
-    /// Number of devices on the NUMA node of each type that follows.
+    /// For each follower type, the number of its devices on the NUMA node.
     pub(crate) n_followers: Vec<usize>,
 }
 
@@ -185,7 +185,7 @@ pub(crate) struct Numa {
 pub(crate) struct Switch {
     /// The leading devices on the switch that may be taken.
     pub(crate) lead: CandidateSet,
-    /// Number of devices on the switch of each type that follows.
+    /// For each follower type, the number of its devices on the switch.
     pub(crate) n_followers: Vec<usize>,
 }
 
@@ -255,7 +255,7 @@ impl<'a> Problem<'a> {
         (!self.same_switch || n_bare(&switch.n_followers) == 0).then_some(switch)
     }
 
-    /// Number of devices of each type that follows, at the locations for which `is_there` returns true.
+    /// Number of devices of each follower type, at the locations for which `is_there` returns true.
     fn count_followers(&self, is_there: impl Fn(&Location) -> bool) -> Vec<usize> {
         let mut counts = Vec::with_capacity(self.followers.len());
         for follower in &self.followers {
@@ -281,7 +281,7 @@ impl<'a> Problem<'a> {
         limited.map(|follower| follower.pool.n_requested).min()
     }
 
-    /// The devices of each type that follow these leading devices, and their ranks.
+    /// The devices of each follower type for these leading devices, and their ranks.
     pub(crate) fn follow(&self, chosen: CandidateSet) -> Vec<(CandidateSet, FollowerRank)> {
         let lead: Vec<Location> = chosen.members().map(|at| self.lead.location(at)).collect();
         self.followers
@@ -337,7 +337,7 @@ impl<'a> Problem<'a> {
         Some(rank)
     }
 
-    /// The distance of the farthest requested device of the following type at an index; `None` if these are too few, or too far.
+    /// The distance of the farthest requested device of the follower type at an index; `None` if these are too few, or too far.
     fn distance(&self, at: usize, chosen: CandidateSet) -> Option<Distance> {
         let follower = self.followers.get(at)?;
         let (mut on_switches, mut on_numas) = (0, 0);

@@ -40,7 +40,7 @@ pub(crate) fn search(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
 }
 
 /// The best choice where not all types need to be on the switches of leading devices: as near as the rank allows for the first
-/// type that follows, then for the next.
+/// follower type, then for the next.
 fn search_nearer(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
     let mut limits = vec![Distance::Machine; problem.followers.len()];
     let mut found = search_within(problem, &limits)?;
@@ -60,7 +60,7 @@ fn search_nearer(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
     Some(found)
 }
 
-/// The cheapest choice with each following type within its distance in `limits`, and its rank.
+/// The cheapest choice with each follower type within its distance in `limits`, and its rank.
 fn search_within(problem: &Problem<'_>, limits: &[Distance]) -> Option<(CandidateSet, Rank)> {
     let mut table = StateTable::new(problem, limits)?;
     let n_steps_per_state = problem.allowed.len() + problem.n_switches();
@@ -101,9 +101,9 @@ const NO_WAY: Way = Way {
 /// The dimensions of the table of states, the fastest index first: followers near, switches used, leading devices taken, and
 /// whether the current NUMA node is used.
 struct StateTable {
-    /// For each type that follows, one more than the most devices that are counted: the base of its digit in a state.
+    /// For each follower type, one more than the most devices that are counted: the base of its digit in a state.
     bases: Vec<usize>,
-    /// For each type that follows, the distance within which its requested devices must be.
+    /// For each follower type, the distance within which its requested devices must be.
     limits: Vec<Distance>,
     /// Number of leading devices to take.
     n_leading: usize,
@@ -112,7 +112,7 @@ struct StateTable {
 }
 
 impl StateTable {
-    /// The table for one search; `None` if a type that follows has fewer devices than requested.
+    /// The table for one search; `None` if a follower type has fewer devices than requested.
     fn new(problem: &Problem<'_>, limits: &[Distance]) -> Option<Self> {
         let mut bases = Vec::with_capacity(limits.len());
         for (limit, follower) in limits.iter().zip(&problem.followers) {
@@ -252,7 +252,7 @@ impl StateTable {
 }
 
 /// The cost of using a switch, and its NUMA node if that is new, in one number whose parts weigh as in the [`Rank`] and do not
-/// overflow into each other: at most 64 devices are ever taken, and more than 127 following types count as 127.
+/// overflow into each other: at most 64 devices are ever taken, and more than 127 follower types count as 127.
 fn cost_of_switch(problem: &Problem<'_>, switch: &Switch, new_numa: Option<&Numa>) -> u128 {
     let closeness = u128::from(new_numa.is_some()) << 7 | 1;
     let bare_switches = u128::from(n_bare(&switch.n_followers).min(127));
