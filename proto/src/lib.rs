@@ -19,6 +19,7 @@ pub mod node;
 pub mod nri;
 pub mod plugin_reports;
 pub mod pod;
+pub mod pod_group;
 pub mod quantity;
 pub mod read_api;
 pub mod record;

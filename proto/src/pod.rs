@@ -11,10 +11,13 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
+use group::{KOORDINATOR_MIN_AVAILABLE, n_members};
 
+pub(crate) mod group;
 mod node_affinity;
 mod scheduling;
 
+pub use group::{GroupKind, GroupRef};
 pub use node_affinity::{NameRule, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 pub use scheduling::{
     Affinity, AffinityTerms, NodeAffinity, PodCondition, SchedulingGroup, SpreadConstraint, Taint,
@@ -33,15 +36,6 @@ const POD_SCHEDULED: &str = "PodScheduled";
 
 /// The reason of the condition [`POD_SCHEDULED`] if no node fits.
 const UNSCHEDULABLE: &str = "Unschedulable";
-
-/// Labels of pods that a coscheduling plugin of kube-scheduler (scheduler-plugins) places together, the newest name first.
-const GROUP_LABELS: [&str; 2] = [
-    "scheduling.x-k8s.io/pod-group",
-    "pod-group.scheduling.sigs.k8s.io",
-];
-
-/// Annotation of the pods of a gang that Koordinator's coscheduling plugin places together.
-const GANG_ANNOTATION: &str = "gang.scheduling.koordinator.sh/name";
 
 /// The fields of a Pod that gpushare reads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Resource)]
@@ -356,10 +350,19 @@ impl Pod {
     /// Returns true if a scheduler places the pod together with others or not at all: as a member of a `PodGroup`, or by a
     /// coscheduling plugin.
     pub fn is_in_gang(&self) -> bool {
-        let labels = self.metadata.labels.as_ref();
-        self.spec.scheduling_group.is_some()
-            || labels.is_some_and(|labels| GROUP_LABELS.iter().any(|key| labels.contains_key(*key)))
-            || self.annotation(GANG_ANNOTATION).is_some()
+        self.group().is_some()
+    }
+
+    /// The group that the pod is a member of, by any of the marks that are known.
+    pub fn group(&self) -> Option<GroupRef<'_>> {
+        GroupRef::of(self)
+    }
+
+    /// The least number of members of the pod's gang that may run, by Koordinator's annotation; `None` without it, or if it is no
+    /// number.
+    pub fn gang_min_available(&self) -> Option<u32> {
+        let written = self.annotation(KOORDINATOR_MIN_AVAILABLE)?;
+        written.parse().ok().map(n_members)
     }
 
     /// The name of the pod's `PodGroup`, in the pod's namespace.

@@ -16,6 +16,7 @@ use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use proto::plugin_reports::{EXCHANGED_RECORDS, read_swapped_records, write_swapped_records};
 use proto::pod::Pod;
+use proto::pod_group::{GROUP_DOMAIN, GROUP_DOMAIN_POLICY, GroupWish, PodGroup};
 use proto::record::{DEVICE_ALLOCATED, Record};
 use proto::request::PodRequest;
 use proto::resource::ResourceNames;
@@ -143,6 +144,15 @@ fn record() -> Value {
     json!({"gpu": [{"minor": 1, "id": "GPU-b", "resources": {"koordinator.sh/gpu-memory": "4Gi", "kubernetes.io/gpu-core": 50}}], "npu": [{"minor": 0}]})
 }
 
+/// With the fields of all APIs.
+fn pod_group() -> Value {
+    let annotations = json!({GROUP_DOMAIN: "link", GROUP_DOMAIN_POLICY: "required"});
+    json!({
+        "metadata": {"name": "g", "namespace": "ns", "annotations": annotations},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": 4}}, "minMember": 4},
+    })
+}
+
 fn annotation(key: &str, value: &Value) -> BTreeMap<String, String> {
     [(key.to_owned(), value.to_string())].into()
 }
@@ -171,6 +181,18 @@ proptest! {
             let names = ResourceNames::default();
             let _ = (PodRequest::read(&pod, &names), PodRequest::read_new(&pod, &names));
             let _ = (pod.is_terminal(), pod.display_name());
+        }
+    }
+
+    #[test]
+    fn edited_pod_groups_are_read_or_refused(edits in edits()) {
+        if let Ok(group) = serde_json::from_value::<PodGroup>(edited(pod_group(), &edits)) {
+            let _ = (group.key(), group.min_count());
+            if let Ok(Some(wish)) = GroupWish::read(group.metadata.annotations.as_ref()) {
+                let names = [(GROUP_DOMAIN, wish.domain.as_str()), (GROUP_DOMAIN_POLICY, wish.policy.as_str())];
+                let written = names.map(|(key, name)| (key.to_owned(), name.to_owned())).into();
+                prop_assert_eq!(GroupWish::read(Some(&written)), Ok(Some(wish)));
+            }
         }
     }
 
@@ -265,6 +287,8 @@ fn unedited_documents_are_accepted() {
             == Some(30)
     );
     assert!(reads_what_it_prints::<Pod>(&pod()).is_some());
+    let group: PodGroup = serde_json::from_value(pod_group()).unwrap();
+    assert_eq!(group.min_count(), Some(4));
     assert!(
         Record::read(&annotation(DEVICE_ALLOCATED, &record()))
             .unwrap()

@@ -98,14 +98,57 @@ fn volumes_and_claims_can_delay_a_binding(#[case] value: Value, #[case] expected
 }
 
 #[rstest]
-#[case::alone(json!({}), false)]
-#[case::pod_group(json!({"spec": {"schedulingGroup": {"podGroupName": "g"}}}), true)]
-#[case::coscheduling(json!({"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}}), true)]
-#[case::old_coscheduling(json!({"metadata": {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}}), true)]
-#[case::koordinator(json!({"metadata": {"annotations": {"gang.scheduling.koordinator.sh/name": "g"}}}), true)]
-#[case::another_label(json!({"metadata": {"labels": {"app": "g"}}}), false)]
-fn members_of_a_gang_are_recognised(#[case] value: Value, #[case] expected: bool) {
-    assert_eq!(pod(value).is_in_gang(), expected);
+#[case::alone(json!({}), None)]
+#[case::another_label(json!({"metadata": {"labels": {"app": "g"}}}), None)]
+#[case::pod_group(json!({"spec": {"schedulingGroup": {"podGroupName": "g"}}}), Some((GroupKind::Native, "/g")))]
+#[case::pod_group_without_a_name(json!({"spec": {"schedulingGroup": {}}}), None)]
+#[case::coscheduling(
+    json!({"metadata": {"namespace": "d", "labels": {"scheduling.x-k8s.io/pod-group": "g"}}}),
+    Some((GroupKind::Coscheduling, "d/g"))
+)]
+#[case::old_coscheduling(
+    json!({"metadata": {"namespace": "d", "labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}}),
+    Some((GroupKind::Coscheduling, "d/g"))
+)]
+#[case::koordinator(
+    json!({"metadata": {"namespace": "d", "annotations": {"gang.scheduling.koordinator.sh/name": "g"}}}),
+    Some((GroupKind::Koordinator, "d/g"))
+)]
+#[case::empty_names(
+    json!({"spec": {"schedulingGroup": {"podGroupName": ""}}, "metadata": {"namespace": "d",
+        "labels": {"scheduling.x-k8s.io/pod-group": "", "pod-group.scheduling.sigs.k8s.io": "g"},
+        "annotations": {"gang.scheduling.koordinator.sh/name": "h"}}}),
+    Some((GroupKind::Coscheduling, "d/g"))
+)]
+#[case::all_marks(
+    json!({"spec": {"schedulingGroup": {"podGroupName": "f"}}, "metadata": {"namespace": "d",
+        "labels": {"scheduling.x-k8s.io/pod-group": "g"}, "annotations": {"gang.scheduling.koordinator.sh/name": "h"}}}),
+    Some((GroupKind::Native, "d/f"))
+)]
+fn the_group_of_a_pod_is_read_from_its_marks(
+    #[case] value: Value,
+    #[case] expected: Option<(GroupKind, &str)>,
+) {
+    let pod = pod(value);
+    let group = pod.group().map(|group| (group.kind, group.key()));
+    assert_eq!(group, expected.map(|(kind, key)| (kind, key.into())));
+    assert_eq!(pod.is_in_gang(), expected.is_some());
+}
+
+#[rstest]
+#[case::two("2", Some(2))]
+#[case::negative("-1", Some(0))]
+#[case::more_than_32_bits("9999999999", Some(u32::MAX))]
+#[case::more_than_64_bits("99999999999999999999", None)]
+#[case::no_number("all", None)]
+#[case::empty("", None)]
+fn the_least_size_of_a_koordinator_gang_is_read(#[case] text: &str, #[case] expected: Option<u32>) {
+    let annotations = json!({"gang.scheduling.koordinator.sh/min-available": text});
+    assert_eq!(
+        pod(json!({"metadata": {"annotations": annotations}})).gang_min_available(),
+        expected
+    );
+    assert_eq!(pod(json!({})).gang_min_available(), None);
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! The group of pods that a pod is a member of, by the marks of all mechanisms that place such a group together.
+
+use super::Pod;
+
+/// Labels of pods that a coscheduling plugin of kube-scheduler (scheduler-plugins) places together, the newest name first.
+const COSCHEDULING_LABELS: [&str; 2] = [
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+];
+
+/// Annotation of the pods of a gang that Koordinator's coscheduling plugin places together: the gang's name.
+const KOORDINATOR_NAME: &str = "gang.scheduling.koordinator.sh/name";
+
+/// Annotation of the same pods: the least number of them that may run.
+pub(super) const KOORDINATOR_MIN_AVAILABLE: &str = "gang.scheduling.koordinator.sh/min-available";
+
+/// A mechanism that places groups of pods together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupKind {
+    /// kube-scheduler itself, by a `PodGroup` of `scheduling.k8s.io` that the pod's spec names.
+    Native,
+    /// The coscheduling plugin, by a `PodGroup` of `scheduling.x-k8s.io` that a label of the pod names.
+    Coscheduling,
+    /// Koordinator's plugin, by an annotation of the pod.
+    Koordinator,
+}
+
+/// The group that a pod names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupRef<'a> {
+    /// The mechanism of the group.
+    pub kind: GroupKind,
+    /// The namespace of the pod, and so of the group.
+    pub namespace: &'a str,
+    /// The name of the group.
+    pub name: &'a str,
+}
+
+impl<'a> GroupRef<'a> {
+    /// The group of a pod. Of several marks the first counts, in the order of [`GroupKind`]; Koordinator reads labels before its
+    /// annotation too.
+    pub(super) fn of(pod: &'a Pod) -> Option<Self> {
+        // All three mechanisms take an empty name for none.
+        let written = |name: &&str| !name.is_empty();
+        let labels = pod.metadata.labels.as_ref();
+        let label = |key: &&str| labels?.get(*key).map(String::as_str).filter(written);
+        let marks = [
+            (GroupKind::Native, pod.pod_group().filter(written)),
+            (
+                GroupKind::Coscheduling,
+                COSCHEDULING_LABELS.iter().find_map(label),
+            ),
+            (
+                GroupKind::Koordinator,
+                pod.annotation(KOORDINATOR_NAME).filter(written),
+            ),
+        ];
+        let (kind, name) = marks.into_iter().find_map(|(kind, name)| Some((kind, name?)))?;
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        Some(Self {
+            kind,
+            namespace,
+            name,
+        })
+    }
+
+    /// `namespace/name`.
+    pub fn key(&self) -> Box<str> {
+        format!("{}/{}", self.namespace, self.name).into()
+    }
+}
+
+/// The number of members that a group has at least, by a number of an object or an annotation.
+pub(crate) fn n_members(written: i64) -> u32 {
+    u32::try_from(written.max(0)).unwrap_or(u32::MAX)
+}
