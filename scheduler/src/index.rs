@@ -19,6 +19,7 @@ mod node_state;
 mod objects;
 mod openings;
 mod plugins;
+mod pod_groups;
 mod pods;
 mod record;
 mod resource_demand;
@@ -34,6 +35,7 @@ use std::time::{Duration, Instant};
 use placement::{Fleet, NodeId, NodeView, OwnerId, Policies, ResourceWeights};
 use proto::node::Node;
 use proto::pod::{Pod, Taint};
+use proto::pod_group::PodGroupApi;
 use proto::request::RequestError;
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
@@ -44,6 +46,7 @@ pub use assumption::{AssumeError, Assumed, Assumptions};
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use node_filter::{NodeFilter, NodeFit};
 pub use openings::Openings;
+pub use pod_groups::{GroupOfPod, GroupStore};
 pub use pods::{AssumptionState, Phase};
 pub use proto::device::RawDevice;
 pub use resource_demand::ResourceDemand;
@@ -59,6 +62,7 @@ use crate::watch::ObjectStore;
 use cluster::Cluster;
 use failing::FailingNodes;
 use plugins::Plugins;
+use pod_groups::PodGroups;
 use resource_demand::requests_devices;
 
 /// Nodes, devices, pods, and the devices that pods hold.
@@ -69,6 +73,7 @@ pub struct Index {
     failing: FailingNodes,
     /// Room that is kept for pods that are not bound yet.
     hints: HintQueue,
+    pod_groups: PodGroups,
     /// Issues the assume times that binds write into records.
     assume_times: AssumeTimes,
     /// The number of changes of the workload at the last refresh of its model.
@@ -116,6 +121,7 @@ impl Index {
             cluster: Cluster::new(names, policies),
             failing: FailingNodes::default(),
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
+            pod_groups: PodGroups::default(),
             assume_times: AssumeTimes::default(),
             n_changes_at_refresh: 0,
             node_list: first,
@@ -358,6 +364,16 @@ impl Index {
             all: self.cluster.fleet.n_openings(),
             silent: self.cluster.n_silent_openings,
         }
+    }
+
+    /// The group of a pod, as the pod and the watch of `PodGroup`s show it; `None` for a pod that is a member of none.
+    pub fn group_of(&self, pod: &Pod) -> Option<GroupOfPod> {
+        self.pod_groups.group_of(pod)
+    }
+
+    /// The store of the `PodGroup`s of an API, for its watch.
+    pub fn pod_groups_mut(&mut self, api: PodGroupApi) -> &mut GroupStore {
+        self.pod_groups.store(api)
     }
 
     /// The hints, to read.

@@ -84,19 +84,25 @@ where
     }
 }
 
-/// Carries one update into a store.
+/// Carries one update into a shared store.
 pub fn apply<K, S: ObjectStore<K>>(update: Update<K>, store: &Shared<S>) {
+    let ends_list = matches!(update, Update::Event(Event::InitDone));
+    apply_to(update, &mut *store.write());
+    // After the lock is released.
+    if ends_list {
+        info!(kind = S::KIND, "list complete");
+    }
+}
+
+/// Carries one update into a store.
+pub fn apply_to<K, S: ObjectStore<K>>(update: Update<K>, store: &mut S) {
     match update {
-        Update::Event(Event::Apply(object) | Event::InitApply(object)) => store.write().apply(object),
-        Update::Event(Event::Delete(object)) => store.write().delete(&object),
-        Update::Event(Event::Init) => store.write().begin_list(),
-        Update::Event(Event::InitDone) => {
-            store.write().end_list();
-            info!(kind = S::KIND, "list complete");
-        }
+        Update::Event(Event::Apply(object) | Event::InitApply(object)) => store.apply(object),
+        Update::Event(Event::Delete(object)) => store.delete(&object),
+        Update::Event(Event::Init) => store.begin_list(),
+        Update::Event(Event::InitDone) => store.end_list(),
         // A cluster without the CRD has no objects of it, and must not wait for a list of them.
         Update::UnknownKind if S::MAY_BE_ABSENT => {
-            let mut store = store.write();
             store.begin_list();
             store.end_list();
         }
