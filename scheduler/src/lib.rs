@@ -18,6 +18,7 @@ pub mod leader;
 pub mod metrics;
 pub mod offline;
 pub mod page;
+mod pod_group_watch;
 pub mod read_api;
 pub mod room;
 pub mod run;

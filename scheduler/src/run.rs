@@ -22,6 +22,7 @@ use kube::{Api, Client};
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use proto::pod::Pod;
+use proto::pod_group::PodGroupApi;
 use tracing::info;
 
 use leader::OwnReplica;
@@ -37,6 +38,7 @@ use crate::index::{Index, RawDevice, Shared};
 use crate::leader::{BIND_TIMEOUT, Leadership};
 use crate::metrics::{Metrics, register_watches};
 use crate::page;
+use crate::pod_group_watch::{self, WatchStates};
 use crate::read_api::{self, ReadApi};
 use crate::room::Room;
 use crate::watch::{ObjectStore, follow, watch};
@@ -107,6 +109,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     let tls = tls::begin(&config, &client, &namespace, &mut registry, &mut process.tasks)?;
     let webhooks = webhooks(&config, &index, &mut registry);
     let lags = Lags::register(&mut registry);
+    let pod_group_watches = WatchStates::register(&mut registry);
     let metrics = MetricsText::new(registry);
     let read_api = ReadApi::new(Arc::clone(&extender), process.stop.clone());
     let read_api = Arc::new(read_api.with_certificates(tls.metrics));
@@ -118,6 +121,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
 
     // Watches.
     watch_objects(&connection, &index, &lags, &replica, &mut process.tasks);
+    watch_pod_groups(&connection, &index, &pod_group_watches, &mut process.tasks);
 
     // Tasks. None of them decides where a pod goes: they check binds without an outcome, and wake refused pods.
     let tasks = &mut process.tasks;
@@ -268,6 +272,17 @@ fn watch_objects(
     let pods = watch("pods", Api::<Pod>::all(lags.pods.observe(client)), contact);
     let (barrier, index) = (replica.barrier.clone(), index.clone());
     tasks.spawn("watch of pods", async move { barrier.follow(pods, index).await });
+}
+
+/// Starts the tasks that carry the `PodGroup`s of Kubernetes and of coscheduling into the index. Readiness does not wait for them:
+/// most clusters have none.
+fn watch_pod_groups(connection: &Connection, index: &Shared<Index>, states: &WatchStates, tasks: &mut Tasks) {
+    let follow = |apis| pod_group_watch::follow(apis, connection.clone(), index.clone(), states.clone());
+    tasks.spawn("watch of PodGroups", follow(&PodGroupApi::NATIVE));
+    tasks.spawn(
+        "watch of coscheduling's PodGroups",
+        follow(&[PodGroupApi::Coscheduling]),
+    );
 }
 
 /// An empty index with the settings of the flags.

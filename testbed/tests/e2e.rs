@@ -241,14 +241,32 @@ async fn use_a_claim(cluster: &mut LocalCluster) -> Result<(), Box<dyn Error>> {
         .await?)
 }
 
+/// Installs the custom resource of the coscheduling plugin, which the scheduler finds when it starts.
+async fn install_coscheduling(cluster: &mut LocalCluster) -> Result<(), Box<dyn Error>> {
+    let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let definition = json!({
+        "metadata": {"name": "podgroups.scheduling.x-k8s.io"},
+        "spec": {
+            "group": "scheduling.x-k8s.io", "scope": "Namespaced",
+            "names": {"plural": "podgroups", "singular": "podgroup", "kind": "PodGroup", "listKind": "PodGroupList"},
+            "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": schema}],
+        },
+    });
+    let objects = cluster.api().objects();
+    objects.create("customresourcedefinitions", definition)?;
+    cluster.scheduler.restart().await?;
+    Ok(cluster.until_scheduler_ready(Duration::from_secs(60)).await?)
+}
+
 /// Runs the scenarios by which the daemons use all their rights, on a cluster that loses the answers to some writes.
 async fn use_every_right() -> Result<LocalCluster, Box<dyn Error>> {
-    let cluster = LocalCluster::start(ClusterSpec::of(vec![
+    let mut cluster = LocalCluster::start(ClusterSpec::of(vec![
         NodeSetup::new("n1", &[16384, 16384]),
         NodeSetup::new("n2", &[16384]),
     ]))
     .await?;
     let client = cluster.client().clone();
+    install_coscheduling(&mut cluster).await?;
     // After a binding without an answer the scheduler reads the pod.
     let on_bind = Matching::anything()
         .verb("create")

@@ -62,6 +62,8 @@ pub const SCHEDULER: &[Permission<'static>] = permissions! {
     "authentication.k8s.io", "tokenreviews", "": "create";
     "authorization.k8s.io", "subjectaccessreviews", "": "create";
     "policy", "poddisruptionbudgets", "": "list" "watch";
+    "scheduling.k8s.io", "podgroups", "": "list" "watch";
+    "scheduling.x-k8s.io", "podgroups", "": "list" "watch";
 };
 
 /// The scheduler's further requests in its own namespace, where its replicas elect a leader.
