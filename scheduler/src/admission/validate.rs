@@ -1,9 +1,11 @@
-//! The validating webhook for pods: refuses pods that can never work, with the same texts as the filter.
+//! The validating webhook for pods: refuses pods that can never work, with the same texts as the filter. It alone refuses a wish
+//! for the domain of a group that cannot be read.
 //!
 //! An update is refused only for what it makes worse: an existing pod can always be deleted, and its finalizers removed.
 
 use proto::admission::{AdmissionRequest, Operation};
 use proto::pod::{ALL_DEVICES, Pod};
+use proto::pod_group::{GROUP_DOMAIN, GROUP_DOMAIN_POLICY, GroupWish};
 use proto::record::{Record, RecordError};
 use proto::request::hints::HINTS;
 use proto::request::{self, PodRequest, RequestError};
@@ -43,10 +45,10 @@ fn check_new(
         return Ok(Verdict::ALLOWED);
     }
     let kinds = RequestedKinds::of_pod(&pod, &rules.names);
-    let mut warning = None;
+    let mut warnings = Vec::new();
     if !(kinds.is_empty() && pod.annotation(ALL_DEVICES).is_none()) {
         match check_request(rules, &pod, cluster) {
-            Ok(found) => warning = found,
+            Ok(found) => warnings = found,
             Err(refusal) => return Ok(Verdict::Refused(refusal)),
         }
     }
@@ -57,7 +59,7 @@ fn check_new(
     }
     Ok(Verdict::Allowed {
         patch: Vec::new(),
-        warnings: Vec::from_iter(warning),
+        warnings,
     })
 }
 
@@ -71,8 +73,8 @@ fn cluster_refusal(cluster: &Shared<Index>, pod: &Pod) -> Option<String> {
     Some(refusal.to_string())
 }
 
-/// Checks the device requests and annotations of a new pod; returns a warning about a valid request that looks like a mistake.
-fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Option<String>, Refusal> {
+/// Checks the device requests and annotations of a new pod; returns warnings about what is valid and looks like a mistake.
+fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Vec<String>, Refusal> {
     let requested = PodRequest::read_new(pod, &rules.names)?;
     refuse_all_devices(rules, pod)?;
     for key in RECORD_ANNOTATIONS {
@@ -82,10 +84,27 @@ fn check_request(rules: &Rules, pod: &Pod, cluster: &Shared<Index>) -> Result<Op
             )));
         }
     }
+    check_wish(pod)?;
     if let Some(refusal) = cluster_refusal(cluster, pod) {
         return Err(Refusal::Invalid(refusal));
     }
-    Ok(requested.and_then(|requested| requested.gpus?.warning()))
+    let mut warnings = Vec::new();
+    warnings.extend(requested.and_then(|requested| requested.gpus?.warning()));
+    if pod.annotation(GROUP_DOMAIN).is_some() && !pod.is_in_gang() {
+        warnings.push(format!(
+            "annotation {GROUP_DOMAIN} has no effect: the pod is in no group, by spec.schedulingGroup or by the marks of \
+             coscheduling or Koordinator"
+        ));
+    }
+    Ok(warnings)
+}
+
+/// Refuses a pod whose wish for the domain of its group cannot be read. The filter does not: it takes such a wish for `any`.
+fn check_wish(pod: &Pod) -> Result<(), Refusal> {
+    match GroupWish::read(pod.metadata.annotations.as_ref()) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Refusal::Invalid(error.to_string())),
+    }
 }
 
 /// Refuses a pod by its fields that select devices, such as variables of containers and annotations.
@@ -166,6 +185,12 @@ fn check_changed_annotations(old: &Pod, new: &Pod) -> Result<(), Refusal> {
         && read_record(old).is_ok()
     {
         return Err(Refusal::Invalid(error.to_string()));
+    }
+    if [GROUP_DOMAIN, GROUP_DOMAIN_POLICY].into_iter().any(is_changed)
+        && let Err(refusal) = check_wish(new)
+        && check_wish(old).is_ok()
+    {
+        return Err(refusal);
     }
     let is_placed = old.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
     for hint in HINTS.into_iter().filter(|hint| is_changed(hint.key)) {

@@ -126,9 +126,20 @@ fn both_refuse(#[case] pod: Value, #[case] words: &str) {
 ))]
 #[case::a_bad_hint_on_a_pod_without_devices(annotated(pod(&json!({"cpu": "1", "example.com/x": "1"})), "scheduling.koordinator.sh/gpu-partition-spec", "no"))]
 #[case::whole_gpus_privileged(with(pod(&json!({"nvidia.com/gpu": "1"})), "/spec/containers/0/securityContext", json!({"privileged": true})))]
+#[case::a_wish_of_a_group(annotated(share(), "gpushare/group-domain", "link"))]
 #[case::nothing_to_be_seen(beside(&json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]})))]
 fn neither_refuses(#[case] pod: Value) {
     assert_eq!(webhook_refusal(&rules(), &pod), None);
+    assert_eq!(filter_refusal(&world(&rules()), &pod), None);
+}
+
+/// A pod of a group whose wish cannot be read is placed as one without a wish, where no webhook refuses it.
+#[rstest]
+#[case::domain("gpushare/group-domain")]
+#[case::policy("gpushare/group-domain-policy")]
+fn the_webhook_alone_refuses_an_unknown_wish_of_a_group(#[case] key: &str) {
+    let pod = annotated(share(), key, "perhaps");
+    assert!(webhook_refusal(&rules(), &pod).is_some());
     assert_eq!(filter_refusal(&world(&rules()), &pod), None);
 }
 

@@ -134,6 +134,47 @@ fn invalid_annotations_and_names_are_refused(#[case] pod: Value, #[case] expecte
     assert!(message.starts_with(expected), "{message}");
 }
 
+/// A share in the group `g` of coscheduling, with these annotations.
+fn member(annotations: &Value) -> Value {
+    let mut pod = with(share(), "/metadata/annotations", annotations.clone());
+    pod["metadata"]["labels"] = json!({"scheduling.x-k8s.io/pod-group": "g"});
+    pod
+}
+
+#[rstest]
+#[case::domain(
+    json!({"gpushare/group-domain": "rack"}),
+    "annotation gpushare/group-domain: \"rack\" is none of any, node, link"
+)]
+#[case::policy(
+    json!({"gpushare/group-domain": "link", "gpushare/group-domain-policy": "always"}),
+    "annotation gpushare/group-domain-policy: \"always\" is none of required, preferred"
+)]
+fn an_unknown_wish_of_a_group_is_refused(#[case] annotations: Value, #[case] expected: &str) {
+    let (good, bad) = (
+        member(&json!({"gpushare/group-domain": "link"})),
+        member(&annotations),
+    );
+    assert_eq!(refusal(validated(&Rules::default(), &creation(&bad))), expected);
+    assert_eq!(refusal(change(&good, &bad)), expected);
+    assert_eq!(change(&bad, &bad), Verdict::ALLOWED);
+    let worse = member(&json!({"gpushare/group-domain": "zone"}));
+    assert_eq!(change(&bad, &worse), Verdict::ALLOWED, "no worse than before");
+}
+
+#[test]
+fn a_wish_for_a_domain_without_a_group_is_warned_of() {
+    let wishes = json!({"gpushare/group-domain": "link", "gpushare/group-domain-policy": "required"});
+    let creation_of = |pod: &Value| validated(&Rules::default(), &creation(pod));
+    let Verdict::Allowed { warnings, .. } =
+        creation_of(&with(share(), "/metadata/annotations", wishes.clone()))
+    else {
+        panic!("refused")
+    };
+    insta::assert_snapshot!(warnings.concat(), @"annotation gpushare/group-domain has no effect: the pod is in no group, by spec.schedulingGroup or by the marks of coscheduling or Koordinator");
+    assert_eq!(creation_of(&member(&wishes)), Verdict::ALLOWED);
+}
+
 #[rstest]
 #[case::hint("scheduling.koordinator.sh/device-allocate-hint", r#"{"rdma":{"selector":{"matchLabels":{"type":"fakeW"}},"vfSelector":{"matchExpressions":[{"key":"type","operator":"In","values":["general"]}]},"allocateStrategy":"RequestsAsCount","requiredTopologyScope":"PCIe","exclusivePolicy":"PCIeLevel"}}"#)]
 #[case::joint(
