@@ -3,6 +3,7 @@
 //! It shares no arithmetic with the rows of free amounts that nodes keep, whose mistakes it would otherwise repeat.
 
 mod amounts;
+mod domain;
 mod rules;
 
 use std::collections::BTreeMap;
@@ -86,12 +87,19 @@ pub enum Violation {
         /// The GPU, as the record identifies it.
         gpu: String,
     },
+    /// Members of a group that share a domain are on several nodes, or on GPUs of several link groups.
+    GroupApart {
+        /// The GPUs of the members, as `node/GPU`.
+        gpus: Vec<String>,
+    },
     /// The indices of names, owners and hints do not match the nodes.
     Index {
         /// The inconsistency in words.
         detail: String,
     },
 }
+
+pub(crate) use domain::check_group;
 
 /// Every violated invariant.
 pub(crate) fn check(nodes: &Nodes) -> Vec<Violation> {

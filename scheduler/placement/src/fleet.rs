@@ -7,14 +7,17 @@ use std::collections::BTreeMap;
 use crate::batch::cache::ScoreCache;
 use crate::batch::evaluation::BatchEvaluation;
 #[cfg(any(test, feature = "check"))]
-use crate::check::{Violation, check};
+use crate::check::{Violation, check, check_group};
 use crate::choice::admit::{ReserveError, admit};
 use crate::choice::cost::WorkloadModel;
+#[cfg(any(test, feature = "check"))]
+use crate::choice::group::SharedDomain;
+use crate::choice::group::{GroupRequest, GroupRoom, GroupSearch, choose_within, room_for_group};
 use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
 use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::{HostAmounts, HostLoad};
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
-use crate::data::ident::{NodeId, OwnerId};
+use crate::data::ident::{DeviceId, NodeId, OwnerId};
 use crate::data::inventory::Inventory;
 use crate::data::misfit::Misfit;
 use crate::data::policy::{DevicePolicy, Policies, ResourceWeights, Score};
@@ -104,6 +107,13 @@ impl Fleet {
         self.nodes
             .hold(owner, node.index, Origin::Decision, Holdings::from(placement));
         Ok(())
+    }
+
+    /// Returns true if a node has room for a placement, as [`Self::reserve`] checks it; hints do not count.
+    pub fn admits(&self, node: NodeId, placement: &Placement) -> bool {
+        self.nodes
+            .get(node)
+            .is_some_and(|node| admit(node, placement).is_ok())
     }
 
     /// Removes an owner's holdings and hint; returns false if it held nothing.
@@ -210,6 +220,12 @@ impl Fleet {
     pub fn check(&self) -> Vec<Violation> {
         check(&self.nodes)
     }
+
+    /// The violation of members of a group that hold devices outside of one domain.
+    #[cfg(any(test, feature = "check"))]
+    pub fn check_group(&self, members: &[OwnerId], domain: SharedDomain) -> Option<Violation> {
+        check_group(&self.nodes, members, domain)
+    }
 }
 
 /// Decisions on one node, and the evaluation of many.
@@ -304,6 +320,45 @@ impl Fleet {
         preemption: Preemption<'_>,
     ) -> Option<Victims> {
         preempt(self.nodes.get(node)?, request, preemption)
+    }
+
+    /// Room on a node for all members of a group in one domain.
+    ///
+    /// # Errors
+    /// The most members for which one domain of the node has room, fewer than the group has. For a group of more than
+    /// [`MAX_GROUP`](crate::MAX_GROUP) members, that number at the most.
+    pub fn room_for_group(
+        &self,
+        node: NodeId,
+        request: &GroupRequest<'_>,
+        hints: Hints<'_>,
+        search: &mut GroupSearch,
+    ) -> Result<GroupRoom, usize> {
+        let node = self.nodes.get(node).ok_or(0_usize)?;
+        room_for_group(node, request, self.context(hints), search)
+    }
+
+    /// The devices to take on a node for a request, its GPUs only from `gpus`. Hints of the owners in `uncounted` do not count.
+    ///
+    /// # Errors
+    /// The reason for which there is no room.
+    pub fn choose_devices_within(
+        &self,
+        node: NodeId,
+        request: NodeRequest<'_>,
+        policy: DevicePolicy,
+        gpus: Option<&[DeviceId]>,
+        uncounted: &[OwnerId],
+    ) -> Result<Placement, Reason> {
+        let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
+        choose_within(
+            node,
+            request,
+            policy,
+            gpus,
+            uncounted,
+            self.context(Hints::Respect),
+        )
     }
 
     /// Prepares the evaluation of many nodes for one request.

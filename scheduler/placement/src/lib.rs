@@ -35,6 +35,7 @@ pub use batch::evaluation::BatchEvaluation;
 #[cfg(any(test, feature = "check"))]
 pub use check::Violation;
 pub use choice::admit::ReserveError;
+pub use choice::group::{GroupRequest, GroupRoom, GroupSearch, MAX_GROUP, SharedDomain};
 pub use choice::preempt::{Evictable, Preemption, Victims, n_violations};
 pub use data::amounts::{Amounts, Dimension, HostAmounts, HostLoad, Memory, NamedAmounts};
 pub use data::constraints::{

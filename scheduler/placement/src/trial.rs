@@ -1,7 +1,6 @@
 //! Trials: placements on copies of nodes, which show how many more pods would fit. The fleet itself does not change.
 
-use std::collections::BTreeSet;
-
+use crate::choice::group::{GroupRequest, GroupRoom, GroupSearch, room_for_group};
 use crate::choice::node_choice::{choose_devices, score};
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
@@ -9,7 +8,7 @@ use crate::data::policy::{Policies, Score};
 use crate::data::reason::Reason;
 use crate::data::request::NodeRequest;
 use crate::fleet::Fleet;
-use crate::state::node::{Host, Node};
+use crate::state::node::Node;
 
 /// Copies of nodes, and the placements that were tried on them.
 #[derive(Debug, Default)]
@@ -28,14 +27,7 @@ impl Trial {
 
     /// Copies a node without any holding, hint or use of its CPU; returns the number of the copy, or `None` if the node is gone.
     pub fn copy_empty(&mut self, fleet: &Fleet, node: NodeId) -> Option<usize> {
-        let mut copy = fleet.nodes.get(node)?.copy_with_hints(|_| false);
-        copy.held.clear();
-        // No holding is left to remove, but the call computes the free amounts again.
-        copy.remove_all_held(&BTreeSet::new());
-        copy.host = Host {
-            total: copy.host.total,
-            ..Host::default()
-        };
+        let copy = fleet.nodes.get(node)?.emptied();
         self.copies.push(copy);
         Some(self.copies.len() - 1)
     }
@@ -55,6 +47,21 @@ impl Trial {
         // The fleet's workload model may have changed since the last call, and the copy by the last placement.
         node.value_cache.take();
         score(node, request, policies, fleet.context(Hints::Respect))
+    }
+
+    /// Room on a copy for all members of a group in one domain; nothing is placed.
+    ///
+    /// # Errors
+    /// As those of [`Fleet::room_for_group`].
+    pub fn room_for_group(
+        &self,
+        fleet: &Fleet,
+        copy: usize,
+        request: &GroupRequest<'_>,
+        search: &mut GroupSearch,
+    ) -> Result<GroupRoom, usize> {
+        let node = self.copies.get(copy).ok_or(0_usize)?;
+        room_for_group(node, request, fleet.context(Hints::Respect), search)
     }
 
     /// Places a request on a copy, where it stays.

@@ -269,6 +269,7 @@ fn kinds(fleet: &Fleet) -> Vec<&'static str> {
         Violation::MissingGpu { .. } => "MissingGpu",
         Violation::FunctionHeldTwice { .. } => "FunctionHeldTwice",
         Violation::ExclusionBroken { .. } => "ExclusionBroken",
+        Violation::GroupApart { .. } => "GroupApart",
         Violation::Index { .. } => "Index",
     };
     fleet.check().iter().map(kind).collect()

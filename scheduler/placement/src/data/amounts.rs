@@ -142,6 +142,14 @@ impl Amounts {
         self.memory <= room.memory && self.core <= room.core && self.slots <= room.slots
     }
 
+    /// The number of times that the amounts fit into `room` together; `usize::MAX` for zero amounts.
+    pub(crate) fn n_within(self, room: Self) -> usize {
+        let memory = n_times(self.memory.hundredths(), room.memory.hundredths());
+        let core = n_times(self.core.into(), room.core.into());
+        let slots = n_times(self.slots.into(), room.slots.into());
+        memory.min(core).min(slots)
+    }
+
     /// The first dimension that exceeds `room`, in the order memory, core, slots.
     pub(crate) fn lacking(self, room: Self) -> Option<Dimension> {
         if self.memory > room.memory {
@@ -231,12 +239,23 @@ impl From<HostAmounts> for HostLoad {
     }
 }
 
+/// The number of times that `each` fits into `room`; `usize::MAX` if `each` is zero.
+fn n_times(each: u64, room: u64) -> usize {
+    room.checked_div(each)
+        .map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
+}
+
 impl HostAmounts {
     /// More than any node has.
     pub const PLENTY: Self = Self {
         cpu_milli: u64::MAX,
         memory: u64::MAX,
     };
+
+    /// The number of times that the amounts fit into `room` together; `usize::MAX` for zero amounts.
+    pub(crate) fn n_within(self, room: Self) -> usize {
+        n_times(self.cpu_milli, room.cpu_milli).min(n_times(self.memory, room.memory))
+    }
 
     /// The sum.
     #[must_use]

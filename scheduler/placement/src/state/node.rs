@@ -144,6 +144,34 @@ impl Node {
         copy
     }
 
+    /// A copy outside the fleet without any holding, hint or use of its CPU and memory.
+    pub(crate) fn emptied(&self) -> Self {
+        let mut copy = Self {
+            inventory: self.inventory.clone(),
+            hardware: self.hardware.clone(),
+            host: Host {
+                total: self.host.total,
+                ..Host::default()
+            },
+            model: self.model,
+            ..Self::new(self.name.clone())
+        };
+        copy.update_free();
+        copy
+    }
+
+    /// Offers only the GPUs at these indices of a copy outside the fleet: all others count as unhealthy.
+    pub(crate) fn offer_only(&mut self, gpus: &[usize]) {
+        for (at, gpu) in self
+            .inventory
+            .iter_mut()
+            .flat_map(|inventory| inventory.gpus.iter_mut().enumerate())
+        {
+            gpu.healthy &= gpus.contains(&at);
+        }
+        self.update_free();
+    }
+
     /// Returns true if nothing is known or counted of the node, so that its entry can be removed.
     pub(crate) fn is_idle(&self) -> bool {
         let is_host_unknown = self.host.total.is_none() && self.host.n_owners == 0;

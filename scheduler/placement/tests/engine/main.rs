@@ -7,6 +7,8 @@ mod choices;
 #[cfg(test)]
 mod facts;
 #[cfg(test)]
+mod groups;
+#[cfg(test)]
 mod inventories;
 #[cfg(test)]
 mod joint;

@@ -1,0 +1,455 @@
+//! Room for a group of pods in one domain: a node, or the GPUs of one link group of a node.
+//!
+//! The members of a group are placed one after the other on a copy of the node, as pods are that come alone. If that leaves
+//! some without room, sets of GPUs are tried for each member, so that room is found wherever there is some.
+//!
+//! All members have the request of one of them. Nothing is decided between nodes, and nothing of the fleet changes.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::choice::gpu_room::{free_whole, share_need};
+use crate::choice::node_choice::{ChoiceContext, choose_devices, score};
+use crate::data::device::DeviceRef;
+use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
+use crate::data::ident::{DeviceId, DeviceType, OwnerId};
+use crate::data::inventory::GPUS;
+use crate::data::policy::{DevicePolicy, Policies, Score};
+use crate::data::reason::Reason;
+use crate::data::request::{NodeRequest, RequestedGpus};
+use crate::state::node::{Host, Node};
+
+/// Most members for which room is looked for; a larger group is refused.
+pub const MAX_GROUP: usize = 64;
+/// Most GPUs of a domain of which sets are tried.
+const MAX_GPUS: usize = 8;
+
+/// The part of the cluster that all members of a group share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SharedDomain {
+    /// One node.
+    Node,
+    /// The GPUs of one link group of a node: GPUs that are linked to each other; on a node without such, GPUs of one PCIe
+    /// switch; else GPUs of one NUMA node. Of these kinds the first counts that can hold the group on an empty node.
+    Link,
+}
+
+/// Equal requests of several pods that have to share a domain.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupRequest<'a> {
+    /// The request of each member.
+    pub member: NodeRequest<'a>,
+    /// The number of members that need room, at least 1.
+    pub n_members: usize,
+    /// The number of members that the link group has to hold on an empty node, those that are bound included; it decides which
+    /// kind of link counts.
+    pub n_in_link_group: usize,
+    /// The domain.
+    pub domain: SharedDomain,
+    /// Members that hold devices already: on their node alone, and in their link group alone, there is room for the others.
+    pub bound: &'a [OwnerId],
+    /// The policies for the members' devices, and for the score.
+    pub policies: Policies,
+}
+
+/// Room for all members of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupRoom {
+    /// The GPUs of the link group, by minor; `None` if the domain is the whole node.
+    pub gpus: Option<Vec<DeviceId>>,
+    /// The devices of each member.
+    pub placements: Vec<Placement>,
+    /// The score of the node for the last member, with all others placed.
+    pub score: Score,
+}
+
+/// The search for room for one group on many nodes, with the results that nodes share.
+#[derive(Debug)]
+pub struct GroupSearch {
+    /// The number of sets of GPUs that may still be tried.
+    n_tries_left: usize,
+    /// The link groups of each hardware class, by the number of the class.
+    links: FxHashMap<u64, Arc<LinkGroups>>,
+}
+
+/// The link groups of a hardware class that count for a group of pods, by the indices of their GPUs.
+#[derive(Debug)]
+struct LinkGroups {
+    groups: Vec<Vec<usize>>,
+    /// True if one of them can hold the group on an empty node.
+    is_large_enough: bool,
+}
+
+impl Default for GroupSearch {
+    fn default() -> Self {
+        Self {
+            n_tries_left: 20_000,
+            links: FxHashMap::default(),
+        }
+    }
+}
+
+impl GroupSearch {
+    /// Takes one try; returns false if none is left.
+    fn take_try(&mut self) -> bool {
+        let is_left = self.n_tries_left > 0;
+        self.n_tries_left = self.n_tries_left.saturating_sub(1);
+        is_left
+    }
+
+    /// The link groups of the fastest kind that can hold the group on an empty node like this one; all link groups if none can.
+    fn links_for(
+        &mut self,
+        node: &Node,
+        request: &GroupRequest<'_>,
+        context: ChoiceContext<'_>,
+    ) -> Arc<LinkGroups> {
+        let class = node
+            .hardware
+            .as_ref()
+            .map_or(u64::MAX, |hardware| hardware.number);
+        if let Some(known) = self.links.get(&class) {
+            return Arc::clone(known);
+        }
+        let mut links = LinkGroups {
+            groups: Vec::new(),
+            is_large_enough: false,
+        };
+        let whole = GroupRequest {
+            n_members: request.n_in_link_group,
+            ..*request
+        };
+        let mut empty = node.emptied();
+        // CPU and host memory differ between nodes of one class.
+        empty.host = Host::default();
+        for level in link_levels(node) {
+            let fits = |gpus: &Vec<usize>| room_on_gpus(&empty, Some(gpus), &whole, context, self).is_ok();
+            links.is_large_enough = level.iter().any(fits);
+            if links.is_large_enough {
+                links.groups = level;
+                break;
+            }
+            links.groups.extend(level);
+        }
+        let links = Arc::new(links);
+        self.links.insert(class, Arc::clone(&links));
+        links
+    }
+}
+
+/// Room for a group on a node, or else the most members for which one domain of it has room.
+pub(crate) fn room_for_group(
+    node: &Node,
+    request: &GroupRequest<'_>,
+    context: ChoiceContext<'_>,
+    search: &mut GroupSearch,
+) -> Result<GroupRoom, usize> {
+    let is_about_gpus = gpus_of_each(request.member.gpus).is_some();
+    if request.domain == SharedDomain::Node || !is_about_gpus {
+        return room_on_gpus(node, None, request, context, search);
+    }
+    let links = search.links_for(node, request, context);
+    let (mut best, mut most) = (None::<GroupRoom>, 0);
+    for gpus in &links.groups {
+        if !has_all_bound(node, gpus, request.bound) {
+            continue;
+        }
+        match room_on_gpus(node, Some(gpus), request, context, search) {
+            // Of equal scores the first group wins, so that equal requests get equal answers.
+            Ok(_) if !links.is_large_enough => most = most.max(request.n_members),
+            Ok(room) if best.as_ref().is_none_or(|best| best.score < room.score) => best = Some(room),
+            Ok(_) => {}
+            Err(n_members) => most = most.max(n_members),
+        }
+    }
+    // A slower kind of link counts only where the group would not fit this one even on an empty node.
+    best.ok_or(most)
+}
+
+/// Room for a group on the GPUs at these indices, or on all of a node; else the most members that have room there.
+fn room_on_gpus(
+    node: &Node,
+    gpus: Option<&[usize]>,
+    request: &GroupRequest<'_>,
+    context: ChoiceContext<'_>,
+    search: &mut GroupSearch,
+) -> Result<GroupRoom, usize> {
+    let n = request.n_members.clamp(1, MAX_GROUP);
+    let limit = most_by_amounts(node, gpus, request.member, n, context.hints);
+    // Free amounts alone decide about most nodes, which need not be copied. A group that is too large is refused anyway.
+    if (limit < n && are_amounts_enough(node, request.member)) || request.n_members > MAX_GROUP {
+        return Err(limit);
+    }
+    let mut copy = node.copy_with_hints(|owner| context.hints.counts(owner));
+    if let Some(gpus) = gpus {
+        copy.offer_only(gpus);
+    }
+    let (placements, score) = place_members(&copy, limit, request, context, search)?;
+    let ids = |gpus: &[usize]| {
+        let of_group = gpus.iter().filter_map(|at| node.gpus().get(*at));
+        of_group.map(|gpu| gpu.id.clone()).collect()
+    };
+    Ok(GroupRoom {
+        gpus: gpus.map(ids),
+        placements,
+        score,
+    })
+}
+
+/// The devices for one more member of a group, its GPUs only from `gpus`; hints of the owners in `uncounted` do not count.
+pub(crate) fn choose_within(
+    node: &Node,
+    request: NodeRequest<'_>,
+    policy: DevicePolicy,
+    gpus: Option<&[DeviceId]>,
+    uncounted: &[OwnerId],
+    context: ChoiceContext<'_>,
+) -> Result<Placement, Reason> {
+    let mut copy = node.copy_with_hints(|owner| !uncounted.contains(owner));
+    if let Some(gpus) = gpus {
+        let all = node.gpus().iter().enumerate();
+        let within: Vec<usize> = all
+            .filter(|(_, gpu)| gpus.contains(&gpu.id))
+            .map(|(at, _)| at)
+            .collect();
+        copy.offer_only(&within);
+    }
+    choose_devices(&copy, request, policy, context)
+}
+
+/// Returns true if all GPUs that bound members hold on the node are among those at the indices `gpus`.
+fn has_all_bound(node: &Node, gpus: &[usize], bound: &[OwnerId]) -> bool {
+    let held = bound.iter().filter_map(|owner| node.held_by(owner.as_str()));
+    let mut parts = held
+        .flat_map(|held| &held.holdings.parts)
+        .filter(|part| part.kind == DeviceType::Gpu);
+    parts.all(|part| {
+        // A part of an unknown GPU may be outside of the group.
+        part.device != DeviceRef::Any
+            && gpus
+                .iter()
+                .filter_map(|at| node.gpus().get(*at))
+                .any(|gpu| part.device.identifies(gpu))
+    })
+}
+
+/// The link groups of a node, by the indices of their GPUs: a list for each kind of link, the fastest kind first.
+fn link_levels(node: &Node) -> Vec<Vec<Vec<usize>>> {
+    let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
+        return Vec::new();
+    };
+    let mut levels = Vec::new();
+    let mut n_links: Vec<u32> = inventory.links.iter().map(|group| group.n_links).collect();
+    n_links.sort_unstable_by_key(|n| std::cmp::Reverse(*n));
+    n_links.dedup();
+    for n in n_links {
+        let mut level: Vec<Vec<usize>> = Vec::new();
+        for group in inventory.links.iter().filter(|group| group.n_links == n) {
+            level.push(inventory.indices_of(&group.minors).into_iter().collect());
+        }
+        levels.push(level);
+    }
+    let locations = hardware.locations.of_type(GPUS);
+    let by_switch = locations
+        .iter()
+        .map(|location| location.knows_switch.then_some(location.switch));
+    levels.push(sets_of_equals(by_switch));
+    let by_numa = locations
+        .iter()
+        .map(|location| location.knows_numa.then_some(location.numa));
+    levels.push(sets_of_equals(by_numa));
+    // The same order for every request, whatever the order of the node's report.
+    for level in &mut levels {
+        level.sort_unstable();
+    }
+    levels
+}
+
+/// The sets of indices with equal values; indices without a value are in none.
+fn sets_of_equals(values: impl Iterator<Item = Option<u16>>) -> Vec<Vec<usize>> {
+    let mut sets: Vec<(u16, Vec<usize>)> = Vec::new();
+    for (at, value) in values.enumerate() {
+        let Some(value) = value else { continue };
+        match sets.iter_mut().find(|(of, _)| *of == value) {
+            Some((_, set)) => set.push(at),
+            None => sets.push((value, vec![at])),
+        }
+    }
+    sets.into_iter().map(|(_, set)| set).collect()
+}
+
+/// The devices of each member on a copy of a node whose amounts allow `limit` members, and the score for the last one; else the
+/// most members that have room.
+fn place_members(
+    copy: &Node,
+    limit: usize,
+    request: &GroupRequest<'_>,
+    context: ChoiceContext<'_>,
+    search: &mut GroupSearch,
+) -> Result<(Vec<Placement>, Score), usize> {
+    let n = request.n_members.clamp(1, MAX_GROUP);
+    let mut filling = copy.copy_with_hints(|_| true);
+    let mut placements = Vec::with_capacity(n);
+    let mut last_score = Score::default();
+    while placements.len() < limit {
+        if placements.len() + 1 == n {
+            last_score = score(&filling, request.member, request.policies, context).unwrap_or_default();
+        }
+        match place_member(&mut filling, request, context, placements.len()) {
+            Ok(placement) => placements.push(placement),
+            Err(_) => break,
+        }
+    }
+    if limit < n {
+        return Err(placements.len());
+    }
+    if placements.len() == n {
+        return Ok((placements, last_score));
+    }
+    let found = place_on_sets(copy, request, context, n, 1, search);
+    let Some(placements) = found else {
+        return Err(placements.len());
+    };
+    let mut filling = copy.copy_with_hints(|_| true);
+    for (at, placement) in placements.iter().enumerate().take(n - 1) {
+        filling.insert_held(member(at, placement));
+    }
+    let last_score = score(&filling, request.member, request.policies, context).unwrap_or_default();
+    Ok((placements, last_score))
+}
+
+/// Places one member on a copy of a node, where it stays.
+fn place_member(
+    copy: &mut Node,
+    request: &GroupRequest<'_>,
+    context: ChoiceContext<'_>,
+    at: usize,
+) -> Result<Placement, Reason> {
+    let placement = choose_devices(copy, request.member, request.policies.device, context)?;
+    copy.insert_held(member(at, &placement));
+    copy.host.used = copy.host.used.plus(request.member.host);
+    Ok(placement)
+}
+
+/// The holding of the member at a place of the group.
+fn member(at: usize, placement: &Placement) -> Held {
+    Held {
+        // No UID of a pod has a slash, so that this owner is none of the fleet's.
+        owner: OwnerId::from(format!("member/{at}")),
+        origin: Origin::Decision,
+        holdings: Holdings::from(placement),
+    }
+}
+
+/// Places `n` members on a copy of a node by trying sets of GPUs for each; `None` if there is no room, or the budget is used up.
+///
+/// Members are equal, so that only sets in rising order are tried, from the set with the bits `first` on.
+fn place_on_sets(
+    copy: &Node,
+    request: &GroupRequest<'_>,
+    context: ChoiceContext<'_>,
+    n: usize,
+    first: u64,
+    search: &mut GroupSearch,
+) -> Option<Vec<Placement>> {
+    if n == 0 {
+        return Some(Vec::new());
+    }
+    let n_gpus = copy.gpus().len();
+    let size = gpus_of_each(request.member.gpus)?;
+    if n_gpus > MAX_GPUS || most_by_amounts(copy, None, request.member, n, context.hints) < n {
+        return None;
+    }
+    for set in first..1 << n_gpus {
+        if set.count_ones() as usize != size || !has_room_for_one(copy, request.member, set) {
+            continue;
+        }
+        if !search.take_try() {
+            return None;
+        }
+        let mut on_set = copy.copy_with_hints(|_| true);
+        let indices: Vec<usize> = (0..n_gpus).filter(|at| set & (1 << at) != 0).collect();
+        on_set.offer_only(&indices);
+        let chosen = choose_devices(&on_set, request.member, request.policies.device, context);
+        let Ok(placement) = chosen else { continue };
+        let mut rest = copy.copy_with_hints(|_| true);
+        rest.insert_held(member(n, &placement));
+        rest.host.used = rest.host.used.plus(request.member.host);
+        if let Some(mut placements) = place_on_sets(&rest, request, context, n - 1, set, search) {
+            placements.insert(0, placement);
+            return Some(placements);
+        }
+    }
+    None
+}
+
+/// The number of GPUs of each member; `None` if it takes none that the engine chooses.
+fn gpus_of_each(gpus: RequestedGpus) -> Option<usize> {
+    let n = match gpus {
+        RequestedGpus::Share(share) => share.devices,
+        RequestedGpus::Whole(n) => n,
+        RequestedGpus::All { .. } | RequestedGpus::Nothing => return None,
+    };
+    usize::try_from(n).ok().filter(|n| *n > 0)
+}
+
+/// Returns true if every GPU of a set has the free amounts for a share.
+fn has_room_for_one(node: &Node, request: NodeRequest<'_>, set: u64) -> bool {
+    let RequestedGpus::Share(share) = request.gpus else {
+        return true;
+    };
+    let Ok(need) = share_need(node, &share) else {
+        return false;
+    };
+    // A copy has only hints that count.
+    let rows = node.rows_with(Hints::Respect).enumerate();
+    rows.filter(|(at, _)| set & (1 << at) != 0)
+        .all(|(_, row)| need.amounts_on(row.total).within(row.free))
+}
+
+/// Returns true if a member fits a node wherever its amounts do: no rule decides about it.
+fn are_amounts_enough(node: &Node, request: NodeRequest<'_>) -> bool {
+    !node.has_rules && request.constraints.is_none() && request.others.is_empty()
+}
+
+/// The most members, up to `n`, that the free CPU and memory of a node and the free amounts of the GPUs at these indices, or of
+/// all GPUs, allow. Rules may leave room for fewer.
+///
+/// Members with shares of `k` GPUs each fit if and only if the GPUs together have room for as many shares, where no GPU counts
+/// with more shares than there are members.
+fn most_by_amounts(
+    node: &Node,
+    gpus: Option<&[usize]>,
+    request: NodeRequest<'_>,
+    n: usize,
+    hints: Hints<'_>,
+) -> usize {
+    let n = n.min(request.host.n_within(node.host.free()));
+    let is_within = |at: &usize| gpus.is_none_or(|gpus| gpus.contains(at));
+    match request.gpus {
+        RequestedGpus::Share(share) => {
+            let Ok(need) = share_need(node, &share) else {
+                return 0;
+            };
+            let mut n_shares = Vec::with_capacity(node.rows.len());
+            for (at, row) in node.rows_with(hints).enumerate() {
+                if is_within(&at) {
+                    n_shares.push(need.amounts_on(row.total).n_within(row.free));
+                }
+            }
+            let fits = |n: &usize| {
+                let most = n_shares.iter().map(|of_gpu| (*of_gpu).min(*n));
+                most.sum::<usize>() >= n.saturating_mul(need.devices)
+            };
+            (1..=n).rev().find(fits).unwrap_or(0)
+        }
+        RequestedGpus::Whole(each) if node.serves_vendor() => {
+            let each = usize::try_from(each.max(1)).unwrap_or(usize::MAX);
+            n.min(free_whole(node, hints).filter(is_within).count() / each)
+        }
+        // The vendor's plugin chooses among all GPUs of the node.
+        RequestedGpus::Whole(_) if gpus.is_some() => 0,
+        RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => n,
+    }
+}
