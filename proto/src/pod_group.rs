@@ -10,7 +10,7 @@ use std::str::FromStr;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::annotation::AnnotationError;
@@ -27,7 +27,8 @@ pub const GROUP_DOMAIN_POLICY: &str = "gpushare/group-domain-policy";
 pub const POD_GROUPS: &str = "podgroups";
 
 /// The part of the cluster in which all members of a group are to be.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum GroupDomain {
     /// `any`: the members may be on different nodes.
     #[default]
@@ -39,7 +40,8 @@ pub enum GroupDomain {
 }
 
 /// The outcome if no domain has room for all members of a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DomainPolicy {
     /// `required`: the members are refused.
     Required,

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pod::is_default;
+use crate::pod::{GroupKind, is_default};
+use crate::pod_group::{DomainPolicy, GroupDomain};
 
 /// The version of the JSON; the first part of every path, as in `/v1/state`.
 pub const VERSION: &str = "v1";
@@ -328,6 +329,9 @@ pub struct Explanation {
     /// Bytes of memory that are counted for the pod on GPUs of its node, by minor; absent unless a GPU of its record is gone.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub counted_on: BTreeMap<u32, u64>,
+    /// The group that the pod is a member of; absent for a pod of no group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<ExplainedGroup>,
     /// The number of nodes; 0 for a pod that has a node.
     pub nodes: u32,
     /// The number of nodes that take the pod now: by kube-scheduler's own checks, by the pod's request and by the nodes' devices.
@@ -349,6 +353,61 @@ pub struct Explanation {
     /// Verdicts of single nodes: up to 3 that take the pod, then the 5 nearest of those that refuse; with `?all=true` all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verdicts: Vec<NodeVerdict>,
+}
+
+/// A group of pods that are placed together, and the places of its members.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ExplainedGroup {
+    /// The name; the namespace is that of the pod.
+    pub name: String,
+    /// The mechanism that places the members together.
+    pub kind: GroupKind,
+    /// The least number of members that are placed together; 1 if it is not known.
+    pub size: u32,
+    /// The domain that all members have to share.
+    pub domain: GroupDomain,
+    /// The outcome if no domain has room for all of them.
+    pub policy: DomainPolicy,
+    /// The members that are bound or being bound, at most 64; absent for the domain `any`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    // Bounded: a group of the coscheduling plugin may have thousands.
+    pub bound: Vec<MemberPlace>,
+    /// The room that is kept for the other members; absent if none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub room: Option<ExplainedRoom>,
+    /// The text with which the members are refused; absent if they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
+/// Room that is kept for the members of a group on one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ExplainedRoom {
+    /// The node's name.
+    pub node: String,
+    /// The places of members that kube-scheduler has asked about.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberPlace>,
+    /// The number of places that are kept for members to come.
+    pub open: u32,
+    /// The GPUs of these places, by their minor numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub open_gpus: Vec<u32>,
+}
+
+/// The place of one member of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MemberPlace {
+    /// The pod's name, or its UID while no watch has shown the pod.
+    pub name: String,
+    /// The node's name.
+    pub node: String,
+    /// The member's GPUs, by their minor numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<u32>,
 }
 
 /// The verdict of one node on a pod.
@@ -437,6 +496,10 @@ pub struct FitRequest {
     /// Nodes to try that the cluster does not have, together up to [`MAX_ADDED_NODES`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub add_nodes: Vec<AddedNodes>,
+    /// The domain that all pods have to share, for which at most 64 pods are tried. Absent, the pod's annotation
+    /// `gpushare/group-domain` counts; without either the pods may be on different nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<GroupDomain>,
 }
 
 /// Nodes that are tried as if the cluster had them.
@@ -467,15 +530,23 @@ pub struct FitAnswer {
     pub asked: String,
     /// The number of pods in the request.
     pub replicas: u32,
-    /// The number of pods that fit, at most `replicas`.
+    /// The number of pods that fit, at most `replicas`; with a domain the most that one has room for.
     pub fitting: u32,
+    /// The domain that all pods have to share; absent if they may be on different nodes.
+    #[serde(skip_serializing_if = "is_default")]
+    pub domain: GroupDomain,
+    /// The number of nodes with a domain that has room for all pods; absent for 0, and without a domain.
+    #[serde(skip_serializing_if = "is_default")]
+    pub nodes_with_room: u32,
     /// The rule that the pod's request breaks whatever node it is tried on; absent if it breaks none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invalid: Option<String>,
-    /// The nodes of the pods that fit, in the order in which each would get its first pod.
+    /// The nodes of the pods that fit, in the order in which each would get its first pod. With a domain the one node of all pods,
+    /// and none unless all fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<FitPlacement>,
-    /// The number of nodes that refuse the next pod, by reason; absent if all pods fit.
+    /// The number of nodes that refuse the next pod, by reason; with a domain those without room for all pods. Absent if all pods
+    /// fit.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub blocked: BTreeMap<String, u32>,
 }

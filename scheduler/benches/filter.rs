@@ -153,6 +153,20 @@ fn joint_request(n_nodes: usize) -> Vec<u8> {
     as_sent(&pod, &names)
 }
 
+/// A request of the first of `n` pods that have to be on the GPUs of one link group, to all nodes.
+fn group_request(n_nodes: usize, n: usize, mib: usize) -> Vec<u8> {
+    let names: Vec<String> = order(n_nodes).map(name).collect();
+    let annotations = json!({
+        "gang.scheduling.koordinator.sh/name": "group", "gang.scheduling.koordinator.sh/min-available": n.to_string(),
+        "gpushare/group-domain": "link", "gpushare/group-domain-policy": "required",
+    });
+    let pod = json!({
+        "metadata": {"name": "new", "namespace": "default", "uid": UID, "annotations": annotations},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": mib.to_string()}}}]},
+    });
+    as_sent(&pod, &names)
+}
+
 /// Nodes with places and adapters. Of the eight GPUs of a node up to seven have a pod each.
 fn placed_cluster(n_nodes: usize) -> Extender {
     let devices = (0..n_nodes).map(placed_device);
@@ -197,6 +211,11 @@ fn bench(criterion: &mut Criterion) {
             request(order(n_nodes), 8138),
         );
         bench("joint allocation", n_nodes, &extender, joint_request(n_nodes));
+        // On a NUMA node, of which each has four GPUs of 80 GiB.
+        for (n, mib) in [(8, 40_960), (64, 4096), (64, 8138)] {
+            let name = format!("group of {n} pods of {mib} MiB");
+            bench(&name, n_nodes, &extender, group_request(n_nodes, n, mib));
+        }
     }
     group.finish();
 }

@@ -10,6 +10,7 @@ mod bind_limiter;
 mod evaluation;
 pub mod filter;
 mod filter_clients;
+mod group;
 mod inspect;
 mod name_lists;
 pub mod pod_memory;

@@ -13,6 +13,9 @@ mod cluster;
 mod eviction;
 mod failing;
 mod gangs;
+mod group_members;
+mod group_rooms;
+mod group_view;
 mod hints;
 mod node_filter;
 mod node_state;
@@ -24,6 +27,7 @@ mod pods;
 mod record;
 mod resource_demand;
 mod snapshot;
+mod started_groups;
 mod victims;
 pub(crate) mod view;
 
@@ -32,7 +36,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use placement::{Fleet, NodeId, NodeView, OwnerId, Policies, ResourceWeights};
+use placement::{Fleet, NodeId, NodeView, OwnerId, Placement, Policies, ResourceWeights};
 use proto::node::Node;
 use proto::pod::{Pod, Taint};
 use proto::pod_group::PodGroupApi;
@@ -43,6 +47,8 @@ use tokio::sync::Notify;
 
 pub use assume_times::AssumeTimes;
 pub use assumption::{AssumeError, Assumed, Assumptions};
+pub use group_members::MembersToPlace;
+pub use group_rooms::{ChosenRoom, MemberOutcome, MemberStep};
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use node_filter::{NodeFilter, NodeFit};
 pub use openings::Openings;
@@ -222,6 +228,7 @@ impl Index {
     pub fn assumptions(&mut self) -> Assumptions<'_> {
         Assumptions {
             cluster: &mut self.cluster,
+            groups: &self.pod_groups,
             hints: &mut self.hints,
             assume_times: &mut self.assume_times,
         }
@@ -299,6 +306,7 @@ impl Index {
     pub fn snapshot(&self) -> Snapshot {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Snapshot {
+            n_group_rooms: count(self.hints.rooms.n_kept()),
             n_failing: count(self.failing.n_ranking_last()),
             n_plugin_away: count(self.cluster.plugins.n_left_out()),
             synced: self.synced(),
@@ -387,6 +395,11 @@ impl Index {
         view::node(self.filter(), self.cluster.view(name)?.id(), no_typical_requests)
     }
 
+    /// The group of a pod in the terms of the read API; `None` for a pod of no group, or that no watch has shown.
+    pub fn show_group(&self, uid: &str) -> Option<proto::read_api::ExplainedGroup> {
+        group_view::group(self, uid)
+    }
+
     /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.
     pub fn plugin_metrics(&self, node: &str) -> Option<(&str, SocketAddr)> {
         self.cluster.plugins.metrics(node)
@@ -434,7 +447,48 @@ impl Index {
     pub fn hint(&mut self, node: NodeId, demand: &ResourceDemand<'_>, attempt: &Attempt, now: Instant) {
         // Expired hints go first, or the new one would find less room than there is.
         self.tick(now);
-        self.hints.hint(&mut self.cluster, node, demand, attempt, now);
+        self.hints
+            .hint(&mut self.cluster, (node, None), demand, attempt, now);
+    }
+
+    /// Frees the room of a group with a wish for one domain if a filter request for this member begins another cycle.
+    pub fn begin_group_cycle(&mut self, group: &GroupOfPod, uid: &str) {
+        self.hints.begin_group_cycle(&mut self.cluster, group, uid);
+    }
+
+    /// Returns true if [`Self::keep_for_started_groups`] may have room to keep.
+    pub fn has_changed_groups(&self) -> bool {
+        self.cluster.group_members.has_changed()
+    }
+
+    /// Keeps room for the missing members of groups of which some members are bound, and fewer than the group needs.
+    pub fn keep_for_started_groups(&mut self, now: Instant) {
+        started_groups::keep_for_started_groups(&mut self.cluster, &mut self.hints, &self.pod_groups, now);
+    }
+
+    /// Keeps the outcome of a filter request for a member of a group with a wish for one domain: room for the group, or none.
+    pub fn note_outcome(
+        &mut self,
+        group: &GroupOfPod,
+        outcome: MemberOutcome,
+        demand: &ResourceDemand<'_>,
+        attempt: &Attempt,
+        now: Instant,
+    ) {
+        // Expired hints go first, as for `Self::hint`.
+        self.tick(now);
+        self.hints
+            .note_outcome(&mut self.cluster, group, outcome, demand, attempt, now);
+    }
+
+    /// The members of a group that need a place, and those that have one.
+    pub fn members_to_place(&self, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> MembersToPlace {
+        MembersToPlace::of(&self.cluster, group, demand)
+    }
+
+    /// The place of a member on the node of its group; `None` if the room that is kept for the group has none for it.
+    pub fn place_in_group(&self, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> Option<Placement> {
+        self.hints.rooms.place_for(&self.cluster, group, demand)
     }
 
     /// Ends a pod's hint: no more room is kept for it.

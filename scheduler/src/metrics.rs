@@ -114,6 +114,7 @@ pub struct Metrics {
     rechecked: Counters,
     preemption_candidates: Counters,
     retried: Counters,
+    group_decisions: Family<Labels<2>, Counter>,
     room_announced: Counter,
     unplaced: UnplacedPods,
     placement_seconds: Histogram,
@@ -144,6 +145,7 @@ impl Metrics {
             rechecked: Family::default(),
             preemption_candidates: Family::default(),
             retried: Family::default(),
+            group_decisions: Family::default(),
             room_announced: Counter::default(),
             unplaced: UnplacedPods::default(),
             placement_seconds: Histogram::new(PLACEMENT_BUCKETS),
@@ -176,6 +178,9 @@ impl Metrics {
         );
         let help = "Refusals whose text changes so that kube-scheduler tries the pod again soon, by cause";
         registry.register("refusals_tried_again", help, metrics.retried.clone());
+        let help =
+            "Decisions for groups of pods that have to be, or prefer to be, in one domain, by the outcome";
+        registry.register("group_decisions", help, metrics.group_decisions.clone());
         let help = "Writes by which kube-scheduler is made to try refused pods again, as room has opened without an event";
         registry.register("room_announced", help, metrics.room_announced.clone());
         registry.register_collector(Box::new(StateGauges {
@@ -222,6 +227,12 @@ impl Metrics {
     /// Counts a refusal by a sample of the nodes, whose text makes kube-scheduler try the pod again soon.
     pub fn count_sample_retry(&self) {
         self.retried.get_or_create(&[("cause", "sample")]).inc();
+    }
+
+    /// Counts a decision for a group of pods with a wish for this domain.
+    pub fn count_group_decision(&self, domain: &'static str, outcome: &'static str) {
+        let labels = [("domain", domain), ("outcome", outcome)];
+        self.group_decisions.get_or_create(&labels).inc();
     }
 
     /// Notes the result of a pod's filter; `refusal` is the reason for which no node fits.
@@ -331,8 +342,10 @@ impl Collector for StateGauges {
         encode("contradicting_pods", help, snapshot.n_contradicting)?;
         let help = "Pods whose devices are not known for sure";
         encode("conservative_pods", help, snapshot.n_conservative)?;
-        let help = "Pods that room is kept for until they are bound";
+        let help = "Pods that room is kept for until they are bound, and members of groups that were not asked about yet";
         encode("hints", help, snapshot.n_hints)?;
+        let help = "Groups of pods for which room is kept in one domain";
+        encode("group_rooms", help, snapshot.n_group_rooms)?;
         let help = "Nodes that rank behind all others because kubelet refused several pods there";
         encode("failing_nodes", help, snapshot.n_failing)?;
         let help = "Nodes that no pod is sent to because their device plugin does not serve kubelet";

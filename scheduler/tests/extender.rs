@@ -33,6 +33,10 @@ mod every_route;
 mod golden;
 #[path = "extender/gone.rs"]
 mod gone;
+#[path = "extender/group_views.rs"]
+mod group_views;
+#[path = "extender/groups.rs"]
+mod groups;
 #[path = "extender/holding.rs"]
 mod holding;
 #[path = "extender/leading.rs"]

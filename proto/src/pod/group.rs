@@ -1,5 +1,7 @@
 //! The group of pods that a pod is a member of, by the marks of all mechanisms that place such a group together.
 
+use serde::{Deserialize, Serialize};
+
 use super::Pod;
 
 /// Labels of pods that a coscheduling plugin of kube-scheduler (scheduler-plugins) places together, the newest name first.
@@ -15,9 +17,11 @@ const KOORDINATOR_NAME: &str = "gang.scheduling.koordinator.sh/name";
 pub(super) const KOORDINATOR_MIN_AVAILABLE: &str = "gang.scheduling.koordinator.sh/min-available";
 
 /// A mechanism that places groups of pods together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum GroupKind {
     /// kube-scheduler itself, by a `PodGroup` of `scheduling.k8s.io` that the pod's spec names.
+    #[default]
     Native,
     /// The coscheduling plugin, by a `PodGroup` of `scheduling.x-k8s.io` that a label of the pod names.
     Coscheduling,

@@ -78,6 +78,8 @@ pub(super) struct Evaluation<'n> {
     pub(super) is_ranked: bool,
     /// The nodes that do not fit, by name, in the order of the request.
     pub(super) misfits: Vec<(&'n str, NodeMisfit)>,
+    /// The text for every node if the pod is refused for its group.
+    pub(super) group_text: Option<Arc<str>>,
 }
 
 /// A node that a result of `filter` reports as fitting.
@@ -210,7 +212,7 @@ impl<'a> Demand<'a> {
 
 impl NodeMisfit {
     /// The misfit of a node that watches have shown, or of a template that will not fit later either.
-    const fn of_known_node(reason: Reason) -> Self {
+    pub(super) const fn of_known_node(reason: Reason) -> Self {
         Self {
             reason,
             is_unknown_node: false,

@@ -9,8 +9,11 @@ use std::time::Instant;
 
 use placement::Reason;
 use proto::extender::{ExtenderFilterResult, FittingNodes};
+use proto::pod::Pod;
+use proto::pod_group::GroupDomain;
 
 use super::evaluation::{Demand, Evaluation, FilterRequest, NodeMisfit, Ranker, evaluate_all};
+use super::group::MemberFilter;
 use super::preempt::awaited_victims_text;
 use super::recheck::{PodRefusal, wait_for_update};
 use super::requeue::{MIN_SAMPLE, SampleRetries};
@@ -19,7 +22,7 @@ use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::is_pod_identity;
 use crate::config::MisfitNodes;
-use crate::index::{Attempt, Index, ResourceDemand};
+use crate::index::{Attempt, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
 use crate::leader::NotLeading;
 use crate::metrics::Metrics;
 
@@ -40,6 +43,8 @@ pub struct FilterResult {
     uid: Option<Box<str>>,
     /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
     n_refused: [u64; Reason::ALL.len()],
+    /// The domain that a group wishes and the outcome, if a decision for the whole group was made.
+    group_decision: Option<(GroupDomain, &'static str)>,
 }
 
 /// The outcome of a request, by what kube-scheduler does with the pod next.
@@ -67,6 +72,8 @@ struct Filter<'i, 'r> {
     request: &'r FilterRequest<'r>,
     /// Namespace and name of the pod's `PodGroup`.
     group: Option<&'r str>,
+    /// The group of the pod if it has to be, or prefers to be, in one domain.
+    with_wish: Option<&'r GroupOfPod>,
     now: Instant,
 }
 
@@ -83,6 +90,8 @@ struct RefusalTexts<'a> {
     mistaken: BTreeMap<&'a str, String>,
     /// A suffix for one node's text, so that the refusal differs from the last one.
     suffix: Option<&'static str>,
+    /// True if the pod is refused for its group, which the eviction of pods for one member would not help.
+    is_for_group: bool,
 }
 
 /// Answers a filter request. Rechecks a refusal once if the state may be stale.
@@ -128,6 +137,12 @@ fn answer_once(
     let pod = &request.pod;
     let group = Attempt::group_of(pod);
     end_hints(extender, group.as_deref(), now);
+    // Nodes of the request that do not exist have no devices whose links are known, so that no room is chosen among them.
+    let with_wish = if request.whole_nodes.is_some() {
+        None
+    } else {
+        begin_group_cycle(extender, pod)
+    };
     let index = extender.index.read();
     index.ready().map_err(RequestError::NotReady)?;
     let filter = Filter {
@@ -135,11 +150,12 @@ fn answer_once(
         index: &index,
         request,
         group: group.as_deref(),
+        with_wish: with_wish.as_ref(),
         now,
     };
     let facts = PodFacts::of(pod, index.names());
     let demand = filter.demand(facts.as_ref());
-    let evaluation = filter.evaluate(&demand);
+    let (evaluation, member, decision) = filter.evaluate(&demand);
     let outcome = filter.outcome(&demand, &evaluation);
     let texts = filter.refusal_texts(&demand, &evaluation, &outcome);
     // Read under the same lock as the evaluation: room that opens after it was not taken into account.
@@ -161,7 +177,8 @@ fn answer_once(
         }
         drop(memory);
         if let Some(resources) = demand.resources() {
-            keep_room(extender, request, resources, &evaluation, now);
+            let member = with_wish.as_ref().zip(member);
+            keep_room(extender, request, resources, (&evaluation, member), now);
         }
     }
     let is_counted = can_exist && (demand.rejection().is_some() || demand.has_devices());
@@ -171,6 +188,7 @@ fn answer_once(
         outcome,
         uid: is_counted.then(|| pod.uid().into()),
         n_refused: count_reasons(&demand, &evaluation),
+        group_decision: with_wish.map(|group| group.wish.domain).zip(decision),
     })
 }
 
@@ -189,19 +207,47 @@ impl Outcome {
     }
 }
 
-/// Ends hints whose time is up, and those of other `PodGroup`s whose scheduling cycle ended without binds.
+/// Ends hints whose time is up, and those of other `PodGroup`s whose scheduling cycle ended without binds; then keeps room for
+/// the missing members of groups that have started in part.
 fn end_hints(extender: &Extender, group: Option<&str>, now: Instant) {
     // Most filters find nothing to do, and need no write lock.
     let (is_due, is_in_vain) = {
         let index = extender.index.read();
-        (index.is_due(now), index.hints().has_gang_cycles_in_vain(group))
+        let is_due = index.is_due(now) || index.has_changed_groups();
+        (is_due, index.hints().has_gang_cycles_in_vain(group))
     };
     // Another filter may have done this between the two locks; to do it twice changes nothing.
     if is_due || is_in_vain {
         let mut index = extender.index.write();
         index.tick(now);
         index.end_gang_cycles(group);
+        index.keep_for_started_groups(now);
     }
+}
+
+/// The group of a pod with a wish for one domain. Its room of an earlier cycle ends if this pod begins another.
+fn begin_group_cycle(extender: &Extender, pod: &Pod) -> Option<GroupOfPod> {
+    if !pod.is_in_gang() {
+        return None;
+    }
+    let (group, has_to_choose) = {
+        let index = extender.index.read();
+        // A member without devices, such as a launcher, needs no place, and begins no cycle.
+        PodFacts::of(pod, index.names()).filter(|facts| index.requests_devices(facts))?;
+        let mut group = index.group_of(pod)?;
+        if let Some(wish) = index.hints().wish_in_cycle(&group, pod.uid()) {
+            group.wish = wish;
+        }
+        let has_to_choose = index.hints().step(&group, pod.uid()) == MemberStep::Choose;
+        (group, has_to_choose)
+    };
+    if group.wish.domain == GroupDomain::Any {
+        return None;
+    }
+    if has_to_choose {
+        extender.index.write().begin_group_cycle(&group, pod.uid());
+    }
+    Some(group)
 }
 
 impl<'r> Filter<'_, 'r> {
@@ -224,8 +270,8 @@ impl<'r> Filter<'_, 'r> {
             return Demand::Rejected(shorten(&rule).into());
         }
         // A pod whose hint expired gets no other hint for a while. A member of a gang needs one, or it could be sent to the
-        // devices of another member, so that no node is offered to it. The hints of a PodGroup expire together, by rules of their
-        // own.
+        // devices of another member, so that no node is offered to it. The hints of a cycle of a PodGroup expire
+        // together, by rules of their own.
         let is_paused = self.group.is_none()
             && self.needs_hint(&demand)
             && self.index.hints().is_resting(pod.uid(), self.now);
@@ -238,11 +284,12 @@ impl<'r> Filter<'_, 'r> {
         self.request.pod.is_in_gang() && demand.has_devices()
     }
 
-    /// Evaluates all nodes. The number of reported nodes follows from the pod and the configuration.
-    fn evaluate(&self, demand: &Demand<'_>) -> Evaluation<'r> {
-        if demand.resources().is_none() {
-            return evaluate_all(self.index, demand, self.request, None);
-        }
+    /// Evaluates all nodes. The number of reported nodes follows from the pod and the configuration. For a member of a group with
+    /// a wish, also the outcome to keep, and that of a decision for the whole group.
+    fn evaluate(&self, demand: &Demand<'_>) -> (Evaluation<'r>, Option<MemberOutcome>, Option<&'static str>) {
+        let Some(resources) = demand.resources() else {
+            return (evaluate_all(self.index, demand, self.request, None), None, None);
+        };
         let pod = &self.request.pod;
         let is_gang_member = self.needs_hint(demand);
         let n_reported = match self.extender.answer_nodes.most() {
@@ -262,7 +309,24 @@ impl<'r> Filter<'_, 'r> {
             spec: &pod.spec,
             failed: &failed,
         };
-        evaluate_all(self.index, demand, self.request, n_reported.map(|n| (ranker, n)))
+        let (mut outcome, mut decision) = (None, None);
+        if let Some(group) = self.with_wish.filter(|_| is_gang_member) {
+            let member = MemberFilter {
+                index: self.index,
+                request: self.request,
+                group,
+                demand,
+                resources,
+            };
+            let verdict = member.evaluate(&ranker);
+            (outcome, decision) = (Some(verdict.outcome), verdict.decision);
+            if let Some(evaluation) = verdict.evaluation {
+                return (evaluation, outcome, decision);
+            }
+        }
+        let best = n_reported.map(|n| (ranker, n));
+        let evaluation = evaluate_all(self.index, demand, self.request, best);
+        (evaluation, outcome, decision)
     }
 
     /// The outcome of the request by the evaluation of all nodes. Notes a refusal for a sample of the nodes.
@@ -291,13 +355,13 @@ impl<'r> Filter<'_, 'r> {
     fn refusal_texts<'d>(
         &self,
         demand: &'d Demand<'_>,
-        evaluation: &Evaluation<'r>,
+        evaluation: &'d Evaluation<'r>,
         outcome: &Outcome,
     ) -> RefusalTexts<'d>
     where
         'r: 'd,
     {
-        let uniform = demand.rejection();
+        let uniform = demand.rejection().or(evaluation.group_text.as_deref());
         let Some(resources) = demand.resources().filter(|_| evaluation.n_fitting == 0) else {
             return RefusalTexts {
                 uniform,
@@ -316,10 +380,11 @@ impl<'r> Filter<'_, 'r> {
         let is_constant = nominated.is_none() && suffix.is_none() && self.may_be_sample();
         RefusalTexts {
             by_reason: texts_by_reason(resources, evaluation),
-            uniform: if is_constant { Some(NO_NODE) } else { uniform },
+            uniform: uniform.or(is_constant.then_some(NO_NODE)),
             nominated,
             mistaken: self.mistaken_texts(resources, evaluation),
             suffix,
+            is_for_group: evaluation.group_text.is_some(),
         }
     }
 
@@ -382,7 +447,7 @@ fn keep_room(
     extender: &Extender,
     request: &FilterRequest<'_>,
     resources: &ResourceDemand<'_>,
-    evaluation: &Evaluation<'_>,
+    (evaluation, member): (&Evaluation<'_>, Option<(&GroupOfPod, MemberOutcome)>),
     now: Instant,
 ) {
     let (uid, attempt) = (resources.uid, Attempt::of(&request.pod));
@@ -394,6 +459,16 @@ fn keep_room(
         }
         // kube-scheduler chooses among all fitting nodes, so that a return of the pod would say nothing of a single node.
         Some(_) => {}
+    }
+    if let Some((group, outcome)) = member {
+        let is_kept = matches!(outcome, MemberOutcome::Chosen(_) | MemberOutcome::Joined(..));
+        extender
+            .index
+            .write()
+            .note_outcome(group, outcome, resources, &attempt, now);
+        if is_kept {
+            return;
+        }
     }
     let chosen = first.filter(|_| evaluation.is_ranked || evaluation.n_fitting == 1);
     if let Some(node) = chosen.and_then(|chosen| chosen.node) {
@@ -475,7 +550,8 @@ impl RefusalTexts<'_> {
     fn is_resolvable(&self, name: &str, misfit: NodeMisfit, misfit_nodes: MisfitNodes) -> bool {
         // kube-scheduler would evict further pods for a pod whose nominated node is unresolvable.
         let is_nominated = self.nominated.is_some_and(|(node, _)| node == name);
-        let is_out_of_room = misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room();
+        let is_out_of_room =
+            misfit_nodes == MisfitNodes::Resolvable && misfit.reason.is_lack_of_room() && !self.is_for_group;
         misfit.is_unknown_node || is_nominated || is_out_of_room
     }
 }
@@ -500,6 +576,9 @@ impl FilterResult {
     fn count(&self, metrics: &Metrics, now: Instant) {
         if let Some(uid) = &self.uid {
             metrics.note_filter(uid, self.refusal_label(), now);
+        }
+        if let Some((domain, outcome)) = self.group_decision {
+            metrics.count_group_decision(domain.as_str(), outcome);
         }
         if let Outcome::SampleRefused(..) = self.outcome {
             metrics.count_sample_retry();

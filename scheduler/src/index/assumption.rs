@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::{Hints, Holdings, NodeId, OwnerId, Placement, Reason, RequestedGpus, ReserveError};
+use proto::pod_group::DomainPolicy;
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 
@@ -12,9 +13,11 @@ use super::assume_times::AssumeTimes;
 use super::cluster::Cluster;
 use super::hints::HintQueue;
 use super::node_filter::NodeFilter;
+use super::pod_groups::PodGroups;
 use super::pods::{Assumption, AssumptionState, Phase, PodEntry};
 use super::record::record;
 use super::resource_demand::ResourceDemand;
+use super::started_groups::place_beside_bound;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 
@@ -25,6 +28,7 @@ const LONGEST_WRITE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Assumptions<'i> {
     pub(super) cluster: &'i mut Cluster,
+    pub(super) groups: &'i PodGroups,
     pub(super) hints: &'i mut HintQueue,
     pub(super) assume_times: &'i mut AssumeTimes,
 }
@@ -242,6 +246,17 @@ impl Assumptions<'_> {
     ) -> Result<Placement, Reason> {
         // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
         self.filter().check_served(node, demand)?;
+        match self.hints.rooms.place_at_bind(self.cluster, id, demand) {
+            Some(Ok(placement)) => return Ok(placement),
+            Some(Err(DomainPolicy::Required)) => return Err(Reason::Together),
+            Some(Err(DomainPolicy::Preferred)) => {}
+            None => {
+                let placement = place_beside_bound(self.cluster, self.groups, id, demand);
+                if let Some(placement) = placement {
+                    return placement;
+                }
+            }
+        }
         let (fleet, policy) = (&self.cluster.fleet, demand.policies.device);
         let respecting = Hints::RespectOthers(demand.uid);
         // Room that is kept for other pods comes last.
@@ -310,6 +325,7 @@ impl Assumptions<'_> {
         };
         (entry.assumption, entry.problem) = (None, None);
         let is_unseen = entry.list == 0;
+        self.cluster.group_members.note_unbound(uid);
         self.cluster.fleet.release(uid);
         self.cluster.requests.remove(uid);
         self.cluster.fleet.clear_host_use(uid);

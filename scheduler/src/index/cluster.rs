@@ -17,6 +17,7 @@ use tracing::warn;
 
 use super::budgets::Budgets;
 use super::eviction::{Eviction, EvictionRank, PlainPod, PlainPods};
+use super::group_members::GroupMembers;
 use super::node_state::NodeState;
 use super::plugins::{Plugins, Standing};
 use super::pods::{Assumption, Phase, PodEntry};
@@ -60,6 +61,7 @@ pub(super) struct Cluster {
     /// Pods that use only CPU and memory of their nodes.
     pub(super) plain: PlainPods,
     pub(super) budgets: Budgets,
+    pub(super) group_members: GroupMembers,
     pub(super) plugins: Plugins,
     /// The requests of all pods, summed up by node.
     pub(super) requests: NodeRequests,
@@ -88,6 +90,7 @@ impl Cluster {
             nominated: FxHashSet::default(),
             plain: PlainPods::default(),
             budgets: Budgets::default(),
+            group_members: GroupMembers::default(),
             plugins: Plugins::default(),
             requests: NodeRequests::default(),
             n_silent_openings: 0,

@@ -17,10 +17,13 @@ use std::time::{Duration, Instant};
 
 use placement::{Hints, NodeId, OwnerId, Placement};
 use proto::pod::{Pod, PodCondition};
+use proto::pod_group::GroupWish;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::cluster::Cluster;
 use super::gangs::{FilteredMember, Gangs};
+use super::group_rooms::{GroupRooms, MemberOutcome, MemberStep};
+use super::pod_groups::GroupOfPod;
 use super::resource_demand::ResourceDemand;
 
 /// The most hints at one time, without those of `PodGroup` members.
@@ -89,6 +92,8 @@ struct Hint {
     failure: Option<Failure>,
     /// True if the pod is nominated to `node`.
     is_nominated: bool,
+    /// True if no filter request has asked about the pod: it is missing in a group that has started in part.
+    is_unasked: bool,
     /// True if the hint stays when an error of kube-scheduler, such as a filter that timed out, removes the pod's nomination,
     /// since the pod's victims may be being evicted. The first such error sets it to false.
     survives_error: bool,
@@ -104,6 +109,7 @@ pub struct HintQueue {
     /// The pods of hints whose time runs from the next [`Self::advance`] on.
     not_begun: Vec<OwnerId>,
     gangs: Gangs,
+    pub(super) rooms: GroupRooms,
     /// Pods whose hint expired, with the time until which they rest: they get no other hint, so that other pods get the room.
     resting: FxHashMap<OwnerId, Instant>,
     /// The pods of `resting` in the order in which their rests began; an entry that differs from `resting` is outdated.
@@ -194,6 +200,7 @@ impl HintQueue {
             ends: BTreeSet::new(),
             not_begun: Vec::new(),
             gangs: Gangs::default(),
+            rooms: GroupRooms::default(),
             resting: FxHashMap::default(),
             rest_queue: VecDeque::new(),
             nominees: FxHashMap::default(),
@@ -234,6 +241,7 @@ impl HintQueue {
         now: Instant,
     ) -> Option<Hint> {
         // Without the rest, a pod that kube-scheduler cannot bind would always keep the room from all other pods.
+        let before = before.filter(|before| !before.is_unasked);
         if before.is_none() && self.is_resting(uid, now) {
             return None;
         }
@@ -259,6 +267,7 @@ impl HintQueue {
             version: attempt.version,
             failure: attempt.failure,
             is_nominated,
+            is_unasked: false,
             survives_error: is_nominated
                 && before.is_none_or(|before| before.survives_error || !before.is_nominated),
         })
@@ -305,6 +314,7 @@ impl HintQueue {
             || self.ends.first().is_some_and(|(end, _)| *end <= now)
             || self.rest_queue.front().is_some_and(|(until, _)| *until <= now)
             || self.gangs.is_due(now)
+            || self.rooms.is_due(now)
     }
 
     /// Sets the ends of the hints that watches have begun or restarted: they last from `now` on.
@@ -329,9 +339,9 @@ impl HintQueue {
             return None;
         }
         let (end, owner) = self.ends.pop_first()?;
-        self.hints.remove(&owner);
+        let hint = self.hints.remove(&owner);
         // A hint that ends early because of the limit has not gone unused, so its pod need not rest.
-        if end <= now {
+        if end <= now && hint.is_none_or(|hint| !hint.is_unasked) {
             self.begin_rest(owner.clone(), now);
         }
         Some(owner)
@@ -342,9 +352,10 @@ impl HintQueue {
     pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
         self.set_ends(now);
         while let Some(owner) = self.pop_ended(now) {
-            cluster.fleet.unhint(owner.as_str());
+            self.free(cluster, owner.as_str());
             cluster.note_silent_opening();
         }
+        self.rooms.end_expired(now);
         if self.end_rests(now) {
             cluster.note_silent_opening();
         }
@@ -355,11 +366,12 @@ impl HintQueue {
         self.keep_for_nominees(cluster);
     }
 
-    /// Keeps room for a pod on the node that the answer to its filter request names.
+    /// Keeps room for a pod on the node that the answer to its filter request names: the devices of `placement`, or else those
+    /// that the engine chooses.
     pub(super) fn hint(
         &mut self,
         cluster: &mut Cluster,
-        node: NodeId,
+        (node, placement): (NodeId, Option<&Placement>),
         demand: &ResourceDemand<'_>,
         attempt: &Attempt,
         now: Instant,
@@ -373,7 +385,7 @@ impl HintQueue {
             return;
         };
         let hint = self.new_hint(demand.uid, &name, attempt, before.as_ref(), now);
-        let is_kept = hint.is_some_and(|hint| self.keep(cluster, node, demand, hint));
+        let is_kept = hint.is_some_and(|hint| self.keep(cluster, (node, placement), demand, hint));
         // The room of a group opens for all its members at once, when its cycle ends.
         if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
             cluster.note_silent_opening();
@@ -383,8 +395,119 @@ impl HintQueue {
     /// Ends a pod's hint.
     pub(super) fn unhint(&mut self, cluster: &mut Cluster, uid: &str) {
         self.take_hint(uid);
-        cluster.fleet.unhint(uid);
+        self.free(cluster, uid);
         cluster.note_silent_opening();
+    }
+
+    /// Frees the room of a pod whose hint has ended, and its place in the room of its group.
+    fn free(&mut self, cluster: &mut Cluster, uid: &str) {
+        cluster.fleet.unhint(uid);
+        let is_bound = false;
+        self.rooms.remove_member(cluster, uid, is_bound);
+    }
+
+    /// Ends the scheduling cycle of a group with a wish if a filter request for this member begins another: its room is free
+    /// to be chosen again.
+    pub(super) fn begin_group_cycle(&mut self, cluster: &mut Cluster, group: &GroupOfPod, uid: &str) {
+        if self.step(group, uid) != MemberStep::Choose {
+            return;
+        }
+        let mut members = self.rooms.end_cycle(cluster, group);
+        // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
+        for (owner, _) in cluster.group_members.of(group.kind, &group.key) {
+            if self.hints.get(owner).is_some_and(|hint| hint.is_unasked) {
+                members.push(owner.clone());
+            }
+        }
+        for owner in members {
+            self.take_hint(owner.as_str());
+            cluster.fleet.unhint(owner.as_str());
+        }
+    }
+
+    /// Keeps a place for a pod that no filter request has asked about.
+    pub(super) fn keep_place(
+        &mut self,
+        cluster: &mut Cluster,
+        (node, placement): (NodeId, &Placement),
+        demand: &ResourceDemand<'_>,
+        now: Instant,
+    ) {
+        let Some(name) = cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
+            return;
+        };
+        let unasked = self.new_hint(demand.uid, &name, &Attempt::default(), None, now);
+        if let Some(hint) = unasked {
+            let hint = Hint {
+                is_unasked: true,
+                ..hint
+            };
+            self.keep(cluster, (node, Some(placement)), demand, hint);
+        }
+    }
+
+    /// Keeps the outcome of a filter request for a member of a group with a wish.
+    pub(super) fn note_outcome(
+        &mut self,
+        cluster: &mut Cluster,
+        group: &GroupOfPod,
+        outcome: MemberOutcome,
+        demand: &ResourceDemand<'_>,
+        attempt: &Attempt,
+        now: Instant,
+    ) {
+        let Some(end) = now.checked_add(self.times.plain) else {
+            return;
+        };
+        let uid = demand.uid;
+        let (node, placement) = match outcome {
+            MemberOutcome::Chosen(chosen) => {
+                let node = chosen.node;
+                let Some(own) = chosen.room.placements.first().cloned() else {
+                    return;
+                };
+                self.rooms.keep(cluster, group, demand, chosen, end);
+                (node, own)
+            }
+            MemberOutcome::Joined(node, placement) => {
+                // The hint comes first, so that open places are chosen beside it.
+                self.hint(cluster, (node, Some(&placement)), demand, attempt, now);
+                self.rooms.join(cluster, group, demand, &placement);
+                return self.free_unless_hinted(cluster, uid);
+            }
+            MemberOutcome::AsAny | MemberOutcome::MemberRefused => {
+                return self.rooms.note_filtered(group, uid, None, end);
+            }
+            MemberOutcome::GroupRefused(text) => {
+                return self.rooms.note_filtered(group, uid, Some(text), end);
+            }
+        };
+        self.hint(cluster, (node, Some(&placement)), demand, attempt, now);
+        self.free_unless_hinted(cluster, uid);
+    }
+
+    /// Frees the place of a member that gets no hint, as its last one ended unused.
+    fn free_unless_hinted(&mut self, cluster: &mut Cluster, uid: &str) {
+        if !self.is_hinted(uid) {
+            self.free(cluster, uid);
+        }
+    }
+
+    /// The wish that counts for a member of a group in the group's current cycle, if there is one.
+    pub fn wish_in_cycle(&self, group: &GroupOfPod, uid: &str) -> Option<GroupWish> {
+        let wish = self.rooms.wish_in_cycle(group)?;
+        (self.step(group, uid) != MemberStep::Choose).then_some(wish)
+    }
+
+    /// The way in which a filter request for a member of a group with a wish is answered.
+    pub fn step(&self, group: &GroupOfPod, uid: &str) -> MemberStep {
+        match self.rooms.step(group, uid) {
+            // kube-scheduler waits for volumes or claims of a member, after a cycle in which all members found room.
+            MemberStep::Choose if self.rooms.has_member(group, |uid| self.is_nominated(uid)) => {
+                self.rooms.join_step(group)
+            }
+            step => step,
+        }
     }
 
     /// Updates the hint of an unbound pod by the attempt that a watch shows.
@@ -395,7 +518,7 @@ impl HintQueue {
                 let owner = cluster.owner(uid);
                 return self.put_hint(owner, hint);
             }
-            cluster.fleet.unhint(uid);
+            self.free(cluster, uid);
             cluster.note_silent_opening();
         }
         let owner = cluster.owner(uid);
@@ -441,20 +564,30 @@ impl HintQueue {
                     version: None,
                     failure: None,
                     is_nominated: true,
+                    is_unasked: false,
                     survives_error: true,
                 };
-                self.keep(cluster, node, &demand, hint);
+                self.keep(cluster, (node, None), &demand, hint);
             }
         }
     }
 
     /// Keeps room on the node for the pod of a hint, and returns true if the node has room.
-    fn keep(&mut self, cluster: &mut Cluster, node: NodeId, demand: &ResourceDemand<'_>, hint: Hint) -> bool {
+    fn keep(
+        &mut self,
+        cluster: &mut Cluster,
+        (node, placement): (NodeId, Option<&Placement>),
+        demand: &ResourceDemand<'_>,
+        hint: Hint,
+    ) -> bool {
         let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
-        let Ok(placement) = cluster
-            .fleet
-            .choose_devices(node, demand.devices(), policy, hints)
-        else {
+        let chosen = match placement {
+            Some(placement) => Ok(placement.clone()),
+            None => cluster
+                .fleet
+                .choose_devices(node, demand.devices(), policy, hints),
+        };
+        let Ok(placement) = chosen else {
             return false;
         };
         let owner = cluster.owner(demand.uid);
@@ -491,7 +624,7 @@ impl HintQueue {
             // A member that was nominated since has a hint of its own.
             if self.hints.get(&owner).is_some_and(|hint| hint.group.is_some()) {
                 self.hints.remove(&owner);
-                cluster.fleet.unhint(owner.as_str());
+                self.free(cluster, owner.as_str());
             }
         }
         self.hints.len() < n_before
@@ -522,6 +655,7 @@ impl HintQueue {
     pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
         self.nominees.remove(uid);
         self.gangs.remove_member(uid);
+        self.rooms.remove_member(cluster, uid, bound_to.is_some());
         // The fleet forgets the hint itself when the pod is bound or gone.
         if self
             .take_hint(uid)

@@ -164,6 +164,11 @@ impl<'a> NodeFilter<'a> {
         }
     }
 
+    /// Returns true if a node takes few pods at a time, since its plugin came back a short time ago: too few for a group.
+    pub fn is_on_trial(self, name: &str) -> bool {
+        self.cluster.plugins.standing(name) == Standing::Tried
+    }
+
     /// The number of other pods that are bound or assumed and that kubelet has not admitted; with `counts_hints` also of those
     /// for which room is kept.
     fn n_in_flight(self, view: NodeView<'_>, uid: &str, counts_hints: bool) -> usize {

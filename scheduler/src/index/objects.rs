@@ -242,6 +242,14 @@ impl ObjectStore<Pod> for Index {
         }
         let facts = PodFacts::of(&pod, &self.cluster.names);
         let requested = facts.as_ref().map(|facts| facts.host);
+        if pod.is_terminal() {
+            self.cluster.group_members.remove(uid);
+        } else {
+            let has_devices = facts
+                .as_ref()
+                .is_some_and(|facts| requests_devices(&self.cluster, facts));
+            self.cluster.group_members.put(&pod, has_devices, list);
+        }
         match facts {
             Some(facts) if !pod.is_terminal() => {
                 let is_bound = facts.bound.is_some();
@@ -285,6 +293,7 @@ impl ObjectStore<Pod> for Index {
             self.cluster.note_silent_opening();
         }
         remove_pod(self, pod.uid());
+        self.cluster.group_members.remove(pod.uid());
         self.cluster.remove_host_use(pod.uid());
         refresh_workload_if_due(self);
         self.cluster.ended.remove(pod.uid());
@@ -342,6 +351,7 @@ fn refresh_workload(index: &mut Index) {
 /// Removes every trace of the pods that the complete list did not show.
 fn remove_unlisted_pods(index: &mut Index) {
     let number = index.pod_list.number;
+    index.cluster.group_members.remove_unlisted(number);
     let mut gone: Vec<OwnerId> = Vec::new();
     for (uid, entry) in &index.cluster.pods {
         // An assumed pod may be younger than the list: it stays, see `Cluster::mark_unlisted`.

@@ -36,17 +36,32 @@ pub(super) struct GroupFacts {
     list: u32,
 }
 
+/// The fields of a member that count where the object of its group has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct MemberMarks {
+    /// The least number of members that are placed together.
+    min_available: Option<u32>,
+    wish: GroupWish,
+}
+
 /// The group of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupOfPod {
     /// Namespace and name.
     pub key: Box<str>,
-    /// True if kube-scheduler itself places the group; false if a plugin of kube-scheduler does.
-    pub is_native: bool,
+    /// The mark of the pod, which says by whom the group is placed together.
+    pub kind: GroupKind,
     /// The least number of members that are placed together, 1 or more; 1 if it is not known.
     pub min_count: u32,
     /// The wish of the group or, if it has none, of the pod.
     pub wish: GroupWish,
+}
+
+impl GroupOfPod {
+    /// The group among those of all kinds, of which two may have the same name.
+    pub(super) fn id(&self) -> (GroupKind, Box<str>) {
+        (self.kind, self.key.clone())
+    }
 }
 
 impl PodGroups {
@@ -71,27 +86,35 @@ impl PodGroups {
     /// The group of a pod; `None` for a pod that is a member of none.
     pub(super) fn group_of(&self, pod: &Pod) -> Option<GroupOfPod> {
         let group = pod.group()?;
-        let key = group.key();
-        let facts = self.get(group.kind, &key);
-        let is_native = group.kind == GroupKind::Native;
+        Some(self.group(group.kind, group.key(), MemberMarks::of(pod)))
+    }
+
+    /// The group with this key, with the marks of one of its members.
+    pub(super) fn group(&self, kind: GroupKind, key: Box<str>, marks: MemberMarks) -> GroupOfPod {
+        let facts = self.get(kind, &key);
         // kube-scheduler itself reads no annotation.
-        let of_pod = || pod.gang_min_available().filter(|_| !is_native);
-        let min_count = facts.and_then(|facts| facts.min_count).or_else(of_pod);
+        let of_member = marks.min_available.filter(|_| kind != GroupKind::Native);
+        let min_count = facts.and_then(|facts| facts.min_count).or(of_member);
         let wish = facts.and_then(|facts| facts.wish);
-        Some(GroupOfPod {
+        GroupOfPod {
             key,
-            is_native,
+            kind,
             min_count: min_count.unwrap_or(1).max(1),
-            wish: wish.unwrap_or_else(|| own_wish(pod)),
-        })
+            wish: wish.unwrap_or(marks.wish),
+        }
     }
 }
 
-/// The wish in the annotations of a pod.
-fn own_wish(pod: &Pod) -> GroupWish {
-    // The webhook refuses values that cannot be read; where it does not run, they count as `any`.
-    let wish = GroupWish::read(pod.metadata.annotations.as_ref());
-    wish.ok().flatten().unwrap_or_default()
+impl MemberMarks {
+    /// Reads the annotations of a pod.
+    pub(super) fn of(pod: &Pod) -> Self {
+        // The webhook refuses values that cannot be read; where it does not run, they count as `any`.
+        let wish = GroupWish::read(pod.metadata.annotations.as_ref());
+        Self {
+            min_available: pod.gang_min_available(),
+            wish: wish.ok().flatten().unwrap_or_default(),
+        }
+    }
 }
 
 impl ObjectStore<PodGroup> for GroupStore {
@@ -205,15 +228,15 @@ mod tests {
     }
 
     #[rstest]
-    #[case::native(native(&json!({})), true, 4)]
-    #[case::native_by_its_object_alone(native(&json!({"gang.scheduling.koordinator.sh/min-available": "7"})), true, 4)]
-    #[case::coscheduling(coscheduling(&json!({})), false, 5)]
-    #[case::koordinator(koordinator("6"), false, 6)]
-    #[case::koordinator_of_none(koordinator("0"), false, 1)]
-    #[case::koordinator_of_nonsense(koordinator("many"), false, 1)]
+    #[case::native(native(&json!({})), GroupKind::Native, 4)]
+    #[case::native_by_its_object_alone(native(&json!({"gang.scheduling.koordinator.sh/min-available": "7"})), GroupKind::Native, 4)]
+    #[case::coscheduling(coscheduling(&json!({})), GroupKind::Coscheduling, 5)]
+    #[case::koordinator(koordinator("6"), GroupKind::Koordinator, 6)]
+    #[case::koordinator_of_none(koordinator("0"), GroupKind::Koordinator, 1)]
+    #[case::koordinator_of_nonsense(koordinator("many"), GroupKind::Koordinator, 1)]
     fn the_size_comes_from_the_object_or_the_pod(
         #[case] pod: Pod,
-        #[case] is_native: bool,
+        #[case] kind: GroupKind,
         #[case] min_count: u32,
     ) {
         let mut groups = PodGroups::default();
@@ -221,7 +244,7 @@ mod tests {
         groups.store(PodGroupApi::Coscheduling).apply(group("g", 5, ""));
         let expected = GroupOfPod {
             key: "d/g".into(),
-            is_native,
+            kind,
             min_count,
             wish: GroupWish::default(),
         };

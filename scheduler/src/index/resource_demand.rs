@@ -107,6 +107,37 @@ impl<'a> ResourceDemand<'a> {
         })
     }
 
+    /// Returns true if two pods demand the same devices, CPU and memory, by the same policies.
+    pub(super) fn is_alike(&self, other: &ResourceDemand<'_>) -> bool {
+        self.devices() == other.devices() && self.policies == other.policies
+    }
+
+    /// The same demand, of no pod.
+    pub(super) fn for_no_pod(&self) -> ResourceDemand<'static> {
+        let Self {
+            uid: _,
+            gpus,
+            others,
+            constraints,
+            in_units,
+            unit,
+            isolation,
+            policies,
+            host,
+        } = self.clone();
+        ResourceDemand {
+            uid: "",
+            gpus,
+            others,
+            constraints,
+            in_units,
+            unit,
+            isolation,
+            policies,
+            host,
+        }
+    }
+
     /// Converts the request to the engine's type.
     #[inline]
     pub fn devices(&self) -> NodeRequest<'_> {
@@ -150,6 +181,12 @@ impl<'a> ResourceDemand<'a> {
             | Reason::PluginAway
             | Reason::InvalidRequest => None,
         }
+    }
+
+    /// The devices in words, such as `8 GiB of one GPU`.
+    pub fn asked(&self) -> String {
+        let asked = asked_gpus(self.gpus, self.unit).or_else(|| self.asked_others());
+        asked.unwrap_or_else(|| "no device".to_owned())
     }
 
     /// The devices of other types than GPU, by their resources; `None` if the demand has none.

@@ -20,8 +20,10 @@ pub struct Snapshot {
     pub n_conservative: u64,
     /// Pods whose record names more than they request, or other devices than kubelet allocated.
     pub n_contradicting: u64,
-    /// Unbound pods for which room is kept (hints).
+    /// Unbound pods for which room is kept (hints), and open places of groups.
     pub n_hints: u64,
+    /// Groups for which room is kept in one domain.
+    pub n_group_rooms: u64,
     /// Nodes that rank last because pods failed there.
     pub n_failing: u64,
     /// Nodes that get no pods because their device plugin is away.

@@ -43,6 +43,7 @@ pub(super) fn explain_to(
     let demand = index.read().demand(uid.as_str(), &facts);
     let bound = facts.bound.as_ref().map(|bound| bound.node.to_string());
     let unit = index.read().common_unit();
+    let group = index.read().show_group(uid.as_str());
     let mut explanation = Explanation {
         api_version: VERSION.to_owned(),
         namespace: facts.namespace.to_string(),
@@ -52,6 +53,7 @@ pub(super) fn explain_to(
         warning: facts.request.gpus().and_then(GpuRequest::warning),
         assumed: bound.is_none() && assumed_on.is_some(),
         node: bound.or(assumed_on),
+        group,
         ..Explanation::default()
     };
     if let Some(bound) = &facts.bound {

@@ -3,18 +3,22 @@
 //! A pod counts if the [`verdict`](crate::verdict) on a node is yes in all its parts. Each copy is made under a short read lock
 //! when the first pod is tried on the node. The pods that are placed count in the sums of requests that kube-scheduler compares,
 //! too.
+//!
+//! Pods that have to share a domain are placed as the filter places a group, on each node that takes one of them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use placement::{NodeId, Reason, Score, Trial};
+use placement::{GroupRequest, GroupRoom, GroupSearch, Hints, MAX_GROUP, NodeId, Reason, Score, Trial};
+use proto::annotation::AnnotationError;
 use proto::pod::{Pod, PodStatus};
+use proto::pod_group::{GroupDomain, GroupWish};
 use proto::read_api::{FitAnswer, FitPlacement, FitRequest, MAX_ADDED_NODES, MAX_REPLICAS, VERSION};
 
 use crate::accounting::PodFacts;
 use crate::index::view::asked;
 use crate::index::{Index, ResourceDemand, Shared};
-use crate::kube_scheduler::{self, NodeFacts, PodRules, RequestSums};
+use crate::kube_scheduler::{self, NodeFacts, NodeRefusal, PodRules, RequestSums};
 use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, words};
 
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
@@ -49,6 +53,11 @@ pub enum FitError {
         /// The largest value of the field.
         most: u32,
     },
+    /// The pods have to share a domain, and are more than are tried in one.
+    #[error(
+        "replicas: {0} is more than {MAX_GROUP}, the most pods of one domain; ask for fewer, or with the domain any"
+    )]
+    LargeGroup(u32),
     /// The node to copy does not exist or has no devices.
     #[error("addNodes: there is no node {0:?} with devices; name a node whose kind is to be added")]
     NoSuchNode(String),
@@ -76,6 +85,16 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
         return Ok(answer);
     };
     answer.asked = asked(&facts.request, index.read().common_unit());
+    answer.domain = match domain(request) {
+        Ok(domain) => domain,
+        Err(error) => {
+            answer.invalid = Some(error.to_string());
+            return Ok(answer);
+        }
+    };
+    if answer.domain != GroupDomain::Any && group_size(request) > MAX_GROUP {
+        return Err(FitError::LargeGroup(request.replicas));
+    }
     let rules = PodRules::of(&pod);
     // In a statement of its own, so that the lock ends: a second read within it would wait for a writer that waits for the first.
     let demand = index.read().demand("", &facts);
@@ -105,6 +124,19 @@ fn check_limits(request: &FitRequest) -> Result<(), FitError> {
         }
     }
     Ok(())
+}
+
+/// The domain that all pods have to share: that of the request, or else that of the pod's annotation.
+fn domain(request: &FitRequest) -> Result<GroupDomain, AnnotationError> {
+    if let Some(domain) = request.domain {
+        return Ok(domain);
+    }
+    let wish = GroupWish::read(request.pod.metadata.annotations.as_ref())?;
+    Ok(wish.unwrap_or_default().domain)
+}
+
+fn group_size(request: &FitRequest) -> usize {
+    usize::try_from(request.replicas).unwrap_or(usize::MAX)
 }
 
 /// The search for places: one pod after the other, each on the node that the scheduler's policy ranks first.
@@ -140,12 +172,21 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Places pods until all are placed, or no candidate has room.
-    fn run(mut self, request: &FitRequest, mut answer: FitAnswer) -> Result<FitAnswer, FitError> {
+    /// Evaluates the nodes of the cluster and those of the request, and places the pods.
+    fn run(mut self, request: &FitRequest, answer: FitAnswer) -> Result<FitAnswer, FitError> {
         self.add_existing();
         for nodes in &request.add_nodes {
             self.add_copies(&nodes.like, nodes.count)?;
         }
+        Ok(match answer.domain {
+            GroupDomain::Any => self.place_apart(request, answer),
+            GroupDomain::Node => self.place_together(placement::SharedDomain::Node, request, answer),
+            GroupDomain::Link => self.place_together(placement::SharedDomain::Link, request, answer),
+        })
+    }
+
+    /// Places pods until all are placed, or no candidate has room.
+    fn place_apart(mut self, request: &FitRequest, mut answer: FitAnswer) -> FitAnswer {
         while answer.fitting < request.replicas
             && let Some((_, Reverse(idx))) = self.by_score.pop()
         {
@@ -163,7 +204,51 @@ impl<'a> Search<'a> {
                 answer.placements.push(std::mem::take(&mut candidate.placed));
             }
         }
-        Ok(answer)
+        answer
+    }
+
+    /// Places all pods in the domain with the best score, or finds the most pods for which one has room.
+    fn place_together(
+        mut self,
+        domain: placement::SharedDomain,
+        request: &FitRequest,
+        mut answer: FitAnswer,
+    ) -> FitAnswer {
+        let group = GroupRequest {
+            member: self.demand.devices(),
+            n_members: group_size(request),
+            n_in_link_group: group_size(request),
+            domain,
+            bound: &[],
+            policies: self.demand.policies,
+        };
+        // A workload may have no pods, and the engine finds room for one at least.
+        if group.n_members == 0 {
+            return answer;
+        }
+        let (mut best, mut most): (Option<(Score, FitPlacement)>, _) = (None, 0);
+        // For all nodes together, as in a filter request.
+        let mut search = GroupSearch::default();
+        // From the node that ranks first for one pod on, as a filter request does: of equal scores the first wins.
+        while let Some((_, Reverse(idx))) = self.by_score.pop() {
+            match self.find_room(idx, &group, &mut search) {
+                Ok((score, placement)) => {
+                    answer.nodes_with_room += 1;
+                    if best.as_ref().is_none_or(|(of_best, _)| *of_best < score) {
+                        best = Some((score, placement));
+                    }
+                }
+                Err(n_fitting) => most = most.max(n_fitting),
+            }
+        }
+        if let Some((_, placement)) = best {
+            answer.fitting = request.replicas;
+            answer.placements.push(placement);
+        } else {
+            answer.fitting = u32::try_from(most).unwrap_or(u32::MAX);
+            answer.blocked = self.refusals;
+        }
+        answer
     }
 
     /// Evaluates the nodes of the cluster, and adds those that take the pod.
@@ -305,6 +390,76 @@ impl<'a> Search<'a> {
         }
         Ok(())
     }
+
+    /// Room for all pods of a group on a candidate, with its score; else the most pods that fit there, and the candidate is counted
+    /// under the reason.
+    fn find_room(
+        &mut self,
+        idx: usize,
+        group: &GroupRequest<'_>,
+        search: &mut GroupSearch,
+    ) -> Result<(Score, FitPlacement), usize> {
+        let shared = self.index;
+        // A lock for each candidate, as a group of many pods takes a while.
+        let index = shared.read();
+        let candidate = self.candidates.get(idx).ok_or(0_usize)?;
+        let (n_by_requests, refusal) = n_by_requests(self.rules, candidate, group.n_members);
+        let fleet = index.fleet();
+        let room = match (candidate.copy, candidate.node) {
+            (Some(copy), _) => self.trial.room_for_group(fleet, copy, group, search),
+            (None, Some(node)) => fleet.room_for_group(node, group, Hints::Respect, search),
+            // Nothing is known of its devices.
+            (None, None) => Err(0),
+        };
+        match (refusal, room) {
+            (None, Ok(room)) => Ok((room.score, placed_together(candidate, &room))),
+            (Some(refusal), room) => {
+                let n_by_devices = room.map_or_else(|n| n, |_| group.n_members);
+                let name = candidate.facts.name.clone();
+                self.count_refusal(&index, &name, &Refusal::KubeScheduler(refusal));
+                Err(n_by_requests.min(n_by_devices))
+            }
+            (None, Err(n_by_devices)) => {
+                let text = match group.domain {
+                    placement::SharedDomain::Node => "the node has no room for all pods",
+                    placement::SharedDomain::Link => "no link group of the node has room for all pods",
+                };
+                *self.refusals.entry(text.to_owned()).or_default() += 1;
+                Err(n_by_devices)
+            }
+        }
+    }
+}
+
+/// The number of pods of a group that kube-scheduler's own checks let onto a candidate, and the refusal of the next one.
+fn n_by_requests(
+    rules: &PodRules,
+    candidate: &FitCandidate,
+    n_members: usize,
+) -> (usize, Option<NodeRefusal>) {
+    let mut requested = candidate.requested.clone();
+    for n in 0..n_members {
+        if let Err(refusal) = kube_scheduler::check(rules, &candidate.facts, &requested) {
+            return (n, Some(refusal));
+        }
+        requested.add(&rules.requests);
+    }
+    (n_members, None)
+}
+
+/// All pods of a group on a candidate.
+fn placed_together(candidate: &FitCandidate, room: &GroupRoom) -> FitPlacement {
+    let mut placed = FitPlacement {
+        node: candidate.name.clone(),
+        ..FitPlacement::default()
+    };
+    for placement in &room.placements {
+        placed.pods += 1;
+        for share in placement.gpus() {
+            *placed.gpus.entry(share.minor).or_default() += 1;
+        }
+    }
+    placed
 }
 
 /// The score of a candidate for the next pod.

@@ -176,6 +176,11 @@ async fn ask_all(world: &World, asked: &Value, whole: &Value) -> Result<(), Test
             "/v1/fit".to_owned(),
             json!({"pod": asked, "replicas": 3, "addNodes": [{"like": "n1", "count": 1}]}),
         ),
+        (
+            &read_api,
+            "/v1/fit".to_owned(),
+            json!({"pod": asked, "replicas": 3, "addNodes": [{"like": "n1", "count": 1}], "domain": "link"}),
+        ),
     ];
     let before = oversubscribed_by_records(world);
     for (routes, path, body) in sent {

@@ -425,7 +425,7 @@ proptest! {
         ];
         let asked: Pod = serde_json::from_value(pod("probe", &limits[form])).unwrap();
         let index = Shared::new(run.index);
-        let request = proto::read_api::FitRequest { pod: asked.clone(), replicas: 1000, add_nodes: Vec::new() };
+        let request = proto::read_api::FitRequest { pod: asked.clone(), replicas: 1000, ..Default::default() };
         let answer: FitAnswer = fit(&index, &request).unwrap();
         let placed = answer.placements.iter().map(|placement| placement.pods).sum::<u32>();
         prop_assert_eq!(answer.fitting, placed);
@@ -469,7 +469,7 @@ fn added_nodes_are_empty_copies() {
     let mut request = proto::read_api::FitRequest {
         pod: asked,
         replicas: 10,
-        add_nodes: Vec::new(),
+        ..Default::default()
     };
     let without = fit(&index, &request).unwrap();
     request.add_nodes.push(proto::read_api::AddedNodes {

@@ -221,7 +221,7 @@ async fn an_invalid_request_is_refused_on_every_node(#[case] limits: Value, #[ca
     let request = FitRequest {
         pod,
         replicas: 2,
-        add_nodes: Vec::new(),
+        ..FitRequest::default()
     };
     let fitting = fit(&world.index, &request).unwrap();
     assert_eq!((fitting.fitting, fitting.invalid), (0, shown.invalid));

@@ -117,6 +117,7 @@ async fn metrics_count_requests_and_their_outcomes() {
     gpushare_scheduler_gpu_pods{node="n1",minor="0",uuid="GPU-n1-0"} 2.0
     gpushare_scheduler_gpu_sharers_allocated{node="n1",minor="0",uuid="GPU-n1-0"} 0.0
     gpushare_scheduler_gpu_sharers_capacity{node="n1",minor="0",uuid="GPU-n1-0"} 100.0
+    gpushare_scheduler_group_rooms 0
     gpushare_scheduler_hints 0
     gpushare_scheduler_namespace_gpu_core_allocated_ratio{namespace="default"} 0.0
     gpushare_scheduler_namespace_gpu_memory_allocated_bytes{namespace="default"} 63963136.0

@@ -12,6 +12,7 @@ use placement::Policies;
 use prometheus_client::registry::Registry;
 use proto::node::Node;
 use proto::pod::Pod;
+use proto::pod_group::{PodGroup, PodGroupApi};
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 use scheduler::bind::Binder;
@@ -170,6 +171,13 @@ impl World {
             .write()
             .apply(serde_json::from_value::<Pod>(pod.clone()).unwrap());
         self.check();
+    }
+
+    /// Shows a `PodGroup` of Kubernetes.
+    pub(crate) fn apply_pod_group(&self, group: &Value) {
+        let group: PodGroup = serde_json::from_value(group.clone()).unwrap();
+        let mut index = self.index.write();
+        index.pod_groups_mut(PodGroupApi::V1Beta1).apply(group);
     }
 
     pub(crate) fn delete_pod(&self, pod: &Value) {

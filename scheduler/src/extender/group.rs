@@ -1,0 +1,268 @@
+//! The filter of a member of a group that has to be on one node, or on the GPUs of one link group.
+//!
+//! At the first member of a scheduling cycle room for the whole group is chosen: the nodes are ranked as for the member alone,
+//! and of the first that have room for the group the best is taken, by the score for the last member. Later members take
+//! their places from that room. A group that prefers a domain and finds none is placed like any group.
+
+use std::sync::Arc;
+
+use placement::{GroupRequest, GroupRoom, GroupSearch, Hints, NodeId, Reason, Score, SharedDomain};
+use proto::pod_group::{DomainPolicy, GroupDomain};
+
+use super::evaluation::{
+    Demand, Evaluation, Evaluator, FilterRequest, NodeMisfit, RankKey, Ranker, ReportedNode,
+};
+use crate::index::{ChosenRoom, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
+
+/// Number of nodes with room for a group of which the best is taken: each takes a placement of all members.
+const MAX_ROOMS: usize = 16;
+
+/// A node of the request that fits the member alone.
+struct Candidate<'n> {
+    rank: RankKey<'n>,
+    reported: ReportedNode<'n>,
+}
+
+/// Room for a whole group on a node.
+struct FoundRoom<'n> {
+    /// Higher is better: first nodes on which the member has not failed, then those that it does not avoid, then the score.
+    rank: (bool, bool, Score),
+    reported: ReportedNode<'n>,
+    node: NodeId,
+    room: GroupRoom,
+}
+
+/// The verdict on a member.
+pub(super) struct MemberVerdict<'n> {
+    /// The verdict on each node; `None` if they are evaluated as for any pod.
+    pub(super) evaluation: Option<Evaluation<'n>>,
+    /// The outcome to keep for later members.
+    pub(super) outcome: MemberOutcome,
+    /// The outcome of the decision for the whole group in words of metrics; `None` if it was made before.
+    pub(super) decision: Option<&'static str>,
+}
+
+/// A filter request for a member of a group with a wish.
+pub(super) struct MemberFilter<'a, 'n> {
+    pub(super) index: &'a Index,
+    pub(super) request: &'n FilterRequest<'n>,
+    pub(super) group: &'a GroupOfPod,
+    pub(super) demand: &'a Demand<'a>,
+    pub(super) resources: &'a ResourceDemand<'a>,
+}
+
+impl<'n> MemberFilter<'_, 'n> {
+    /// Evaluates the member.
+    pub(super) fn evaluate(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
+        match self.index.hints().step(self.group, self.resources.uid) {
+            MemberStep::AsAny => MemberVerdict::later(None, MemberOutcome::AsAny),
+            MemberStep::Refuse(text) => {
+                let refused = self.misfits(Arc::clone(&text));
+                MemberVerdict::later(Some(refused), MemberOutcome::GroupRefused(text))
+            }
+            MemberStep::Join(node) => self.join(node),
+            MemberStep::Choose => self.choose(ranker),
+        }
+    }
+
+    fn is_required(&self) -> bool {
+        self.group.wish.policy == DomainPolicy::Required
+    }
+
+    /// The evaluation of a member that fits no node.
+    fn misfits(&self, text: Arc<str>) -> Evaluation<'n> {
+        let misfit = NodeMisfit::of_known_node(Reason::Together);
+        let names = self.request.names.iter();
+        Evaluation {
+            is_ranked: true,
+            misfits: names.map(|name| (name, misfit)).collect(),
+            group_text: Some(text),
+            ..Evaluation::default()
+        }
+    }
+
+    /// Answers a member with the node on which room is kept for its group.
+    fn join(&self, node: NodeId) -> MemberVerdict<'n> {
+        let named = self.node_of_request(node);
+        let place = named.and_then(|_| self.index.place_in_group(self.group, self.resources));
+        if let (Some(reported), Some(place)) = (named, place) {
+            return MemberVerdict::later(Some(only(reported)), MemberOutcome::Joined(node, place));
+        }
+        if !self.is_required() {
+            return MemberVerdict::later(None, MemberOutcome::AsAny);
+        }
+        let domain = self.domain_words();
+        let text = match named {
+            Some(_) => format!("the {domain} on which the pod's group has room has none for this pod"),
+            None => {
+                format!(
+                    "the node on which the pod's group has room on one {domain} is not among those asked about"
+                )
+            }
+        };
+        MemberVerdict::later(Some(self.misfits(text.into())), MemberOutcome::MemberRefused)
+    }
+
+    /// The node as the request names it, if it serves the member.
+    fn node_of_request(&self, node: NodeId) -> Option<ReportedNode<'n>> {
+        let view = self.index.fleet().view(node)?;
+        let mut names = self.request.names.iter().enumerate();
+        let (idx, name) = names.find(|(_, name)| *name == view.name())?;
+        self.index.filter().check_served(name, self.resources).ok()?;
+        let node = Some(node);
+        Some(ReportedNode { idx, name, node })
+    }
+
+    /// Chooses room for the whole group.
+    fn choose(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
+        let members = self.index.members_to_place(self.group, self.resources);
+        let decided = |evaluation, outcome, decision| MemberVerdict {
+            evaluation,
+            outcome,
+            decision: Some(decision),
+        };
+        let mut most = 0;
+        if !members.is_apart {
+            let candidates = self.candidates(ranker, members.node.as_deref());
+            let mut search = GroupSearch::default();
+            for (domain, decision) in self.domains() {
+                let request = GroupRequest {
+                    member: self.resources.devices(),
+                    n_members: members.n_alike,
+                    n_in_link_group: members.n_in_link_group,
+                    domain,
+                    bound: &members.bound,
+                    policies: self.resources.policies,
+                };
+                match self.best_room(&candidates, &request, &mut search) {
+                    Ok(found) => {
+                        let chosen = ChosenRoom {
+                            node: found.node,
+                            room: found.room,
+                            is_for_alike: members.are_known,
+                        };
+                        let evaluation = Some(only(found.reported));
+                        return decided(evaluation, MemberOutcome::Chosen(chosen), decision);
+                    }
+                    Err(n_members) => most = most.max(n_members),
+                }
+            }
+        }
+        if !self.is_required() {
+            return decided(None, MemberOutcome::AsAny, "any");
+        }
+        let (domain, asked, n) = (self.domain_words(), self.resources.asked(), members.n_alike);
+        let text: Arc<str> = if members.is_apart {
+            format!("the members of the pod's group that are bound are not on one {domain}").into()
+        } else {
+            format!("no {domain} has room for {n} pods of {asked}; the largest has room for {most}").into()
+        };
+        let refused = self.misfits(Arc::clone(&text));
+        decided(Some(refused), MemberOutcome::GroupRefused(text), "refused")
+    }
+
+    /// The domains in which room is looked for, each with its name in metrics as the outcome.
+    fn domains(&self) -> Vec<(SharedDomain, &'static str)> {
+        let (link, node) = (SharedDomain::Link, SharedDomain::Node);
+        match (self.group.wish.domain, self.is_required()) {
+            (GroupDomain::Any, _) => Vec::new(),
+            (GroupDomain::Node, _) => vec![(node, "node")],
+            (GroupDomain::Link, true) => vec![(link, "link")],
+            // Where no link group has room, one node is nearer to the wish than several.
+            (GroupDomain::Link, false) => vec![(link, "link"), (node, "node")],
+        }
+    }
+
+    fn domain_words(&self) -> &'static str {
+        match self.group.wish.domain {
+            GroupDomain::Link => "link group",
+            GroupDomain::Node | GroupDomain::Any => "node",
+        }
+    }
+
+    /// The nodes that fit the member alone, best first; only the node on which members are bound, if there are any.
+    fn candidates(&self, ranker: &Ranker<'_>, only_node: Option<&str>) -> Vec<Candidate<'n>> {
+        let mut evaluator = Evaluator::new(self.index, self.demand);
+        let ids = self.request.names.nodes(self.index);
+        let mut candidates = Vec::new();
+        for (idx, name) in self.request.names.iter().enumerate() {
+            let id = ids.get(idx).copied().flatten();
+            if only_node.is_some_and(|only| only != name) {
+                continue;
+            }
+            if let Ok(fit) = evaluator.evaluate(name, id)
+                && fit.node.is_some()
+                && !self.index.filter().is_on_trial(name)
+            {
+                candidates.push(Candidate {
+                    rank: ranker.rank(name, fit.score),
+                    reported: ReportedNode {
+                        idx,
+                        name,
+                        node: fit.node,
+                    },
+                });
+            }
+        }
+        candidates.sort_unstable_by(|a, b| a.rank.cmp(&b.rank));
+        candidates
+    }
+
+    /// The best room of the first candidates that have any, or else the most members for which one domain has room.
+    fn best_room(
+        &self,
+        candidates: &[Candidate<'n>],
+        request: &GroupRequest<'_>,
+        search: &mut GroupSearch,
+    ) -> Result<FoundRoom<'n>, usize> {
+        let hints = Hints::RespectOthers(self.resources.uid);
+        let mut best: Option<FoundRoom<'n>> = None;
+        let (mut n_rooms, mut most) = (0, 0);
+        for Candidate { rank, reported } in candidates {
+            let Some(node) = reported.node else { continue };
+            let room = match self.index.fleet().room_for_group(node, request, hints, search) {
+                Ok(room) => room,
+                Err(n_members) => {
+                    most = most.max(n_members);
+                    continue;
+                }
+            };
+            let found = FoundRoom {
+                rank: (!rank.has_failed, !rank.is_avoided, room.score),
+                reported: *reported,
+                node,
+                room,
+            };
+            // Of equal rooms the first stays, which is the better node for the member alone.
+            if best.as_ref().is_none_or(|best| best.rank < found.rank) {
+                best = Some(found);
+            }
+            n_rooms += 1;
+            if n_rooms == MAX_ROOMS {
+                break;
+            }
+        }
+        best.ok_or(most)
+    }
+}
+
+impl<'n> MemberVerdict<'n> {
+    /// The verdict on a member by the decision that was made for its group.
+    const fn later(evaluation: Option<Evaluation<'n>>, outcome: MemberOutcome) -> Self {
+        Self {
+            evaluation,
+            outcome,
+            decision: None,
+        }
+    }
+}
+
+/// The evaluation with one node that fits.
+fn only(reported: ReportedNode<'_>) -> Evaluation<'_> {
+    Evaluation {
+        n_fitting: 1,
+        reported: vec![reported],
+        is_ranked: true,
+        ..Evaluation::default()
+    }
+}

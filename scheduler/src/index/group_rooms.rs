@@ -1,0 +1,415 @@
+//! Room that is kept for whole groups: the devices of all members in one domain, chosen when the first member is filtered.
+//!
+//! Each place of a group is a hint: under the UID of the member that took it, or, while it is open, under a name of the group's
+//! own. A group's entry begins with the first filter request for a member and ends with the hints of its members; open places
+//! are free as soon as the first member is bound. A member that is filtered again begins another cycle, for which the room
+//! is chosen again, unless the members come one by one (coscheduling, Koordinator) or are being bound: those keep their places.
+//!
+//! Chooses nothing: the engine does, and the filter says which nodes may be chosen.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use placement::{DeviceId, NodeId, OwnerId, Placement};
+use proto::pod::GroupKind;
+use proto::pod_group::{DomainPolicy, GroupWish};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::cluster::Cluster;
+use super::pod_groups::GroupOfPod;
+use super::resource_demand::ResourceDemand;
+
+/// Most groups at one time.
+const MAX_GROUPS: usize = 1024;
+
+/// The refusal of a further group that requires a domain.
+const TOO_MANY_GROUPS: &str =
+    "room is kept for 1024 groups in one domain, and for no further one until some of them are bound";
+
+/// The groups for whose current cycle a decision was made, by the kind of mark on the pods, and namespace and name.
+#[derive(Debug, Default)]
+pub(super) struct GroupRooms(FxHashMap<(GroupKind, Box<str>), GroupCycle>);
+
+/// The scheduling cycle of a group.
+#[derive(Debug)]
+struct GroupCycle {
+    /// The wish of the member that was filtered first: members may differ in theirs.
+    wish: GroupWish,
+    /// The members that were filtered in it.
+    filtered: FxHashSet<OwnerId>,
+    decision: GroupDecision,
+    /// The end of a decision without room, of which no hint shows the end.
+    end: Instant,
+}
+
+/// The decision for a group, made when its first member was filtered.
+#[derive(Debug)]
+enum GroupDecision {
+    /// Room is kept for all members.
+    // Boxed, since most groups have no room kept.
+    Kept(Box<KeptRoom>),
+    /// Members are placed like those of a group without a wish.
+    AsAny,
+    /// Members are refused, with this text.
+    Refused(Arc<str>),
+}
+
+/// Room for a group in one domain.
+#[derive(Debug)]
+struct KeptRoom {
+    node: NodeId,
+    wish: GroupWish,
+    /// The GPUs of the link group; `None` if the domain is the node.
+    gpus: Option<Vec<DeviceId>>,
+    /// The request that the places were chosen for.
+    demand: ResourceDemand<'static>,
+    /// True if members with other requests were not counted when the places were chosen, so that they take none of these.
+    is_for_alike: bool,
+    /// The places that no member has taken, with the owners of their hints.
+    open: Vec<(OwnerId, Placement)>,
+    /// The members with a place that are not bound.
+    members: FxHashMap<OwnerId, Placement>,
+    /// True if a member was bound: the cycle in which all members found room is over, and the others are about to be bound.
+    has_bound: bool,
+}
+
+/// The decision for a group, to read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GroupView<'a> {
+    /// Room is kept.
+    Kept {
+        node: NodeId,
+        /// The places of the members that are not bound.
+        members: &'a FxHashMap<OwnerId, Placement>,
+        /// The places that no member has taken.
+        open: &'a [(OwnerId, Placement)],
+    },
+    /// The members are refused, with this text.
+    Refused(&'a str),
+}
+
+/// The way in which a filter request for a member of a group is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberStep {
+    /// Room for the whole group has to be chosen.
+    Choose,
+    /// Room is kept on this node.
+    Join(NodeId),
+    /// As a member of a group without a wish.
+    AsAny,
+    /// The group was refused, with this text.
+    Refuse(Arc<str>),
+}
+
+/// Room for a whole group, as the filter has chosen it.
+#[derive(Clone, Debug)]
+pub struct ChosenRoom {
+    /// The node.
+    pub node: NodeId,
+    /// The devices of all members.
+    pub room: placement::GroupRoom,
+    /// True if members with other requests are not counted among these.
+    pub is_for_alike: bool,
+}
+
+/// The outcome of a filter request for a member of a group with a wish.
+#[derive(Clone, Debug)]
+pub enum MemberOutcome {
+    /// Room for the whole group is chosen; the member takes the first place.
+    Chosen(ChosenRoom),
+    /// The member takes this place on the node of its group.
+    Joined(NodeId, Placement),
+    /// As a member of a group without a wish.
+    AsAny,
+    /// The member is refused with its whole group, with this text.
+    GroupRefused(Arc<str>),
+    /// The member alone is refused: the room that is kept for its group has none for it.
+    MemberRefused,
+}
+
+impl GroupCycle {
+    fn is_over(&self, now: Instant) -> bool {
+        self.end <= now && !matches!(self.decision, GroupDecision::Kept(_))
+    }
+}
+
+impl KeptRoom {
+    /// The place for a member: an open one if the member has the request that the places were chosen for, else other devices of
+    /// the domain. `None` if the domain has no room.
+    fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<Placement> {
+        let (fleet, own) = (&cluster.fleet, OwnerId::from(demand.uid));
+        // The place of a member that is filtered again, or an open one; its GPU may have become unhealthy meanwhile.
+        let taken = self.members.get(&own);
+        let is_alike = self.demand.is_alike(demand);
+        let open = self.open.last().filter(|_| is_alike);
+        let place = taken.or(open.map(|(_, placement)| placement));
+        if let Some(place) = place.filter(|place| fleet.admits(self.node, place)) {
+            return Some(place.clone());
+        }
+        let mut uncounted = vec![own];
+        if is_alike || !self.is_for_alike {
+            uncounted.extend(self.open.iter().map(|(owner, _)| owner.clone()));
+        }
+        let (policy, gpus) = (demand.policies.device, self.gpus.as_deref());
+        fleet
+            .choose_devices_within(self.node, demand.devices(), policy, gpus, &uncounted)
+            .ok()
+    }
+
+    /// Notes that a member has a place. It takes the last open place, whose devices it has if its request is alike.
+    fn put_member(&mut self, cluster: &mut Cluster, demand: &ResourceDemand<'_>, placement: &Placement) {
+        let is_alike = self.demand.is_alike(demand);
+        let member = cluster.owner(demand.uid);
+        let is_again = self.members.insert(member, placement.clone()).is_some();
+        if is_again || (self.is_for_alike && !is_alike) {
+            return;
+        }
+        if let Some((owner, open)) = self.open.pop() {
+            cluster.fleet.unhint(owner.as_str());
+            if open == *placement {
+                return;
+            }
+        }
+        // The devices of this member may be those of open places, so these are chosen once more beside it.
+        for (owner, _) in self.take_open(cluster) {
+            let (devices, policy) = (self.demand.devices(), self.demand.policies.device);
+            let gpus = self.gpus.as_deref();
+            let chosen = cluster
+                .fleet
+                .choose_devices_within(self.node, devices, policy, gpus, &[]);
+            if let Ok(chosen) = chosen {
+                cluster.fleet.hint(&owner, self.node, &chosen);
+                self.open.push((owner, chosen));
+            }
+        }
+    }
+
+    /// Takes the open places, whose room is free then.
+    fn take_open(&mut self, cluster: &mut Cluster) -> Vec<(OwnerId, Placement)> {
+        for (owner, _) in &self.open {
+            cluster.fleet.unhint(owner.as_str());
+        }
+        std::mem::take(&mut self.open)
+    }
+}
+
+impl GroupRooms {
+    /// The way in which a filter request for a member is answered.
+    pub(super) fn step(&self, group: &GroupOfPod, uid: &str) -> MemberStep {
+        let Some(cycle) = self.0.get(&group.id()) else {
+            // Beyond the limit no room is kept, so that memory stays bounded.
+            return match (self.0.len() < MAX_GROUPS, group.wish.policy) {
+                (true, _) => MemberStep::Choose,
+                (false, DomainPolicy::Preferred) => MemberStep::AsAny,
+                (false, DomainPolicy::Required) => MemberStep::Refuse(TOO_MANY_GROUPS.into()),
+            };
+        };
+        let is_again = cycle.filtered.contains(uid);
+        match &cycle.decision {
+            // kube-scheduler filters all members of a `PodGroup` in one cycle, and begins another with the first of them.
+            GroupDecision::Kept(room) if group.kind == GroupKind::Native && is_again && !room.has_bound => {
+                MemberStep::Choose
+            }
+            GroupDecision::Kept(room) => MemberStep::Join(room.node),
+            GroupDecision::AsAny | GroupDecision::Refused(_) if is_again => MemberStep::Choose,
+            GroupDecision::AsAny => MemberStep::AsAny,
+            GroupDecision::Refused(text) => MemberStep::Refuse(Arc::clone(text)),
+        }
+    }
+
+    /// The step that leads to the kept room of a group; [`MemberStep::Choose`] if there is none.
+    pub(super) fn join_step(&self, group: &GroupOfPod) -> MemberStep {
+        match self.0.get(&group.id()).map(|cycle| &cycle.decision) {
+            Some(GroupDecision::Kept(room)) => MemberStep::Join(room.node),
+            Some(GroupDecision::AsAny | GroupDecision::Refused(_)) | None => MemberStep::Choose,
+        }
+    }
+
+    /// Returns true if a member of the kept room of a group meets a condition.
+    pub(super) fn has_member(&self, group: &GroupOfPod, is_met: impl Fn(&str) -> bool) -> bool {
+        match self.0.get(&group.id()).map(|cycle| &cycle.decision) {
+            Some(GroupDecision::Kept(room)) => room.members.keys().any(|owner| is_met(owner.as_str())),
+            Some(GroupDecision::AsAny | GroupDecision::Refused(_)) | None => false,
+        }
+    }
+
+    /// The wish in the current cycle of a group; `None` without a cycle.
+    pub(super) fn wish_in_cycle(&self, group: &GroupOfPod) -> Option<GroupWish> {
+        self.0.get(&group.id()).map(|cycle| cycle.wish)
+    }
+
+    /// The place for a member on the node of its group; `None` if the room has none for it.
+    pub(super) fn place_for(
+        &self,
+        cluster: &Cluster,
+        group: &GroupOfPod,
+        demand: &ResourceDemand<'_>,
+    ) -> Option<Placement> {
+        match &self.0.get(&group.id())?.decision {
+            GroupDecision::Kept(room) => room.place_for(cluster, demand),
+            GroupDecision::AsAny | GroupDecision::Refused(_) => None,
+        }
+    }
+
+    /// Ends the cycle of a group. Returns the members whose hints have to end.
+    pub(super) fn end_cycle(&mut self, cluster: &mut Cluster, group: &GroupOfPod) -> Vec<OwnerId> {
+        match self.0.remove(&group.id()).map(|cycle| cycle.decision) {
+            Some(GroupDecision::Kept(mut room)) => {
+                room.take_open(cluster);
+                room.members.into_keys().collect()
+            }
+            Some(GroupDecision::AsAny | GroupDecision::Refused(_)) | None => Vec::new(),
+        }
+    }
+
+    /// Keeps room for the members of a group: one place is the member's own, for which the caller keeps a hint, the others stay
+    /// open.
+    pub(super) fn keep(
+        &mut self,
+        cluster: &mut Cluster,
+        group: &GroupOfPod,
+        demand: &ResourceDemand<'_>,
+        chosen: ChosenRoom,
+        end: Instant,
+    ) {
+        let ChosenRoom {
+            node,
+            room,
+            is_for_alike,
+        } = chosen;
+        let mut places = room.placements.into_iter();
+        let Some(own) = places.next() else { return };
+        // Another request for a member may have been answered since this one was evaluated.
+        self.end_cycle(cluster, group);
+        let mut kept = KeptRoom {
+            node,
+            wish: group.wish,
+            gpus: room.gpus,
+            demand: demand.for_no_pod(),
+            is_for_alike,
+            open: Vec::new(),
+            members: FxHashMap::default(),
+            has_bound: false,
+        };
+        kept.members.insert(cluster.owner(demand.uid), own);
+        for (at, placement) in places.enumerate() {
+            // No UID of a pod has a slash, so that this owner is no pod.
+            let owner = OwnerId::from(format!("{:?}/{}/{at}", group.kind, group.key));
+            cluster.fleet.hint(&owner, node, &placement);
+            kept.open.push((owner, placement));
+        }
+        self.put(group, demand.uid, GroupDecision::Kept(Box::new(kept)), end);
+    }
+
+    /// Notes a place of a member in the room of its group.
+    pub(super) fn join(
+        &mut self,
+        cluster: &mut Cluster,
+        group: &GroupOfPod,
+        demand: &ResourceDemand<'_>,
+        placement: &Placement,
+    ) {
+        if let Some(cycle) = self.0.get_mut(&group.id()) {
+            cycle.filtered.insert(cluster.owner(demand.uid));
+            if let GroupDecision::Kept(room) = &mut cycle.decision {
+                room.put_member(cluster, demand, placement);
+            }
+        }
+    }
+
+    /// Notes that a member was filtered without a place in a kept room; `refusal` is the text with which its group was refused.
+    pub(super) fn note_filtered(
+        &mut self,
+        group: &GroupOfPod,
+        uid: &str,
+        refusal: Option<Arc<str>>,
+        end: Instant,
+    ) {
+        if let Some(cycle) = self.0.get_mut(&group.id()) {
+            cycle.filtered.insert(uid.into());
+            cycle.end = end;
+        } else if self.0.len() < MAX_GROUPS {
+            let decision = refusal.map_or(GroupDecision::AsAny, GroupDecision::Refused);
+            self.put(group, uid, decision, end);
+        }
+    }
+
+    fn put(&mut self, group: &GroupOfPod, uid: &str, decision: GroupDecision, end: Instant) {
+        let cycle = GroupCycle {
+            wish: group.wish,
+            filtered: FxHashSet::from_iter([uid.into()]),
+            decision,
+            end,
+        };
+        self.0.insert(group.id(), cycle);
+    }
+
+    /// Returns true if [`Self::end_expired`] has something to do.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.0.values().any(|cycle| cycle.is_over(now))
+    }
+
+    /// Forgets the decisions without room whose time is up.
+    pub(super) fn end_expired(&mut self, now: Instant) {
+        self.0.retain(|_, cycle| !cycle.is_over(now));
+    }
+
+    /// The room in which a pod has a place on this node.
+    fn room_of(&self, uid: &str, node: NodeId) -> Option<&KeptRoom> {
+        let mut rooms = self.0.values().filter_map(|cycle| match &cycle.decision {
+            GroupDecision::Kept(room) => Some(&**room),
+            GroupDecision::AsAny | GroupDecision::Refused(_) => None,
+        });
+        rooms.find(|room| room.node == node && room.members.contains_key(uid))
+    }
+
+    /// The devices for a bind of a member to the node of its group: those of its place, or others of the domain; `None` for
+    /// pods without a place there.
+    pub(super) fn place_at_bind(
+        &self,
+        cluster: &Cluster,
+        node: NodeId,
+        demand: &ResourceDemand<'_>,
+    ) -> Option<Result<Placement, DomainPolicy>> {
+        let room = self.room_of(demand.uid, node)?;
+        Some(room.place_for(cluster, demand).ok_or(room.wish.policy))
+    }
+
+    /// Removes the place of a member whose hint has ended; with `is_bound` the open places of its group are free as well.
+    pub(super) fn remove_member(&mut self, cluster: &mut Cluster, uid: &str, is_bound: bool) {
+        self.0.retain(|_, cycle| {
+            let GroupDecision::Kept(room) = &mut cycle.decision else {
+                return true;
+            };
+            if room.members.remove(uid).is_none() {
+                return true;
+            }
+            room.has_bound |= is_bound;
+            let is_over = room.members.is_empty();
+            if (is_bound || is_over) && !room.take_open(cluster).is_empty() {
+                cluster.note_silent_opening();
+            }
+            !is_over
+        });
+    }
+
+    /// The decision for a group; `None` if there is none, or if its members are placed like those of a group without a wish.
+    pub(super) fn view(&self, group: &GroupOfPod) -> Option<GroupView<'_>> {
+        match &self.0.get(&group.id())?.decision {
+            GroupDecision::Kept(room) => Some(GroupView::Kept {
+                node: room.node,
+                members: &room.members,
+                open: &room.open,
+            }),
+            GroupDecision::Refused(text) => Some(GroupView::Refused(text)),
+            GroupDecision::AsAny => None,
+        }
+    }
+
+    /// Number of groups for which room is kept.
+    pub(super) fn n_kept(&self) -> usize {
+        let kept = self.0.values();
+        kept.filter(|cycle| matches!(cycle.decision, GroupDecision::Kept(_)))
+            .count()
+    }
+}

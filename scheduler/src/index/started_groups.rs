@@ -1,0 +1,219 @@
+//! Groups that have started in part: some members are bound, but fewer than the group needs. They hold devices and cannot work,
+//! so room is kept for the missing members as soon as the watch shows it.
+//!
+//! Such a group is left by a binding that fails, and by a leader that dies between two bindings: its successor knows
+//! only what the watch shows. The room is a hint of each missing member, as long as any hint lasts; it is not kept again
+//! until another change of the group.
+
+use std::time::Instant;
+
+use placement::{GroupRequest, GroupSearch, Hints, NodeId, OwnerId, Placement, Reason, Score, SharedDomain};
+use proto::pod::GroupKind;
+use proto::pod_group as wish;
+
+use super::cluster::Cluster;
+use super::group_members::MembersToPlace;
+use super::hints::HintQueue;
+use super::node_filter::NodeFilter;
+use super::pod_groups::{GroupOfPod, PodGroups};
+use super::resource_demand::ResourceDemand;
+use crate::kube_scheduler::{self, RequestSums};
+
+/// The members of a group that has started in part.
+struct StartedGroup {
+    group: GroupOfPod,
+    /// The members that are bound, or are being bound, with devices.
+    bound: Vec<OwnerId>,
+    /// The only node of these; `None` if they are on several.
+    node: Option<Box<str>>,
+    /// The members that are missing, in a fixed order; no more than the group needs.
+    missing: Vec<OwnerId>,
+}
+
+/// Most missing members of one group for which room is kept: each may take an evaluation of all nodes.
+const MAX_MISSING: usize = 64;
+
+impl StartedGroup {
+    /// The group with this key, if it has started in part.
+    fn of(cluster: &Cluster, groups: &PodGroups, kind: GroupKind, key: &str) -> Option<Self> {
+        // A launcher without devices may have no annotation.
+        let mut members = cluster.group_members.of(kind, key);
+        let (_, with_devices) = members.find(|(_, member)| member.has_devices)?;
+        let group = groups.group(kind, key.into(), with_devices.marks);
+        let (mut bound, mut missing, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+        for (owner, member) in cluster.group_members.of(kind, key) {
+            let entry = cluster.pods.get(owner).filter(|_| member.has_devices);
+            match entry.map(|entry| entry.bound()) {
+                Some(Some(at)) => {
+                    bound.push(owner.clone());
+                    nodes.push(at.node.clone());
+                }
+                Some(None) => missing.push(owner.clone()),
+                None => {}
+            }
+        }
+        let min_count = usize::try_from(group.min_count).unwrap_or(usize::MAX);
+        let n_missing = min_count.saturating_sub(bound.len());
+        if bound.is_empty() || n_missing == 0 || missing.is_empty() {
+            return None;
+        }
+        missing.sort_unstable();
+        missing.truncate(n_missing.min(MAX_MISSING));
+        nodes.sort_unstable();
+        nodes.dedup();
+        let node = nodes.pop().filter(|_| nodes.is_empty());
+        Some(Self {
+            group,
+            bound,
+            node,
+            missing,
+        })
+    }
+
+    /// A node, and devices there, for a missing member.
+    fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<(NodeId, Placement)> {
+        let domain = engine_domain(self.group.wish.domain);
+        let in_domain = domain.and_then(|domain| self.place_in_domain(cluster, demand, domain));
+        if in_domain.is_some() || (domain.is_some() && self.group.wish.policy == wish::DomainPolicy::Required)
+        {
+            return in_domain;
+        }
+        let node = best_node(cluster, demand)?;
+        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
+        let placement = cluster
+            .fleet
+            .choose_devices(node, demand.devices(), policy, hints);
+        Some((node, placement.ok()?))
+    }
+
+    /// Devices for a missing member where the bound members are.
+    fn place_in_domain(
+        &self,
+        cluster: &Cluster,
+        demand: &ResourceDemand<'_>,
+        domain: SharedDomain,
+    ) -> Option<(NodeId, Placement)> {
+        let node = cluster.fleet.node_id(self.node.as_deref()?)?;
+        let request = GroupRequest {
+            member: demand.devices(),
+            n_members: 1,
+            n_in_link_group: MembersToPlace::of(cluster, &self.group, demand).n_in_link_group,
+            domain,
+            bound: &self.bound,
+            policies: demand.policies,
+        };
+        let hints = Hints::RespectOthers(demand.uid);
+        let room = cluster
+            .fleet
+            .room_for_group(node, &request, hints, &mut GroupSearch::default());
+        Some((node, room.ok()?.placements.into_iter().next()?))
+    }
+}
+
+/// The node that a filter would rank first for a demand.
+fn best_node(cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<NodeId> {
+    let filter = NodeFilter { cluster };
+    let mut batch = filter.batch(demand);
+    let mut best: Option<(Score, &str, NodeId)> = None;
+    for node in cluster.fleet.nodes() {
+        let Ok(score) = batch.evaluate(node.id(), demand.policies) else {
+            continue;
+        };
+        let is_better =
+            best.is_none_or(|(of_best, name, _)| score > of_best || (score == of_best && node.name() < name));
+        if is_better
+            && takes(cluster, node.name(), demand.uid)
+            && filter.check_served(node.name(), demand).is_ok()
+        {
+            best = Some((score, node.name(), node.id()));
+        }
+    }
+    best.map(|(.., node)| node)
+}
+
+/// Returns true if a node exists and kube-scheduler's own checks do not refuse a pod there.
+fn takes(cluster: &Cluster, name: &str, uid: &str) -> bool {
+    let Some(state) = cluster.nodes.get(name).filter(|state| state.exists()) else {
+        return false;
+    };
+    let no_requests = RequestSums::default();
+    let requested = cluster.requests.on(name).unwrap_or(&no_requests);
+    let rules = cluster.pods.get(uid).and_then(|entry| entry.rules.as_deref());
+    rules.is_none_or(|rules| kube_scheduler::check(rules, &state.facts, requested).is_ok())
+}
+
+/// Keeps room for the missing members of the groups that have changed and have started in part.
+pub(super) fn keep_for_started_groups(
+    cluster: &mut Cluster,
+    hints: &mut HintQueue,
+    groups: &PodGroups,
+    now: Instant,
+) {
+    for (kind, key) in cluster.group_members.take_changed() {
+        let Some(started) = StartedGroup::of(cluster, groups, kind, &key) else {
+            continue;
+        };
+        for owner in &started.missing {
+            if hints.is_hinted(owner.as_str()) || hints.is_resting(owner.as_str(), now) {
+                continue;
+            }
+            let Some(entry) = cluster.pods.get(owner) else {
+                continue;
+            };
+            let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, owner.as_str(), &entry.facts) else {
+                continue;
+            };
+            // Where one member finds no room, the next ones hardly do.
+            let Some((node, placement)) = started.place_for(cluster, &demand) else {
+                break;
+            };
+            hints.keep_place(cluster, (node, &placement), &demand, now);
+        }
+    }
+}
+
+/// The devices for a bind of a member that has no place kept for it, such as after a change of the leader: in the domain of the
+/// members that are bound. `None` for a pod whose group requires no domain; an error if the domain has no room on the node.
+pub(super) fn place_beside_bound(
+    cluster: &Cluster,
+    groups: &PodGroups,
+    node: NodeId,
+    demand: &ResourceDemand<'_>,
+) -> Option<Result<Placement, Reason>> {
+    let (kind, key, member) = cluster.group_members.find(demand.uid)?;
+    let group = groups.group(kind, key.into(), member.marks);
+    let domain = engine_domain(group.wish.domain)?;
+    if group.wish.policy != wish::DomainPolicy::Required {
+        return None;
+    }
+    let members = MembersToPlace::of(cluster, &group, demand);
+    let is_there = |bound: &str| cluster.fleet.node_id(bound) == Some(node);
+    if members.is_apart || !members.node.as_deref().is_none_or(is_there) {
+        return Some(Err(Reason::Together));
+    }
+    let request = GroupRequest {
+        member: demand.devices(),
+        n_members: 1,
+        n_in_link_group: members.n_in_link_group,
+        domain,
+        bound: &members.bound,
+        policies: demand.policies,
+    };
+    let room_with = |hints| {
+        let search = &mut GroupSearch::default();
+        cluster.fleet.room_for_group(node, &request, hints, search)
+    };
+    // Room that is kept for other pods comes last.
+    let room = room_with(Hints::RespectOthers(demand.uid)).or_else(|_| room_with(Hints::Ignore));
+    let placement = room.ok().and_then(|room| room.placements.into_iter().next());
+    Some(placement.ok_or(Reason::Together))
+}
+
+/// The domain in the terms of the engine; `None` for any nodes.
+const fn engine_domain(domain: wish::GroupDomain) -> Option<SharedDomain> {
+    match domain {
+        wish::GroupDomain::Any => None,
+        wish::GroupDomain::Node => Some(SharedDomain::Node),
+        wish::GroupDomain::Link => Some(SharedDomain::Link),
+    }
+}
