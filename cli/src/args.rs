@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use http::HeaderValue;
+use proto::pod_group::GroupDomain;
 
 /// Shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation of gpushare.
 #[derive(Clone, Debug, Parser)]
@@ -208,6 +210,14 @@ pub(crate) struct FitsArgs {
     /// Number of pods; without it that of each workload.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(proto::read_api::MAX_REPLICAS)))]
     pub(crate) replicas: Option<u32>,
+    /// Domain that all pods have to share: one node, or the GPUs of one link group of a node; at most 64 pods. Without it that of
+    /// the pods' annotation gpushare/group-domain, which the flag overrides.
+    #[arg(
+        long,
+        value_parser = PossibleValuesParser::new(GroupDomain::ALL.map(GroupDomain::as_str))
+            .try_map(|name| name.parse::<GroupDomain>())
+    )]
+    pub(crate) domain: Option<GroupDomain>,
     /// Empty nodes to add, as NODE=NUMBER: copies of an existing node, which may be named by its instance type.
     #[arg(long, value_name = "NODE=NUMBER", value_parser = added_nodes)]
     pub(crate) add_nodes: Vec<(String, u32)>,

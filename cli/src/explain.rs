@@ -2,7 +2,9 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use proto::read_api::{Explanation, GpuVerdict, NodeVerdict};
+use proto::pod::GroupKind;
+use proto::pod_group::GroupDomain;
+use proto::read_api::{ExplainedGroup, Explanation, GpuVerdict, MemberPlace, NodeVerdict};
 
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult, code_of_answer};
@@ -33,9 +35,11 @@ pub(crate) async fn run(
     };
     let name = format!("pod/{}", explanation.name);
     screen.show(&explanation, [name], |_| render(&explanation, screen, all))?;
+    let group = explanation.group.as_ref();
+    let is_refused = group.is_some_and(|group| group.refused.is_some());
     Ok(code_of_answer(
         // Yes also for a pod that has room and waits: it waits for kube-scheduler, not for devices.
-        explanation.node.is_some() || explanation.fitting > 0,
+        explanation.node.is_some() || (explanation.fitting > 0 && !is_refused),
     ))
 }
 
@@ -123,6 +127,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
             let sentence = gone::sentence(&pod, node, &explanation.gone, &explanation.counted_on);
             text += &screen.paint(Colour::Yellow, &screen.wrap(0, &format!("{sentence}\n")));
         }
+        text += &group(explanation, screen);
         return text;
     }
     let mut lines = match &explanation.invalid {
@@ -163,6 +168,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
     if let Some(words) = &explanation.kube_scheduler {
         lines += &screen.wrap(0, &format!("kube-scheduler says: {words}\n"));
     }
+    lines += &group(explanation, screen);
     if explanation.invalid.is_some() {
         return lines;
     }
@@ -188,6 +194,74 @@ fn warning(explanation: &Explanation, screen: &Screen) -> String {
         return String::new();
     };
     screen.paint(Colour::Yellow, &screen.wrap(0, &format!("Warning: {warning}\n")))
+}
+
+/// The lines about the pod's group: its name and size, and if it has to share a domain the places of its members; empty for a pod
+/// of no group.
+fn group(explanation: &Explanation, screen: &Screen) -> String {
+    let Some(group) = &explanation.group else {
+        return String::new();
+    };
+    let kind = match group.kind {
+        GroupKind::Native => "PodGroup",
+        GroupKind::Coscheduling => "coscheduling",
+        GroupKind::Koordinator => "Koordinator",
+    };
+    let ExplainedGroup {
+        name, size, domain, ..
+    } = group;
+    let mut first = format!("group: {name} ({kind}), size {size}");
+    if *domain == GroupDomain::Any {
+        return screen.wrap(0, &format!("{first}\n"));
+    }
+    first += &format!(", domain {} {}", domain.as_str(), group.policy.as_str());
+    let mut lines = screen.wrap(0, &format!("{first}\n"));
+    if !group.bound.is_empty() {
+        lines += &screen.wrap(4, &format!("  bound: {}\n", places(&group.bound)));
+    }
+    if let Some(room) = &group.room {
+        let mut parts = Vec::new();
+        if !room.members.is_empty() {
+            parts.push(places(&room.members));
+        }
+        if room.open > 0 {
+            let open = count(room.open, "place");
+            parts.push(format!(
+                "{open} on {}{} for members to come",
+                room.node,
+                on_gpus(&room.open_gpus)
+            ));
+        }
+        lines += &screen.wrap(4, &format!("  kept: {}\n", parts.join(", ")));
+    }
+    if let Some(text) = &group.refused {
+        lines += &screen.paint(Colour::Red, &screen.wrap(4, &format!("  refused: {text}\n")));
+    }
+    // All members that are needed have their places.
+    let is_placed = group.bound.len() >= usize::try_from(group.size).unwrap_or(usize::MAX);
+    if group.room.is_none() && group.refused.is_none() && !is_placed {
+        lines += "  no room is kept now\n";
+    }
+    lines
+}
+
+/// Members and their places, such as `a on n1 (GPU 0)`.
+fn places(members: &[MemberPlace]) -> String {
+    let mut parts = Vec::with_capacity(members.len());
+    for MemberPlace { name, node, gpus } in members {
+        parts.push(format!("{name} on {node}{}", on_gpus(gpus)));
+    }
+    parts.join(", ")
+}
+
+/// GPUs in brackets; empty if there are none.
+fn on_gpus(gpus: &[u32]) -> String {
+    let minors: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+    match minors.len() {
+        0 => String::new(),
+        1 => format!(" (GPU {})", minors.join("")),
+        _ => format!(" (GPUs {})", minors.join(", ")),
+    }
 }
 
 /// Returns true if the table without `--all` leaves out nodes or GPUs.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Node;
 use proto::pod::Pod;
+use proto::pod_group::GroupDomain;
 use proto::read_api::{AddedNodes, FitAnswer, FitRequest, MAX_REPLICAS, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -71,9 +72,11 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
             // One request has at most `MAX_REPLICAS` pods, so a larger Deployment is tried with that number.
             replicas: args.replicas.unwrap_or(pods.replicas).min(MAX_REPLICAS),
             add_nodes: add_nodes.clone(),
+            domain: args.domain,
         };
         // A request for each document, which counts no pods of the other documents.
         let answer = source.fit(&request).await?;
+        check_domain(args.domain, &answer)?;
         answers.push(AskedPods { of: pods.of, answer });
     }
     let placements = answers.iter().flat_map(|asked| &asked.answer.placements);
@@ -89,6 +92,17 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         .iter()
         .all(|AskedPods { answer, .. }| answer.invalid.is_none() && answer.fitting == answer.replicas);
     Ok(code_of_answer(all_fit))
+}
+
+/// Refuses an answer that is not about the domain of the flag: a scheduler of an older version does not read it.
+fn check_domain(asked: Option<GroupDomain>, answer: &FitAnswer) -> Result<(), CommandFailure> {
+    // An invalid request may be refused before its domain is read.
+    if answer.invalid.is_some() || asked.is_none_or(|asked| asked == answer.domain) {
+        return Ok(());
+    }
+    Err(CommandFailure::Refused(
+        "this scheduler is older than the command, and does not know --domain".to_owned(),
+    ))
 }
 
 /// Reads a file, or standard input for `-`.
@@ -228,6 +242,30 @@ impl Manifest {
     }
 }
 
+/// The answer in a few words: how many pods fit, or whether one domain has room for all of them.
+fn verdict(answer: &FitAnswer) -> String {
+    let FitAnswer {
+        replicas, fitting, ..
+    } = answer;
+    let domain = match answer.domain {
+        GroupDomain::Any => return format!("{fitting} of {} fit", count(*replicas, "pod")),
+        GroupDomain::Node => "node",
+        GroupDomain::Link => "link group",
+    };
+    let pods = count(*replicas, "pod");
+    if fitting == replicas {
+        let has = if answer.nodes_with_room == 1 {
+            "has"
+        } else {
+            "have"
+        };
+        let nodes = count(answer.nodes_with_room, "node");
+        format!("{pods} fit on one {domain}; {nodes} {has} room for them")
+    } else {
+        format!("no {domain} has room for {pods}; the largest has room for {fitting}")
+    }
+}
+
 /// The answer about the pods of the document `of` as text.
 fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
     let FitAnswer {
@@ -244,7 +282,7 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
     } else {
         Colour::Yellow
     };
-    let verdict = screen.paint(colour, &format!("{fitting} of {} fit", count(*replicas, "pod")));
+    let verdict = screen.paint(colour, &verdict(answer));
     let mut lines = screen.wrap(0, &format!("{of} ({asked} each): {verdict}.\n"));
     if !answer.placements.is_empty() {
         let mut table = TextTable::new([text("NODE", 0), number("PODS", 0), text("GPUS", 1)]);
@@ -266,7 +304,10 @@ fn render(of: &str, answer: &FitAnswer, screen: &Screen) -> String {
         lines += &table.render(screen);
     }
     if !answer.blocked.is_empty() {
-        lines += "The next pod is refused by\n";
+        lines += match answer.domain {
+            GroupDomain::Any => "The next pod is refused by\n",
+            GroupDomain::Node | GroupDomain::Link => "The group is refused by\n",
+        };
     }
     for (reason, n) in &answer.blocked {
         lines += &screen.wrap(4, &format!("  {}: {reason}\n", count(*n, "node")));

@@ -127,6 +127,11 @@ fn sound(path: &str) -> (u16, &'static str) {
             200,
             r#"{"namespace":"default","name":"waits","asked":"8 units","nodes":1}"#,
         ),
+        // A node takes the pod, but its group is refused.
+        "/v1/pods/default/refused/explain" => (
+            200,
+            r#"{"namespace":"default","name":"refused","nodes":1,"fitting":1,"group":{"name":"g","domain":"link","refused":"no link group"}}"#,
+        ),
         "/v1/pods/default/runs/explain" => (200, r#"{"namespace":"default","name":"runs","node":"n1"}"#),
         _ => (404, "there is no pod \"default/x\" that asks for devices\n"),
     }
@@ -142,6 +147,7 @@ fn sound(path: &str) -> (u16, &'static str) {
 #[case::read_api_away(&["top", "--read-api=127.0.0.1:1"], 1, "cannot reach the read API at 127.0.0.1:1")]
 #[case::what_to_do(&["top", "--read-api=127.0.0.1:1"], 1, "Correct --read-api, or leave it out")]
 #[case::no_file(&["fits", "-f", "/nonexistent/pod.yaml"], 1, "cannot read /nonexistent/pod.yaml")]
+#[case::no_domain(&["fits", "-f", "x", "--domain=rack"], 1, "[possible values: any, node, link]")]
 #[case::too_many(&["fits", "-f", "x", "--replicas=99999"], 1, "99999 is not in 1..=10000")]
 fn without_a_cluster(#[case] args: &[&str], #[case] code: i32, #[case] said: &str) {
     let needs_file = args.contains(&"/nonexistent/pod.yaml");
@@ -156,6 +162,7 @@ fn without_a_cluster(#[case] args: &[&str], #[case] code: i32, #[case] said: &st
 #[case::yes(&["top"], 0, "")]
 #[case::runs(&["explain", "pod", "runs"], 0, "")]
 #[case::waits(&["explain", "waits"], 2, "")]
+#[case::its_group_is_refused(&["explain", "refused"], 2, "")]
 #[case::no_such_pod(&["explain", "x"], 1, "that asks for devices; name another namespace with -n")]
 #[case::order_of_json(&["top", "--sort-by=alloc", "-o", "json"], 1, "--sort-by orders the rows of a table")]
 #[case::strange_name(&["explain", "a b"], 1, "is no name of a pod")]
@@ -345,6 +352,25 @@ fn not_all_pods_fit() {
     let output = run(&[&read_api(), "fits", "--replicas=2", "-f", &path]);
     check(&output, 2, "no pods in document 1 (ConfigMap/c); left out");
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 of 2 pods fit"));
+}
+
+/// A scheduler that does not know domains answers as if the pods might be on different nodes.
+#[rstest]
+#[case::link(
+    "link",
+    1,
+    "this scheduler is older than the command, and does not know --domain"
+)]
+#[case::any("any", 2, "")]
+fn a_domain_that_the_scheduler_does_not_know(#[case] domain: &str, #[case] code: i32, #[case] said: &str) {
+    let output = run(&[
+        &read_api(),
+        "fits",
+        &format!("--domain={domain}"),
+        "-f",
+        &file(POD),
+    ]);
+    check(&output, code, said);
 }
 
 #[test]

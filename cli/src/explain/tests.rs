@@ -1,6 +1,7 @@
 //! Explanations, as a terminal shows them.
 
-use proto::read_api::{GpuVerdict, PodName};
+use proto::pod_group::DomainPolicy;
+use proto::read_api::{ExplainedRoom, GpuVerdict, PodName};
 use rstest::rstest;
 
 use super::*;
@@ -120,4 +121,66 @@ fn a_node_that_refuses_by_a_rule_hides_gpus_with_room() {
     let shown = [false, true].map(|all| render(&tainted, &Screen::plain(100), all));
     assert!(shown[0].contains("--all shows every one") && !shown[0].contains("has room"));
     assert!(!shown[1].contains("--all shows every one") && shown[1].contains("has room"));
+}
+
+fn place(name: &str, gpus: &[u32]) -> MemberPlace {
+    MemberPlace {
+        name: name.to_owned(),
+        node: "n2".to_owned(),
+        gpus: gpus.to_vec(),
+    }
+}
+
+#[test]
+fn groups() {
+    let plain = ExplainedGroup {
+        name: "train".to_owned(),
+        size: 4,
+        ..ExplainedGroup::default()
+    };
+    let with_wish = ExplainedGroup {
+        domain: GroupDomain::Link,
+        policy: DomainPolicy::Required,
+        kind: GroupKind::Koordinator,
+        ..plain.clone()
+    };
+    let refused = ExplainedGroup {
+        refused: Some(
+            "no link group has room for 4 pods of 8 GiB of one GPU; the largest has room for 3".to_owned(),
+        ),
+        ..with_wish.clone()
+    };
+    let kept = ExplainedGroup {
+        bound: vec![place("train-0", &[0])],
+        room: Some(ExplainedRoom {
+            node: "n2".to_owned(),
+            members: vec![place("train-1", &[1, 2]), place("train-2", &[])],
+            open: 1,
+            open_gpus: vec![3],
+        }),
+        ..with_wish.clone()
+    };
+    let placed = ExplainedGroup {
+        size: 1,
+        room: None,
+        ..kept.clone()
+    };
+    let shown = |group: &ExplainedGroup, node: Option<&str>| {
+        let explanation = Explanation {
+            node: node.map(ToOwned::to_owned),
+            group: Some(group.clone()),
+            verdicts: Vec::new(),
+            reasons: [].into(),
+            ..waiting()
+        };
+        render(&explanation, &Screen::plain(100), false)
+    };
+    let texts = [
+        shown(&plain, None),
+        shown(&with_wish, None),
+        shown(&refused, None),
+        shown(&kept, None),
+        shown(&placed, Some("n2")),
+    ];
+    insta::assert_snapshot!(texts.join("---\n"));
 }

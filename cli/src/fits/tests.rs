@@ -103,3 +103,36 @@ fn answers() {
     ];
     insta::assert_snapshot!(texts.join("---\n"));
 }
+
+#[test]
+fn answers_about_a_domain() {
+    let place = |node: &str, gpus: &[u32]| FitPlacement {
+        node: node.to_owned(),
+        pods: 4,
+        gpus: gpus.iter().map(|minor| (*minor, 1)).collect(),
+    };
+    let fitting = FitAnswer {
+        asked: "80 GiB".to_owned(),
+        replicas: 4,
+        fitting: 4,
+        domain: GroupDomain::Link,
+        nodes_with_room: 2,
+        placements: vec![place("n2", &[0, 1, 2, 3])],
+        ..FitAnswer::default()
+    };
+    let on_one_node = FitAnswer {
+        domain: GroupDomain::Node,
+        nodes_with_room: 1,
+        ..fitting.clone()
+    };
+    let refused = FitAnswer {
+        fitting: 3,
+        nodes_with_room: 0,
+        placements: Vec::new(),
+        blocked: [("no link group of the node has room for all pods".to_owned(), 2)].into(),
+        ..fitting.clone()
+    };
+    let texts = [fitting, on_one_node, refused];
+    let texts = texts.map(|answer| render("Job/train", &answer, &Screen::plain(80)));
+    insta::assert_snapshot!(texts.join("---\n"));
+}
