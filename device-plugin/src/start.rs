@@ -279,8 +279,8 @@ impl StartChecker {
         node.log().note_start(&pod.uid, starting.resource, starting.ids);
         node.answered.notify_one();
         self.log_start(starting);
-        if let Some(doubt) = &pod.warning {
-            self.context.recorder.warn(pod, "GPUMemoryTiny", doubt.clone());
+        for (reason, doubt) in &pod.doubts {
+            self.context.recorder.warn(pod, reason, doubt.clone());
         }
         Ok(StartDecision::Start(files))
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use daemon::events::Subject;
 use proto::pod::{ALL_DEVICES, Pod, PodSpec, PodStatus};
+use proto::pod_group::GroupWish;
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest, PodRequest};
@@ -97,8 +98,8 @@ pub struct NodePod {
     pub requests: Requests,
     /// True if an annotation asks that the pod sees all GPUs of its node.
     pub sees_all: bool,
-    /// A doubt about the pod's request ([`GpuRequest::warning`](proto::request::GpuRequest::warning)), if there is one.
-    pub warning: Option<String>,
+    /// Doubts about the pod's valid request, each with the reason of the event that reports it when the pod starts.
+    pub doubts: Vec<(&'static str, String)>,
     /// The annotations that constrain the choice of the pod's devices.
     pub constraints: BTreeMap<&'static str, String>,
     /// The environment variables that the pod's spec sets in its containers.
@@ -160,7 +161,7 @@ impl NodePod {
             is_limited: labels.get(ISOLATION_PROVIDER).map(String::as_str) == Some(HAMI_CORE),
             requests,
             sees_all: annotations.get(ALL_DEVICES).map(String::as_str) == Some("true"),
-            warning: warning(pod, names),
+            doubts: doubts(pod, names),
             constraints,
             variables: own_variables(&pod.spec),
             created: created_containers(&pod.status),
@@ -280,9 +281,18 @@ pub(crate) fn has_record(annotations: &BTreeMap<String, String>) -> bool {
     annotations.contains_key(DEVICE_ALLOCATED) || annotations.contains_key(MEM_IDX)
 }
 
-/// A doubt about the pod's request for GPUs; none about a request that breaks a rule.
-fn warning(pod: &Pod, names: &ResourceNames) -> Option<String> {
-    PodRequest::read(pod, names).ok()??.gpus?.warning()
+/// Doubts about the pod's request; none about amounts that break a rule.
+fn doubts(pod: &Pod, names: &ResourceNames) -> Vec<(&'static str, String)> {
+    let request = PodRequest::read(pod, names).ok().flatten();
+    let tiny = request.and_then(|request| request.gpus?.warning());
+    let mut doubts: Vec<_> = tiny.map(|text| ("GPUMemoryTiny", text)).into_iter().collect();
+    if let Err(error) = GroupWish::read(pod.metadata.annotations.as_ref()) {
+        let text = format!(
+            "{error}. The pod was placed as with the domain any: correct the annotation and create the pod again."
+        );
+        doubts.push(("GPUGroupDomainUnknown", text));
+    }
+    doubts
 }
 
 /// The IDs and names of the containers that the runtime has created.

@@ -130,7 +130,7 @@ pub(crate) fn pod(name: &str, assumed_at: u64, containers: impl Into<Vec<Contain
         is_limited: false,
         requests: Requests::default(),
         sees_all: false,
-        warning: None,
+        doubts: Vec::new(),
         constraints: BTreeMap::new(),
         variables: [].into(),
         created: Vec::new(),
