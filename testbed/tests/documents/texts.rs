@@ -46,6 +46,7 @@ const SECTIONS: [Section; 8] = [
             "scheduler/src/verdict/words.rs",
             "scheduler/src/read_api/explain/summary.rs",
             "scheduler/src/read_api/fit.rs",
+            "scheduler/src/extender/group.rs",
         ],
     },
     Section {
@@ -69,6 +70,7 @@ const SECTIONS: [Section; 8] = [
         sources: &[
             "device-plugin/src/devices/fleet.rs",
             "device-plugin/src/inject/cdi/dir.rs",
+            "device-plugin/src/node/pods.rs",
             "device-plugin/src/node/pods/placement.rs",
             "device-plugin/src/start.rs",
             "device-plugin/src/start/adopt.rs",

@@ -2,6 +2,7 @@
 
 mod api_server;
 mod clock;
+mod groups;
 mod node;
 mod right_device;
 mod small_disks;

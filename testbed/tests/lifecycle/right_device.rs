@@ -187,8 +187,11 @@ async fn an_unhealthy_gpu_is_reported_on_node_and_pod() -> Result<()> {
     until_run(&cluster, &["a"]).await?;
     // A request that is doubtful and valid is reported once the pod starts.
     let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, "8192")];
-    pods.create(&PodBuilder::new("tiny", &limits)).await?;
-    until_event(&cluster, "tiny", "GPUMemoryTiny", "did you mean 8192Mi?").await
+    let tiny = PodBuilder::new("tiny", &limits).annotation("gpushare/group-domain", "rack");
+    pods.create(&tiny).await?;
+    until_event(&cluster, "tiny", "GPUMemoryTiny", "did you mean 8192Mi?").await?;
+    let words = "\"rack\" is none of any, node, link";
+    until_event(&cluster, "tiny", "GPUGroupDomainUnknown", words).await
 }
 
 /// A user who may create pods may write the mark for all GPUs, and a record beside it, and bind the pod past the scheduler.

@@ -238,7 +238,7 @@ async fn compare_fits(
     let request = FitRequest {
         pod: typed(pod)?,
         replicas: case.replicas,
-        add_nodes: Vec::new(),
+        ..FitRequest::default()
     };
     // As the command sends it: a field that is not written would not be asked about.
     let request = serde_json::from_value(serde_json::to_value(&request).ok()?).ok()?;
