@@ -58,7 +58,6 @@ enum GroupDecision {
 #[derive(Debug)]
 struct KeptRoom {
     node: NodeId,
-    wish: GroupWish,
     /// The GPUs of the link group; `None` if the domain is the node.
     gpus: Option<Vec<DeviceId>>,
     /// The request that the places were chosen for.
@@ -283,7 +282,6 @@ impl GroupRooms {
         self.end_cycle(cluster, group);
         let mut kept = KeptRoom {
             node,
-            wish: group.wish,
             gpus: room.gpus,
             demand: demand.for_no_pod(),
             is_for_alike,
@@ -354,25 +352,23 @@ impl GroupRooms {
         self.0.retain(|_, cycle| !cycle.is_over(now));
     }
 
-    /// The room in which a pod has a place on this node.
-    fn room_of(&self, uid: &str, node: NodeId) -> Option<&KeptRoom> {
-        let mut rooms = self.0.values().filter_map(|cycle| match &cycle.decision {
-            GroupDecision::Kept(room) => Some(&**room),
-            GroupDecision::AsAny | GroupDecision::Refused(_) => None,
-        });
-        rooms.find(|room| room.node == node && room.members.contains_key(uid))
-    }
-
     /// The devices for a bind of a member to the node of its group: those of its place, or others of the domain; `None` for
-    /// pods without a place there.
+    /// pods without a place there. The error is the policy of the group if the domain has no room.
     pub(super) fn place_at_bind(
         &self,
         cluster: &Cluster,
         node: NodeId,
         demand: &ResourceDemand<'_>,
     ) -> Option<Result<Placement, DomainPolicy>> {
-        let room = self.room_of(demand.uid, node)?;
-        Some(room.place_for(cluster, demand).ok_or(room.wish.policy))
+        for cycle in self.0.values() {
+            if let GroupDecision::Kept(room) = &cycle.decision
+                && room.node == node
+                && room.members.contains_key(demand.uid)
+            {
+                return Some(room.place_for(cluster, demand).ok_or(cycle.wish.policy));
+            }
+        }
+        None
     }
 
     /// Removes the place of a member whose hint has ended; with `is_bound` the open places of its group are free as well.

@@ -1,9 +1,9 @@
 //! Groups that have started in part: some members are bound, but fewer than the group needs. They hold devices and cannot work,
 //! so room is kept for the missing members as soon as the watch shows it.
 //!
-//! Such a group is left by a binding that fails, and by a leader that dies between two bindings: its successor knows
-//! only what the watch shows. The room is a hint of each missing member, as long as any hint lasts; it is not kept again
-//! until another change of the group.
+//! A binding that fails leaves such a group, and so does a leader that dies between two bindings: its successor knows only what
+//! the watch shows. The room is a hint for each missing member, which lasts as long as that of any pod (`--hint-ttl`); another
+//! is given only after a further change of the group.
 
 use std::time::Instant;
 

@@ -24,21 +24,24 @@ pub(crate) enum Mark {
     Koordinator,
 }
 
-/// Nodes with eight GPUs of 100 MiB, four on each NUMA node.
+/// The Device object of a node with eight GPUs of 100 MiB, four on each NUMA node; those for which `is_healthy` returns false
+/// are sick.
+fn eight_gpus(name: &str, is_healthy: impl Fn(usize) -> bool) -> Value {
+    let mut object = device(name, &[100; 8]);
+    let entries = object["spec"]["devices"].as_array_mut().unwrap();
+    for (minor, entry) in entries.iter_mut().enumerate() {
+        entry["topology"] = json!({"socketID": -1, "nodeID": minor / 4, "pcieID": format!("0000:{minor:02x}:00.0"), "busID": ""});
+        entry["health"] = is_healthy(minor).into();
+    }
+    object
+}
+
+/// Nodes with eight GPUs each.
 pub(crate) fn world(nodes: &[&str]) -> World {
     let world = World::with_hint_times(HintTimes::all(TTL));
     for name in nodes {
         world.apply_node(&node(name, "MiB"));
-        let mut object = device(name, &[100; 8]);
-        for (minor, entry) in object["spec"]["devices"]
-            .as_array_mut()
-            .unwrap()
-            .iter_mut()
-            .enumerate()
-        {
-            entry["topology"] = json!({"socketID": -1, "nodeID": minor / 4, "pcieID": format!("0000:{minor:02x}:00.0"), "busID": ""});
-        }
-        world.apply_device(&object);
+        world.apply_device(&eight_gpus(name, |_| true));
     }
     world
 }
@@ -309,17 +312,9 @@ async fn a_bind_takes_the_place_or_refuses() {
     assert_eq!(world.bind(&pods[0], "n1").await, "");
     let first = minors(&world, &pods[0])[0];
     let link = if first < 4 { 0..4 } else { 4..8 };
-    let mut object = device("n1", &[100; 8]);
-    for (minor, entry) in object["spec"]["devices"]
-        .as_array_mut()
-        .unwrap()
-        .iter_mut()
-        .enumerate()
-    {
-        entry["topology"] = json!({"socketID": -1, "nodeID": minor / 4, "pcieID": format!("0000:{minor:02x}:00.0"), "busID": ""});
-        entry["health"] = (!link.contains(&minor) || minor as u64 == first).into();
-    }
-    world.apply_device(&object);
+    world.apply_device(&eight_gpus("n1", |minor| {
+        !link.contains(&minor) || minor as u64 == first
+    }));
     let error = world.bind(&pods[1], "n1").await;
     assert!(error.contains("belong together"), "{error}");
     world.check();
@@ -552,17 +547,7 @@ async fn no_gpu_is_promised_to_two_members() {
     taking(&world, "a", "n1", &[4, 5, 6, 7]);
     let pods = members(&world, Mark::Native, 4, 100, "link required");
     assert_eq!(world.fitting(&pods[0], &["n1"]).await, ["n1"]);
-    let mut object = device("n1", &[100; 8]);
-    for (minor, entry) in object["spec"]["devices"]
-        .as_array_mut()
-        .unwrap()
-        .iter_mut()
-        .enumerate()
-    {
-        entry["topology"] = json!({"socketID": -1, "nodeID": minor / 4, "pcieID": format!("0000:{minor:02x}:00.0"), "busID": ""});
-        entry["health"] = (minor != 3).into();
-    }
-    world.apply_device(&object);
+    world.apply_device(&eight_gpus("n1", |minor| minor != 3));
     let mut n_placed = 1;
     for pod in &pods[1..] {
         n_placed += world.fitting(pod, &["n1"]).await.len();

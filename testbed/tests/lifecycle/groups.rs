@@ -114,12 +114,7 @@ async fn a_group_runs_on_one_link_group_ten_times_of_ten() -> Result<()> {
     let (cluster, pods) = cluster_of_all(vec![node("n1", &[0, 4]), node("n2", &[5])]).await?;
     for round in 0..10 {
         let names = create_group(&cluster, &pods, &format!("group-{round}"), "link", GPU_MIB).await?;
-        let names_to_run: Vec<&str> = names.iter().map(String::as_str).collect();
-        until_run(&cluster, &names_to_run).await?;
-        let domains = domains_of(&snapshot_of(&cluster), &names)?;
-        ensure!(domains == BTreeSet::from([("n2".to_owned(), 0)]), "{domains:?}");
-        verify(&cluster).await?;
-        delete_all(&cluster, &pods, &names).await?;
+        run_on_the_only_link_group(&cluster, &pods, &names).await?;
     }
     Ok(())
 }
@@ -148,14 +143,23 @@ async fn members_that_wait_in_permit_run_on_one_link_group() -> Result<()> {
                 .await?;
             names.push(name);
         }
-        let names_to_run: Vec<&str> = names.iter().map(String::as_str).collect();
-        until_run(&cluster, &names_to_run).await?;
-        let domains = domains_of(&snapshot_of(&cluster), &names)?;
-        ensure!(domains == BTreeSet::from([("n2".to_owned(), 0)]), "{domains:?}");
-        verify(&cluster).await?;
-        delete_all(&cluster, &pods, &names).await?;
+        run_on_the_only_link_group(&cluster, &pods, &names).await?;
     }
     Ok(())
+}
+
+/// Waits until the members run on the only link group with four GPUs, and deletes them.
+async fn run_on_the_only_link_group(
+    cluster: &LocalCluster,
+    pods: &NamespacePods,
+    names: &[String],
+) -> Result<()> {
+    let names_to_run: Vec<&str> = names.iter().map(String::as_str).collect();
+    until_run(cluster, &names_to_run).await?;
+    let domains = domains_of(&snapshot_of(cluster), names)?;
+    ensure!(domains == BTreeSet::from([("n2".to_owned(), 0)]), "{domains:?}");
+    verify(cluster).await?;
+    delete_all(cluster, pods, names).await
 }
 
 /// Deletes pods, and waits until they are gone.

@@ -3,7 +3,7 @@
 //! The members of a group are placed one after the other on a copy of the node, as pods are that come alone. If that leaves
 //! some without room, sets of GPUs are tried for each member, so that room is found wherever there is some.
 //!
-//! All members have the request of one of them. Nothing is decided between nodes, and nothing of the fleet changes.
+//! All members have the same request. Does not compare nodes, and changes nothing of the fleet.
 
 use std::sync::Arc;
 
@@ -123,6 +123,7 @@ impl GroupSearch {
         let mut empty = node.emptied();
         // CPU and host memory differ between nodes of one class.
         empty.host = Host::default();
+        // A slower kind of link counts only where the group would not fit a faster one even on an empty node.
         for level in link_levels(node) {
             let fits = |gpus: &Vec<usize>| room_on_gpus(&empty, Some(gpus), &whole, context, self).is_ok();
             links.is_large_enough = level.iter().any(fits);
@@ -163,7 +164,6 @@ pub(crate) fn room_for_group(
             Err(n_members) => most = most.max(n_members),
         }
     }
-    // A slower kind of link counts only where the group would not fit this one even on an empty node.
     best.ok_or(most)
 }
 
@@ -342,7 +342,7 @@ fn member(at: usize, placement: &Placement) -> Held {
     }
 }
 
-/// Places `n` members on a copy of a node by trying sets of GPUs for each; `None` if there is no room, or the budget is used up.
+/// Places `n` members on a copy of a node by trying sets of GPUs for each; `None` if there is no room, or no try is left.
 ///
 /// Members are equal, so that only sets in rising order are tried, from the set with the bits `first` on.
 fn place_on_sets(
