@@ -17,7 +17,7 @@ use super::pod_groups::PodGroups;
 use super::pods::{Assumption, AssumptionState, Phase, PodEntry};
 use super::record::record;
 use super::resource_demand::ResourceDemand;
-use super::started_groups::place_beside_bound;
+use super::started_groups::place_at_bind;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 
@@ -251,8 +251,7 @@ impl Assumptions<'_> {
             Some(Err(DomainPolicy::Required)) => return Err(Reason::Together),
             Some(Err(DomainPolicy::Preferred)) => {}
             None => {
-                let placement = place_beside_bound(self.cluster, self.groups, id, demand);
-                if let Some(placement) = placement {
+                if let Some(placement) = place_at_bind(self.cluster, self.groups, id, demand) {
                     return placement;
                 }
             }

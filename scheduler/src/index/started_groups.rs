@@ -22,10 +22,6 @@ use crate::kube_scheduler::{self, RequestSums};
 /// The members of a group that has started in part.
 struct StartedGroup {
     group: GroupOfPod,
-    /// The members that are bound, or are being bound, with devices.
-    bound: Vec<OwnerId>,
-    /// The only node of these; `None` if they are on several.
-    node: Option<Box<str>>,
     /// The members that are missing, in a fixed order; no more than the group needs.
     missing: Vec<OwnerId>,
 }
@@ -40,34 +36,23 @@ impl StartedGroup {
         let mut members = cluster.group_members.of(kind, key);
         let (_, with_devices) = members.find(|(_, member)| member.has_devices)?;
         let group = groups.group(kind, key.into(), with_devices.marks);
-        let (mut bound, mut missing, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut n_bound, mut missing) = (0, Vec::new());
         for (owner, member) in cluster.group_members.of(kind, key) {
             let entry = cluster.pods.get(owner).filter(|_| member.has_devices);
             match entry.map(|entry| entry.bound()) {
-                Some(Some(at)) => {
-                    bound.push(owner.clone());
-                    nodes.push(at.node.clone());
-                }
+                Some(Some(_)) => n_bound += 1,
                 Some(None) => missing.push(owner.clone()),
                 None => {}
             }
         }
         let min_count = usize::try_from(group.min_count).unwrap_or(usize::MAX);
-        let n_missing = min_count.saturating_sub(bound.len());
-        if bound.is_empty() || n_missing == 0 || missing.is_empty() {
+        let n_missing = min_count.saturating_sub(n_bound);
+        if n_bound == 0 || n_missing == 0 || missing.is_empty() {
             return None;
         }
         missing.sort_unstable();
         missing.truncate(n_missing.min(MAX_MISSING));
-        nodes.sort_unstable();
-        nodes.dedup();
-        let node = nodes.pop().filter(|_| nodes.is_empty());
-        Some(Self {
-            group,
-            bound,
-            node,
-            missing,
-        })
+        Some(Self { group, missing })
     }
 
     /// A node, and devices there, for a missing member.
@@ -93,21 +78,39 @@ impl StartedGroup {
         demand: &ResourceDemand<'_>,
         domain: SharedDomain,
     ) -> Option<(NodeId, Placement)> {
-        let node = cluster.fleet.node_id(self.node.as_deref()?)?;
-        let request = GroupRequest {
-            member: demand.devices(),
-            n_members: 1,
-            n_in_link_group: MembersToPlace::of(cluster, &self.group, demand).n_in_link_group,
-            domain,
-            bound: &self.bound,
-            policies: demand.policies,
-        };
-        let hints = Hints::RespectOthers(demand.uid);
-        let room = cluster
-            .fleet
-            .room_for_group(node, &request, hints, &mut GroupSearch::default());
-        Some((node, room.ok()?.placements.into_iter().next()?))
+        let members = MembersToPlace::of(cluster, &self.group, demand);
+        let node = cluster.fleet.node_id(members.node.as_deref()?)?;
+        let (n_members, hints) = (1, Hints::RespectOthers(demand.uid));
+        let place = first_place(cluster, &members, demand, (node, domain), n_members, hints)?;
+        Some((node, place))
     }
+}
+
+/// The devices for the first of `n_members` members like this one, chosen for all of them in one domain of a node, in which
+/// bound members are as well; `None` if the domain has no room, or bound members are on several nodes.
+fn first_place(
+    cluster: &Cluster,
+    members: &MembersToPlace,
+    demand: &ResourceDemand<'_>,
+    (node, domain): (NodeId, SharedDomain),
+    n_members: usize,
+    hints: Hints<'_>,
+) -> Option<Placement> {
+    let is_there = |bound: &str| cluster.fleet.node_id(bound) == Some(node);
+    if members.is_apart || !members.node.as_deref().is_none_or(is_there) {
+        return None;
+    }
+    let request = GroupRequest {
+        member: demand.devices(),
+        n_members,
+        n_in_link_group: members.n_in_link_group,
+        domain,
+        bound: &members.bound,
+        policies: demand.policies,
+    };
+    let mut search = GroupSearch::default();
+    let room = cluster.fleet.room_for_group(node, &request, hints, &mut search);
+    room.ok()?.placements.into_iter().next()
 }
 
 /// The node that a filter would rank first for a demand.
@@ -172,9 +175,11 @@ pub(super) fn keep_for_started_groups(
     }
 }
 
-/// The devices for a bind of a member that has no place kept for it, such as after a change of the leader: in the domain of the
-/// members that are bound. `None` for a pod whose group requires no domain; an error if the domain has no room on the node.
-pub(super) fn place_beside_bound(
+/// The devices for a bind of a member that has no place kept for it: the leader has changed, or kube-scheduler has tried another
+/// set of nodes since (`spec.schedulingConstraints` of a `PodGroup`). They are in a domain with room for all members that are not
+/// bound, as far as that is possible beside the bound ones. `None` for a pod without a wish, or whose group prefers a domain
+/// that has no room on the node; an error if it requires one.
+pub(super) fn place_at_bind(
     cluster: &Cluster,
     groups: &PodGroups,
     node: NodeId,
@@ -183,30 +188,22 @@ pub(super) fn place_beside_bound(
     let (kind, key, member) = cluster.group_members.find(demand.uid)?;
     let group = groups.group(kind, key.into(), member.marks);
     let domain = engine_domain(group.wish.domain)?;
-    if group.wish.policy != wish::DomainPolicy::Required {
-        return None;
-    }
     let members = MembersToPlace::of(cluster, &group, demand);
-    let is_there = |bound: &str| cluster.fleet.node_id(bound) == Some(node);
-    if members.is_apart || !members.node.as_deref().is_none_or(is_there) {
-        return Some(Err(Reason::Together));
-    }
-    let request = GroupRequest {
-        member: demand.devices(),
-        n_members: 1,
-        n_in_link_group: members.n_in_link_group,
-        domain,
-        bound: &members.bound,
-        policies: demand.policies,
-    };
-    let room_with = |hints| {
-        let search = &mut GroupSearch::default();
-        cluster.fleet.room_for_group(node, &request, hints, search)
+    // Alone the first member would fix a domain without room for the others.
+    let sizes: &[usize] = if members.bound.is_empty() {
+        &[members.n_alike]
+    } else {
+        &[members.n_alike, 1]
     };
     // Room that is kept for other pods comes last.
-    let room = room_with(Hints::RespectOthers(demand.uid)).or_else(|_| room_with(Hints::Ignore));
-    let placement = room.ok().and_then(|room| room.placements.into_iter().next());
-    Some(placement.ok_or(Reason::Together))
+    for hints in [Hints::RespectOthers(demand.uid), Hints::Ignore] {
+        for n in sizes {
+            if let Some(place) = first_place(cluster, &members, demand, (node, domain), *n, hints) {
+                return Some(Ok(place));
+            }
+        }
+    }
+    (group.wish.policy == wish::DomainPolicy::Required).then_some(Err(Reason::Together))
 }
 
 /// The domain in the terms of the engine; `None` for any nodes.

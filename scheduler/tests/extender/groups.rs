@@ -299,6 +299,35 @@ async fn another_set_of_nodes_in_one_cycle_gets_a_decision_of_its_own() {
     assert_eq!(run(&world, &pods, &["n2"]).await, ["n2"; 4]);
 }
 
+/// kube-scheduler tries the racks one after the other, and binds to the better one without asking again.
+#[rstest]
+#[case::the_last_had_no_room("link required", &[0, 4])]
+#[case::the_last_had_room("link required", &[])]
+#[case::preferred("link preferred", &[0, 4])]
+#[tokio::test(start_paused = true)]
+async fn a_group_is_bound_in_a_set_of_nodes_that_was_not_the_last(#[case] wish: &str, #[case] on_n1: &[u64]) {
+    let world = world(&["n1", "n2"]);
+    if !on_n1.is_empty() {
+        taking(&world, "a", "n1", on_n1);
+    }
+    // The first NUMA node has too few GPUs for the group, and is the better one for a single member.
+    taking(&world, "b", "n2", &[0]);
+    let pods = members(&world, Mark::Native, 4, 100, wish);
+    for rack in ["n2", "n1"] {
+        for pod in &pods {
+            world.filter(pod, &[rack]).await;
+        }
+    }
+    for pod in &pods {
+        world.api.put(pod);
+        assert_eq!(world.bind(pod, "n2").await, "");
+        world.check();
+    }
+    let taken: BTreeSet<u64> = pods.iter().flat_map(|pod| minors(&world, pod)).collect();
+    assert_eq!(taken, BTreeSet::from([4, 5, 6, 7]));
+    assert_eq!(world.index.read().fleet().n_hints(), 0);
+}
+
 /// The GPU of a place becomes unhealthy between the filter and the bind: the member gets another GPU of the link group, or none.
 #[tokio::test(start_paused = true)]
 async fn a_bind_takes_the_place_or_refuses() {
@@ -504,10 +533,10 @@ async fn members_that_are_being_bound_keep_their_places(#[case] are_nominated: b
 
 /// No room is known after a change of the leader: the domain of the members that are bound holds all the same.
 #[rstest]
-#[case::link("link required", 0)]
-#[case::preferred("link preferred", 1)]
 #[tokio::test(start_paused = true)]
-async fn a_bind_without_kept_room_stays_in_the_required_domain(#[case] wish: &str, #[case] link: u64) {
+async fn a_bind_without_kept_room_stays_in_the_domain(
+    #[values("link required", "link preferred")] wish: &str,
+) {
     let world = world(&["n1"]);
     let on_gpu = |pod: Value, mib: u64, minor: u64| {
         let resources = json!({"koordinator.sh/gpu-memory": format!("{mib}Mi")});
@@ -521,7 +550,24 @@ async fn a_bind_without_kept_room_stays_in_the_required_domain(#[case] wish: &st
     let second = member(&world, Mark::Native, "m1", 60, 2, wish);
     world.api.put(&second);
     assert_eq!(world.bind(&second, "n1").await, "");
-    assert_eq!(minors(&world, &second)[0] / 4, link);
+    assert_eq!(minors(&world, &second)[0] / 4, 0);
+}
+
+/// The first member of a group would fix a domain for the others.
+#[rstest]
+#[case::required("link required", "belong together")]
+#[case::preferred("link preferred", "")]
+#[tokio::test(start_paused = true)]
+async fn a_bind_without_kept_room_looks_for_room_for_all(#[case] wish: &str, #[case] text: &str) {
+    let world = world(&["n1"]);
+    taking(&world, "a", "n1", &[0, 4]);
+    let pods = members(&world, Mark::Native, 4, 100, wish);
+    world.api.put(&pods[0]);
+    let error = world.bind(&pods[0], "n1").await;
+    assert!(
+        error.contains(text) && error.is_empty() == text.is_empty(),
+        "{error}"
+    );
 }
 
 /// A member that takes the place of one that has ended needs room for itself alone, beside members with other requests.
