@@ -196,6 +196,7 @@ impl Assumptions<'_> {
         // The hint has served its purpose; on another node its room is free again.
         self.hints.end_hint(self.cluster, &pod.uid, Some(node));
         self.cluster.fleet.set_host_use(&owner, node, facts.host);
+        self.cluster.group_members.note_assumption(&pod.uid);
         Ok(Assumed::Write {
             binding,
             assumed_at,
@@ -324,7 +325,7 @@ impl Assumptions<'_> {
         };
         (entry.assumption, entry.problem) = (None, None);
         let is_unseen = entry.list == 0;
-        self.cluster.group_members.note_unbound(uid);
+        self.cluster.group_members.note_assumption(uid);
         self.cluster.fleet.release(uid);
         self.cluster.requests.remove(uid);
         self.cluster.fleet.clear_host_use(uid);

@@ -17,7 +17,7 @@ pub(super) struct GroupMembers {
     members: FxHashMap<GroupId, FxHashMap<OwnerId, Member>>,
     /// The group of each member.
     groups: FxHashMap<OwnerId, GroupId>,
-    /// The groups that have got or lost a member, or of which one was bound, or failed to be bound.
+    /// The groups that have got or lost a member, or of which one was assumed or bound, or failed to be bound.
     changed: FxHashSet<GroupId>,
 }
 
@@ -87,8 +87,8 @@ impl GroupMembers {
         }
     }
 
-    /// Notes that the binding of a pod has failed.
-    pub(super) fn note_unbound(&mut self, uid: &str) {
+    /// Notes that a pod is assumed on a node, or that its binding has failed.
+    pub(super) fn note_assumption(&mut self, uid: &str) {
         if let Some(id) = self.groups.get(uid) {
             self.changed.insert(id.clone());
         }

@@ -570,6 +570,26 @@ async fn a_bind_without_kept_room_looks_for_room_for_all(#[case] wish: &str, #[c
     );
 }
 
+/// The other members are about to be bound, in any order, while kube-scheduler filters the next pod.
+#[tokio::test(start_paused = true)]
+async fn a_bind_without_kept_room_keeps_room_for_the_others() {
+    let world = world(&["n1"]);
+    taking(&world, "a", "n1", &[0]);
+    let pods = members(&world, Mark::Native, 4, 100, "link required");
+    let too_large = shared("too-large", 8, 800);
+    assert!(world.fitting(&too_large, &["n1"]).await.is_empty());
+    world.api.put(&pods[0]);
+    assert_eq!(world.bind(&pods[0], "n1").await, "");
+    let next = shared("next", 4, 400);
+    world.apply_pod(&next);
+    assert!(world.fitting(&next, &["n1"]).await.is_empty());
+    for pod in &pods[1..] {
+        world.api.put(pod);
+        assert_eq!(world.bind(pod, "n1").await, "");
+    }
+    world.check();
+}
+
 /// A member that takes the place of one that has ended needs room for itself alone, beside members with other requests.
 #[tokio::test(start_paused = true)]
 async fn a_replaced_member_finds_its_link_group_again() {
