@@ -156,6 +156,16 @@ impl ResourceAmounts {
 
     /// The score from 0 to 100 (`LeastAllocated`): the share of a node's CPU and memory that this pod would leave free.
     fn least_allocated(&self, allocatable: &Self, used: &Self) -> i64 {
+        self.mean_score(allocatable, used, |total, asked| (total - asked).max(0))
+    }
+
+    /// The score from 0 to 100 (`MostAllocated`): the share of the CPU and memory of several nodes that is used with these pods.
+    pub(super) fn most_allocated(&self, allocatable: &Self, used: &Self) -> i64 {
+        self.mean_score(allocatable, used, |total, asked| asked.min(total))
+    }
+
+    /// The mean share of CPU and memory in hundredths, of the part that `part` returns for the total and what is then used of it.
+    fn mean_score(&self, allocatable: &Self, used: &Self, part: fn(i128, i128) -> i128) -> i64 {
         let (mut sum, mut n_shares) = (0, 0);
         for (((name, _), used), own) in SCORED
             .into_iter()
@@ -164,7 +174,7 @@ impl ResourceAmounts {
         {
             let total = allocatable.get(name);
             if total > 0 {
-                sum += (total - used - own).max(0) * i128::from(MAX_NODE_SCORE) / total;
+                sum += part(total, used + own) * i128::from(MAX_NODE_SCORE) / total;
                 n_shares += 1;
             }
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use tracing::warn;
 
 use super::amounts::ResourceAmounts;
@@ -50,6 +50,13 @@ impl Ties {
     /// The random choice that a seed decides.
     pub fn random(seed: u64) -> Self {
         Self::Random(Box::new(StdRng::seed_from_u64(seed)))
+    }
+
+    /// Shuffles items whose order is random in kube-scheduler; without a random choice they stay as they are.
+    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+        if let Self::Random(dice) = self {
+            items.shuffle(dice);
+        }
     }
 }
 

@@ -6,10 +6,14 @@
 //! and for no other pod. A cycle that places too few gives all room back, and all members are tried again after a back-off,
 //! with any event in the cluster.
 //!
-//! It leaves out placements (`TopologyAwareWorkloadScheduling`), preemption for whole groups (`WorkloadAwarePreemption`),
-//! and that an idle kube-scheduler does not wait out the back-off of a member that was refused.
+//! For a group with a topology constraint (`TopologyAwareWorkloadScheduling`) a cycle tries all members among the nodes of one
+//! value of the label after the other, which are its placements. The results of the best placement count as they were found:
+//! the extender is not asked again, and not necessarily about the chosen placement last.
+//!
+//! It leaves out preemption for whole groups (`WorkloadAwarePreemption`), and that an idle kube-scheduler does not wait out the
+//! back-off of a member that was refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -39,9 +43,30 @@ pub(super) fn group_of(pod: &Pod) -> Option<GroupKey> {
     Some((namespace(pod).to_owned(), group.pod_group_name.clone()?))
 }
 
-/// `minCount` of each group, the least number of members to bind at once; zero for a group whose policy is `basic`.
+/// The fields of each group.
 #[derive(Debug, Default)]
-pub(super) struct Groups(BTreeMap<GroupKey, usize>);
+pub(super) struct Groups(BTreeMap<GroupKey, GroupFields>);
+
+/// The fields of a group that its scheduling cycle reads.
+#[derive(Clone, Debug)]
+struct GroupFields {
+    /// The least number of members to bind at once; zero for a group whose policy is `basic`.
+    min_count: usize,
+    /// The label that the nodes of all members share.
+    topology_key: Option<String>,
+}
+
+impl GroupFields {
+    fn of(group: &PodGroup) -> Self {
+        let gang = group.spec.scheduling_policy.gang.as_ref();
+        let constraints = group.spec.scheduling_constraints.as_ref();
+        let topology = constraints.and_then(|constraints| constraints.topology.as_ref()?.first());
+        Self {
+            min_count: gang.map_or(0, |gang| usize::try_from(gang.min_count).unwrap_or_default()),
+            topology_key: topology.map(|topology| topology.key.clone()),
+        }
+    }
+}
 
 impl Groups {
     /// Takes note of a group; returns true if it is new, so that its members may be tried.
@@ -50,9 +75,7 @@ impl Groups {
         match event {
             watcher::Event::Init => self.0.clear(),
             watcher::Event::InitApply(group) | watcher::Event::Apply(group) => {
-                let gang = group.spec.scheduling_policy.gang.as_ref();
-                let min_count = gang.map_or(0, |gang| usize::try_from(gang.min_count).unwrap_or_default());
-                return self.0.insert(key(&group), min_count).is_none();
+                return self.0.insert(key(&group), GroupFields::of(&group)).is_none();
             }
             watcher::Event::InitDone => {}
             watcher::Event::Delete(group) => drop(self.0.remove(&key(&group))),
@@ -130,28 +153,189 @@ struct Member {
     result: MemberResult,
 }
 
+/// The nodes among which a cycle tries the members of a group.
+struct GroupPlacement {
+    /// The value of the label; empty without a topology constraint.
+    name: String,
+    nodes: BTreeSet<String>,
+}
+
+/// The results of all members in one placement.
+struct PlacementResult {
+    members: Vec<Member>,
+    verdict: GroupVerdict,
+}
+
+/// The reason for which no member of a group is tried.
+enum NoPlacement {
+    /// No node has the label, or the value at which members are bound.
+    NoNode,
+    /// The members that are bound have no common value of the label.
+    Error(String),
+}
+
 /// Schedules the members of a group; the queue has given out the member `popped`.
 pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popped: &str) {
     let is_member = |pod: &Pod| group_of(pod).as_ref() == Some(group);
     let members_in_queue = scheduling.queue.pods().filter(|(_, pod)| is_member(pod));
     let unbound: Vec<String> = members_in_queue.map(|(uid, _)| uid.clone()).collect();
-    let mut placed: Vec<Arc<Pod>> = scheduling.cache.pods().into_values().flatten().collect();
-    placed.retain(|pod| is_member(pod));
-    let is_placed = |uid: &String| placed.iter().any(|pod| pod.uid().as_ref() == Some(uid));
+    let mut placed: Vec<(String, Arc<Pod>)> = Vec::new();
+    for (node, pods) in scheduling.cache.pods() {
+        let members = pods.into_iter().filter(|pod| is_member(pod));
+        placed.extend(members.map(|pod| (node.clone(), pod)));
+    }
+    let is_placed = |uid: &String| placed.iter().any(|(_, pod)| pod.uid().as_ref() == Some(uid));
     let n_all = placed.len() + unbound.iter().filter(|uid| !is_placed(uid)).count();
     // PreEnqueue of GangScheduling keeps members out of the active queue until the group has its least number of members.
     scheduling.queue.gate(popped, Instant::now());
-    let Some(&min_count) = scheduling.groups.0.get(group) else {
+    let Some(fields) = scheduling.groups.0.get(group).cloned() else {
         return;
     };
-    if n_all < min_count {
+    if n_all < fields.min_count {
         return;
     }
+    let pods = scheduling.queue.start_all(&unbound);
+    let placements = match placements(scheduling, fields.topology_key.as_deref(), &placed) {
+        Ok(placements) => placements,
+        Err(reason) => return end_untried(scheduling, pods, &reason),
+    };
+    let result = try_placements(scheduling, &pods, placements, (placed.len(), fields.min_count)).await;
+    // Members that were not tried after the error of another one.
+    let mut left = unbound;
+    left.retain(|uid| !is_placed(uid) && result.members.iter().all(|member| member.uid != *uid));
+    for member in result.members {
+        end_member(scheduling, member, result.verdict);
+    }
+    for uid in left {
+        scheduling.queue.retry(&uid, Instant::now());
+    }
+}
+
+/// The placements of a group in the order in which they are tried (`TopologyPlacementGenerator`): at random in kube-scheduler,
+/// which ranges over a map. Without a topology constraint it is all nodes.
+fn placements(
+    scheduling: &mut Loop,
+    topology_key: Option<&str>,
+    placed: &[(String, Arc<Pod>)],
+) -> Result<Vec<GroupPlacement>, NoPlacement> {
+    let nodes = scheduling.cache.nodes();
+    let Some(key) = topology_key else {
+        let (name, nodes) = (String::new(), nodes.keys().cloned().collect());
+        return Ok(vec![GroupPlacement { name, nodes }]);
+    };
+    let value_of = |node: &str| nodes.get(node)?.node.labels().get(key);
+    let mut required: Option<&String> = None;
+    for (node, pod) in placed {
+        let value = value_of(node).filter(|value| required.is_none_or(|other| other == *value));
+        let Some(value) = value else {
+            let text = format!(
+                "cannot determine domain for already scheduled pods: pod {}",
+                pod.name_any()
+            );
+            return Err(NoPlacement::Error(text));
+        };
+        required = Some(value);
+    }
+    let mut by_value: BTreeMap<&String, BTreeSet<String>> = BTreeMap::new();
+    for name in nodes.keys() {
+        let value = value_of(name).filter(|value| required.is_none_or(|required| required == *value));
+        if let Some(value) = value {
+            by_value.entry(value).or_default().insert(name.clone());
+        }
+    }
+    let mut placements = Vec::new();
+    for (value, nodes) in by_value {
+        let name = value.clone();
+        placements.push(GroupPlacement { name, nodes });
+    }
+    scheduling.cycle.ties.shuffle(&mut placements);
+    if placements.is_empty() {
+        return Err(NoPlacement::NoNode);
+    }
+    Ok(placements)
+}
+
+/// Tries the members in every placement. Returns the results of the best in which the group can be bound, or else of the first.
+async fn try_placements(
+    scheduling: &mut Loop,
+    pods: &[(String, Arc<Pod>)],
+    placements: Vec<GroupPlacement>,
+    (n_placed_before, min_count): (usize, usize),
+) -> PlacementResult {
+    let mut first = None;
+    let mut possible: Vec<(GroupPlacement, PlacementResult)> = Vec::new();
+    for placement in placements {
+        let result = try_placement(scheduling, pods, &placement, (n_placed_before, min_count)).await;
+        match result.verdict {
+            GroupVerdict::Error => return result,
+            GroupVerdict::Bind | GroupVerdict::AwaitVictims => possible.push((placement, result)),
+            GroupVerdict::TooFew if first.is_none() => first = Some(result),
+            GroupVerdict::TooFew => {}
+        }
+    }
+    let best = best_placement(scheduling, &possible, n_placed_before);
+    let mut chosen = possible
+        .into_iter()
+        .filter(|(placement, _)| Some(&placement.name) == best.as_ref());
+    let chosen = chosen.next().map(|(_, result)| result);
+    chosen.or(first).unwrap_or_else(|| PlacementResult {
+        members: Vec::new(),
+        verdict: GroupVerdict::TooFew,
+    })
+}
+
+/// The name of the placement with the best score (`findBestPlacement`): the number of members with a place
+/// (`PodGroupPodsCount`), and the used share of the nodes' CPU and memory (`NodeResourcesFit`), each with a weight of 1.
+fn best_placement(
+    scheduling: &mut Loop,
+    possible: &[(GroupPlacement, PlacementResult)],
+    n_placed_before: usize,
+) -> Option<String> {
+    let n_placed = |result: &PlacementResult| {
+        let members = result.members.iter();
+        n_placed_before + members.filter(|member| member.result.node().is_some()).count()
+    };
+    let most = possible.iter().map(|(_, result)| n_placed(result)).max()?;
+    let mut scores = Vec::new();
+    for (placement, result) in possible {
+        let (mut asked, mut allocatable, mut used) =
+            <(ResourceAmounts, ResourceAmounts, ResourceAmounts)>::default();
+        for member in result
+            .members
+            .iter()
+            .filter(|member| member.result.node().is_some())
+        {
+            asked.add(&member.request);
+        }
+        for view in placement
+            .nodes
+            .iter()
+            .filter_map(|name| scheduling.cache.nodes().get(name))
+        {
+            allocatable.add(&view.allocatable);
+            used.add(&view.used);
+        }
+        let by_count = i64::try_from(100 * n_placed(result) / most.max(1)).unwrap_or(0);
+        scores.push((
+            placement.name.as_str(),
+            by_count + asked.most_allocated(&allocatable, &used),
+        ));
+    }
+    scheduling.cycle.select_host(&scores)
+}
+
+/// Tries the members among the nodes of one placement.
+async fn try_placement(
+    scheduling: &mut Loop,
+    pods: &[(String, Arc<Pod>)],
+    placement: &GroupPlacement,
+    (n_placed_before, min_count): (usize, usize),
+) -> PlacementResult {
     let mut members = Vec::new();
-    for (uid, pod) in scheduling.queue.start_all(&unbound) {
-        let member = find_place_of_member(scheduling, uid, pod).await;
+    for (uid, pod) in pods {
+        let member = find_place_of_member(scheduling, uid.clone(), Arc::clone(pod), placement).await;
         let is_error = matches!(member.result, MemberResult::Error(_));
-        // Assumed for the rest of the cycle, so that the next member does not get the same room.
+        // Assumed for the rest of the placement, so that the next member does not get the same room.
         if let Some(node) = member.result.node() {
             let request = member.request.clone();
             scheduling.cache.assume(&member.uid, node, &member.pod, request);
@@ -161,28 +345,38 @@ pub(super) async fn schedule_group(scheduling: &mut Loop, group: &GroupKey, popp
             break;
         }
     }
-    let verdict = group_verdict(
-        members.iter().map(|member| &member.result),
-        placed.len(),
-        min_count,
-    );
-    // All members give back their room first. Members that are to be bound are assumed again one by one below.
+    let results = members.iter().map(|member| &member.result);
+    let verdict = group_verdict(results, n_placed_before, min_count);
+    // All members give back their room. Members that are to be bound are assumed again one by one at the end of the cycle.
     for member in members.iter().filter(|member| member.result.node().is_some()) {
         scheduling.cache.release(&member.uid);
     }
-    // Members that were not tried after the error of another one.
-    let mut left = unbound;
-    left.retain(|uid| !is_placed(uid) && members.iter().all(|member| member.uid != *uid));
-    for member in members {
-        end_member(scheduling, member, verdict);
-    }
-    for uid in left {
-        scheduling.queue.retry(&uid, Instant::now());
+    PlacementResult { members, verdict }
+}
+
+/// Ends the attempt of members that were not tried.
+fn end_untried(scheduling: &mut Loop, pods: Vec<(String, Arc<Pod>)>, reason: &NoPlacement) {
+    for (uid, pod) in pods {
+        let diagnosis = SchedulingDiagnosis::default();
+        match reason {
+            NoPlacement::Error(message) => scheduling.fail(&uid, &pod, diagnosis, message.clone()),
+            NoPlacement::NoNode => {
+                let text = "no feasible placements found".to_owned();
+                scheduling.queue.retry(&uid, Instant::now());
+                scheduling.report(&uid, &pod, ReportContent::Unschedulable(text, Nomination::Clear));
+                scheduling.record(&pod, diagnosis, SchedulingOutcome::NoFit);
+            }
+        }
     }
 }
 
-/// Finds a node for one member, by preemption if need be.
-async fn find_place_of_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>) -> Member {
+/// Finds a node of a placement for one member, by preemption if need be.
+async fn find_place_of_member(
+    scheduling: &mut Loop,
+    uid: String,
+    pod: Arc<Pod>,
+    placement: &GroupPlacement,
+) -> Member {
     let mut diagnosis = SchedulingDiagnosis::default();
     let request = match ResourceAmounts::of_pod(&pod) {
         Ok(request) => request,
@@ -196,7 +390,8 @@ async fn find_place_of_member(scheduling: &mut Loop, uid: String, pod: Arc<Pod>)
             };
         }
     };
-    let nodes = scheduling.nodes_for(&uid, &pod);
+    let mut nodes = scheduling.nodes_for(&uid, &pod);
+    nodes.retain(|name, _| placement.nodes.contains(name));
     let place = scheduling.cycle.place(&pod, &request, &nodes, &mut diagnosis);
     let result = match place.await {
         Ok(node) => MemberResult::Place(node),
