@@ -1,11 +1,14 @@
 //! Groups of pods that have to be on one node, or on the GPUs of one link group: from their annotations to the GPUs that their
 //! containers see.
+//!
+//! `GROUPS_RUNS` is the number of clusters on which groups compete, `GROUPS_SEED` the seed of the first one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use kit::cluster::{GpuFault, GpuSpec, LocalCluster, NodeSetup};
+use kit::dice::dice;
 use kit::http_client::HttpClient;
 use kit::kube_scheduler::PERMIT_WAIT;
 use kit::observer::ClusterSnapshot;
@@ -15,6 +18,9 @@ use kit::polling;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use proto::record::DEVICE_ALLOCATED;
+use rand::RngExt;
+use rand::seq::{IndexedRandom, IteratorRandom};
+use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::replicas::Replicas;
 
@@ -53,18 +59,46 @@ fn node(name: &str, sick: &[u32]) -> NodeSetup {
     }
 }
 
+/// The label of a node's rack.
+const RACK: &str = "example.com/rack";
+
+fn in_rack(rack: &str, node: NodeSetup) -> NodeSetup {
+    NodeSetup {
+        labels: [(RACK.to_owned(), rack.to_owned())].into(),
+        ..node
+    }
+}
+
+/// A `PodGroup`'s wishes.
+#[derive(Clone, Copy)]
+struct Wish<'a> {
+    domain: &'a str,
+    /// True if the nodes of all members share the label [`RACK`].
+    is_in_one_rack: bool,
+}
+
+/// A wish for a domain alone.
+fn within(domain: &str) -> Wish<'_> {
+    Wish {
+        domain,
+        is_in_one_rack: false,
+    }
+}
+
 /// Creates a `PodGroup` with a wish for a domain, and its members.
 async fn create_group(
     cluster: &LocalCluster,
     pods: &NamespacePods,
     group: &str,
-    domain: &str,
+    wish: Wish<'_>,
     mib: u64,
 ) -> Result<Vec<String>> {
+    let (domain, topology) = (wish.domain, json!([{"key": RACK}]));
+    let constraints = wish.is_in_one_rack.then(|| json!({"topology": topology}));
     let annotations = json!({"gpushare/group-domain": domain, "gpushare/group-domain-policy": "required"});
     let object = json!({
         "metadata": {"name": group, "annotations": annotations},
-        "spec": {"schedulingPolicy": {"gang": {"minCount": N_MEMBERS}}},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": N_MEMBERS}}, "schedulingConstraints": constraints},
     });
     let groups: Api<PodGroup> = Api::namespaced(cluster.client().clone(), "default");
     groups
@@ -113,7 +147,14 @@ fn snapshot_of(cluster: &LocalCluster) -> ClusterSnapshot {
 async fn a_group_runs_on_one_link_group_ten_times_of_ten() -> Result<()> {
     let (cluster, pods) = cluster_of_all(vec![node("n1", &[0, 4]), node("n2", &[5])]).await?;
     for round in 0..10 {
-        let names = create_group(&cluster, &pods, &format!("group-{round}"), "link", GPU_MIB).await?;
+        let names = create_group(
+            &cluster,
+            &pods,
+            &format!("group-{round}"),
+            within("link"),
+            GPU_MIB,
+        )
+        .await?;
         run_on_the_only_link_group(&cluster, &pods, &names).await?;
     }
     Ok(())
@@ -148,6 +189,62 @@ async fn members_that_wait_in_permit_run_on_one_link_group() -> Result<()> {
     Ok(())
 }
 
+/// kube-scheduler offers the nodes of one rack after the other. The only link group for the group is in the rack that it tries
+/// last, or in the one that it tries first, so that the last decision of the extender is not the one that counts.
+#[rstest]
+#[case::tried_last("a", "b")]
+#[case::tried_first("b", "a")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_runs_on_the_link_group_of_one_rack(#[case] without: &str, #[case] with: &str) -> Result<()> {
+    let nodes = vec![
+        in_rack(without, node("n1", &[0, 4])),
+        in_rack(with, node("n2", &[5])),
+    ];
+    let (cluster, pods) = cluster_of_all(nodes).await?;
+    let wish = Wish {
+        domain: "link",
+        is_in_one_rack: true,
+    };
+    for round in 0..3 {
+        let names = create_group(&cluster, &pods, &format!("group-{round}"), wish, GPU_MIB).await?;
+        run_on_the_only_link_group(&cluster, &pods, &names).await?;
+    }
+    Ok(())
+}
+
+/// Both racks have room, and nodes of different racks follow each other by name. A group on any nodes needs two of them.
+#[rstest]
+#[case::any("any", GPU_MIB)]
+#[case::node("node", GPU_MIB / 2)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_runs_inside_one_rack(#[case] domain: &str, #[case] mib: u64) -> Result<()> {
+    let mut nodes = Vec::new();
+    for (name, rack) in [("n1", "a"), ("n2", "b"), ("n3", "a"), ("n4", "b")] {
+        nodes.push(in_rack(rack, node(name, &[0, 1, 2, 3, 4])));
+    }
+    let (cluster, pods) = cluster_of_all(nodes).await?;
+    let wish = Wish {
+        domain,
+        is_in_one_rack: true,
+    };
+    for round in 0..3 {
+        let names = create_group(&cluster, &pods, &format!("group-{round}"), wish, mib).await?;
+        let names_to_run: Vec<&str> = names.iter().map(String::as_str).collect();
+        until_run(&cluster, &names_to_run).await?;
+        let snapshot = snapshot_of(&cluster);
+        let places = domains_of(&snapshot, &names)?;
+        let nodes: BTreeSet<&str> = places.iter().map(|(node, _)| node.as_str()).collect();
+        ensure!(nodes.len() == if domain == "any" { 2 } else { 1 }, "{places:?}");
+        ensure!(
+            nodes.is_subset(&["n1", "n3"].into()) || nodes.is_subset(&["n2", "n4"].into()),
+            "{places:?}"
+        );
+        verify(&cluster).await?;
+        delete_all(&cluster, &pods, &names).await?;
+    }
+    Ok(())
+}
+
 /// Waits until the members run on the only link group with four GPUs, and deletes them.
 async fn run_on_the_only_link_group(
     cluster: &LocalCluster,
@@ -174,23 +271,57 @@ async fn delete_all(cluster: &LocalCluster, pods: &NamespacePods, names: &[Strin
     cluster.until("the members to be gone", DEADLINE, are_gone).await
 }
 
-/// Fifty groups of three wishes compete for room for forty while leaders die: forty run whole, ten wait whole.
+/// A number from the environment.
+fn setting(name: &str, default: u64) -> Result<u64> {
+    match std::env::var(name) {
+        Ok(text) => text.parse().with_context(|| format!("{name} is {text:?}")),
+        Err(_) => Ok(default),
+    }
+}
+
+/// Groups of three wishes compete for room for ten fewer while leaders die: as many as there is room for run whole, ten wait
+/// whole.
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_that_compete_run_whole_or_wait_whole() -> Result<()> {
-    const N_GROUPS: usize = 50;
-    const N_ROOMS: usize = 40;
-    let nodes = (0..5).map(|at| node(&format!("n{at}"), &[])).collect();
+    let first = setting("GROUPS_SEED", 0)?;
+    for seed in first..first + setting("GROUPS_RUNS", 2)? {
+        compete(seed).await.with_context(|| format!("seed {seed}"))?;
+    }
+    Ok(())
+}
+
+/// One run. The seed decides the wishes, the size of a share, and the groups after which a leader dies.
+async fn compete(seed: u64) -> Result<()> {
+    const N_NODES: usize = 5;
+    const N_WAITING: usize = 10;
+    const N_KILLS: usize = 3;
+    let mut dice = dice(seed, &["groups"]);
+    let n_per_gpu: u64 = *[2, 3, 4].choose(&mut dice).context("no size")?;
+    let n_rooms = N_NODES * 8 * usize::try_from(n_per_gpu)? / N_MEMBERS;
+    let n_groups = n_rooms + N_WAITING;
+    let kills = (0..n_groups).sample(&mut dice, N_KILLS);
+    let racks: BTreeMap<String, &str> = (0..N_NODES)
+        .map(|at| (format!("n{at}"), ["a", "b"][at % 2]))
+        .collect();
+    let nodes = racks
+        .iter()
+        .map(|(name, rack)| in_rack(rack, node(name, &[])))
+        .collect();
     let (cluster, pods) = cluster_of_all(nodes).await?;
     cluster.scheduler.kill().await;
     let mut replicas = Replicas::start(&cluster).await?;
     replicas.until_led_by_another_than("").await?;
-    let mut groups: BTreeMap<String, (&str, Vec<String>)> = BTreeMap::new();
-    for at in 0..N_GROUPS {
-        let domain = ["any", "node", "link"][at % 3];
+    let mut groups: BTreeMap<String, (Wish<'_>, Vec<String>)> = BTreeMap::new();
+    for at in 0..n_groups {
+        let domain = *["any", "node", "link"].choose(&mut dice).context("no domain")?;
         let name = format!("{domain}-{at}");
-        let members = create_group(&cluster, &pods, &name, domain, GPU_MIB / 4).await?;
-        groups.insert(name, (domain, members));
-        if at % 20 == 10 {
+        let wish = Wish {
+            domain,
+            is_in_one_rack: dice.random(),
+        };
+        let members = create_group(&cluster, &pods, &name, wish, GPU_MIB / n_per_gpu).await?;
+        groups.insert(name, (wish, members));
+        if kills.contains(&at) {
             let leader = replicas.until_led_by_another_than("").await?;
             replicas.kill(&leader).await?;
             replicas.until_led_by_another_than(&leader).await?;
@@ -219,7 +350,7 @@ async fn groups_that_compete_run_whole_or_wait_whole() -> Result<()> {
                 bound_in_part(&snapshot)
             )
         };
-        Ok((n_running == N_ROOMS * N_MEMBERS)
+        Ok((n_running == n_rooms * N_MEMBERS)
             .then_some(())
             .ok_or_else(missing))
     };
@@ -227,7 +358,7 @@ async fn groups_that_compete_run_whole_or_wait_whole() -> Result<()> {
     verify(&cluster).await?;
     let snapshot = snapshot_of(&cluster);
     let mut n_waiting = 0;
-    for (group, (domain, members)) in &groups {
+    for (group, (wish, members)) in &groups {
         let bound = members
             .iter()
             .filter(|name| snapshot.pod(name).is_some_and(|pod| node_of(pod).is_some()));
@@ -242,10 +373,12 @@ async fn groups_that_compete_run_whole_or_wait_whole() -> Result<()> {
         }
         let places = domains_of(&snapshot, members)?;
         let nodes: BTreeSet<&String> = places.iter().map(|(node, _)| node).collect();
-        ensure!(*domain == "any" || nodes.len() == 1, "{group}: {places:?}");
-        ensure!(*domain != "link" || places.len() == 1, "{group}: {places:?}");
+        let racks: BTreeSet<&&str> = nodes.iter().filter_map(|node| racks.get(*node)).collect();
+        ensure!(wish.domain == "any" || nodes.len() == 1, "{group}: {places:?}");
+        ensure!(wish.domain != "link" || places.len() == 1, "{group}: {places:?}");
+        ensure!(!wish.is_in_one_rack || racks.len() == 1, "{group}: {places:?}");
     }
-    ensure!(n_waiting == N_GROUPS - N_ROOMS, "{n_waiting} groups wait");
+    ensure!(n_waiting == N_WAITING, "{n_waiting} groups wait");
     let waiting: Vec<String> = groups
         .values()
         .flat_map(|(_, members)| members)
