@@ -590,3 +590,63 @@ async fn members_of_a_pod_group_are_bound_together_or_not_at_all() {
         ]
     );
 }
+
+/// As in the code of kube-scheduler 1.36 with `TopologyAwareWorkloadScheduling`: the extender is asked about all members among the
+/// nodes of one rack after the other, and not again about those of the rack that is chosen, the fuller one.
+#[rstest]
+#[case::both_have_room("1", &["d", "d", "e f", "e f"], ["d", "d"], "d")]
+#[case::one_has_room("8", &["d", "e f", "f"], ["e", "f"], "e f")]
+#[tokio::test]
+async fn members_of_a_pod_group_are_tried_in_one_rack_after_the_other(
+    #[case] shares: &str,
+    #[case] asked: &[&str],
+    #[case] bound_to: [&str; 2],
+    #[case] asked_later: &str,
+) {
+    let mut rig = Rig::start("  nodeCacheCapable: true", |_, question| {
+        (200, first_of(question))
+    })
+    .await;
+    for (name, rack) in [("d", "x"), ("e", "y"), ("f", "y")] {
+        let amounts = json!({"pods": "10", "cpu": "4", RESOURCE: "8"});
+        let node = json!({"metadata": {"name": name, "labels": {"rack": rack}}, "status": {"allocatable": amounts, "capacity": amounts}});
+        rig.api.objects().create("nodes", node).unwrap();
+    }
+    let spec = json!({"schedulingPolicy": {"gang": {"minCount": 2}}, "schedulingConstraints": {"topology": [{"key": "rack"}]}});
+    let group = json!({"metadata": {"name": "g", "namespace": "default"}, "spec": spec});
+    rig.api.objects().create("podgroups", group).unwrap();
+    let member = json!({"podGroupName": "g"});
+    let nodes_asked = |rig: &Rig| -> Vec<String> {
+        let questions = rig.questions("filter");
+        let names = questions
+            .iter()
+            .map(|question| question["NodeNames"].as_array().unwrap().clone());
+        names
+            .map(|names| {
+                names
+                    .iter()
+                    .map(|name| name.as_str().unwrap())
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            })
+            .collect()
+    };
+    for name in ["g-0", "g-1"] {
+        rig.create_with(name, shares, &member);
+    }
+    let mut bound = Vec::new();
+    for _ in 0..2 {
+        let attempt = rig.attempt().await;
+        let SchedulingOutcome::Bound(node) = attempt.outcome else {
+            panic!("{attempt:?}");
+        };
+        bound.push(node);
+    }
+    bound.sort();
+    assert_eq!(bound, bound_to);
+    assert_eq!(nodes_asked(&rig), asked);
+    // The rack of the members that are bound is the only placement.
+    rig.create_with("g-2", "0", &member);
+    rig.attempt().await;
+    assert_eq!(nodes_asked(&rig)[asked.len()..], [asked_later]);
+}
