@@ -90,6 +90,6 @@ pub(crate) fn evaluate(
         return Err(Refusal::Request);
     };
     let filter = index.filter();
-    let fit = filter.evaluate(name, filter.node_id(name), demand, batch);
+    let fit = filter.evaluate(|| name, filter.node_id(name), demand, batch);
     fit.map_err(Refusal::Devices)
 }

@@ -76,8 +76,8 @@ pub(super) struct Evaluation<'n> {
     pub(super) reported: Vec<ReportedNode<'n>>,
     /// True if the best of `reported` comes first.
     pub(super) is_ranked: bool,
-    /// The nodes that do not fit, by name, in the order of the request.
-    pub(super) misfits: Vec<(&'n str, NodeMisfit)>,
+    /// The nodes that do not fit, by their places in the request, in this order.
+    pub(super) misfits: Vec<(usize, NodeMisfit)>,
     /// The text for every node if the pod is refused for its group.
     pub(super) group_text: Option<Arc<str>>,
 }
@@ -238,9 +238,14 @@ impl<'q> Evaluator<'q> {
         Self { index, demand, batch }
     }
 
-    /// The verdict on a node whose place in the fleet has been looked up.
+    /// The verdict on a node whose place in the fleet has been looked up. The name itself is looked at where it matters alone: most
+    /// names of a large request are in no cache of the processor.
     #[inline]
-    pub(super) fn evaluate(&mut self, name: &str, node: Option<NodeId>) -> Result<NodeFit, NodeMisfit> {
+    pub(super) fn evaluate<'n>(
+        &mut self,
+        name: impl Fn() -> &'n str,
+        node: Option<NodeId>,
+    ) -> Result<NodeFit, NodeMisfit> {
         let (resources, batch) = match (self.demand, &mut self.batch) {
             (Demand::Resources(resources), Some(batch)) => (resources, batch),
             // The answer has `Demand::rejection` as the text for every node. No eviction ends this reason, so that kube-scheduler
@@ -249,7 +254,7 @@ impl<'q> Evaluator<'q> {
                 return Err(NodeMisfit::of_known_node(Reason::InvalidRequest));
             }
             // A placeholder: an answer has reasons only if no node fits, and the node of the binding is in the request and fits.
-            (Demand::AssumedOn(node), _) if **node != *name => {
+            (Demand::AssumedOn(node), _) if **node != *name() => {
                 return Err(NodeMisfit::of_known_node(Reason::NoDevice));
             }
             // `AssumedOn` is left only for the node of the binding. `Resources` always has a batch.
@@ -257,10 +262,10 @@ impl<'q> Evaluator<'q> {
                 return Ok(NodeFit::default());
             }
         };
-        match self.index.filter().evaluate(name, node, resources, batch) {
+        match self.index.filter().evaluate(&name, node, resources, batch) {
             Ok(fit) => Ok(fit),
             // Every other reason follows from devices that a watch has shown.
-            Err(Reason::NoDevice) if !self.index.knows_node(name) => {
+            Err(Reason::NoDevice) if !self.index.knows_node(name()) => {
                 Err(NodeMisfit::of_unknown_node(Reason::NoDevice))
             }
             Err(reason) => Err(NodeMisfit::of_known_node(reason)),
@@ -276,7 +281,7 @@ impl<'q> Evaluator<'q> {
                 Ok(NodeFit::default())
             }
             // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
-            _ => self.evaluate(name, id),
+            _ => self.evaluate(|| name, id),
         }
     }
 }
@@ -324,27 +329,32 @@ pub(super) fn evaluate_all<'n>(
         Some(_) => request.names.nodes(index),
         None => Arc::default(),
     };
-    for (idx, name) in request.names.iter().enumerate() {
+    for idx in 0..request.names.len() {
         let id = ids.get(idx).copied().flatten();
+        let name = || request.names.get(idx);
         let whole = request.whole_nodes.as_deref().and_then(|nodes| nodes.get(idx));
         let verdict = match whole {
-            Some(whole) => evaluator.evaluate_whole(name, id, &whole.node),
+            Some(whole) => evaluator.evaluate_whole(name(), id, &whole.node),
             None => evaluator.evaluate(name, id),
         };
         let NodeFit { node, score } = match verdict {
             Ok(fit) => fit,
             Err(misfit) => {
-                evaluation.misfits.push((name, misfit));
+                evaluation.misfits.push((idx, misfit));
                 continue;
             }
         };
         evaluation.n_fitting += 1;
-        let reported = ReportedNode { idx, name, node };
+        let reported = || ReportedNode {
+            idx,
+            name: name(),
+            node,
+        };
         match &mut best {
-            None => evaluation.reported.push(reported),
+            None => evaluation.reported.push(reported()),
             // A rank takes two more look-ups by name, and most nodes of a large request are excluded by their score.
             Some((_, top)) if top.excludes(score, name) => {}
-            Some((ranker, top)) => top.insert(ranker.rank(name, score), reported),
+            Some((ranker, top)) => top.insert(ranker.rank(name(), score), reported()),
         }
     }
     if let Some((_, top)) = best {
@@ -383,11 +393,15 @@ impl<'a, T> TopN<'a, T> {
 
     /// Returns true if a node with this score cannot be among the best, even if neither failures nor taints speak against it.
     #[inline]
-    fn excludes(&self, score: Score, name: &str) -> bool {
+    fn excludes<'n>(&self, score: Score, name: impl Fn() -> &'n str) -> bool {
         let Some((last, _)) = self.best.last().filter(|_| self.best.len() == self.n) else {
             return false;
         };
-        !last.has_failed && !last.is_avoided && (last.score, last.name) < (Reverse(score), name)
+        let is_worse = last
+            .score
+            .cmp(&Reverse(score))
+            .then_with(|| last.name.cmp(name()));
+        !last.has_failed && !last.is_avoided && is_worse.is_lt()
     }
 
     /// Adds an item if it is among the `n` best so far, in place of the worst of them.

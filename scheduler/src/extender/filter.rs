@@ -397,9 +397,10 @@ impl<'r> Filter<'_, 'r> {
     ) -> BTreeMap<&'r str, String> {
         let filter = self.index.filter();
         let mut texts = BTreeMap::new();
-        for (name, misfit) in &evaluation.misfits {
+        for (idx, misfit) in &evaluation.misfits {
+            let name = self.request.names.get(*idx);
             if filter.problem_behind(name, misfit.reason).is_some() {
-                texts.insert(*name, filter.refusal(name, misfit.reason, resources));
+                texts.insert(name, filter.refusal(name, misfit.reason, resources));
             }
         }
         texts
@@ -509,7 +510,8 @@ fn write_result(
     // kube-scheduler uses the reasons only if no node fits.
     if evaluation.reported.is_empty() {
         let mut suffix = texts.suffix;
-        for (name, misfit) in &evaluation.misfits {
+        for (idx, misfit) in &evaluation.misfits {
+            let name = request.names.get(*idx);
             let text = texts.of(name, *misfit);
             // A suffix on the text of one node is enough: the whole refusal then differs from the last one, and kube-scheduler
             // tries the pod again.

@@ -72,10 +72,9 @@ impl<'n> MemberFilter<'_, 'n> {
     /// The evaluation of a member that fits no node.
     fn misfits(&self, text: Arc<str>) -> Evaluation<'n> {
         let misfit = NodeMisfit::of_known_node(Reason::Together);
-        let names = self.request.names.iter();
         Evaluation {
             is_ranked: true,
-            misfits: names.map(|name| (name, misfit)).collect(),
+            misfits: (0..self.request.names.len()).map(|idx| (idx, misfit)).collect(),
             group_text: Some(text),
             ..Evaluation::default()
         }
@@ -190,7 +189,7 @@ impl<'n> MemberFilter<'_, 'n> {
             if only_node.is_some_and(|only| only != name) {
                 continue;
             }
-            if let Ok(fit) = evaluator.evaluate(name, id)
+            if let Ok(fit) = evaluator.evaluate(|| name, id)
                 && fit.node.is_some()
                 && !self.index.filter().is_on_trial(name)
             {

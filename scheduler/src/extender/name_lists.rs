@@ -74,7 +74,7 @@ impl NodeNames<'_> {
 
     /// The name at this place; empty beyond the last one.
     #[inline]
-    fn get(&self, idx: usize) -> &str {
+    pub(super) fn get(&self, idx: usize) -> &str {
         match self {
             Self::Read(names) => names.get(idx).map_or("", |name| name),
             Self::Remembered(list) => list.get(idx),

@@ -47,7 +47,7 @@ fn score_all(index: &Index, demand: &Demand<'_>, ranker: &Ranker<'_>, names: &No
     let (mut fitting, mut ranks) = (Vec::new(), Vec::new());
     let ids = names.nodes(index);
     for ((name, id), score) in names.iter().zip(&*ids).zip(&mut scores) {
-        if let Ok(fit) = evaluator.evaluate(name, *id) {
+        if let Ok(fit) = evaluator.evaluate(|| name, *id) {
             fitting.push(score);
             ranks.push(ranker.rank(name, fit.score));
         }

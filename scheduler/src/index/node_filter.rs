@@ -54,7 +54,7 @@ impl<'a> NodeFilter<'a> {
     /// # Errors
     /// The reason for which it does not fit.
     pub fn fit(self, name: &str, demand: &ResourceDemand<'_>) -> Result<Option<NodeId>, Reason> {
-        let node = self.served_node(name, self.node_id(name), demand)?;
+        let node = self.served_node(|| name, self.node_id(name), demand)?;
         if let Some(node) = node {
             let hints = Hints::RespectOthers(demand.uid);
             self.cluster.fleet.fit(node, demand.devices(), hints)?;
@@ -68,9 +68,9 @@ impl<'a> NodeFilter<'a> {
     /// # Errors
     /// The reason for which it does not fit.
     #[inline]
-    pub fn evaluate(
+    pub fn evaluate<'n>(
         self,
-        name: &str,
+        name: impl Fn() -> &'n str,
         node: Option<NodeId>,
         demand: &ResourceDemand<'_>,
         batch: &mut BatchEvaluation<'_>,
@@ -85,18 +85,19 @@ impl<'a> NodeFilter<'a> {
 
     /// The node if the engine has to evaluate it; `None` for one without devices that fits.
     #[inline]
-    fn served_node(
+    fn served_node<'n>(
         self,
-        name: &str,
+        name: impl Fn() -> &'n str,
         node: Option<NodeId>,
         demand: &ResourceDemand<'_>,
     ) -> Result<Option<NodeId>, Reason> {
         match node {
+            Some(node) if self.serves_all(demand) => Ok(Some(node)),
             Some(node) => {
-                self.check_unit_and_isolation(name, demand)?;
+                self.check_unit_and_isolation(name(), demand)?;
                 // Pods for which room is kept on the node will be bound before this one.
                 let counts_hints = true;
-                self.check_plugin(name, demand, counts_hints)?;
+                self.check_plugin(name(), demand, counts_hints)?;
                 Ok(Some(node))
             }
             None if demand.needs_known_devices() => Err(Reason::NoDevice),
@@ -124,11 +125,27 @@ impl<'a> NodeFilter<'a> {
         self.check_plugin(name, demand, counts_hints)
     }
 
-    /// Checks that a node can serve the unit of the request, and is labelled with the isolation provider that the pod demands.
+    /// Returns true if every node can serve a demand, as far as facts go that the engine does not know.
     #[inline]
+    fn serves_all(self, demand: &ResourceDemand<'_>) -> bool {
+        self.serves_unit_everywhere(demand) && self.is_offered_everywhere(demand)
+    }
+
+    /// Returns true if every node can serve the unit of the request, and the pod demands no isolation provider.
+    #[inline]
+    fn serves_unit_everywhere(self, demand: &ResourceDemand<'_>) -> bool {
+        (self.cluster.n_unknown_units == 0 || demand.in_units) && demand.isolation.is_none()
+    }
+
+    /// Returns true if no plugin is away, or the pod needs none.
+    #[inline]
+    fn is_offered_everywhere(self, demand: &ResourceDemand<'_>) -> bool {
+        self.cluster.plugins.all_serve() || !demand.has_devices()
+    }
+
+    /// Checks that a node can serve the unit of the request, and is labelled with the isolation provider that the pod demands.
     fn check_unit_and_isolation(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
-        // Practically all requests end here, without the look-up of the node.
-        if (self.cluster.n_unknown_units == 0 || demand.in_units) && demand.isolation.is_none() {
+        if self.serves_unit_everywhere(demand) {
             return Ok(());
         }
         let state = self.cluster.nodes.get(name);
@@ -144,9 +161,8 @@ impl<'a> NodeFilter<'a> {
 
     /// Refuses a node whose plugin is away, or came back a short time ago (is on trial) while [`TRIED_AT_ONCE`] pods are on
     /// their way to it.
-    #[inline]
     fn check_plugin(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
-        if self.cluster.plugins.all_serve() || !demand.has_devices() {
+        if self.is_offered_everywhere(demand) {
             return Ok(());
         }
         let is_refused = match self.cluster.plugins.standing(name) {

@@ -79,7 +79,7 @@ proptest! {
         let mut order: Vec<usize> = (0..nodes.len()).collect();
         order.sort_by_key(|idx| rank(&nodes[*idx]));
         let (best, others) = order.split_at(n.min(order.len()));
-        let is_excluded = |idx: &usize| top.excludes(Score::of_points(nodes[*idx].2), &nodes[*idx].3);
+        let is_excluded = |idx: &usize| top.excludes(Score::of_points(nodes[*idx].2), || &nodes[*idx].3);
         let is_plain = |idx: &usize| !nodes[*idx].0 && !nodes[*idx].1;
         prop_assert!(!best.iter().any(is_excluded));
         if best.last().is_some_and(is_plain) {
