@@ -31,7 +31,9 @@ mod fleet;
 mod state;
 mod trial;
 
+pub use batch::cache::CachedResult;
 pub use batch::evaluation::BatchEvaluation;
+pub use batch::node_list::NodeList;
 #[cfg(any(test, feature = "check"))]
 pub use check::Violation;
 pub use choice::admit::ReserveError;

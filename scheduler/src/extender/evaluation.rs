@@ -76,7 +76,9 @@ pub(super) struct Evaluation<'n> {
     pub(super) reported: Vec<ReportedNode<'n>>,
     /// True if the best of `reported` comes first.
     pub(super) is_ranked: bool,
-    /// The nodes that do not fit, by their places in the request, in this order.
+    /// The number of nodes that do not fit for each reason, in the order of [`Reason::ALL`].
+    pub(super) n_refused: [u64; Reason::ALL.len()],
+    /// The nodes that do not fit, by their places in the request, in this order; may be empty if some node fits.
     pub(super) misfits: Vec<(usize, NodeMisfit)>,
     /// The text for every node if the pod is refused for its group.
     pub(super) group_text: Option<Arc<str>>,
@@ -210,7 +212,32 @@ impl<'a> Demand<'a> {
     }
 }
 
+impl Evaluation<'_> {
+    /// Adds a node that does not fit.
+    pub(super) fn refuse(&mut self, idx: usize, misfit: NodeMisfit) {
+        self.count_refused(misfit.reason);
+        self.misfits.push((idx, misfit));
+    }
+
+    #[inline]
+    fn count_refused(&mut self, reason: Reason) {
+        if let Some(count) = self.n_refused.get_mut(reason as usize) {
+            *count += 1;
+        }
+    }
+}
+
 impl NodeMisfit {
+    /// The misfit of the node with this name.
+    fn of<'n>(index: &Index, name: impl Fn() -> &'n str, reason: Reason) -> Self {
+        // Every other reason follows from devices that a watch has shown.
+        if reason == Reason::NoDevice && !index.knows_node(name()) {
+            Self::of_unknown_node(reason)
+        } else {
+            Self::of_known_node(reason)
+        }
+    }
+
     /// The misfit of a node that watches have shown, or of a template that will not fit later either.
     pub(super) const fn of_known_node(reason: Reason) -> Self {
         Self {
@@ -264,11 +291,7 @@ impl<'q> Evaluator<'q> {
         };
         match self.index.filter().evaluate(&name, node, resources, batch) {
             Ok(fit) => Ok(fit),
-            // Every other reason follows from devices that a watch has shown.
-            Err(Reason::NoDevice) if !self.index.knows_node(name()) => {
-                Err(NodeMisfit::of_unknown_node(Reason::NoDevice))
-            }
-            Err(reason) => Err(NodeMisfit::of_known_node(reason)),
+            Err(reason) => Err(NodeMisfit::of(self.index, name, reason)),
         }
     }
 
@@ -319,6 +342,11 @@ pub(super) fn evaluate_all<'n>(
     request: &'n FilterRequest<'_>,
     best: Option<(Ranker<'_>, usize)>,
 ) -> Evaluation<'n> {
+    if let (Some((ranker, n)), Some(resources)) = (&best, demand.resources())
+        && let Some(evaluation) = evaluate_by_name(index, resources, request, ranker, *n)
+    {
+        return evaluation;
+    }
     let mut evaluator = Evaluator::new(index, demand);
     let mut evaluation = Evaluation {
         is_ranked: best.is_some(),
@@ -340,7 +368,7 @@ pub(super) fn evaluate_all<'n>(
         let NodeFit { node, score } = match verdict {
             Ok(fit) => fit,
             Err(misfit) => {
-                evaluation.misfits.push((idx, misfit));
+                evaluation.refuse(idx, misfit);
                 continue;
             }
         };
@@ -361,6 +389,53 @@ pub(super) fn evaluate_all<'n>(
         evaluation.reported = top.into_items();
     }
     evaluation
+}
+
+/// Evaluates the nodes of a remembered list in the order of their names, and reports the `n` best. `None` if they have to be
+/// evaluated one by one.
+fn evaluate_by_name<'n>(
+    index: &Index,
+    resources: &ResourceDemand<'_>,
+    request: &'n FilterRequest<'_>,
+    ranker: &Ranker<'_>,
+    n: usize,
+) -> Option<Evaluation<'n>> {
+    let names = &request.names;
+    let (list, places) = names.by_name(index)?;
+    index.filter().evaluate_list(&list, resources, |results| {
+        let mut evaluation = Evaluation {
+            is_ranked: true,
+            ..Evaluation::default()
+        };
+        let mut top = TopN::new(n);
+        for (at, (result, idx)) in results.iter().zip(places).enumerate() {
+            match result.get() {
+                Ok(score) => {
+                    evaluation.n_fitting += 1;
+                    if !top.excludes_next(score) {
+                        let (idx, node) = (*idx as usize, list.node(at));
+                        let name = names.get(idx);
+                        top.insert(ranker.rank(name, score), ReportedNode { idx, name, node });
+                    }
+                }
+                Err(reason) => evaluation.count_refused(reason),
+            }
+        }
+        evaluation.reported = top.into_items();
+        if evaluation.n_fitting == 0 {
+            let mut reasons = vec![Reason::NoDevice; names.len()];
+            for (result, idx) in results.iter().zip(places) {
+                if let (Err(reason), Some(of_node)) = (result.get(), reasons.get_mut(*idx as usize)) {
+                    *of_node = reason;
+                }
+            }
+            let misfits = reasons.into_iter().enumerate();
+            evaluation.misfits = misfits
+                .map(|(idx, reason)| (idx, NodeMisfit::of(index, || names.get(idx), reason)))
+                .collect();
+        }
+        evaluation
+    })
 }
 
 impl RankKey<'_> {
@@ -394,14 +469,25 @@ impl<'a, T> TopN<'a, T> {
     /// Returns true if a node with this score cannot be among the best, even if neither failures nor taints speak against it.
     #[inline]
     fn excludes<'n>(&self, score: Score, name: impl Fn() -> &'n str) -> bool {
-        let Some((last, _)) = self.best.last().filter(|_| self.best.len() == self.n) else {
-            return false;
-        };
-        let is_worse = last
-            .score
-            .cmp(&Reverse(score))
-            .then_with(|| last.name.cmp(name()));
-        !last.has_failed && !last.is_avoided && is_worse.is_lt()
+        self.last_plain().is_some_and(|last| {
+            last.score
+                .cmp(&Reverse(score))
+                .then_with(|| last.name.cmp(name()))
+                .is_lt()
+        })
+    }
+
+    /// [`Self::excludes`] for a node whose name comes after those of all nodes before.
+    #[inline]
+    fn excludes_next(&self, score: Score) -> bool {
+        self.last_plain().is_some_and(|last| last.score <= Reverse(score))
+    }
+
+    /// The rank of the worst of the best, if there are `n` and neither failures nor taints speak against it.
+    #[inline]
+    fn last_plain(&self) -> Option<&RankKey<'a>> {
+        let (last, _) = self.best.last().filter(|_| self.best.len() == self.n)?;
+        (!last.has_failed && !last.is_avoided).then_some(last)
     }
 
     /// Adds an item if it is among the `n` best so far, in place of the worst of them.

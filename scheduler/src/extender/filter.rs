@@ -560,17 +560,11 @@ impl RefusalTexts<'_> {
 
 /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
 fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> [u64; Reason::ALL.len()] {
-    let mut counts = [0; Reason::ALL.len()];
     // With a binding under way, or while the pod's gang waits, the nodes were not evaluated.
-    if matches!(demand, Demand::AssumedOn(_) | Demand::GangPaused) {
-        return counts;
+    match demand {
+        Demand::AssumedOn(_) | Demand::GangPaused => [0; Reason::ALL.len()],
+        Demand::Nothing | Demand::Resources(_) | Demand::Rejected(_) => evaluation.n_refused,
     }
-    for (_, misfit) in &evaluation.misfits {
-        if let Some(count) = counts.get_mut(misfit.reason as usize) {
-            *count += 1;
-        }
-    }
-    counts
 }
 
 impl FilterResult {

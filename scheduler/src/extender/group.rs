@@ -72,12 +72,15 @@ impl<'n> MemberFilter<'_, 'n> {
     /// The evaluation of a member that fits no node.
     fn misfits(&self, text: Arc<str>) -> Evaluation<'n> {
         let misfit = NodeMisfit::of_known_node(Reason::Together);
-        Evaluation {
+        let mut refused = Evaluation {
             is_ranked: true,
-            misfits: (0..self.request.names.len()).map(|idx| (idx, misfit)).collect(),
             group_text: Some(text),
             ..Evaluation::default()
+        };
+        for idx in 0..self.request.names.len() {
+            refused.refuse(idx, misfit);
         }
+        refused
     }
 
     /// Answers a member with the node on which room is kept for its group.

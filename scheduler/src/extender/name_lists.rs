@@ -7,9 +7,9 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use placement::NodeId;
+use placement::{NodeId, NodeList};
 
 use crate::index::Index;
 
@@ -45,6 +45,8 @@ pub(super) struct NameList {
     tail: String,
     /// The place of each name in `tail`.
     spans: Vec<Range<u32>>,
+    /// The places of the names in the list, in the order of the names; set when the list is used again.
+    by_name: OnceLock<Box<[u32]>>,
     nodes: Mutex<ResolvedNodes>,
 }
 
@@ -52,7 +54,10 @@ pub(super) struct NameList {
 #[derive(Debug, Default)]
 struct ResolvedNodes {
     version: Option<u64>,
+    /// In the order of the request.
     nodes: Arc<[Option<NodeId>]>,
+    /// In the order of the names; `None` if a node is named twice.
+    by_name: Option<Arc<NodeList>>,
 }
 
 /// The latest lists, the last used first.
@@ -83,16 +88,33 @@ impl NodeNames<'_> {
 
     /// The node of each name in the fleet.
     pub(super) fn nodes(&self, index: &Index) -> Arc<[Option<NodeId>]> {
-        let Self::Remembered(list) = self else {
-            return self.look_up(index);
-        };
+        match self {
+            Self::Read(_) => self.look_up(index),
+            Self::Remembered(list) => self.resolved(list, index).0,
+        }
+    }
+
+    /// The nodes in the order of their names, and the place of each in the request; `None` for a list that is not remembered.
+    pub(super) fn by_name(&self, index: &Index) -> Option<(Arc<NodeList>, &[u32])> {
+        let Self::Remembered(list) = self else { return None };
+        Some((self.resolved(list, index).1?, list.by_name()))
+    }
+
+    /// The nodes of a remembered list, in the order of the request and in that of their names.
+    fn resolved(&self, list: &NameList, index: &Index) -> (Arc<[Option<NodeId>]>, Option<Arc<NodeList>>) {
         let version = Some(index.filter().names_version());
         let mut known = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         if known.version != version {
             let nodes = self.look_up(index);
-            *known = ResolvedNodes { version, nodes };
+            let by_name = list.by_name().iter();
+            let by_name = by_name.map(|idx| nodes.get(*idx as usize).copied().flatten());
+            *known = ResolvedNodes {
+                version,
+                by_name: NodeList::new(by_name.collect()).map(Arc::new),
+                nodes,
+            };
         }
-        Arc::clone(&known.nodes)
+        (Arc::clone(&known.nodes), known.by_name.clone())
     }
 
     /// Looks up the node of each name. The fleet's table of names of a large cluster does not fit the caches of a processor:
@@ -111,6 +133,15 @@ impl NameList {
         };
         // A u32 fits a usize on every platform that Kubernetes runs on.
         self.tail.get(start as usize..end as usize).unwrap_or_default()
+    }
+
+    /// The places of the names, in the order of the names.
+    fn by_name(&self) -> &[u32] {
+        self.by_name.get_or_init(|| {
+            let mut places: Vec<u32> = (0..).zip(&self.spans).map(|(place, _)| place).collect();
+            places.sort_unstable_by_key(|place| self.get(*place as usize));
+            places.into()
+        })
     }
 
     /// The list of a body whose names have been read from it; `None` if the names are few or the body is long, or if they do not
@@ -139,6 +170,7 @@ impl NameList {
         Some(Self {
             tail: body.get(begin..)?.to_owned(),
             spans,
+            by_name: OnceLock::new(),
             nodes: Mutex::default(),
         })
     }

@@ -3,7 +3,7 @@
 //! A hint is room kept on a node for a pod that is not bound yet, because its filter answer named the node or kube-scheduler
 //! nominated the pod to it. For a pod's request all hints count as taken but those of the pod itself.
 
-use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
+use placement::{BatchEvaluation, CachedResult, Hints, NodeId, NodeList, NodeView, Reason, Score};
 
 use super::cluster::Cluster;
 use super::node_state::NodeState;
@@ -81,6 +81,21 @@ impl<'a> NodeFilter<'a> {
             None => Score::default(),
         };
         Ok(NodeFit { node, score })
+    }
+
+    /// Has `read` read the results of [`Self::evaluate`] on all nodes of a list, in its order; `None` if they have to be evaluated one
+    /// by one.
+    pub fn evaluate_list<T>(
+        self,
+        list: &NodeList,
+        demand: &ResourceDemand<'_>,
+        read: impl FnOnce(&[CachedResult]) -> T,
+    ) -> Option<T> {
+        if !self.serves_all(demand) {
+            return None;
+        }
+        let unknown = self.served_node(|| "", None, demand).map(|_| Score::default());
+        list.evaluate(&mut self.batch(demand), demand.policies, unknown, read)
     }
 
     /// The node if the engine has to evaluate it; `None` for one without devices that fits.

@@ -24,6 +24,10 @@ const UNKNOWN: u64 = u64::MAX;
 /// The bit of a result that is set for a refusal; the other bits are then the place of the reason in [`Reason::ALL`].
 const REFUSED: u32 = 1 << (RESULT_BITS - 1);
 
+/// The result of a request on a node, in 28 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachedResult(u32);
+
 /// Everything that a result depends on besides the node.
 #[derive(Debug, PartialEq)]
 struct RequestKey {
@@ -32,6 +36,30 @@ struct RequestKey {
     constraints: Option<Constraints>,
     host: HostAmounts,
     policies: Policies,
+}
+
+impl CachedResult {
+    #[inline]
+    pub(crate) fn of(result: Result<Score, Reason>) -> Self {
+        match result {
+            Ok(score) => Self(score.points()),
+            // Reasons are few, and their numbers are their places in `Reason::ALL`.
+            Err(reason) => Self(REFUSED | reason as u32),
+        }
+    }
+
+    /// The score, or the reason for which there is no room.
+    ///
+    /// # Errors
+    /// The reason.
+    #[inline]
+    pub fn get(self) -> Result<Score, Reason> {
+        if self.0 & REFUSED == 0 {
+            return Ok(Score::of_points(self.0));
+        }
+        let reason = Reason::ALL.get((self.0 & !REFUSED) as usize);
+        Err(reason.copied().unwrap_or(Reason::NoDevice))
+    }
 }
 
 impl RequestKey {
@@ -137,28 +165,17 @@ impl CachedScores {
         if word >> RESULT_BITS != version & VERSION_MASK {
             return None;
         }
-        let result = u32::try_from(word & ((1 << RESULT_BITS) - 1)).unwrap_or(0);
-        if result & REFUSED == 0 {
-            return Some(Ok(Score::of_points(result)));
-        }
-        let reason = Reason::ALL.get((result & !REFUSED) as usize)?;
-        Some(Err(*reason))
+        let bits = u32::try_from(word & ((1 << RESULT_BITS) - 1)).unwrap_or(0);
+        Some(CachedResult(bits).get())
     }
 
     /// Keeps the result on a node of this version, in place of an older one.
     pub(crate) fn set(&self, index: u32, version: u64, result: Result<Score, Reason>) {
-        let result = match result {
-            Ok(score) => score.points(),
-            Err(reason) => {
-                // Reasons are few, so the place of one in the list fits into the bits of a result.
-                let at = Reason::ALL.iter().position(|known| *known == reason).unwrap_or(0);
-                REFUSED | u32::try_from(at).unwrap_or(0)
-            }
-        };
         if let Some(word) = self.words.get(index as usize) {
             // Version and result are stored in one word at once, so that no reader sees the one without the other.
             let version = (version & VERSION_MASK) << RESULT_BITS;
-            word.store(version | u64::from(result), Ordering::Relaxed);
+            let CachedResult(bits) = CachedResult::of(result);
+            word.store(version | u64::from(bits), Ordering::Relaxed);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::state::nodes::{NodeSummary, Nodes};
 /// The evaluation of one request on many nodes, with the results that are known.
 #[derive(Debug)]
 pub struct BatchEvaluation<'a> {
-    nodes: &'a Nodes,
+    pub(crate) nodes: &'a Nodes,
     context: ChoiceContext<'a>,
     cache: &'a ScoreCache,
     request: NodeRequest<'a>,
@@ -30,7 +30,7 @@ pub struct BatchEvaluation<'a> {
     /// The cached results of equal requests, and the policies that they are for.
     cached: Option<(Policies, Arc<CachedScores>)>,
     /// Index of the node with the hint of the pod that requests, if it has one.
-    own: Option<u32>,
+    pub(crate) own: Option<u32>,
 }
 
 /// Identifies nodes that give the same results.
@@ -104,7 +104,7 @@ impl<'a> BatchEvaluation<'a> {
     /// Returns true if the result on a node may hold for no other pod: the pod has a hint there, or the hints of others do not
     /// count.
     #[inline]
-    fn may_differ_by_owner(&self, index: u32) -> bool {
+    pub(crate) fn may_differ_by_owner(&self, index: u32) -> bool {
         self.own == Some(index) || self.context.hints == Hints::Ignore
     }
 
@@ -129,7 +129,7 @@ impl<'a> BatchEvaluation<'a> {
     }
 
     /// The cached results of this kind of request, looked up once for each change of the policies.
-    fn cached_scores(&mut self, policies: Policies) -> Arc<CachedScores> {
+    pub(crate) fn cached_scores(&mut self, policies: Policies) -> Arc<CachedScores> {
         if let Some((_, scores)) = self.cached.as_ref().filter(|(of, _)| *of == policies) {
             return Arc::clone(scores);
         }

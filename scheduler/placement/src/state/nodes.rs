@@ -1,6 +1,7 @@
 //! All nodes, by name and by dense index; the node on which each owner (a pod, by its UID) holds something; and every change of
 //! these.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -41,7 +42,12 @@ pub(crate) struct Nodes {
     pub(crate) n_openings: u64,
     /// Number of changes of all nodes; the version of a node is this number at its last change.
     n_changes: u64,
+    /// The indices of the nodes that have changed last, the latest at the end; [`N_RECENT`] at most.
+    recent: VecDeque<u32>,
 }
+
+/// Number of changes of which the nodes are remembered.
+const N_RECENT: usize = 4096;
 
 /// The place of a node at an index.
 #[derive(Debug, Default)]
@@ -116,6 +122,19 @@ impl Nodes {
     pub(crate) fn version(&self, id: NodeId) -> Option<u64> {
         let version = self.versions.get(id.index as usize)?;
         (version.generation == id.generation).then_some(version.number)
+    }
+
+    /// The number of changes of all nodes so far.
+    pub(crate) fn n_changes(&self) -> u64 {
+        self.n_changes
+    }
+
+    /// The indices of the nodes that have changed since there were `n_changes` changes, some of them several times; `None` if that
+    /// is too long ago.
+    pub(crate) fn changed_since(&self, n_changes: u64) -> Option<impl Iterator<Item = u32>> {
+        let n = usize::try_from(self.n_changes.checked_sub(n_changes)?).ok()?;
+        let first = self.recent.len().checked_sub(n)?;
+        Some(self.recent.range(first..).copied())
     }
 
     /// Sets a node's inventory, which is normalized.
@@ -302,6 +321,10 @@ impl Nodes {
     /// Replaces the summary of the node at an index; gives the node a new version, and takes it out of its former class.
     fn set_summary(&mut self, index: u32, summary: NodeSummary) {
         self.n_changes += 1;
+        if self.recent.len() == N_RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(index);
         let at = index as usize;
         if let (Some(known), Some(version)) = (self.summaries.get_mut(at), self.versions.get_mut(at)) {
             // One counter for all nodes, so that a node never has the version of a predecessor at its index.

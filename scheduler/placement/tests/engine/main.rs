@@ -17,6 +17,8 @@ mod model;
 #[cfg(test)]
 mod model_based;
 #[cfg(test)]
+mod node_lists;
+#[cfg(test)]
 mod nodes_used;
 #[cfg(test)]
 mod oracle;

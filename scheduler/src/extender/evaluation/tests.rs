@@ -1,9 +1,15 @@
 //! Tests of the request's parser and of the order of nodes.
 
+use std::time::{Duration, Instant};
+
 use proptest::prelude::*;
 use rstest::rstest;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::index::Attempt;
+use crate::offline;
+use crate::watch::ObjectStore;
 
 fn parse(body: &str) -> Result<FilterRequest<'_>, RequestError> {
     FilterRequest::parse("filter", body.as_bytes(), &NameLists::default())
@@ -86,5 +92,81 @@ proptest! {
             prop_assert!(others.iter().filter(|idx| is_plain(idx)).all(is_excluded), "plain nodes are excluded");
         }
         prop_assert_eq!(top.into_items(), best);
+    }
+}
+
+/// The number of nodes, which is enough for a list of names to be remembered.
+const N_NODES: usize = 256;
+
+/// A node with one GPU of up to eight units, none at all in some cases, or with a taint.
+fn node(at: usize) -> Value {
+    let units = at % 9;
+    let amounts = json!({"aliyun.com/gpu-mem": units.to_string(), "aliyun.com/gpu-count": "1"});
+    let taints = json!([{"key": "k", "effect": "PreferNoSchedule"}]);
+    let capacity = if units == 0 { json!({}) } else { amounts };
+    json!({
+        "metadata": {"name": format!("n{}", at * 7 % 1000)},
+        "spec": if at.is_multiple_of(5) { json!({"taints": taints}) } else { json!({}) },
+        "status": {"capacity": capacity, "allocatable": capacity},
+    })
+}
+
+/// A change before a request: a node goes or comes, or room is kept on the best node for the pod of the last request.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Nothing,
+    Node(usize),
+    Hint,
+}
+
+proptest! {
+    /// The nodes of a remembered list are evaluated to the same result as those of any other.
+    #[test]
+    fn remembered_lists_are_evaluated_as_others(
+        steps in prop::collection::vec((1..10_u32, 1..4_usize, prop_oneof![Just(Change::Nothing), (0..N_NODES).prop_map(Change::Node), Just(Change::Hint)]), 2..24)
+    ) {
+        let mut index = offline::index((0..N_NODES).map(node), std::iter::empty(), std::iter::empty());
+        let lists = NameLists::default();
+        // The last name has no node.
+        let mut names: Vec<Value> = (0..N_NODES).map(|at| node(at)["metadata"]["name"].clone()).collect();
+        names.push(json!("unknown"));
+        let began = Instant::now();
+        for (at, (units, n, change)) in (0..).zip(steps) {
+            if let Change::Node(at) = change {
+                let object: Node = serde_json::from_value(node(at)).unwrap();
+                if index.knows_node(node(at)["metadata"]["name"].as_str().unwrap()) {
+                    index.delete(&object);
+                } else {
+                    index.apply(object);
+                }
+            }
+            let limits = json!({"aliyun.com/gpu-mem": units.to_string()});
+            let pod = json!({
+                "metadata": {"name": "p", "namespace": "d", "uid": format!("u{at}")},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
+            });
+            let body = format!(r#"{{"Pod":{pod},"NodeNames":{}}}"#, Value::from(names.clone()));
+            let failed = [Box::from("n0")];
+            let evaluate = |lists: &NameLists| {
+                let request = FilterRequest::parse("filter", body.as_bytes(), lists).unwrap();
+                let facts = PodFacts::of(&request.pod, index.names());
+                let demand = Demand::of(&index, &request.pod, facts.as_ref());
+                let ranker = Ranker { index: &index, spec: &request.pod.spec, failed: &failed };
+                let found = evaluate_all(&index, &demand, &request, Some((ranker, n)));
+                let misfits = if found.n_fitting == 0 { found.misfits } else { Vec::new() };
+                let reported: Vec<_> = found.reported.iter().map(|one| (one.idx, one.name.to_owned(), one.node)).collect();
+                (found.n_fitting, found.n_refused, reported, misfits)
+            };
+            let first = evaluate(&NameLists::default());
+            prop_assert_eq!(&evaluate(&lists), &first);
+            prop_assert_eq!(&evaluate(&lists), &first);
+            let best = first.2.first().and_then(|best| best.2);
+            if let (Change::Hint, Some(best)) = (change, best) {
+                let request = parse(&body).unwrap();
+                let facts = PodFacts::of(&request.pod, index.names());
+                let demand = index.demand(request.pod.uid(), &facts.unwrap()).unwrap().unwrap();
+                index.hint(best, &demand, &Attempt::of(&request.pod), began + Duration::from_secs(at));
+            }
+        }
     }
 }

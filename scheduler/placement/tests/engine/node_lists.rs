@@ -1,0 +1,128 @@
+//! Results on a list of nodes are those of each node by itself, whatever has changed since the last request of the kind.
+
+use placement::RequestedMemory::Units;
+use placement::{
+    BatchEvaluation, CachedResult, Fleet, Hints, HostAmounts, NodeList, NodePolicy, PodProfile, Policies,
+    Reason, Score, ShareRequest,
+};
+use proptest::prelude::*;
+
+use crate::build::{hold, inventory, on_minor, ratio, units};
+
+const N_NODES: u32 = 6;
+
+/// A change of a fleet, or a request.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A pod holds units of a GPU of a node.
+    Hold(u32, u32, u64),
+    Release(u32),
+    /// Room is kept for a pod on a node, this often: the changes that the fleet remembers are about 4,000.
+    Hint(u32, u32, u32),
+    Unhint(u32),
+    /// The workload model is computed again, with one more pod that asks for this much of a GPU in percent.
+    Refresh(u32),
+    /// A request of one of the kinds by a pod, under a policy.
+    Ask(usize, u32, NodePolicy),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (pod, node) = (0..4_u32, 0..N_NODES);
+    prop_oneof![
+        (pod.clone(), node.clone(), 1..90_u64).prop_map(|(pod, node, n)| Step::Hold(pod, node, n)),
+        pod.clone().prop_map(Step::Release),
+        (pod.clone(), node, prop_oneof![9 => Just(1_u32), 1 => Just(3000)])
+            .prop_map(|(pod, node, n)| Step::Hint(pod, node, n)),
+        pod.clone().prop_map(Step::Unhint),
+        (10..100_u32).prop_map(Step::Refresh),
+        (
+            0..3_usize,
+            pod,
+            prop_oneof![Just(NodePolicy::Fill), Just(NodePolicy::Binpack)]
+        )
+            .prop_map(|(kind, pod, policy)| Step::Ask(kind, pod, policy)),
+    ]
+}
+
+fn name(node: u32) -> String {
+    format!("n{node}")
+}
+
+/// The results on each node of a list, one by one.
+fn one_by_one(
+    fleet: &Fleet,
+    batch: &mut BatchEvaluation<'_>,
+    policies: Policies,
+    names: &[u32],
+) -> Vec<Result<Score, Reason>> {
+    let result = |node: &u32| match fleet.node_id(&name(*node)) {
+        Some(id) => batch.evaluate(id, policies),
+        None => Err(Reason::NoDevice),
+    };
+    names.iter().map(result).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_list_has_the_results_of_its_nodes(names in Just((0..=N_NODES).collect::<Vec<u32>>()).prop_shuffle(), steps in prop::collection::vec(step(), 1..60)) {
+        let mut fleet = Fleet::new();
+        for node in 0..N_NODES {
+            fleet.set_inventory(&name(node), inventory(&name(node), &[100, 60 + 10 * u64::from(node)]));
+        }
+        // The last number has no node, and one node is not in the list.
+        let names = &names[1..];
+        let nodes = names.iter().map(|node| fleet.node_id(&name(*node))).collect();
+        let list = NodeList::new(nodes).unwrap();
+        let kinds: [ShareRequest; 3] = [units(30), units(70), ratio(100)];
+        for step in steps {
+            match step {
+                Step::Hold(pod, node, n) => hold(&mut fleet, &format!("p{pod}"), &name(node), on_minor(0, Units(n))),
+                Step::Release(pod) => { fleet.release(&format!("p{pod}")); }
+                Step::Hint(pod, node, n) => {
+                    let id = fleet.node_id(&name(node)).unwrap();
+                    let owner = format!("p{pod}").as_str().into();
+                    let chosen = fleet.choose_devices(id, &units(20), Policies::default().device, Hints::Respect);
+                    for _ in 0..n {
+                        if let Ok(placement) = &chosen { fleet.hint(&owner, id, placement); }
+                    }
+                }
+                Step::Unhint(pod) => { fleet.unhint(&format!("p{pod}")); }
+                Step::Refresh(percent) => {
+                    fleet.workload_mut().add(PodProfile { gpus: (&ratio(percent)).into(), host: HostAmounts::default() });
+                    fleet.refresh_workload_model();
+                }
+                Step::Ask(kind, pod, node) => {
+                    let (uid, policies) = (format!("p{pod}"), Policies { node, ..Policies::default() });
+                    let hints = Hints::RespectOthers(&uid);
+                    let mut batch = fleet.evaluation(&kinds[kind], hints);
+                    let read = |results: &[CachedResult]| results.iter().map(|result| result.get()).collect::<Vec<_>>();
+                    let found = list.evaluate(&mut batch, policies, Err(Reason::NoDevice), read);
+                    let expected = one_by_one(&fleet, &mut fleet.evaluation(&kinds[kind], hints), policies, names);
+                    let has_hint = names.iter().filter_map(|node| fleet.view(fleet.node_id(&name(*node))?)).any(|view| view.hinted().any(|owner| owner.as_str() == uid));
+                    prop_assert_eq!(found, (!has_hint).then_some(expected));
+                }
+            }
+        }
+    }
+}
+
+/// A node that is named twice would keep an old result at one of its places.
+#[test]
+fn a_list_names_no_node_twice() {
+    let mut fleet = Fleet::new();
+    fleet.set_inventory("n", inventory("n", &[100]));
+    let id = fleet.node_id("n");
+    assert!(NodeList::new([id, None, id].into()).is_none());
+    let list = NodeList::new([None, id, None].into()).unwrap();
+    let request = units(1);
+    let mut ignoring = fleet.evaluation(&request, Hints::Ignore);
+    assert_eq!(
+        list.evaluate(
+            &mut ignoring,
+            Policies::default(),
+            Err(Reason::NoDevice),
+            <[_]>::len
+        ),
+        None
+    );
+}
