@@ -179,8 +179,9 @@ impl Hint {
                 self.restart(times.plain);
                 stays
             }
-            // The next failed attempt to schedule the pod ends the hint.
-            (false, false) => !has_failed,
+            // The next failed attempt to schedule the pod ends the hint. The attempt of a pod that was not asked about was another
+            // leader's.
+            (false, false) => !has_failed || self.is_unasked,
         };
         (self.is_nominated, self.failure) = (is_nominated, shown.failure);
         stays

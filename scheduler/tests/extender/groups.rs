@@ -422,6 +422,24 @@ async fn room_is_kept_for_the_missing_members_of_a_group_that_has_started(
     );
 }
 
+/// kube-scheduler reports the bind that failed with the former leader when the new one has kept room for the pod already.
+#[tokio::test(start_paused = true)]
+async fn a_report_of_an_earlier_attempt_ends_no_room_of_a_started_group() {
+    let world = world(&["n1"]);
+    taking(&world, "a", "n1", &[4, 5, 6, 7]);
+    let part = json!({"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-memory": "100Mi"}}]});
+    let bound = member(&world, Mark::Native, "m0", 100, 4, "link required");
+    world.apply_pod(&on(annotated(bound, RECORD, &part.to_string()), "n1"));
+    let missing = ["m1", "m2", "m3"].map(|name| member(&world, Mark::Native, name, 100, 4, "link required"));
+    let other = units("other", 10);
+    assert!(world.fitting(&other, &["n1"]).await.is_empty());
+    for mut pod in missing {
+        pod["status"] = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": "bind"}]});
+        world.apply_pod(&pod);
+    }
+    assert!(world.fitting(&other, &["n1"]).await.is_empty());
+}
+
 /// Members differ in their wishes, and the group has none of its own.
 #[tokio::test(start_paused = true)]
 async fn the_wish_of_the_first_member_counts_for_its_cycle() {
