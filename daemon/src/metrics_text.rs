@@ -1,89 +1,121 @@
 //! `/metrics`: all metrics of a daemon as text for Prometheus.
 //!
-//! Nothing here knows a metric. On a cluster of 15,000 nodes the text has over 100 MB.
+//! Nothing here knows a metric. On a cluster of 15,000 nodes the text has over 100 MB, of which a few pieces are in memory at a
+//! time: one scrape writes it while its client reads.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::stream;
+use futures::{Stream, StreamExt, stream};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use tokio::sync::Mutex;
-use tokio::task::spawn_blocking;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, timeout_at};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The length from which a piece of the text is complete, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 /// Memory of a piece beyond [`PIECE_BYTES`], for the label, value or help text that completes it, in bytes.
 const LONGEST_WRITE: usize = 1 << 10;
+/// Pieces that are written before the client has read the ones before.
+const PIECES_AHEAD: usize = 8;
+/// The longest time of a scrape, after which a slow client gets no more: others wait for it. Prometheus itself waits for 10 s.
+const LONGEST_SCRAPE: Duration = Duration::from_secs(20);
 
 /// The metrics of a daemon, as text for Prometheus. Clones share one registry.
 #[derive(Clone, Debug)]
-pub struct MetricsText(Arc<Mutex<Registry>>);
+pub struct MetricsText {
+    registry: Arc<Mutex<Registry>>,
+    longest_scrape: Duration,
+}
+
+/// The text in pieces, each of which is sent when it is complete.
+#[derive(Debug)]
+struct PiecedText {
+    piece: String,
+    complete: mpsc::Sender<Bytes>,
+    runtime: Handle,
+    deadline: Instant,
+}
 
 impl MetricsText {
     /// The text of these metrics. No metric can be registered afterwards.
     pub fn new(registry: Registry) -> Self {
-        Self(Arc::new(Mutex::new(registry)))
-    }
-
-    /// The answer to one scrape.
-    pub(crate) async fn scrape(&self) -> Response {
-        match self.write().await {
-            // Each piece is sent by itself, and its memory is free afterwards.
-            Ok(pieces) => {
-                let pieces = stream::iter(pieces.into_iter().map(Ok::<_, Infallible>));
-                ([(CONTENT_TYPE, OPENMETRICS)], Body::from_stream(pieces)).into_response()
-            }
-            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Self {
+            registry: Arc::new(Mutex::new(registry)),
+            longest_scrape: LONGEST_SCRAPE,
         }
     }
 
-    /// Writes the text of all metrics, on a thread for blocking work.
-    ///
-    /// The text is complete before the first piece is sent: collectors hold locks while they write, and a client may be slow.
-    async fn write(&self) -> Result<Vec<Bytes>, fmt::Error> {
+    /// The answer to one scrape. It breaks off if a metric cannot be written, or if the client is slow.
+    pub(crate) async fn scrape(&self) -> Response {
         // The lock admits one scrape at a time.
-        let registry = Arc::clone(&self.0).lock_owned().await;
-        let write = move || {
-            let mut text = PiecedText::default();
-            encode(&mut text, &registry)?;
-            Ok(text.finish())
+        let registry = Arc::clone(&self.registry).lock_owned().await;
+        let (complete, mut pieces) = mpsc::channel(PIECES_AHEAD);
+        let mut text = PiecedText {
+            piece: String::new(),
+            complete,
+            runtime: Handle::current(),
+            deadline: Instant::now() + self.longest_scrape,
         };
         // A large text takes most of a second, in which a thread of the runtime could run no other task.
-        spawn_blocking(write).await.unwrap_or(Err(fmt::Error))
+        let writing = spawn_blocking(move || {
+            encode(&mut text, &registry)?;
+            text.send()
+        });
+        let Some(first) = pieces.recv().await else {
+            let text = "a metric cannot be written\n";
+            return (StatusCode::INTERNAL_SERVER_ERROR, text).into_response();
+        };
+        let all = stream::once(async { Ok(first) }).chain(rest_of(pieces, writing));
+        ([(CONTENT_TYPE, OPENMETRICS)], Body::from_stream(all)).into_response()
     }
 }
 
-/// A text in pieces: one `String` of such a length would be copied whenever it grows, and have three times the memory meanwhile.
-#[derive(Debug, Default)]
-struct PiecedText {
-    complete: Vec<Bytes>,
-    piece: String,
+/// The pieces of a text that is being written, and an error at the end if it is not complete.
+fn rest_of(
+    pieces: mpsc::Receiver<Bytes>,
+    writing: JoinHandle<fmt::Result>,
+) -> impl Stream<Item = Result<Bytes, fmt::Error>> {
+    stream::unfold((pieces, Some(writing)), async |(mut pieces, writing)| {
+        if let Some(piece) = pieces.recv().await {
+            return Some((Ok(piece), (pieces, writing)));
+        }
+        match writing?.await {
+            Ok(Ok(())) => None,
+            Ok(Err(_)) | Err(_) => Some((Err(fmt::Error), (pieces, None))),
+        }
+    })
 }
 
 impl PiecedText {
-    fn finish(mut self) -> Vec<Bytes> {
-        self.complete.push(self.piece.into());
-        self.complete
+    /// Sends the piece, and begins the next one.
+    fn send(&mut self) -> fmt::Result {
+        let next = String::with_capacity(PIECE_BYTES + LONGEST_WRITE);
+        let piece = std::mem::replace(&mut self.piece, next);
+        let sent = self.complete.send(piece.into());
+        match self.runtime.block_on(timeout_at(self.deadline, sent)) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(fmt::Error),
+        }
     }
 }
 
 impl fmt::Write for PiecedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.piece.push_str(text);
-        if self.piece.len() >= PIECE_BYTES {
-            let next = String::with_capacity(PIECE_BYTES + LONGEST_WRITE);
-            let piece = std::mem::replace(&mut self.piece, next);
-            self.complete.push(piece.into());
+        if self.piece.len() < PIECE_BYTES {
+            return Ok(());
         }
-        Ok(())
+        self.send()
     }
 }
 
@@ -210,6 +242,40 @@ mod tests {
             sent == whole.as_bytes(),
             "the text differs from that of one piece"
         );
+    }
+
+    /// The pieces that a client gets, and true if the text is complete.
+    async fn read(answer: Response) -> (usize, bool) {
+        let (mut body, mut n_pieces) = (answer.into_body(), 0);
+        while let Some(frame) = body.frame().await {
+            if frame.is_err() {
+                return (n_pieces, false);
+            }
+            n_pieces += 1;
+        }
+        (n_pieces, true)
+    }
+
+    /// Others would wait for a client that does not read.
+    #[tokio::test]
+    async fn the_text_for_a_slow_client_breaks_off() {
+        let text = MetricsText {
+            longest_scrape: Duration::ZERO,
+            ..MetricsText::new(registry_of(ManySamples(100_000)))
+        };
+        let slow = text.scrape().await;
+        // The second scrape begins when the first has ended.
+        drop(text.scrape().await);
+        let (n_pieces, is_complete) = read(slow).await;
+        assert!(n_pieces <= 1 + PIECES_AHEAD && !is_complete, "{n_pieces} pieces");
+    }
+
+    #[tokio::test]
+    async fn a_text_that_cannot_be_completed_breaks_off() {
+        let mut registry = registry_of(ManySamples(10_000));
+        registry.register_collector(Box::new(Broken));
+        let (n_pieces, is_complete) = read(MetricsText::new(registry).scrape().await).await;
+        assert!(n_pieces > 2 && !is_complete, "{n_pieces} pieces");
     }
 
     #[tokio::test]
