@@ -41,6 +41,7 @@ mod requests;
 mod schedule;
 mod soak;
 mod storm;
+mod throughput;
 mod viewers;
 
 pub use admission::AdmissionArgs;

@@ -1,6 +1,7 @@
 //! `laboratory load filter`: latency of the scheduler's filter by size of cluster and of request, beside a server that does
 //! nothing.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use super::baseline::Baseline;
 use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
 use super::requests::PreparedRequests;
+use super::throughput::Throughput;
 use super::viewers::Viewers;
 use super::{PERCENTS, Rig, fleet, float, growth, quantiles};
 use kit::console::Console;
@@ -19,6 +21,9 @@ use kit::http_client::HttpClient;
 
 /// Requests before the first that is measured.
 const WARM_UP: u32 = 50;
+
+/// Different requests that each caller sends in turn: all pairs of ten samples of nodes and four kinds of pods.
+const N_DIFFERENT: usize = 40;
 
 /// `--hint-ttl`: how long the scheduler keeps room for a pod after filter; about the time until kube-scheduler
 /// binds. Pods of this load are never bound.
@@ -48,6 +53,9 @@ pub struct FilterArgs {
     /// The number of requests for each number of names.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: u32,
+    /// Callers that ask at the same time, after the latencies are measured; several numbers, such as 1,2,4, one after the other.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=9))]
+    callers: Vec<u32>,
     /// Draw into this directory how latency, memory and start grow, an SVG file each: over the names in a request to the
     /// largest cluster, and over the nodes. Needs several of `--names` or `--nodes`.
     #[arg(long, value_name = "DIR")]
@@ -78,6 +86,8 @@ pub(super) struct FilterMeasurement {
     /// Views of all nodes per second that went on meanwhile.
     pub(super) views_per_second: f64,
     pub(super) view_mib: f64,
+    /// Requests per second of several callers.
+    pub(super) throughput: Vec<Throughput>,
 }
 
 /// Measures each cluster, prints a table, and draws the plots if they are asked for.
@@ -90,7 +100,7 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<bool> {
     for n_nodes in &args.nodes {
         measured.extend(cluster(console, args, *n_nodes).await?);
     }
-    let heads = "NODES,PODS,NAMES,KiB,P50 ms,P90 ms,P99 ms,MAX ms,FLOOR P50,RATIO,DAEMON P50,DAEMON P99,BINDS/s,VIEWS/s,READY s,RSS MiB";
+    let heads = "NODES,PODS,NAMES,KiB,P50 ms,P90 ms,P99 ms,MAX ms,FLOOR P50,RATIO,DAEMON P50,DAEMON P99,BINDS/s,VIEWS/s,READY s,RSS MiB,CALLERS: FILTERS/s (OF FLOOR)";
     console.report(
         heads.split(','),
         measured.iter().map(FilterMeasurement::row),
@@ -129,6 +139,11 @@ impl FilterMeasurement {
             format!("{:.1}", self.views_per_second),
             format!("{:.2}", self.ready_seconds),
             self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > "),
+            self.throughput
+                .iter()
+                .map(Throughput::cell)
+                .collect::<Vec<_>>()
+                .join(", "),
         ];
         counts.into_iter().chain(rest).collect()
     }
@@ -164,6 +179,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         requests,
         scheduler: KeptConnection::to(rig.address)?,
         floor: KeptConnection::to(floor.address)?,
+        addresses: [rig.address, floor.address],
     };
     // The scheduler computes a verdict once for each node and kind of pod; in a running cluster it has seen the
     // kinds.
@@ -178,6 +194,12 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         let daemon = rig.histogram("filter").await?.since(&before);
         let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
         let (views_per_second, view_mib) = viewers.as_ref().map_or((0.0, 0.0), Viewers::rate);
+        let mut throughput = Vec::new();
+        for callers in &args.callers {
+            let of_callers;
+            (client, of_callers) = client.measure(n_names, *callers, args.requests).await?;
+            throughput.push(of_callers);
+        }
         measured.push(FilterMeasurement {
             nodes: n_nodes,
             pods: n_pods,
@@ -193,6 +215,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             failed_binds,
             views_per_second,
             view_mib,
+            throughput,
         });
     }
     drop((churn, viewers));
@@ -212,6 +235,8 @@ struct Client {
     requests: PreparedRequests,
     scheduler: KeptConnection,
     floor: KeptConnection,
+    /// Of the scheduler and of the floor.
+    addresses: [SocketAddr; 2],
 }
 
 impl Client {
@@ -219,6 +244,22 @@ impl Client {
         // A blocking client: an async one would add its own scheduling to every latency.
         tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked)))
             .await?
+    }
+
+    /// Has several callers ask at the same time.
+    async fn measure(mut self, n_names: u32, callers: u32, n_requests: u32) -> Result<(Self, Throughput)> {
+        tokio::task::spawn_blocking(move || {
+            let (mut wires, mut idle) = (Vec::new(), Vec::new());
+            for _ in 0..N_DIFFERENT {
+                let request = self.requests.next(n_names as usize)?;
+                idle.push(wire("/", body_of(&request)?));
+                wires.push(request);
+            }
+            let [scheduler, floor] = self.addresses;
+            let measured = Throughput::measure((scheduler, &wires), (floor, &idle), callers, n_requests)?;
+            Ok((self, measured))
+        })
+        .await?
     }
 
     /// Calls the scheduler and the server that does nothing in turn, so that other load on the machine slows both alike.
@@ -231,11 +272,7 @@ impl Client {
         };
         for _ in 0..n_requests {
             let request = self.requests.next(n_names as usize)?;
-            let body = request
-                .windows(4)
-                .position(|end| end == b"\r\n\r\n")
-                .and_then(|at| request.get(at + 4..))
-                .context("no body")?;
+            let body = body_of(&request)?;
             // Scheduler and baseline server get the same bytes, so that reading the request costs both alike.
             let idle = wire("/", body);
             let began = Instant::now();
@@ -262,6 +299,14 @@ impl Client {
     }
 }
 
+/// The body of an HTTP request.
+fn body_of(request: &[u8]) -> Result<&[u8]> {
+    let end_of_head = request.windows(4).position(|end| end == b"\r\n\r\n");
+    end_of_head
+        .and_then(|at| request.get(at + 4..))
+        .context("no body")
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -277,7 +322,7 @@ mod tests {
     /// The measuring itself, small: every answer is checked by the load.
     #[tokio::test(flavor = "multi_thread")]
     async fn filter_latency_is_measured_beside_binds_and_a_floor() {
-        let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --binds-per-second 50 --views 2 --requests 50";
+        let text = "filter --nodes 20 --pods 80 --pod-bytes 1024 --names 5,500 --binds-per-second 50 --views 2 --requests 50 --callers 1,3";
         let args = Parsed::try_parse_from(text.split(' ')).unwrap().args;
         let measured = cluster(&Console::new(true), &args, 20).await.unwrap();
         assert_eq!(measured.iter().map(|one| one.names).collect::<Vec<_>>(), [5, 20]);
@@ -293,6 +338,10 @@ mod tests {
             // On a busy machine some binds come too late for the scheduler.
             assert!(one.binds_per_second > 0.0, "{one:?}");
             assert!(one.views_per_second > 0.0 && one.view_mib > 0.01, "{one:?}");
+            let callers: Vec<u32> = one.throughput.iter().map(|of| of.callers).collect();
+            assert_eq!(callers, [1, 3]);
+            let is_measured = |of: &Throughput| of.per_second > 0.0 && of.floor_per_second > 0.0;
+            assert!(one.throughput.iter().all(is_measured), "{one:?}");
         }
     }
 }

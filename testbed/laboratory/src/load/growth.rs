@@ -189,6 +189,7 @@ mod tests {
             failed_binds: 0,
             views_per_second: 0.0,
             view_mib: 0.0,
+            throughput: Vec::new(),
         }
     }
 
