@@ -27,8 +27,8 @@ const PIECE_BYTES: usize = 64 << 10;
 const LONGEST_WRITE: usize = 1 << 10;
 /// Pieces that are written before the client has read the ones before.
 const PIECES_AHEAD: usize = 8;
-/// The longest time of a scrape, after which a slow client gets no more: others wait for it. Prometheus itself waits for 10 s.
-const LONGEST_SCRAPE: Duration = Duration::from_secs(20);
+/// The longest time of a scrape, after which a slow client gets no more: others wait for it. Prometheus by default waits as long.
+const LONGEST_SCRAPE: Duration = Duration::from_secs(10);
 
 /// The metrics of a daemon, as text for Prometheus. Clones share one registry.
 #[derive(Clone, Debug)]
