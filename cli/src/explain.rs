@@ -211,11 +211,20 @@ fn group(explanation: &Explanation, screen: &Screen) -> String {
         name, size, domain, ..
     } = group;
     let mut first = format!("group: {name} ({kind}), size {size}");
-    if *domain == GroupDomain::Any {
-        return screen.wrap(0, &format!("{first}\n"));
+    if *domain != GroupDomain::Any {
+        first += &format!(", domain {} {}", domain.as_str(), group.policy.as_str());
     }
-    first += &format!(", domain {} {}", domain.as_str(), group.policy.as_str());
     let mut lines = screen.wrap(0, &format!("{first}\n"));
+    if !group.differing.is_empty() {
+        let names = group.differing.join(", ");
+        lines += &screen.wrap(
+            4,
+            &format!("  another domain in the annotations, which does not count: {names}\n"),
+        );
+    }
+    if *domain == GroupDomain::Any {
+        return lines;
+    }
     if !group.bound.is_empty() {
         lines += &screen.wrap(4, &format!("  bound: {}\n", places(&group.bound)));
     }

@@ -369,6 +369,9 @@ pub struct ExplainedGroup {
     pub domain: GroupDomain,
     /// The outcome if no domain has room for all of them.
     pub policy: DomainPolicy,
+    /// The names of members whose own annotations wish something else, which does not count; at most 64.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub differing: Vec<String>,
     /// The members that are bound or being bound, at most 64; absent for the domain `any`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     // Bounded: a group of the coscheduling plugin may have thousands.

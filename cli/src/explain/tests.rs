@@ -138,6 +138,10 @@ fn groups() {
         size: 4,
         ..ExplainedGroup::default()
     };
+    let differing = ExplainedGroup {
+        differing: vec!["train-2".to_owned(), "train-3".to_owned()],
+        ..plain.clone()
+    };
     let with_wish = ExplainedGroup {
         domain: GroupDomain::Link,
         policy: DomainPolicy::Required,
@@ -177,6 +181,7 @@ fn groups() {
     };
     let texts = [
         shown(&plain, None),
+        shown(&differing, None),
         shown(&with_wish, None),
         shown(&refused, None),
         shown(&kept, None),

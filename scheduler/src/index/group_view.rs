@@ -16,7 +16,11 @@ use super::view::counted_on;
 /// The group of a pod that a watch has shown; `None` for a pod of no group.
 pub(super) fn group(index: &Index, uid: &str) -> Option<ExplainedGroup> {
     let (kind, key, member) = index.cluster.group_members.find(uid)?;
-    let group = index.pod_groups.group(kind, key.into(), member.marks);
+    let mut group = index.pod_groups.group(kind, key.into(), member.marks);
+    // The member that was asked about first decides for the others.
+    if let Some(wish) = index.hints.wish_in_cycle(&group, uid) {
+        group.wish = wish;
+    }
     let name = key.split_once('/').map_or(key, |(_, name)| name);
     let mut shown = ExplainedGroup {
         name: name.to_owned(),
@@ -24,6 +28,7 @@ pub(super) fn group(index: &Index, uid: &str) -> Option<ExplainedGroup> {
         size: group.min_count,
         domain: group.wish.domain,
         policy: group.wish.policy,
+        differing: differing_members(index, &group),
         ..ExplainedGroup::default()
     };
     if group.wish.domain == GroupDomain::Any {
@@ -53,6 +58,23 @@ pub(super) fn group(index: &Index, uid: &str) -> Option<ExplainedGroup> {
         None => {}
     }
     Some(shown)
+}
+
+/// The names of the members whose annotations wish something else than the wish that counts, unless that of the group's object
+/// counts; [`MAX_GROUP`] at most.
+fn differing_members(index: &Index, group: &GroupOfPod) -> Vec<String> {
+    let object = index.pod_groups.get(group.kind, &group.key);
+    if object.is_some_and(|object| object.wish.is_some()) {
+        return Vec::new();
+    }
+    let members = index.cluster.group_members.of(group.kind, &group.key);
+    let differing = members.filter(|(_, member)| member.marks.wish != group.wish);
+    let mut names: Vec<String> = differing
+        .map(|(owner, _)| name_of(&index.cluster, owner.as_str()))
+        .collect();
+    names.sort_unstable();
+    names.truncate(MAX_GROUP);
+    names
 }
 
 /// The members of a group that are bound, or are being bound, with devices; [`MAX_GROUP`] at most.

@@ -41,7 +41,7 @@ pub(super) struct GroupFacts {
 pub(super) struct MemberMarks {
     /// The least number of members that are placed together.
     min_available: Option<u32>,
-    wish: GroupWish,
+    pub(super) wish: GroupWish,
 }
 
 /// The group of a pod.

@@ -271,10 +271,39 @@ async fn explain_shows_groups_without_a_domain_in_short() {
     assert_eq!(explained(&world, "alone"), Value::Null);
     member(&world, Mark::Native, "m1", 100, 4, "node preferred");
     let mut with_bound = short("node");
+    with_bound["differing"] = json!(["m0"]);
     with_bound["bound"] = json!([{"name": "m0", "node": "n1", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}]);
     assert_eq!(
         explained(&world, "m1"),
         with_bound,
         "a pod without a record is counted on every GPU"
     );
+}
+
+/// The first member decides, and those with another wish are named, unless the object of the group has a wish.
+#[tokio::test(start_paused = true)]
+async fn explain_names_the_members_that_wish_something_else() {
+    let world = two_nodes();
+    let first = member(&world, Mark::Native, "m0", 100, 4, "link required");
+    for name in ["m2", "m1"] {
+        member(&world, Mark::Native, name, 100, 4, "node required");
+    }
+    assert_eq!(explained(&world, "m0")["differing"], json!(["m1", "m2"]));
+    assert_eq!(
+        explained(&world, "m2")["differing"],
+        json!(["m0"]),
+        "before a cycle"
+    );
+    world.fitting(&first, &["n1", "n2"]).await;
+    let in_cycle = explained(&world, "m2");
+    assert_eq!(
+        (&in_cycle["domain"], &in_cycle["differing"]),
+        (&json!("link"), &json!(["m1", "m2"]))
+    );
+    world.apply_pod_group(&json!({
+        "apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup",
+        "metadata": {"name": "group", "namespace": "default", "annotations": {"gpushare/group-domain": "node"}},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": 4}}},
+    }));
+    assert_eq!(explained(&world, "m0")["differing"], Value::Null);
 }
