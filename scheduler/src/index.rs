@@ -28,6 +28,7 @@ mod record;
 mod resource_demand;
 mod snapshot;
 mod started_groups;
+mod tried_placements;
 mod victims;
 pub(crate) mod view;
 
@@ -306,7 +307,7 @@ impl Index {
     pub fn snapshot(&self) -> Snapshot {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Snapshot {
-            n_group_rooms: count(self.hints.rooms.n_kept()),
+            n_group_rooms: count(self.hints.n_group_rooms()),
             n_failing: count(self.failing.n_ranking_last()),
             n_plugin_away: count(self.cluster.plugins.n_left_out()),
             synced: self.synced(),
@@ -451,9 +452,17 @@ impl Index {
             .hint(&mut self.cluster, (node, None), demand, attempt, now);
     }
 
-    /// Frees the room of a group with a wish for one domain if a filter request for this member begins another cycle.
-    pub fn begin_group_cycle(&mut self, group: &GroupOfPod, uid: &str) {
-        self.hints.begin_group_cycle(&mut self.cluster, group, uid);
+    /// Frees the room of a group with a wish for one domain, on the nodes that are asked about, if a filter request for this
+    /// member begins another cycle.
+    pub fn begin_group_cycle(
+        &mut self,
+        group: &GroupOfPod,
+        uid: &str,
+        is_asked: impl Fn(&str) -> bool,
+        now: Instant,
+    ) {
+        self.hints
+            .begin_group_cycle(&mut self.cluster, group, uid, is_asked, now);
     }
 
     /// Returns true if [`Self::keep_for_started_groups`] may have room to keep.

@@ -344,7 +344,7 @@ impl Collector for StateGauges {
         encode("conservative_pods", help, snapshot.n_conservative)?;
         let help = "Pods that room is kept for until they are bound, and members of groups that were not asked about yet";
         encode("hints", help, snapshot.n_hints)?;
-        let help = "Groups of pods for which room is kept in one domain";
+        let help = "Rooms that are kept for groups of pods in one domain";
         encode("group_rooms", help, snapshot.n_group_rooms)?;
         let help = "Nodes that rank behind all others because kubelet refused several pods there";
         encode("failing_nodes", help, snapshot.n_failing)?;

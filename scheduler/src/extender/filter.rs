@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use placement::Reason;
 use proto::extender::{ExtenderFilterResult, FittingNodes};
-use proto::pod::Pod;
 use proto::pod_group::GroupDomain;
 
 use super::evaluation::{Demand, Evaluation, FilterRequest, NodeMisfit, Ranker, evaluate_all};
@@ -141,7 +140,7 @@ fn answer_once(
     let with_wish = if request.whole_nodes.is_some() {
         None
     } else {
-        begin_group_cycle(extender, pod)
+        begin_group_cycle(extender, request, now)
     };
     let index = extender.index.read();
     index.ready().map_err(RequestError::NotReady)?;
@@ -226,7 +225,8 @@ fn end_hints(extender: &Extender, group: Option<&str>, now: Instant) {
 }
 
 /// The group of a pod with a wish for one domain. Its room of an earlier cycle ends if this pod begins another.
-fn begin_group_cycle(extender: &Extender, pod: &Pod) -> Option<GroupOfPod> {
+fn begin_group_cycle(extender: &Extender, request: &FilterRequest<'_>, now: Instant) -> Option<GroupOfPod> {
+    let FilterRequest { pod, names, .. } = request;
     if !pod.is_in_gang() {
         return None;
     }
@@ -245,7 +245,9 @@ fn begin_group_cycle(extender: &Extender, pod: &Pod) -> Option<GroupOfPod> {
         return None;
     }
     if has_to_choose {
-        extender.index.write().begin_group_cycle(&group, pod.uid());
+        let is_asked = |node: &str| names.iter().any(|name| name == node);
+        let mut index = extender.index.write();
+        index.begin_group_cycle(&group, pod.uid(), is_asked, now);
     }
     Some(group)
 }

@@ -213,7 +213,10 @@ impl Assumptions<'_> {
     ) -> Result<Placement, AssumeError> {
         let owner = self.cluster.owner(demand.uid);
         let placement = match self.cluster.fleet.node_id(node) {
-            Some(id) => self.choose_devices_on(id, node, demand),
+            Some(id) => {
+                self.hints.choose_placement(self.cluster, demand.uid, id);
+                self.choose_devices_on(id, node, demand)
+            }
             // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
             None => match self.filter().fit(node, demand) {
                 Ok(_) => return Ok(self.hold_unknown_gpus(&owner, demand, node)),

@@ -96,6 +96,13 @@ impl Gangs {
         is_newly_in_vain
     }
 
+    /// Notes that the next filter request for a member of this group is for another placement of the same cycle.
+    pub(super) fn begin_placement(&mut self, group: &str) {
+        if let Some(gang) = self.0.get_mut(group) {
+            gang.filtered.clear();
+        }
+    }
+
     /// Removes a member that is bound or gone. The past cycles of its group then no longer predict the next ones.
     pub(super) fn remove_member(&mut self, uid: &str) {
         for gang in self.0.values_mut() {

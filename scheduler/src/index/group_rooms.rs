@@ -72,6 +72,16 @@ struct KeptRoom {
     has_bound: bool,
 }
 
+/// Room that was kept for a group in a cycle that is over.
+#[derive(Debug)]
+pub(super) struct EndedRoom {
+    pub(super) node: NodeId,
+    /// All places, those that no member had taken included.
+    pub(super) placements: Vec<Placement>,
+    /// The members that had taken places and are not bound.
+    pub(super) members: Vec<OwnerId>,
+}
+
 /// The decision for a group, to read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GroupView<'a> {
@@ -250,14 +260,33 @@ impl GroupRooms {
         }
     }
 
-    /// Ends the cycle of a group. Returns the members whose hints have to end.
-    pub(super) fn end_cycle(&mut self, cluster: &mut Cluster, group: &GroupOfPod) -> Vec<OwnerId> {
-        match self.0.remove(&group.id()).map(|cycle| cycle.decision) {
-            Some(GroupDecision::Kept(mut room)) => {
-                room.take_open(cluster);
-                room.members.into_keys().collect()
-            }
-            Some(GroupDecision::AsAny | GroupDecision::Refused(_)) | None => Vec::new(),
+    /// Ends the cycle of a group; its open places are free. Returns the room that was kept, whose members' hints have to end.
+    pub(super) fn end_cycle(
+        &mut self,
+        cluster: &mut Cluster,
+        group: &(GroupKind, Box<str>),
+    ) -> Option<EndedRoom> {
+        let GroupDecision::Kept(mut room) = self.0.remove(group)?.decision else {
+            return None;
+        };
+        let open = room.take_open(cluster);
+        let mut ended = EndedRoom {
+            node: room.node,
+            placements: open.into_iter().map(|(_, placement)| placement).collect(),
+            members: Vec::new(),
+        };
+        for (owner, placement) in room.members {
+            ended.members.push(owner);
+            ended.placements.push(placement);
+        }
+        Some(ended)
+    }
+
+    /// The node on which room is kept for a group.
+    pub(super) fn node(&self, group: &(GroupKind, Box<str>)) -> Option<NodeId> {
+        match &self.0.get(group)?.decision {
+            GroupDecision::Kept(room) => Some(room.node),
+            GroupDecision::AsAny | GroupDecision::Refused(_) => None,
         }
     }
 
@@ -279,7 +308,7 @@ impl GroupRooms {
         let mut places = room.placements.into_iter();
         let Some(own) = places.next() else { return };
         // Another request for a member may have been answered since this one was evaluated.
-        self.end_cycle(cluster, group);
+        self.end_cycle(cluster, &group.id());
         let mut kept = KeptRoom {
             node,
             gpus: room.gpus,

@@ -25,6 +25,7 @@ use super::gangs::{FilteredMember, Gangs};
 use super::group_rooms::{GroupRooms, MemberOutcome, MemberStep};
 use super::pod_groups::GroupOfPod;
 use super::resource_demand::ResourceDemand;
+use super::tried_placements::TriedPlacements;
 
 /// The most hints at one time, without those of `PodGroup` members.
 const MAX_HINTS: usize = 4096;
@@ -110,6 +111,7 @@ pub struct HintQueue {
     not_begun: Vec<OwnerId>,
     gangs: Gangs,
     pub(super) rooms: GroupRooms,
+    tried: TriedPlacements,
     /// Pods whose hint expired, with the time until which they rest: they get no other hint, so that other pods get the room.
     resting: FxHashMap<OwnerId, Instant>,
     /// The pods of `resting` in the order in which their rests began; an entry that differs from `resting` is outdated.
@@ -202,6 +204,7 @@ impl HintQueue {
             not_begun: Vec::new(),
             gangs: Gangs::default(),
             rooms: GroupRooms::default(),
+            tried: TriedPlacements::default(),
             resting: FxHashMap::default(),
             rest_queue: VecDeque::new(),
             nominees: FxHashMap::default(),
@@ -316,6 +319,7 @@ impl HintQueue {
             || self.rest_queue.front().is_some_and(|(until, _)| *until <= now)
             || self.gangs.is_due(now)
             || self.rooms.is_due(now)
+            || self.tried.is_due(now)
     }
 
     /// Sets the ends of the hints that watches have begun or restarted: they last from `now` on.
@@ -357,6 +361,9 @@ impl HintQueue {
             cluster.note_silent_opening();
         }
         self.rooms.end_expired(now);
+        if self.tried.end_expired(cluster, now) {
+            cluster.note_silent_opening();
+        }
         if self.end_rests(now) {
             cluster.note_silent_opening();
         }
@@ -408,22 +415,73 @@ impl HintQueue {
     }
 
     /// Ends the scheduling cycle of a group with a wish if a filter request for this member begins another: its room is free
-    /// to be chosen again.
-    pub(super) fn begin_group_cycle(&mut self, cluster: &mut Cluster, group: &GroupOfPod, uid: &str) {
+    /// to be chosen again. Room on a node that is not asked about stays: kube-scheduler may come back to it.
+    pub(super) fn begin_group_cycle(
+        &mut self,
+        cluster: &mut Cluster,
+        group: &GroupOfPod,
+        uid: &str,
+        is_asked: impl Fn(&str) -> bool,
+        now: Instant,
+    ) {
         if self.step(group, uid) != MemberStep::Choose {
             return;
         }
-        let mut members = self.rooms.end_cycle(cluster, group);
-        // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
-        for (owner, _) in cluster.group_members.of(group.kind, &group.key) {
-            if self.hints.get(owner).is_some_and(|hint| hint.is_unasked) {
-                members.push(owner.clone());
+        let is_node_asked = |cluster: &Cluster, node| {
+            let view = cluster.fleet.view(node);
+            view.is_none_or(|view| is_asked(view.name()))
+        };
+        let is_known = self.tried.end_on(cluster, &group.id(), is_node_asked);
+        let ended = self.rooms.end_cycle(cluster, &group.id());
+        if let Some(ended) = ended {
+            self.unhint_all(cluster, ended.members);
+            let end = now.checked_add(self.times.plain);
+            if let Some(end) = end.filter(|_| !is_node_asked(cluster, ended.node)) {
+                let room = (ended.node, ended.placements);
+                self.tried.keep(cluster, group.id(), room, end);
+                if !is_known {
+                    self.gangs.begin_placement(&group.key);
+                }
             }
         }
-        for owner in members {
+        // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
+        let members = cluster.group_members.of(group.kind, &group.key);
+        let is_unasked = |owner: &OwnerId| self.hints.get(owner).is_some_and(|hint| hint.is_unasked);
+        let unasked = members.filter(|(owner, _)| is_unasked(owner));
+        let unasked = unasked.map(|(owner, _)| owner.clone()).collect();
+        self.unhint_all(cluster, unasked);
+    }
+
+    /// Ends the room of a pod's group on other nodes than the one that the pod is bound to: kube-scheduler has chosen this
+    /// placement. Room on this node is chosen again, unless it is that of the placement that was tried last.
+    pub(super) fn choose_placement(&mut self, cluster: &mut Cluster, uid: &str, node: NodeId) {
+        let Some((kind, key, _)) = cluster.group_members.find(uid) else {
+            return;
+        };
+        let group = (kind, key.into());
+        let mut is_free = self.tried.end_on(cluster, &group, |_, _| true);
+        if self.rooms.node(&group).is_some_and(|kept| kept != node)
+            && let Some(ended) = self.rooms.end_cycle(cluster, &group)
+        {
+            self.unhint_all(cluster, ended.members);
+            is_free = true;
+        }
+        if is_free {
+            cluster.note_silent_opening();
+        }
+    }
+
+    /// Ends the hints of these pods.
+    fn unhint_all(&mut self, cluster: &mut Cluster, owners: Vec<OwnerId>) {
+        for owner in owners {
             self.take_hint(owner.as_str());
             cluster.fleet.unhint(owner.as_str());
         }
+    }
+
+    /// Number of rooms that are kept for groups.
+    pub(super) fn n_group_rooms(&self) -> usize {
+        self.rooms.n_kept() + self.tried.n_rooms()
     }
 
     /// Keeps a place for a pod that no filter request has asked about.

@@ -283,15 +283,12 @@ async fn a_member_with_another_request_takes_the_place_of_an_unknown_one() {
 async fn another_set_of_nodes_in_one_cycle_gets_a_decision_of_its_own() {
     let world = world(&["n1", "n2"]);
     let pods = members(&world, Mark::Native, 4, 100, "link required");
-    for nodes in [["n1"], ["n2"]] {
+    for (n_kept, node) in [(4, "n1"), (8, "n2"), (8, "n1"), (8, "n2")] {
         for pod in &pods {
-            assert_eq!(world.fitting(pod, &nodes).await, nodes);
+            assert_eq!(world.fitting(pod, &[node]).await, [node]);
         }
-        assert_eq!(
-            world.index.read().fleet().n_hints(),
-            4,
-            "the room of the last set is kept"
-        );
+        let n_hints = world.index.read().fleet().n_hints();
+        assert_eq!(n_hints, n_kept, "the room in each set is kept once");
     }
     let late = member(&world, Mark::Native, "late", 100, 4, "link required");
     let text = refusal(&world, &late, &["n1"]).await;
@@ -318,7 +315,10 @@ async fn a_group_is_bound_in_a_set_of_nodes_that_was_not_the_last(#[case] wish: 
             world.filter(pod, &[rack]).await;
         }
     }
-    for pod in &pods {
+    let next = shared("next", 4, 400);
+    world.apply_pod(&next);
+    for (at, pod) in pods.iter().enumerate() {
+        assert!(world.fitting(&next, &["n2"]).await.is_empty(), "{at} are bound");
         world.api.put(pod);
         assert_eq!(world.bind(pod, "n2").await, "");
         world.check();

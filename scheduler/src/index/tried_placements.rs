@@ -1,0 +1,104 @@
+//! Room of groups in the placements that kube-scheduler has tried before the last one.
+//!
+//! For a `PodGroup` with a topology constraint (`TopologyAwareWorkloadScheduling`) kube-scheduler 1.36 filters all members among
+//! the nodes of one value of a label (a placement) after the other, all in one cycle. It binds the members in the best
+//! placement, which need not be the last, and filters none of them again. So the room in each is kept, under names of the
+//! group's own, until the first bind of a member shows the placement; devices are then chosen again.
+
+use std::time::Instant;
+
+use placement::{NodeId, OwnerId, Placement};
+use proto::pod::GroupKind;
+use rustc_hash::FxHashMap;
+
+use super::cluster::Cluster;
+
+/// Most placements of a group with room, beside the last one.
+const MAX_ROOMS: usize = 64;
+
+/// The rooms of each group, by the kind of mark on the pods, and namespace and name.
+#[derive(Debug, Default)]
+pub(super) struct TriedPlacements(FxHashMap<(GroupKind, Box<str>), Vec<TriedRoom>>);
+
+/// Room for a group in a placement.
+#[derive(Debug)]
+struct TriedRoom {
+    node: NodeId,
+    /// The owners of the hints that keep the devices.
+    places: Vec<OwnerId>,
+    /// The end, unless a bind or another question comes before.
+    end: Instant,
+}
+
+impl TriedRoom {
+    fn free(self, cluster: &mut Cluster) {
+        for owner in self.places {
+            cluster.fleet.unhint(owner.as_str());
+        }
+    }
+}
+
+impl TriedPlacements {
+    /// Keeps the devices of a group on a node until `end`.
+    pub(super) fn keep(
+        &mut self,
+        cluster: &mut Cluster,
+        group: (GroupKind, Box<str>),
+        (node, placements): (NodeId, Vec<Placement>),
+        end: Instant,
+    ) {
+        let mut places = Vec::with_capacity(placements.len());
+        for (at, placement) in placements.iter().enumerate() {
+            // No UID of a pod has a slash, so that this owner is no pod.
+            let owner = OwnerId::from(format!("{:?}/{}/{node:?}/{at}", group.0, group.1));
+            cluster.fleet.hint(&owner, node, placement);
+            places.push(owner);
+        }
+        let rooms = self.0.entry(group).or_default();
+        rooms.push(TriedRoom { node, places, end });
+        if rooms.len() > MAX_ROOMS {
+            rooms.remove(0).free(cluster);
+        }
+    }
+
+    /// Frees the rooms whose time is up; returns true if there were any.
+    pub(super) fn end_expired(&mut self, cluster: &mut Cluster, now: Instant) -> bool {
+        let mut ended = Vec::new();
+        self.0.retain(|_, rooms| {
+            ended.extend(rooms.extract_if(.., |room| room.end <= now));
+            !rooms.is_empty()
+        });
+        let is_any = !ended.is_empty();
+        ended.into_iter().for_each(|room| room.free(cluster));
+        is_any
+    }
+
+    /// Returns true if [`Self::end_expired`] has something to do.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.0.values().flatten().any(|room| room.end <= now)
+    }
+
+    /// Frees the rooms of a group on the nodes for which `is_over` returns true; returns true if there were any.
+    pub(super) fn end_on(
+        &mut self,
+        cluster: &mut Cluster,
+        group: &(GroupKind, Box<str>),
+        is_over: impl Fn(&Cluster, NodeId) -> bool,
+    ) -> bool {
+        let Some(rooms) = self.0.remove(group) else {
+            return false;
+        };
+        let (over, left): (Vec<_>, Vec<_>) = rooms.into_iter().partition(|room| is_over(cluster, room.node));
+        if !left.is_empty() {
+            self.0.insert(group.clone(), left);
+        }
+        let is_any = !over.is_empty();
+        over.into_iter().for_each(|room| room.free(cluster));
+        is_any
+    }
+
+    /// Number of rooms.
+    pub(super) fn n_rooms(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+}
