@@ -282,17 +282,38 @@ async fn a_member_with_another_request_takes_the_place_of_an_unknown_one() {
 #[tokio::test(start_paused = true)]
 async fn another_set_of_nodes_in_one_cycle_gets_a_decision_of_its_own() {
     let world = world(&["n1", "n2"]);
-    let pods = members(&world, Mark::Native, 4, 100, "link required");
-    for (n_kept, node) in [(4, "n1"), (8, "n2"), (8, "n1"), (8, "n2")] {
+    let mut pods = members(&world, Mark::Native, 4, 100, "link required");
+    for pod in &mut pods {
+        pod["status"] = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}]});
+        world.apply_pod(pod);
+    }
+    let n_hints = || world.index.read().fleet().n_hints();
+    for (nth, (n_kept, node)) in [(4, "n1"), (8, "n2"), (8, "n1"), (8, "n2")]
+        .into_iter()
+        .enumerate()
+    {
         for pod in &pods {
             assert_eq!(world.fitting(pod, &[node]).await, [node]);
         }
-        let n_hints = world.index.read().fleet().n_hints();
-        assert_eq!(n_hints, n_kept, "the room in each set is kept once");
+        assert_eq!(n_hints(), n_kept, "the room in each set is kept once");
+        if (nth, node) == (1, "n2") {
+            let other = units("other", 1);
+            world.apply_pod(&other);
+            world.fitting(&other, &["n1"]).await;
+            assert_eq!(
+                n_hints(),
+                9,
+                "the cycle has two sets, and did not fail in the first"
+            );
+            world.delete_pod(&other);
+        }
     }
     let late = member(&world, Mark::Native, "late", 100, 4, "link required");
     let text = refusal(&world, &late, &["n1"]).await;
     assert!(text.contains("is not among those asked about"), "{text}");
+    sleep(TTL).await;
+    world.fitting(&units("last", 1), &["n1"]).await;
+    assert_eq!(n_hints(), 1, "no room is kept for ever");
     assert_eq!(run(&world, &pods, &["n2"]).await, ["n2"; 4]);
 }
 
