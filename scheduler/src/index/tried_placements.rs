@@ -69,7 +69,9 @@ impl TriedPlacements {
             !rooms.is_empty()
         });
         let is_any = !ended.is_empty();
-        ended.into_iter().for_each(|room| room.free(cluster));
+        for room in ended {
+            room.free(cluster);
+        }
         is_any
     }
 
@@ -93,7 +95,9 @@ impl TriedPlacements {
             self.0.insert(group.clone(), left);
         }
         let is_any = !over.is_empty();
-        over.into_iter().for_each(|room| room.free(cluster));
+        for room in over {
+            room.free(cluster);
+        }
         is_any
     }
 

@@ -23,8 +23,16 @@ pub struct NodeList {
     nodes: Box<[Option<NodeId>]>,
     /// The place in the list of the node at each index of the fleet; [`ABSENT`] for a node that is not in it.
     places: Box<[u32]>,
-    /// The results of each kind of request, in the order of their last use.
-    kinds: Mutex<Vec<(Weak<CachedScores>, Arc<Mutex<ListResults>>)>>,
+    /// The kinds of requests with results, in the order of their last use.
+    kinds: Mutex<Vec<RequestKind>>,
+}
+
+/// A kind of request with results.
+#[derive(Debug)]
+struct RequestKind {
+    /// The results by node, which identify the kind.
+    scores: Weak<CachedScores>,
+    results: Arc<Mutex<ListResults>>,
 }
 
 /// The results of one kind of request.
@@ -88,19 +96,15 @@ impl NodeList {
         };
         let (n_changes, nodes) = (batch.nodes.n_changes(), batch.nodes);
         let before = known.n_changes.replace(n_changes);
-        match before.and_then(|before| nodes.changed_since(before)) {
-            Some(changed) => {
-                for index in changed {
-                    let Some(place) = self.place(index) else { continue };
-                    if let Some(result) = known.results.get_mut(place) {
-                        *result = evaluate(batch, self.node(place));
-                    }
+        if let Some(changed) = before.and_then(|before| nodes.changed_since(before)) {
+            for place in changed.filter_map(|index| self.place(index)) {
+                if let Some(result) = known.results.get_mut(place) {
+                    *result = evaluate(batch, self.node(place));
                 }
             }
-            None => {
-                let nodes = self.nodes.iter();
-                known.results = nodes.map(|node| evaluate(batch, *node)).collect();
-            }
+        } else {
+            let nodes = self.nodes.iter();
+            known.results = nodes.map(|node| evaluate(batch, *node)).collect();
         }
         Some(read(&known.results))
     }
@@ -115,19 +119,19 @@ impl NodeList {
     fn results_of(&self, scores: &Arc<CachedScores>) -> Arc<Mutex<ListResults>> {
         let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
         let scores = Arc::downgrade(scores);
-        let found = kinds.iter().rposition(|(of, _)| of.ptr_eq(&scores));
-        let kind = match found {
-            Some(at) => kinds.remove(at),
-            None => {
-                // Results by node end with a change of the workload model, and with the kinds that are asked about no more.
-                kinds.retain(|(of, _)| of.strong_count() > 0);
-                if kinds.len() >= MAX_KINDS {
-                    kinds.remove(0);
-                }
-                (scores, Arc::default())
+        let found = kinds.iter().rposition(|kind| kind.scores.ptr_eq(&scores));
+        let kind = if let Some(at) = found {
+            kinds.remove(at)
+        } else {
+            // Results by node end with a change of the workload model, and with the kinds that are asked about no more.
+            kinds.retain(|kind| kind.scores.strong_count() > 0);
+            if kinds.len() >= MAX_KINDS {
+                kinds.remove(0);
             }
+            let results = Arc::default();
+            RequestKind { scores, results }
         };
-        let results = Arc::clone(&kind.1);
+        let results = Arc::clone(&kind.results);
         kinds.push(kind);
         results
     }
