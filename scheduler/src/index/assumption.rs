@@ -213,10 +213,11 @@ impl Assumptions<'_> {
     ) -> Result<Placement, AssumeError> {
         let owner = self.cluster.owner(demand.uid);
         let placement = match self.cluster.fleet.node_id(node) {
-            Some(id) => {
+            // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
+            Some(id) => self.filter().check_served(node, demand).and_then(|()| {
                 self.hints.choose_placement(self.cluster, demand.uid, id);
-                self.choose_devices_on(id, node, demand)
-            }
+                self.choose_devices_on(id, demand)
+            }),
             // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
             None => match self.filter().fit(node, demand) {
                 Ok(_) => return Ok(self.hold_unknown_gpus(&owner, demand, node)),
@@ -242,14 +243,7 @@ impl Assumptions<'_> {
     }
 
     /// Chooses devices on a node of the fleet.
-    fn choose_devices_on(
-        &self,
-        id: NodeId,
-        node: &str,
-        demand: &ResourceDemand<'_>,
-    ) -> Result<Placement, Reason> {
-        // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
-        self.filter().check_served(node, demand)?;
+    fn choose_devices_on(&self, id: NodeId, demand: &ResourceDemand<'_>) -> Result<Placement, Reason> {
         match self.hints.rooms.place_at_bind(self.cluster, id, demand) {
             Some(Ok(placement)) => return Ok(placement),
             Some(Err(DomainPolicy::Required)) => return Err(Reason::Together),

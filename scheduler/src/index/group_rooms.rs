@@ -282,14 +282,6 @@ impl GroupRooms {
         Some(ended)
     }
 
-    /// The node on which room is kept for a group.
-    pub(super) fn node(&self, group: &(GroupKind, Box<str>)) -> Option<NodeId> {
-        match &self.0.get(group)?.decision {
-            GroupDecision::Kept(room) => Some(room.node),
-            GroupDecision::AsAny | GroupDecision::Refused(_) => None,
-        }
-    }
-
     /// Keeps room for the members of a group: one place is the member's own, for which the caller keeps a hint, the others stay
     /// open.
     pub(super) fn keep(

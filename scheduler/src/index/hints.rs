@@ -16,7 +16,7 @@ use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use placement::{Hints, NodeId, OwnerId, Placement};
-use proto::pod::{Pod, PodCondition};
+use proto::pod::{GroupKind, Pod, PodCondition};
 use proto::pod_group::GroupWish;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
@@ -431,15 +431,16 @@ impl HintQueue {
             let view = cluster.fleet.view(node);
             view.is_none_or(|view| is_asked(view.name()))
         };
-        let is_known = self.tried.end_on(cluster, &group.id(), is_node_asked);
+        let end_of_known = self.tried.end_on(cluster, &group.id(), is_node_asked);
         let ended = self.rooms.end_cycle(cluster, &group.id());
         if let Some(ended) = ended {
             self.unhint_all(cluster, ended.members);
-            let end = now.checked_add(self.times.plain);
+            // A group that is tried again and again does not put off the end.
+            let end = end_of_known.or_else(|| now.checked_add(self.times.plain));
             if let Some(end) = end.filter(|_| !is_node_asked(cluster, ended.node)) {
                 let room = (ended.node, ended.placements);
                 self.tried.keep(cluster, group.id(), room, end);
-                if !is_known {
+                if end_of_known.is_none() {
                     self.gangs.begin_placement(&group.key);
                 }
             }
@@ -452,21 +453,31 @@ impl HintQueue {
         self.unhint_all(cluster, unasked);
     }
 
-    /// Ends the room of a pod's group on other nodes than the one that the pod is bound to: kube-scheduler has chosen this
-    /// placement. Room on this node is chosen again, unless it is that of the placement that was tried last.
+    /// Ends the room of a pod's group in all placements but the one that the pod is bound in. Room in a placement that was not
+    /// tried last is chosen again, and its members have no hints on other nodes then.
     pub(super) fn choose_placement(&mut self, cluster: &mut Cluster, uid: &str, node: NodeId) {
         let Some((kind, key, _)) = cluster.group_members.find(uid) else {
             return;
         };
         let group = (kind, key.into());
-        let mut is_free = self.tried.end_on(cluster, &group, |_, _| true);
-        if self.rooms.node(&group).is_some_and(|kept| kept != node)
-            && let Some(ended) = self.rooms.end_cycle(cluster, &group)
-        {
-            self.unhint_all(cluster, ended.members);
-            is_free = true;
+        let is_of_node = |_: &Cluster, tried| tried == node;
+        if self.tried.end_on(cluster, &group, is_of_node).is_some() {
+            self.rooms.end_cycle(cluster, &group);
+            let members = cluster.group_members.of(group.0, &group.1);
+            let unbound = members.filter(|(owner, _)| {
+                let hint = self.hints.get(*owner);
+                hint.is_some_and(|hint| hint.group.is_some())
+            });
+            let unbound = unbound.map(|(owner, _)| owner.clone()).collect();
+            self.unhint_all(cluster, unbound);
+            cluster.note_silent_opening();
         }
-        if is_free {
+        self.end_tried(cluster, &group);
+    }
+
+    /// Ends the room of a group in the placements that were tried before the last one.
+    fn end_tried(&mut self, cluster: &mut Cluster, group: &(GroupKind, Box<str>)) {
+        if self.tried.end_on(cluster, group, |_, _| true).is_some() {
             cluster.note_silent_opening();
         }
     }
@@ -579,6 +590,9 @@ impl HintQueue {
             }
             self.free(cluster, uid);
             cluster.note_silent_opening();
+            if let Some(group) = hint.group {
+                self.end_tried(cluster, &(GroupKind::Native, group));
+            }
         }
         let owner = cluster.owner(uid);
         // The devices of an assumption are reserved; a hint beside them would count twice.
@@ -680,6 +694,9 @@ impl HintQueue {
     fn unhint_members(&mut self, cluster: &mut Cluster, members: Vec<OwnerId>) -> bool {
         let n_before = self.hints.len();
         for owner in members {
+            if let Some((kind, key, _)) = cluster.group_members.find(owner.as_str()) {
+                self.end_tried(cluster, &(kind, key.into()));
+            }
             // A member that was nominated since has a hint of its own.
             if self.hints.get(&owner).is_some_and(|hint| hint.group.is_some()) {
                 self.hints.remove(&owner);
@@ -715,6 +732,12 @@ impl HintQueue {
         self.nominees.remove(uid);
         self.gangs.remove_member(uid);
         self.rooms.remove_member(cluster, uid, bound_to.is_some());
+        // A bind of another leader, which the watch shows.
+        if bound_to.is_some()
+            && let Some((kind, key, _)) = cluster.group_members.find(uid)
+        {
+            self.end_tried(cluster, &(kind, key.into()));
+        }
         // The fleet forgets the hint itself when the pod is bound or gone.
         if self
             .take_hint(uid)

@@ -80,25 +80,24 @@ impl TriedPlacements {
         self.0.values().flatten().any(|room| room.end <= now)
     }
 
-    /// Frees the rooms of a group on the nodes for which `is_over` returns true; returns true if there were any.
+    /// Frees the rooms of a group on the nodes for which `is_over` returns true. Returns the time at which the first of them would
+    /// have ended; `None` if there were none.
     pub(super) fn end_on(
         &mut self,
         cluster: &mut Cluster,
         group: &(GroupKind, Box<str>),
         is_over: impl Fn(&Cluster, NodeId) -> bool,
-    ) -> bool {
-        let Some(rooms) = self.0.remove(group) else {
-            return false;
-        };
+    ) -> Option<Instant> {
+        let rooms = self.0.remove(group)?;
         let (over, left): (Vec<_>, Vec<_>) = rooms.into_iter().partition(|room| is_over(cluster, room.node));
         if !left.is_empty() {
             self.0.insert(group.clone(), left);
         }
-        let is_any = !over.is_empty();
+        let end = over.iter().map(|room| room.end).min();
         for room in over {
             room.free(cluster);
         }
-        is_any
+        end
     }
 
     /// Number of rooms.

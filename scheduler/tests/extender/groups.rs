@@ -322,6 +322,7 @@ async fn another_set_of_nodes_in_one_cycle_gets_a_decision_of_its_own() {
 #[case::the_last_had_no_room("link required", &[0, 4])]
 #[case::the_last_had_room("link required", &[])]
 #[case::preferred("link preferred", &[0, 4])]
+#[case::the_last_had_no_domain("link preferred", &[0, 1, 2, 4, 5])]
 #[tokio::test(start_paused = true)]
 async fn a_group_is_bound_in_a_set_of_nodes_that_was_not_the_last(#[case] wish: &str, #[case] on_n1: &[u64]) {
     let world = world(&["n1", "n2"]);
@@ -627,6 +628,48 @@ async fn a_bind_without_kept_room_keeps_room_for_the_others() {
         assert_eq!(world.bind(pod, "n1").await, "");
     }
     world.check();
+}
+
+/// The group is known to have failed: no other pod waits for its room in any set of nodes.
+#[tokio::test(start_paused = true)]
+async fn a_failed_group_keeps_no_room_in_the_sets_that_were_tried() {
+    let world = world(&["n1", "n2"]);
+    let pods = members(&world, Mark::Native, 4, 100, "link required");
+    for node in ["n1", "n2"] {
+        for pod in &pods {
+            world.fitting(pod, &[node]).await;
+        }
+    }
+    for mut pod in pods {
+        pod["status"] = json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}]});
+        world.apply_pod(&pod);
+    }
+    assert_eq!(world.index.read().fleet().n_hints(), 0);
+}
+
+/// A member with another request finds no place on the node of a preferred domain, and is bound first.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_is_placed_apart_takes_no_room_from_the_others() {
+    let world = world(&["n1", "n2"]);
+    taking(&world, "a", "n1", &[3, 4, 5, 6, 7]);
+    let mut pods = members(&world, Mark::Native, 3, 100, "node preferred");
+    pods.push(marked(
+        &world,
+        Mark::Native,
+        shared("apart", 4, 400),
+        4,
+        "node preferred",
+    ));
+    let mut chosen = Vec::new();
+    for pod in &pods {
+        chosen.push(world.fitting(pod, &["n1", "n2"]).await.concat());
+    }
+    assert_eq!(chosen, ["n1", "n1", "n1", "n2"]);
+    let last = &pods[3];
+    world.api.put(last);
+    assert_eq!(world.bind(last, "n2").await, "");
+    let other = units("other", 10);
+    assert!(world.fitting(&other, &["n1"]).await.is_empty());
 }
 
 /// A member that takes the place of one that has ended needs room for itself alone, beside members with other requests.
