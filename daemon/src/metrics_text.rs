@@ -25,7 +25,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 const PIECE_BYTES: usize = 64 << 10;
 /// Memory of a piece beyond [`PIECE_BYTES`], for the label, value or help text that completes it, in bytes.
 const LONGEST_WRITE: usize = 1 << 10;
-/// Pieces that are written before the client has read the ones before.
+/// Most pieces that wait for the client to read them.
 const PIECES_AHEAD: usize = 8;
 /// The longest time of a scrape, after which a slow client gets no more: others wait for it. Prometheus by default waits as long.
 const LONGEST_SCRAPE: Duration = Duration::from_secs(10);

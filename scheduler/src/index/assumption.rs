@@ -17,7 +17,7 @@ use super::pod_groups::PodGroups;
 use super::pods::{Assumption, AssumptionState, Phase, PodEntry};
 use super::record::record;
 use super::resource_demand::ResourceDemand;
-use super::started_groups::place_at_bind;
+use super::started_groups::place_without_kept_room;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 
@@ -49,7 +49,7 @@ pub enum Assumed {
     AlreadyBound,
 }
 
-/// The reason for which a bind cannot be decided; nothing has changed.
+/// The reason for which a bind cannot be decided; nothing is reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum AssumeError {
     /// The pod is on another node.
@@ -249,7 +249,8 @@ impl Assumptions<'_> {
             Some(Err(DomainPolicy::Required)) => return Err(Reason::Together),
             Some(Err(DomainPolicy::Preferred)) => {}
             None => {
-                if let Some(placement) = place_at_bind(self.cluster, self.groups, id, demand) {
+                let placement = place_without_kept_room(self.cluster, self.groups, id, demand);
+                if let Some(placement) = placement {
                     return placement;
                 }
             }

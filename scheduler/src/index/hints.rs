@@ -431,16 +431,16 @@ impl HintQueue {
             let view = cluster.fleet.view(node);
             view.is_none_or(|view| is_asked(view.name()))
         };
-        let end_of_known = self.tried.end_on(cluster, &group.id(), is_node_asked);
+        let first_end = self.tried.end_on(cluster, &group.id(), is_node_asked);
         let ended = self.rooms.end_cycle(cluster, &group.id());
         if let Some(ended) = ended {
             self.unhint_all(cluster, ended.members);
             // A group that is tried again and again does not put off the end.
-            let end = end_of_known.or_else(|| now.checked_add(self.times.plain));
+            let end = first_end.or_else(|| now.checked_add(self.times.plain));
             if let Some(end) = end.filter(|_| !is_node_asked(cluster, ended.node)) {
                 let room = (ended.node, ended.placements);
                 self.tried.keep(cluster, group.id(), room, end);
-                if end_of_known.is_none() {
+                if first_end.is_none() {
                     self.gangs.begin_placement(&group.key);
                 }
             }

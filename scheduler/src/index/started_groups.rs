@@ -175,11 +175,11 @@ pub(super) fn keep_for_started_groups(
     }
 }
 
-/// The devices for a bind of a member that has no place kept for it: the leader has changed, or kube-scheduler has tried another
-/// set of nodes since (`spec.schedulingConstraints` of a `PodGroup`). They are in a domain with room for all members that are not
+/// The devices for a bind of a member that has no place kept for it: the leader has changed, or kube-scheduler has chosen
+/// a placement that it did not try last, see `tried_placements`. They are in a domain with room for all members that are not
 /// bound, as far as that is possible beside the bound ones. `None` for a pod without a wish, or whose group prefers a domain
 /// that has no room on the node; an error if it requires one.
-pub(super) fn place_at_bind(
+pub(super) fn place_without_kept_room(
     cluster: &Cluster,
     groups: &PodGroups,
     node: NodeId,
