@@ -333,7 +333,7 @@ impl Index {
 
     /// The fields of a node that kube-scheduler compares with pods; `None` if there is no such node.
     pub fn node_facts(&self, name: &str) -> Option<&NodeFacts> {
-        let state = self.cluster.nodes.get(name)?;
+        let state = self.cluster.node(name)?;
         state.exists().then_some(&state.facts)
     }
 

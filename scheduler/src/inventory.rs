@@ -8,7 +8,7 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use placement::{
-    Device, DeviceAttributes, DeviceLocation, DeviceType, DevicesOfType, FunctionGroup, FunctionId,
+    Device, DeviceAttributes, DeviceLocation, DeviceType, Devices, DevicesOfType, FunctionGroup, FunctionId,
     Inventory, Labels, LimitLevel, ResourceName, SwitchId, VirtualFunction,
 };
 use proto::device::{
@@ -137,8 +137,6 @@ impl DeviceReport {
     pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
         let mut report = Self::default();
         let inventory = &mut report.inventory;
-        // The object lists devices of all types, so that an empty list means that there are none.
-        inventory.other_devices = Some(Vec::new());
         for map in [&metadata.labels, &metadata.annotations].into_iter().flatten() {
             inventory.serves_vendor |= map.get(SERVES_VENDOR_LABEL).is_some_and(|value| value == "true");
         }
@@ -151,10 +149,27 @@ impl DeviceReport {
                 &[]
             }
         };
+        let mut by_type: Vec<(DeviceType, Vec<Device>)> = Vec::new();
         for (at, entry) in entries.iter().enumerate() {
-            if let Err(problem) = report.add(entry) {
-                let problem = format!("Device object: spec.devices[{at}]: {problem}");
-                report.problems.push(problem);
+            match report.read(entry) {
+                Ok((kind, device)) => match by_type.iter_mut().find(|(of_type, _)| *of_type == kind) {
+                    Some((_, devices)) => devices.push(device),
+                    None => by_type.push((kind, vec![device])),
+                },
+                Err(problem) => {
+                    let problem = format!("Device object: spec.devices[{at}]: {problem}");
+                    report.problems.push(problem);
+                }
+            }
+        }
+        // The object lists devices of all types, so that an empty list means that there are none.
+        let others = report.inventory.other_devices.insert(Vec::new());
+        for (kind, devices) in by_type {
+            let devices = devices.into();
+            if kind == DeviceType::Gpu {
+                report.inventory.gpus = devices;
+            } else {
+                others.push(DevicesOfType { kind, devices });
             }
         }
         let gpus = &report.inventory.gpus;
@@ -192,8 +207,9 @@ impl DeviceReport {
         }
     }
 
-    /// Adds one device of a Device object; an error is the reason for which it cannot be used, for people.
-    fn add(&mut self, entry: &Value) -> Result<(), String> {
+    /// Reads one device of a Device object, and the condition of a GPU; an error is the reason for which the device cannot be
+    /// used, for people.
+    fn read(&mut self, entry: &Value) -> Result<(DeviceType, Device), String> {
         let info = DeviceInfo::deserialize(entry).map_err(|error| error.to_string())?;
         let kind = if info.device_type.is_empty() {
             DeviceType::Gpu
@@ -204,18 +220,8 @@ impl DeviceReport {
         if kind == DeviceType::Gpu {
             let condition = partitions::report_condition(&info.conditions);
             self.condition = self.condition.take().or_else(|| condition.cloned());
-            self.inventory.gpus.push(device);
-            return Ok(());
         }
-        let others = self.inventory.other_devices.get_or_insert_default();
-        match others.iter_mut().find(|of_type| of_type.kind == kind) {
-            Some(of_type) => of_type.devices.push(device),
-            None => others.push(DevicesOfType {
-                kind,
-                devices: vec![device],
-            }),
-        }
-        Ok(())
+        Ok((kind, device))
     }
 
     /// Devices of other types than GPU.
@@ -372,7 +378,7 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let unit_bytes = unit.unwrap_or(MemoryUnit::MIB).bytes();
     let gpus = equal_gpus(n_gpus, units.saturating_mul(unit_bytes));
     // kubelet shows zero units until a plugin that has restarted registers again; nothing is known until then.
-    let gpus = if units == 0 { Vec::new() } else { gpus };
+    let gpus = if units == 0 { Devices::default() } else { gpus };
     let inventory = Inventory {
         gpus,
         unit_bytes: Some(unit_bytes),
@@ -403,7 +409,7 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     // No plugin has seen the node, so the enforcement is the one that the operator has set in the node group's template.
     let labels = node.metadata.labels.as_ref();
     let limits = limit_level(labels.and_then(|labels| labels.get(ENFORCEMENT)));
-    for gpu in &mut gpus {
+    for gpu in gpus.iter_mut() {
         gpu.attributes.limits = limits;
     }
     let partitions = ReportedTable::default().table(node, &gpus);
@@ -420,7 +426,7 @@ pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
 }
 
 /// GPUs of equal memory with generated IDs, for a node whose Device object is not there.
-fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
+fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Devices {
     let mut gpus = Vec::new();
     for minor in 0..u32::try_from(n_gpus).unwrap_or(0) {
         gpus.push(Device {
@@ -430,7 +436,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Vec<Device> {
             ..Device::new(generated_id(minor), minor)
         });
     }
-    gpus
+    gpus.into()
 }
 
 /// The ID for records; empty for a device that is known by its minor only.

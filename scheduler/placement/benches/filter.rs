@@ -35,7 +35,7 @@ fn half_full(n_nodes: u32) -> Fleet {
         fleet.set_inventory(
             &name(node),
             Inventory {
-                gpus: gpus.clone(),
+                gpus: gpus.clone().into(),
                 unit_bytes: Some(GIB),
                 ..Inventory::default()
             },

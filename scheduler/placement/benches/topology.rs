@@ -160,7 +160,7 @@ fn cases() -> [Case; 9] {
             .other_devices
             .iter_mut()
             .flatten()
-            .flat_map(|class| &mut class.devices);
+            .flat_map(|class| class.devices.iter_mut());
         (0_u32..)
             .zip(nics)
             .filter(|(at, _)| at % 4 < 3)

@@ -45,8 +45,8 @@ pub use data::constraints::{
     Requirement, Scope, Selector, Strategy,
 };
 pub use data::device::{
-    Device, DeviceAttributes, DeviceLocation, DeviceRef, DevicesOfType, FunctionGroup, Labels, LimitLevel,
-    VirtualFunction,
+    Device, DeviceAttributes, DeviceLocation, DeviceRef, Devices, DevicesOfType, FunctionGroup, Labels,
+    LimitLevel, VirtualFunction,
 };
 pub use data::holding::{Held, HeldMemory, HeldPart, Hints, Holdings, Origin, Placement, Share};
 pub use data::ident::{DeviceId, DeviceType, FunctionId, NodeId, OwnerId, ResourceName, SwitchId};

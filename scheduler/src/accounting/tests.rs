@@ -24,7 +24,7 @@ fn inventory() -> Inventory {
         ..Device::new(format!("GPU-{minor}"), minor)
     };
     Inventory {
-        gpus: vec![gpu(0), gpu(1)],
+        gpus: vec![gpu(0), gpu(1)].into(),
         unit_bytes: Some(10 * MIB),
         ..Inventory::default()
     }
@@ -253,7 +253,7 @@ fn records_keep_their_bytes_when_the_memory_unit_changes(
 #[test]
 fn units_that_the_driver_keeps_by_now_make_no_other_unit() {
     let mut inventory = inventory();
-    for gpu in &mut inventory.gpus {
+    for gpu in inventory.gpus.iter_mut() {
         (gpu.memory_bytes, gpu.reserved_bytes) = (985 * MIB, 15 * MIB);
     }
     let account = account_where(true, &inventory, &units(8), &old_record("0", "8", "100"));
@@ -412,7 +412,7 @@ fn a_bound_pod_keeps_its_exclusive_policy_unless_it_sees_all_gpus(
 /// Two GPUs, of which these are healthy.
 fn inventory_of(healthy: &[u32]) -> Inventory {
     let mut inventory = inventory();
-    for gpu in &mut inventory.gpus {
+    for gpu in inventory.gpus.iter_mut() {
         gpu.healthy = healthy.contains(&gpu.minor);
     }
     inventory

@@ -33,8 +33,8 @@ pub(super) struct Cluster {
     pub(super) names: ResourceNames,
     pub(super) policies: Policies,
     pub(super) fleet: Fleet,
-    /// Every node that exists or has a Device object, by name.
-    pub(super) nodes: FxHashMap<Box<str>, NodeState>,
+    /// Every node that exists or has a Device object, by name. Boxed, since a hash table that has grown is half empty.
+    pub(super) nodes: FxHashMap<Box<str>, Box<NodeState>>,
     /// The device type of each resource.
     pub(super) kinds: DeviceTypes,
     /// The nodes whose kubelet allocated devices to a pod of another scheduler, by the UID of the pod.
@@ -52,7 +52,7 @@ pub(super) struct Cluster {
     pub(super) soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     /// The number of nodes with each size of a memory unit, in bytes.
     n_nodes_by_unit: BTreeMap<u64, usize>,
-    /// Pods that request device resources and are not terminal, by UID. Boxed, since a hash table that has grown is half empty.
+    /// Pods that request device resources and are not terminal, by UID. Boxed like nodes.
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
     /// Those of `pods` that no watch has shown bound.
     pub(super) unbound: BTreeSet<OwnerId>,
@@ -166,8 +166,12 @@ impl Cluster {
         largest
     }
 
+    pub(super) fn node(&self, name: &str) -> Option<&NodeState> {
+        self.nodes.get(name).map(|state| &**state)
+    }
+
     pub(super) fn knows_node(&self, name: &str) -> bool {
-        self.nodes.get(name).is_some_and(NodeState::exists)
+        self.node(name).is_some_and(NodeState::exists)
     }
 
     /// The engine's view of a node; `None` if the engine does not know the node.
@@ -259,7 +263,7 @@ impl Cluster {
 
     /// Removes a node of which neither object exists.
     fn drop_unknown_node(&mut self, name: &str) {
-        if let Some(state) = self.nodes.get(name)
+        if let Some(state) = self.node(name)
             && state.node.is_none()
             && state.device.is_none()
         {
@@ -409,7 +413,7 @@ impl Cluster {
         // Not `Self::view`: the entry is borrowed mutably.
         let node = self.fleet.node_id(&bound.node);
         let view = node.and_then(|node| self.fleet.view(node));
-        let state = self.nodes.get(&*bound.node);
+        let state = self.nodes.get(&*bound.node).map(|state| &**state);
         let uid = owner.as_str();
         let context = NodeContext {
             inventory: view.and_then(NodeView::inventory),
@@ -453,7 +457,7 @@ impl Cluster {
             return Vec::new();
         };
         let inventory = self.view(&bound.node).and_then(NodeView::inventory);
-        let state = self.nodes.get(&*bound.node);
+        let state = self.node(&bound.node);
         inventory.map_or_else(Vec::new, |inventory| {
             effective_record(state, uid, &bound).gone_gpus(inventory)
         })
@@ -488,7 +492,7 @@ impl Cluster {
             owners.extend(view.held().map(|held| held.owner.clone()));
         }
         // Pods that hold nothing are on no node of the fleet, but their records may count now.
-        if let Some(state) = self.nodes.get(node) {
+        if let Some(state) = self.node(node) {
             owners.extend(state.unheld.iter().cloned());
         }
         for owner in owners {
@@ -553,7 +557,7 @@ impl Cluster {
 
     /// Accounts the kubelet allocations on a node after its devices have changed.
     pub(super) fn account_kubelet_allocations_on(&mut self, node: &str) {
-        let Some(state) = self.nodes.get(node) else {
+        let Some(state) = self.node(node) else {
             return;
         };
         let uids: Vec<Box<str>> = state.kubelet_allocations.keys().cloned().collect();
@@ -564,7 +568,7 @@ impl Cluster {
 
     /// The devices that kubelet allocated to a pod on a node.
     fn allocated_to(&self, uid: &str, node: &str) -> &[AllocatedDevice] {
-        let state = self.nodes.get(node);
+        let state = self.node(node);
         state.map(|state| state.allocated_to(uid)).unwrap_or_default()
     }
 

@@ -163,7 +163,7 @@ impl<'a> NodeFilter<'a> {
         if self.serves_unit_everywhere(demand) {
             return Ok(());
         }
-        let state = self.cluster.nodes.get(name);
+        let state = self.cluster.node(name);
         if !demand.in_units && state.is_some_and(NodeState::is_unit_unknown) {
             return Err(Reason::UnitUnknown);
         }
@@ -258,7 +258,7 @@ impl<'a> NodeFilter<'a> {
             // No look-up of the node: filters call this for each node that they refuse.
             _ => return None,
         };
-        problem_in(self.cluster.nodes.get(name)?.report.as_ref()?).as_deref()
+        problem_in(self.cluster.node(name)?.report.as_ref()?).as_deref()
     }
 
     /// The reason for which a node gets no pods, or few, on account of its plugin.

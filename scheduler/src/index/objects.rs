@@ -216,7 +216,10 @@ fn forget_device(index: &mut Index, name: &str) {
 }
 
 /// The names of the nodes whose state meets a condition, copied: the caller changes the nodes.
-fn names_where(nodes: &FxHashMap<Box<str>, NodeState>, is_met: impl Fn(&NodeState) -> bool) -> Vec<Box<str>> {
+fn names_where(
+    nodes: &FxHashMap<Box<str>, Box<NodeState>>,
+    is_met: impl Fn(&NodeState) -> bool,
+) -> Vec<Box<str>> {
     let mut names = Vec::new();
     for (name, state) in nodes {
         if is_met(state) {

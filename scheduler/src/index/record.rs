@@ -21,7 +21,7 @@ pub(super) fn record(
     placement: &Placement,
     assumed_at: u64,
 ) -> Record {
-    let is_unit_unknown = cluster.nodes.get(node).is_some_and(NodeState::is_unit_unknown);
+    let is_unit_unknown = cluster.node(node).is_some_and(NodeState::is_unit_unknown);
     let inventory = cluster.view(node).and_then(placement::NodeView::inventory);
     let mut allocations = DeviceAllocations::new();
     for share in &placement.shares {

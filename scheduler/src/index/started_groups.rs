@@ -136,7 +136,7 @@ fn best_node(cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<NodeId> {
 
 /// Returns true if a node exists and kube-scheduler's own checks do not refuse a pod there.
 fn takes(cluster: &Cluster, name: &str, uid: &str) -> bool {
-    let Some(state) = cluster.nodes.get(name).filter(|state| state.exists()) else {
+    let Some(state) = cluster.node(name).filter(|state| state.exists()) else {
         return false;
     };
     let no_requests = RequestSums::default();

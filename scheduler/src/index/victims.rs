@@ -250,7 +250,7 @@ impl VictimSearch<'_> {
         if !is_gpu_resource(resource, &cluster.names) {
             return None;
         }
-        let state = cluster.nodes.get(self.view.name())?;
+        let state = cluster.node(self.view.name())?;
         if !state.facts.lists(resource) {
             return None;
         }

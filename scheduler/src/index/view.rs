@@ -47,7 +47,7 @@ pub(crate) fn listed_node(filter: NodeFilter<'_>, id: NodeId, typical: &[Request
 pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
     let cluster = filter.cluster;
     let view = cluster.fleet.view(id)?;
-    let state = cluster.nodes.get(view.name()).filter(|state| state.exists())?;
+    let state = cluster.node(view.name()).filter(|state| state.exists())?;
     let unit = view.inventory().and_then(|inventory| inventory.unit_bytes);
     let mut gpus = Vec::new();
     for gpu_view in view.gpus() {

@@ -126,7 +126,8 @@ mod tests {
             devices: vec![Device {
                 resources,
                 ..Device::new("d", 0)
-            }],
+            }]
+            .into(),
         }
     }
 

@@ -42,12 +42,12 @@ fn fleet() -> Fleet {
         };
         let other_devices = Some(vec![DevicesOfType {
             kind: "rdma".into(),
-            devices: vec![nic],
+            devices: vec![nic].into(),
         }]);
         fleet.set_inventory(
             node,
             Inventory {
-                gpus: vec![gpu(node, 0), gpu(node, 1)],
+                gpus: vec![gpu(node, 0), gpu(node, 1)].into(),
                 other_devices,
                 ..Inventory::default()
             },
@@ -222,7 +222,7 @@ fn holdings_of_unhealthy_or_missing_devices_violate_nothing() {
     fleet.set_inventory(
         "n",
         Inventory {
-            gpus: vec![unhealthy, gpu("n", 1)],
+            gpus: vec![unhealthy, gpu("n", 1)].into(),
             unit_bytes: None,
             ..Inventory::default()
         },
@@ -248,7 +248,7 @@ fn memory_that_the_driver_keeps_by_now_is_no_oversubscription() {
             ..gpu("n", 0)
         };
         let inventory = Inventory {
-            gpus: vec![shrunk, gpu("n", 1)],
+            gpus: vec![shrunk, gpu("n", 1)].into(),
             ..Inventory::default()
         };
         fleet.set_inventory("n", inventory);

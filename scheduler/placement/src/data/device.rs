@@ -6,6 +6,9 @@
 //! knows none of them by name.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use crate::data::amounts::{Amounts, Memory, NamedAmounts};
 use crate::data::ident::{DeviceId, DeviceType, FunctionId, ResourceName, SwitchId};
@@ -82,7 +85,53 @@ pub struct DevicesOfType {
     /// The type.
     pub kind: DeviceType,
     /// The devices, in any order.
-    pub devices: Vec<Device>,
+    pub devices: Devices,
+}
+
+/// The devices of one type on one node. Clones share them until one of them is changed.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct Devices(Arc<[Device]>);
+
+impl From<Vec<Device>> for Devices {
+    fn from(devices: Vec<Device>) -> Self {
+        Self(devices.into())
+    }
+}
+
+impl FromIterator<Device> for Devices {
+    fn from_iter<I: IntoIterator<Item = Device>>(devices: I) -> Self {
+        Self(devices.into_iter().collect())
+    }
+}
+
+impl Deref for Devices {
+    type Target = [Device];
+
+    fn deref(&self) -> &[Device] {
+        &self.0
+    }
+}
+
+/// Copies the devices first if a clone shares them.
+impl DerefMut for Devices {
+    fn deref_mut(&mut self) -> &mut [Device] {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl<'a> IntoIterator for &'a Devices {
+    type Item = &'a Device;
+    type IntoIter = std::slice::Iter<'a, Device>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
 }
 
 /// The largest amount of a resource that any one device has.

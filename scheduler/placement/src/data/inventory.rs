@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::data::amounts::Memory;
-use crate::data::device::{Device, DeviceRef, DevicesOfType};
+use crate::data::device::{Device, DeviceRef, Devices, DevicesOfType};
 use crate::data::ident::{DeviceId, DeviceType};
 
 /// Most memory that a GPU may have: 1 PiB. In hundredths of a byte that is far from the end of 64 bits.
@@ -18,7 +18,7 @@ pub(crate) const GPUS: usize = 0;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Inventory {
     /// The GPUs, in any order. They are apart from other types, because units, partitions and links refer to them.
-    pub gpus: Vec<Device>,
+    pub gpus: Devices,
     /// Bytes of one memory unit (`aliyun.com/gpu-mem`) on this node; `None` if it serves no units or their size is unknown.
     pub unit_bytes: Option<u64>,
     /// True if gpushare's plugin serves the vendor's resource (`nvidia.com/gpu`): a pod gets exactly the whole GPUs that the
@@ -81,13 +81,9 @@ impl Inventory {
 
     /// Every device type with its devices, in the order of type indices: GPUs first.
     pub fn types(&self) -> impl Iterator<Item = (&DeviceType, &[Device])> {
-        let gpus = (&DeviceType::Gpu, self.gpus.as_slice());
+        let gpus = (&DeviceType::Gpu, &*self.gpus);
         let others = self.other_devices.as_deref().unwrap_or_default();
-        std::iter::once(gpus).chain(
-            others
-                .iter()
-                .map(|of_type| (&of_type.kind, of_type.devices.as_slice())),
-        )
+        std::iter::once(gpus).chain(others.iter().map(|of_type| (&of_type.kind, &*of_type.devices)))
     }
 
     /// Number of device types, GPUs included.
@@ -204,23 +200,29 @@ fn is_possible_memory(bytes: u64) -> bool {
 }
 
 /// Orders the devices of one type by minor and removes those that cannot be used.
-fn remove_unusable(kind: &DeviceType, devices: &mut Vec<Device>) -> Vec<String> {
+fn remove_unusable(kind: &DeviceType, devices: &mut Devices) -> Vec<String> {
     let mut problems = Vec::new();
     // Sorted by minor, then ID: of two devices with one minor the same one is kept, whatever the order of the report.
-    devices.sort_by(|a, b| (a.minor, &a.id).cmp(&(b.minor, &b.id)));
-    let mut kept: Vec<Device> = Vec::with_capacity(devices.len());
+    let order = |a: &Device, b: &Device| (a.minor, &a.id).cmp(&(b.minor, &b.id));
+    // Devices that are in order are not touched, so that they stay shared with the report.
+    if !devices.is_sorted_by(|a, b| order(a, b).is_le()) {
+        devices.sort_by(order);
+    }
+    let mut kept: Vec<&Device> = Vec::with_capacity(devices.len());
     // Only devices that are kept claim their ID and minor.
     let mut ids = BTreeSet::new();
-    for device in std::mem::take(devices) {
+    for device in &*devices {
         let is_minor_taken = kept.last().is_some_and(|last| last.minor == device.minor);
-        if let Some(problem) = problem_of(kind, &device, ids.contains(&device.id), is_minor_taken) {
+        if let Some(problem) = problem_of(kind, device, ids.contains(&device.id), is_minor_taken) {
             problems.push(problem);
             continue;
         }
-        ids.insert(device.id.clone());
+        ids.insert(&device.id);
         kept.push(device);
     }
-    *devices = kept;
+    if !problems.is_empty() {
+        *devices = kept.into_iter().cloned().collect();
+    }
     problems
 }
 

@@ -135,7 +135,7 @@ fn without_identifiers(inventory: &Inventory) -> Inventory {
     let devices = inventory
         .gpus
         .iter_mut()
-        .chain(others.flat_map(|of_type| &mut of_type.devices));
+        .chain(others.flat_map(|of_type| of_type.devices.iter_mut()));
     for device in devices {
         // Amounts, health and attributes stay: answers depend on them.
         device.id = "".into();

@@ -281,7 +281,7 @@ impl Case {
             n_links: *n_links,
         });
         let mut fleet = fleet_of(Inventory {
-            gpus,
+            gpus: gpus.into(),
             links: links.collect(),
             partitions,
             serves_vendor: true,

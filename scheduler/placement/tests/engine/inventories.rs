@@ -8,7 +8,7 @@ use crate::build::{GIB, ask, gpu, gpus, units};
 fn problems(extra: Device, unit_bytes: u64) -> (Vec<String>, usize) {
     let mut fleet = Fleet::new();
     let inventory = Inventory {
-        gpus: vec![extra, gpu("n", 0, GIB), gpu("n", 1, GIB)],
+        gpus: vec![extra, gpu("n", 0, GIB), gpu("n", 1, GIB)].into(),
         unit_bytes: Some(unit_bytes),
         ..Inventory::default()
     };
@@ -59,7 +59,7 @@ fn the_order_of_devices_does_not_matter() {
     ];
     let kept = |order: [usize; 3]| {
         let mut fleet = Fleet::new();
-        let gpus = order.map(|at| devices[at].clone()).into();
+        let gpus = order.into_iter().map(|at| devices[at].clone()).collect();
         fleet.set_inventory(
             "n",
             Inventory {

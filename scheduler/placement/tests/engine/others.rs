@@ -28,7 +28,7 @@ fn device(minor: u32, pairs: &[(&str, u64)]) -> Device {
 fn class(kind: &str, devices: Vec<Device>) -> DevicesOfType {
     DevicesOfType {
         kind: kind.into(),
-        devices,
+        devices: devices.into(),
     }
 }
 
@@ -124,7 +124,7 @@ fn a_node_without_a_list_of_other_devices_refuses_no_request_for_them() {
     fleet.set_inventory(
         "n",
         Inventory {
-            gpus: vec![gpu("n", 0, 1 << 30)],
+            gpus: vec![gpu("n", 0, 1 << 30)].into(),
             ..Inventory::default()
         },
     );
@@ -144,7 +144,7 @@ fn gpus_and_other_devices_are_reserved_together_or_not_at_all() {
         .inventory()
         .unwrap()
         .clone();
-    inventory.gpus = vec![gpu("n", 0, 1 << 30)];
+    inventory.gpus = vec![gpu("n", 0, 1 << 30)].into();
     inventory.unit_bytes = Some(1 << 20);
     fleet.set_inventory("n", inventory);
     let id = fleet.node_id("n").unwrap();

@@ -101,7 +101,7 @@ fn thirds_of_an_odd_number_of_bytes_fill_a_gpu() {
         fleet.set_inventory(
             "n",
             placement::Inventory {
-                gpus: vec![gpu],
+                gpus: vec![gpu].into(),
                 unit_bytes: None,
                 ..placement::Inventory::default()
             },

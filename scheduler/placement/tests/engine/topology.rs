@@ -43,7 +43,7 @@ pub(crate) fn nic_at(minor: u32, numa: u32, switch: u32) -> Device {
 pub(crate) fn class(kind: &str, devices: Vec<Device>) -> DevicesOfType {
     DevicesOfType {
         kind: kind.into(),
-        devices,
+        devices: devices.into(),
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn fleet_of(inventory: Inventory) -> Fleet {
 /// A node that gives its GPUs whole too, and has no other devices.
 fn fleet_of_gpus(gpus: Vec<Device>) -> Fleet {
     fleet_of(Inventory {
-        gpus,
+        gpus: gpus.into(),
         serves_vendor: true,
         ..Inventory::default()
     })
@@ -743,7 +743,7 @@ fn unknown_places_are_named() {
         device
     };
     let inventory = Inventory {
-        gpus: vec![unplaced(gpu_at(0, 0, 0)), unplaced(gpu_at(1, 0, 0))],
+        gpus: vec![unplaced(gpu_at(0, 0, 0)), unplaced(gpu_at(1, 0, 0))].into(),
         other_devices: Some(vec![class("rdma", vec![unplaced(nic_at(0, 0, 0))])]),
         serves_vendor: true,
         ..Inventory::default()
