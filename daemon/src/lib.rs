@@ -15,6 +15,7 @@ pub mod open_files;
 pub mod panics;
 pub mod process;
 pub mod supervise;
+pub mod tick;
 pub mod watch;
 pub mod watchdog;
 pub mod x509;

@@ -107,8 +107,11 @@ where
     F: Future<Output = anyhow::Result<()>>,
 {
     let runtime = runtime.enable_all().build().context("cannot start the runtime")?;
-    watchdog::watch(hang_limit, Probe::of_runtime(runtime.handle().clone()))
-        .context("cannot start the thread that watches for hangs")?;
+    watchdog::watch(
+        hang_limit,
+        Probe::of_runtime(runtime.handle().clone(), hang_limit),
+    )
+    .context("cannot start the thread that watches for hangs")?;
     let ended = runtime.block_on(async { daemon(Process::start(args, hang_limit)?).await });
     // Otherwise a call that hangs on a thread of its own, such as one of a GPU's driver, would keep the process from ending.
     runtime.shutdown_background();

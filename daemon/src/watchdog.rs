@@ -14,8 +14,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tracing::error;
 
-/// The number of checks within the limit. A probe gets no request before its last answer: the limit is accurate to two checks.
-const CHECKS: u32 = 20;
+use crate::tick::next_tick;
+
+/// The number of checks within the limit: few, since each wakes the process up. A probe gets no request before its last answer,
+/// so that the limit is accurate to two checks.
+const CHECKS: u32 = 4;
 /// Longest time for the last line of the log, after which the process ends in any case: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -46,15 +49,17 @@ impl Probe {
         }
     }
 
-    /// A probe of the runtime: it answers if a task with a timer runs.
-    pub fn of_runtime(runtime: Handle) -> Self {
+    /// A probe of the runtime that may hang for `limit`: it answers if a task with a timer runs.
+    pub fn of_runtime(runtime: Handle, limit: Duration) -> Self {
+        // Shorter than the time between two checks; of a second, as the pauses of most other tasks, if the limit allows it.
+        let pause = (limit / (2 * CHECKS)).min(Duration::from_secs(1));
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
         let ask = move |number| {
             let answer = Arc::clone(&answer);
             runtime.spawn(async move {
                 // A runtime whose timers do not fire hangs too, although it runs tasks.
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                next_tick(pause).await;
                 answer.store(number, Ordering::Release);
             });
         };
@@ -99,7 +104,8 @@ impl Probe {
     }
 }
 
-/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. The limit is accurate to a tenth.
+/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. The limit is
+/// accurate to half of it.
 ///
 /// # Errors
 /// If the thread cannot be started.

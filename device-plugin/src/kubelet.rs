@@ -10,3 +10,4 @@ pub mod preferred;
 pub mod registration;
 pub mod server;
 mod socket;
+pub mod socket_changes;

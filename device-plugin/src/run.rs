@@ -36,6 +36,7 @@ use crate::inject::runtime_hook::{RuntimeHook, serve_runtime};
 use crate::kubelet::boot;
 use crate::kubelet::ended_pods::free_ended_pods;
 use crate::kubelet::registration::{KubeletDir, Registration};
+use crate::kubelet::socket_changes::watch_sockets;
 use crate::metrics::Metrics;
 use crate::node::pods::NodePods;
 use crate::publish::application_faults::report_application_faults;
@@ -333,13 +334,20 @@ impl Plugin {
         registrations: &watch::Sender<Registrations>,
     ) {
         let resources: Vec<ExtendedResource> = registrations.borrow().keys().copied().collect();
+        let dir = KubeletDir::new(self.config.device_plugin_dir.clone());
+        let (changes, socket_changes) = watch::channel(());
+        self.spawn(
+            "sockets of kubelet",
+            watch_sockets(dir.path.clone(), dir.interval, changes),
+        );
         for resource in resources {
             let registration = Registration {
-                dir: KubeletDir::new(self.config.device_plugin_dir.clone()),
+                dir: dir.clone(),
                 resource,
                 node: Arc::clone(&self.node),
                 starts: Arc::clone(starts),
                 registrations: registrations.clone(),
+                socket_changes: socket_changes.clone(),
             };
             let serving = advertise::serve(
                 registration,

@@ -10,7 +10,7 @@
 mod machine;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fs,
     num::NonZeroU32,
     path::PathBuf,
@@ -21,7 +21,7 @@ use device_plugin::devices::health::{Health, HealthChange, HealthPolicy, HealthR
 use device_plugin::devices::inventory::source::{DeviceSource, MachineSource, NvmlSource};
 use device_plugin::devices::inventory::{
     ExcludedGpu, ExclusionReason, Feed, Gpu, InventoryError, NodeInventory, Observation, ObservationKind,
-    PciLocation, PhysicalId,
+    Observations, PciLocation, PhysicalId,
 };
 use machine::{Card, LOST, Machine, card};
 use rstest::rstest;
@@ -59,7 +59,9 @@ fn lost(handle: u32) -> Card {
 /// A running watch and the health that follows from it.
 struct Watched {
     feed: Feed,
-    observations: mpsc::Receiver<Observation>,
+    observations: mpsc::Receiver<Observations>,
+    /// Observations of the last report that were not looked at yet.
+    waiting: VecDeque<Observation>,
     health: Health,
     started: Instant,
 }
@@ -78,6 +80,7 @@ impl Watched {
         Self {
             feed,
             observations,
+            waiting: VecDeque::new(),
             health,
             started: Instant::now(),
         }
@@ -85,10 +88,12 @@ impl Watched {
 
     /// The next observation, and the change of health that it makes.
     async fn next(&mut self) -> (Observation, Option<HealthChange>) {
-        let next = tokio::time::timeout(DEADLINE, self.observations.recv()).await;
-        let observation = next
-            .expect("nothing was observed in time")
-            .expect("the feed has ended");
+        while self.waiting.is_empty() {
+            let report = tokio::time::timeout(DEADLINE, self.observations.recv()).await;
+            let report = report.expect("nothing was observed in time");
+            self.waiting.extend(report.expect("the feed has ended"));
+        }
+        let observation = self.waiting.pop_front().unwrap();
         assert!(
             self.started.elapsed() < DEADLINE,
             "not observed in time; now {observation:?}"

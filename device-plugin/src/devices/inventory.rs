@@ -22,7 +22,7 @@ use proto::resource::{FPGA, RDMA};
 use proto::topology::{GpuLinks, GpuPartitionPolicy, GpuPartitionTable};
 
 pub use error::InventoryError;
-pub use feed::{Feed, Observation, ObservationKind};
+pub use feed::{Feed, Observation, ObservationKind, Observations};
 pub use pci::PciLocation;
 pub use physical_id::{InvalidPhysicalId, PhysicalId};
 

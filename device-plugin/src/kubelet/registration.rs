@@ -21,6 +21,7 @@ use crate::devices::fleet::NodeFleet;
 use crate::start::StartChecker;
 use crate::start::node_state::NodeState;
 use daemon::api_server::one_line;
+use daemon::tick::next_tick;
 use tokio_util::sync::CancellationToken;
 
 use super::boot;
@@ -41,7 +42,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 pub struct KubeletDir {
     /// The directory.
     pub path: PathBuf,
-    /// The interval at which the plugin compares the socket files.
+    /// The interval at which the plugin tries to connect to a kubelet that does not take connections, and at which it compares the
+    /// socket files where changes of the directory cannot be watched.
     pub interval: Duration,
     /// Longest time for kubelet to answer a registration, and to open the stream after it.
     pub limit: Duration,
@@ -72,6 +74,8 @@ pub struct Registration {
     pub starts: Arc<StartChecker>,
     /// The registrations of this node's resources, which this one keeps up to date.
     pub registrations: watch::Sender<Registrations>,
+    /// Changes of socket files in kubelet's directory, by [`watch_sockets`](super::socket_changes::watch_sockets).
+    pub socket_changes: watch::Receiver<()>,
 }
 
 /// The reason that a registration has ended.
@@ -174,7 +178,7 @@ impl Registration {
                 () = stop.cancelled() => return,
                 () = sleep(pause) => {}
                 // Failures with the kubelet before say nothing about another kubelet.
-                () = until_other_kubelet(&kubelet, kubelet_id, self.dir.interval) => pause = shortest,
+                () = until_other_kubelet(&kubelet, kubelet_id, self.socket_changes.clone()) => pause = shortest,
             }
         }
     }
@@ -235,47 +239,57 @@ impl Registration {
         };
         tokio::select! {
             ended = registration => ended,
-            ended = until_socket_replaced((name, &kubelet), kubelet_id, serving, self.dir.interval) => Ok(ended),
+            ended = self.until_socket_replaced((name, &kubelet), kubelet_id, serving) => Ok(ended),
         }
     }
-}
 
-/// Returns when kubelet's socket file or the plugin's was removed or replaced, and kubelet accepts connections.
-async fn until_socket_replaced(
-    (name, kubelet): (&str, &Path),
-    kubelet_id: FileId,
-    serving: &PluginServer,
-    interval: Duration,
-) -> End {
-    let mut is_logged = false;
-    loop {
-        sleep(interval).await;
-        let end = match FileId::read(kubelet) {
-            Some(id) if id == kubelet_id && serving.is_in_place() => {
-                is_logged = false;
-                continue;
+    /// Returns when kubelet's socket file or the plugin's was removed or replaced, and kubelet accepts connections.
+    async fn until_socket_replaced(
+        &self,
+        (name, kubelet): (&str, &Path),
+        kubelet_id: FileId,
+        serving: &PluginServer,
+    ) -> End {
+        let mut changes = self.socket_changes.clone();
+        let mut is_logged = false;
+        loop {
+            let end = match FileId::read(kubelet) {
+                Some(id) if id == kubelet_id && serving.is_in_place() => {
+                    is_logged = false;
+                    next_change(&mut changes).await;
+                    continue;
+                }
+                Some(id) if id == kubelet_id => End::SocketRemoved,
+                Some(_) | None => End::KubeletRestarted,
+            };
+            // A kubelet whose socket file was removed may go on, and the open stream is its only connection to the plugin.
+            if UnixStream::connect(kubelet).await.is_ok() {
+                return end;
             }
-            Some(id) if id == kubelet_id => End::SocketRemoved,
-            Some(_) | None => End::KubeletRestarted,
-        };
-        // A kubelet whose socket file was removed may go on, and the open stream is its only connection to the plugin.
-        if UnixStream::connect(kubelet).await.is_ok() {
-            return end;
-        }
-        if !is_logged {
-            warn!(resource = name, socket = %kubelet.display(), "kubelet's socket is gone; what is registered stays until a kubelet takes connections");
-            is_logged = true;
+            if !is_logged {
+                warn!(resource = name, socket = %kubelet.display(), "kubelet's socket is gone; what is registered stays until a kubelet takes connections");
+                is_logged = true;
+            }
+            // A kubelet makes the file of its socket before it takes connections.
+            next_tick(self.dir.interval).await;
         }
     }
 }
 
 /// Returns when there is a socket file of kubelet other than `before`.
-async fn until_other_kubelet(kubelet: &Path, before: Option<FileId>, interval: Duration) {
+async fn until_other_kubelet(kubelet: &Path, before: Option<FileId>, mut changes: watch::Receiver<()>) {
     loop {
         let now = FileId::read(kubelet);
         if now.is_some() && now != before {
             return;
         }
-        sleep(interval).await;
+        next_change(&mut changes).await;
+    }
+}
+
+/// Waits for the next change; for ever once the process ends and watches no more.
+async fn next_change(changes: &mut watch::Receiver<()>) {
+    if changes.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }

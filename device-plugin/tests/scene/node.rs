@@ -16,6 +16,7 @@ use device_plugin::devices::fleet::NodeFleet;
 use device_plugin::devices::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
 use device_plugin::inject::settings::NodeSettings;
 use device_plugin::kubelet::registration::{KubeletDir, Registration};
+use device_plugin::kubelet::socket_changes::watch_sockets;
 use device_plugin::metrics::Metrics;
 use device_plugin::node::pods::{NodePod, NodePods};
 use device_plugin::start::blocked::BlockedStarts;
@@ -92,6 +93,8 @@ pub(crate) struct Node {
     pub(crate) state: Arc<NodeState>,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: JoinSet<()>,
+    /// The watch of kubelet's directory, which ends with the process alone.
+    _watching: JoinSet<()>,
     dir: TempDir,
 }
 
@@ -140,6 +143,13 @@ impl Node {
             interval: Duration::from_millis(10),
             limit: Duration::from_secs(5),
         };
+        let (changes, socket_changes) = watch::channel(());
+        let mut watching = JoinSet::new();
+        watching.spawn(watch_sockets(
+            kubelet_dir.path.clone(),
+            kubelet_dir.interval,
+            changes,
+        ));
         for resource in ExtendedResource::ALL
             .into_iter()
             .filter(|resource| names.of(*resource).is_some())
@@ -150,6 +160,7 @@ impl Node {
                 node: Arc::clone(&state),
                 starts: Arc::clone(&starts),
                 registrations: watch::Sender::default(),
+                socket_changes: socket_changes.clone(),
             };
             tasks.spawn(registration.keep_offered(stop.clone()));
         }
@@ -159,6 +170,7 @@ impl Node {
             state,
             stop,
             tasks,
+            _watching: watching,
             dir,
         }
     }

@@ -218,6 +218,11 @@ impl Kubelet {
         KubeletCounts::get(&self.machine.counts.registrations)
     }
 
+    /// The number of lists of devices that plugins have sent, of all resources.
+    pub fn n_device_lists(&self) -> usize {
+        KubeletCounts::get(&self.machine.counts.device_lists)
+    }
+
     /// The admissions after the first `n_known`.
     pub fn admissions_since(&self, n_known: usize) -> Vec<PodAdmission> {
         self.machine.admissions.since(n_known)

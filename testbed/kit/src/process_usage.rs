@@ -1,4 +1,4 @@
-//! The memory, files and threads of a process, from `/proc`.
+//! The memory, files, threads and wake-ups of a process, from `/proc`.
 
 use std::path::Path;
 
@@ -15,6 +15,8 @@ pub struct ProcessUsage {
     pub files: usize,
     /// Threads.
     pub threads: usize,
+    /// The number of times that one of these threads has waited for something, and so was woken up, since it began.
+    pub wake_ups: usize,
 }
 
 impl ProcessUsage {
@@ -35,7 +37,19 @@ impl ProcessUsage {
             let kib = field(name)?.trim().trim_end_matches(" kB");
             Ok(kib.parse::<u64>()? << 10)
         };
+        let mut wake_ups = 0;
+        for thread in std::fs::read_dir(process.join("task")).with_context(read)? {
+            // A thread may end in the meantime.
+            let status = std::fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            wake_ups += line
+                .and_then(|number| number.trim().parse::<usize>().ok())
+                .unwrap_or(0);
+        }
         Ok(Self {
+            wake_ups,
             resident: bytes("VmRSS:")?,
             peak: bytes("VmHWM:")?,
             files: std::fs::read_dir(process.join("fd")).with_context(read)?.count(),
@@ -56,6 +70,10 @@ mod tests {
             usage.resident > 1 << 20 && usage.peak >= usage.resident,
             "{usage:?}"
         );
+        // To wait for a thread is to be woken up, unless the thread has ended already.
+        while ProcessUsage::of(std::process::id()).unwrap().wake_ups <= usage.wake_ups {
+            std::thread::spawn(std::thread::yield_now).join().unwrap();
+        }
         assert!(usage.files >= 4 && usage.threads >= 1, "{usage:?}");
         drop(file);
     }

@@ -19,7 +19,9 @@ use tracing::{error, info, warn};
 
 use crate::devices::health::{ApplicationFault, Health, HealthChange};
 use crate::devices::inventory::source::DeviceSource;
-use crate::devices::inventory::{InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId};
+use crate::devices::inventory::{
+    InventoryError, NodeInventory, Observation, ObservationKind, Observations, PhysicalId,
+};
 
 use super::NodeFleet;
 use super::sharing::Sharing;
@@ -143,7 +145,7 @@ impl FleetWatch {
     /// Reads one feed until it ends, or until the devices have been listed again because they have changed.
     async fn read_feed(
         &mut self,
-        mut observations: mpsc::Receiver<Observation>,
+        mut observations: mpsc::Receiver<Observations>,
         limit: Duration,
     ) -> Result<(), DriverReplaced> {
         let mut discover_at = None;
@@ -181,14 +183,17 @@ impl FleetWatch {
     /// Applies `first` and the observations that wait behind it. Returns true if the inventory has changed.
     fn observe_all(
         &mut self,
-        first: Observation,
-        waiting: &mut mpsc::Receiver<Observation>,
+        first: Observations,
+        waiting: &mut mpsc::Receiver<Observations>,
         silence: &mut Silence,
     ) -> Result<bool, DriverReplaced> {
         let mut changes = Vec::new();
-        let mut next = Some(first);
+        let mut observations = first;
+        while let Ok(more) = waiting.try_recv() {
+            observations.extend(more);
+        }
         let mut result = Ok(false);
-        while let Some(observation) = next {
+        for observation in observations {
             silence.record(&observation);
             if observation.kind == ObservationKind::InventoryChanged {
                 info!("the devices of this node have changed");
@@ -205,7 +210,6 @@ impl FleetWatch {
                 let _ = self.channels.faults.try_send(fault);
             }
             changes.extend(self.health.observe(self.started.elapsed(), &observation));
-            next = waiting.try_recv().ok();
         }
         self.apply(&changes);
         result

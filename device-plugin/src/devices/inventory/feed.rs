@@ -3,7 +3,7 @@
 //! A watch cannot be an async task because NVML waits for events by blocking. The source decides which calls a thread makes; this
 //! file starts, reports and stops.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use super::error::InventoryError;
 use super::physical_id::PhysicalId;
 
-/// The number of observations that may wait in the channel.
+/// The number of reports that may wait in the channel.
 const CAPACITY: usize = 64;
 
 /// Delay before another attempt to send on a full channel.
@@ -55,7 +55,10 @@ pub enum ObservationKind {
     DriverReplaced(String),
 }
 
-/// A running watch. Dropping it asks its threads to end, which takes them up to a second; [`Feed::stop`] waits for them.
+/// The observations that a watch reports together.
+pub type Observations = Vec<Observation>;
+
+/// A running watch. Dropping it asks its threads to end, which takes them some seconds; [`Feed::stop`] waits for them.
 #[derive(Debug)]
 pub struct Feed {
     stop: Arc<AtomicBool>,
@@ -69,7 +72,7 @@ impl Feed {
     /// Starts each of `watchers` on a thread of its own; all report on one channel.
     pub(super) fn start(
         watchers: Vec<Watcher>,
-    ) -> Result<(Self, mpsc::Receiver<Observation>), InventoryError> {
+    ) -> Result<(Self, mpsc::Receiver<Observations>), InventoryError> {
         let (sender, receiver) = mpsc::channel(CAPACITY);
         let mut feed = Self {
             stop: Arc::new(AtomicBool::new(false)),
@@ -80,6 +83,7 @@ impl Feed {
                 stop: Arc::clone(&feed.stop),
                 sender: sender.clone(),
                 has_announced: Cell::new(false),
+                added: RefCell::default(),
             };
             let thread = thread::Builder::new()
                 .name("device-watch".to_owned())
@@ -91,7 +95,7 @@ impl Feed {
         Ok((feed, receiver))
     }
 
-    /// Ends the watch and waits for its threads, at most about a second. Blocks: not for async threads.
+    /// Ends the watch and waits for its threads, some seconds at most. Blocks: not for async threads.
     pub fn stop(mut self) -> io::Result<()> {
         self.signal();
         let mut has_panicked = false;
@@ -129,9 +133,11 @@ pub(super) struct Stopped;
 #[derive(Debug)]
 pub(super) struct Reporter {
     stop: Arc<AtomicBool>,
-    sender: mpsc::Sender<Observation>,
+    sender: mpsc::Sender<Observations>,
     /// True once this thread has reported a change of the inventory.
     has_announced: Cell<bool>,
+    /// Observations that have not been sent.
+    added: RefCell<Observations>,
 }
 
 impl Reporter {
@@ -144,19 +150,33 @@ impl Reporter {
         }
     }
 
-    /// Reports one observation; waits while the channel is full.
-    pub(super) fn send(&self, device: Option<&PhysicalId>, kind: ObservationKind) -> Result<(), Stopped> {
-        let mut observation = Observation {
+    /// Adds an observation to the next report: each report wakes its reader up.
+    pub(super) fn add(&self, device: Option<&PhysicalId>, kind: ObservationKind) {
+        self.added.borrow_mut().push(Observation {
             device: device.cloned(),
             kind,
-        };
+        });
+    }
+
+    /// Reports one observation, after those that were added; waits while the channel is full.
+    pub(super) fn send(&self, device: Option<&PhysicalId>, kind: ObservationKind) -> Result<(), Stopped> {
+        self.add(device, kind);
+        self.send_added()
+    }
+
+    /// Reports the observations that were added, if there are any; waits while the channel is full.
+    pub(super) fn send_added(&self) -> Result<(), Stopped> {
+        let mut report = self.added.take();
         loop {
             self.check()?;
+            if report.is_empty() {
+                return Ok(());
+            }
             // A send that blocks would not notice that the watch must end.
-            match self.sender.try_send(observation) {
+            match self.sender.try_send(report) {
                 Ok(()) => return Ok(()),
                 Err(TrySendError::Closed(_)) => return Err(Stopped),
-                Err(TrySendError::Full(returned)) => observation = returned,
+                Err(TrySendError::Full(returned)) => report = returned,
             }
             thread::park_timeout(FULL_RETRY);
         }
@@ -173,7 +193,7 @@ impl Reporter {
     /// Waits for `duration` between two rounds; returns early, with an error, when the watch must end.
     pub(super) fn pause(&self, duration: Duration) -> Result<(), Stopped> {
         /// Nothing wakes the thread when the reader goes away, so it checks at this interval.
-        const CHECK: Duration = Duration::from_secs(1);
+        const CHECK: Duration = Duration::from_secs(5);
         let until = Instant::now() + duration;
         loop {
             self.check()?;

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use crate::logged_error::LoggedError;
 
 use super::feed::{Reporter, Stopped};
-use super::{Feed, InventoryError, NodeInventory, Observation, ObservationKind, PhysicalId, ProcessMemory};
+use super::{Feed, InventoryError, NodeInventory, ObservationKind, Observations, PhysicalId, ProcessMemory};
 use parse::{SimulatedDevices, SimulatedHealth, parse};
 
 /// A file of simulated devices.
@@ -53,7 +53,7 @@ impl FileSource {
     pub(super) fn watch(
         &self,
         inventory: &NodeInventory,
-    ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    ) -> Result<(Feed, mpsc::Receiver<Observations>), InventoryError> {
         let mut watch = FileWatch {
             latest: parse(&self.path, &self.node, &self.read()?)?,
             source: self.clone(),
@@ -103,8 +103,9 @@ impl FileWatch {
             reporter.announce_change()?;
         }
         for id in self.known.ids() {
-            self.report_device(id, reporter)?;
+            self.report_device(id, reporter);
         }
+        reporter.send_added()?;
         reporter.pause(self.source.interval)
     }
 
@@ -131,14 +132,14 @@ impl FileWatch {
     }
 
     /// Reports the health that the file gives a device; a device that the file no longer lists is lost.
-    fn report_device(&self, id: &PhysicalId, reporter: &Reporter) -> Result<(), Stopped> {
+    fn report_device(&self, id: &PhysicalId, reporter: &Reporter) {
         match self.latest.health.get(id).unwrap_or(&SimulatedHealth::Lost) {
-            SimulatedHealth::Healthy => reporter.send(Some(id), ObservationKind::AnsweredWithoutFault),
-            SimulatedHealth::Lost => reporter.send(Some(id), ObservationKind::Lost),
+            SimulatedHealth::Healthy => reporter.add(Some(id), ObservationKind::AnsweredWithoutFault),
+            SimulatedHealth::Lost => reporter.add(Some(id), ObservationKind::Lost),
             // The XID comes back in each round, so the answer heals the device only where the policy ignores the XID.
             SimulatedHealth::Xid(xid) => {
-                reporter.send(Some(id), ObservationKind::Xid(*xid))?;
-                reporter.send(Some(id), ObservationKind::AnsweredWithoutFault)
+                reporter.add(Some(id), ObservationKind::Xid(*xid));
+                reporter.add(Some(id), ObservationKind::AnsweredWithoutFault);
             }
         }
     }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tracing::info;
 
 use super::sysfs::SysfsSource;
-use super::{CgroupOnGpu, Feed, InventoryError, NodeInventory, Observation, ProcessMemory};
+use super::{CgroupOnGpu, Feed, InventoryError, NodeInventory, Observations, ProcessMemory};
 
 pub use super::file::FileSource;
 pub use super::nvml::NvmlSource;
@@ -86,7 +86,7 @@ impl DeviceSource {
     pub fn watch(
         &self,
         inventory: &NodeInventory,
-    ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    ) -> Result<(Feed, mpsc::Receiver<Observations>), InventoryError> {
         match self {
             Self::Machine(machine) => machine.watch(inventory),
             Self::File(file) => file.watch(inventory),
@@ -136,7 +136,7 @@ impl MachineSource {
     fn watch(
         &self,
         inventory: &NodeInventory,
-    ) -> Result<(Feed, mpsc::Receiver<Observation>), InventoryError> {
+    ) -> Result<(Feed, mpsc::Receiver<Observations>), InventoryError> {
         Feed::start(vec![self.gpus.watcher(inventory), self.others.watcher(inventory)])
     }
 }

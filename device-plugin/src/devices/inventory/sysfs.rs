@@ -201,8 +201,9 @@ impl SysfsSource {
                 Some((_, Some(problem))) => ObservationKind::PortDown(problem.clone()),
             };
             // Every round reports every device, so that health sees the answers in a row that a recovery needs.
-            reporter.send(Some(&device.id), kind)?;
+            reporter.add(Some(&device.id), kind);
         }
+        reporter.send_added()?;
         reporter.pause(self.interval)
     }
 }

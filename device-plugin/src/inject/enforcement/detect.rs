@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use daemon::tick::next_tick;
 use proto::node::Node;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tracing::info;
 
 use crate::devices::fleet::NodeFleet;
@@ -19,7 +20,7 @@ use super::decide::{Cgroup, EnforcementFacts, GpuFacts, decide, hook_route};
 use super::{Enforcements, lost_spec_hook};
 
 /// Interval at which the plugin checks files of the node: the vendor's specs, and those of MPS and HAMi-core.
-const INTERVAL: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_secs(6);
 
 /// Time for which GPUs keep the level `driver` although the hook is missing: the vendor's tools rewrite their specs at any time.
 const GRACE: Duration = Duration::from_secs(15);
@@ -63,7 +64,7 @@ pub async fn detect_enforcement(
             Ok(()) = fleet.changed() => {}
             Ok(()) = injection.changed() => {}
             Ok(()) = kubernetes_node.changed() => {}
-            () = sleep(INTERVAL) => {}
+            () = next_tick(INTERVAL) => {}
         }
     }
 }
@@ -169,7 +170,7 @@ mod tests {
             kubernetes_node,
             levels,
         ));
-        sleep(INTERVAL * 3).await;
+        tokio::time::sleep(INTERVAL * 3).await;
         assert_eq!(lowest_level(&decided.borrow_and_update()), None);
         let found: Node = serde_json::from_value(
             json!({"status": {"nodeInfo": {"containerRuntimeVersion": "containerd://2.4.0"}}}),

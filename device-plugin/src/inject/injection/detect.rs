@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::events::{EventType, Recorder};
+use daemon::tick::next_tick;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use crate::devices::fleet::NodeFleet;
@@ -27,7 +28,7 @@ use super::ConfiguredRuntime;
 use super::decide::{Cdi, Driver, InjectionFacts, VariableFacts, decide, exposure, variable};
 
 /// Interval at which the plugin checks the vendor's specs and the runtime's reads.
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Longest time for which the first decision waits until the runtime has read a spec.
 const FIRST_READ: Duration = Duration::from_secs(1);
@@ -85,7 +86,7 @@ pub async fn detect_injection(
             publish(&injection, &recorder, decided);
         }
         tokio::select! {
-            () = sleep(INTERVAL) => {}
+            () = next_tick(INTERVAL) => {}
             () = readers.until_next_read() => {}
         }
     }
@@ -343,7 +344,7 @@ mod tests {
             sender,
             daemon::events::recorder(&connection, "gpushare-device-plugin", None).0,
         ));
-        sleep(INTERVAL * 5).await;
+        tokio::time::sleep(INTERVAL * 5).await;
         assert_eq!(*injection.borrow(), None);
         known.send_modify(|pods| {
             pods.reset([]);

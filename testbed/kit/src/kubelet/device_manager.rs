@@ -206,6 +206,7 @@ impl DeviceManager {
                 Ok(Some(response)) => {
                     // genericDeviceUpdateCallback: a list replaces the one before as a whole, and each one is
                     // written to the checkpoint.
+                    KubeletCounts::add(&self.machine.counts.device_lists);
                     self.lock().update(resource, response.devices);
                     self.write_checkpoint();
                     self.devices_changed();

@@ -85,6 +85,8 @@ pub(crate) struct KubeletCounts {
     pub(crate) lists: AtomicUsize,
     /// Registrations of plugins that could be reached.
     pub(crate) registrations: AtomicUsize,
+    /// Lists of devices that plugins have sent.
+    pub(crate) device_lists: AtomicUsize,
 }
 
 impl KubeletCounts {

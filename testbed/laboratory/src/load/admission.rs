@@ -28,6 +28,8 @@ use super::{delete_all, failed_pods, float, mib, quantiles, start_together, time
 const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];
 /// Memory of each GPU, in GiB.
 const GIB_OF_GPU: u64 = 80;
+/// The time after the last start that does not count as rest.
+const SETTLE: Duration = Duration::from_secs(10);
 
 /// The way in which containers get their devices, as `--inject` of the plugin names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -55,6 +57,9 @@ pub struct AdmissionArgs {
     /// True if an init container alone asks for devices, which kubelet's pod-resources list leaves out.
     #[arg(long)]
     pub init_only: bool,
+    /// Seconds for which the full node is left alone at the end, to see what the plugin takes at rest.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
+    pub rest: u32,
 }
 
 /// The measurements.
@@ -76,15 +81,28 @@ pub struct Admitted {
     pub starts_per_list: f64,
     /// The plugin's highest resident memory, in MiB.
     pub peak_mib: f64,
+    /// The plugin while the full node is left alone.
+    pub rest: Option<Rest>,
     /// A sentence for each container that sees other devices than recorded, and for each pod that kubelet
     /// refused.
     pub wrong: Vec<String>,
 }
 
+/// The plugin of a full node on which nothing changes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Rest {
+    /// Its resident memory, in MiB.
+    pub resident_mib: f64,
+    /// The number of times in a second that one of its threads wakes up.
+    pub wake_ups_per_second: f64,
+    /// Lists of devices that it sends to kubelet.
+    pub device_lists: usize,
+}
+
 /// Measures and prints the results; true if every pod ran with the devices of its record.
 pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool> {
     let admitted = admission(console, args).await?;
-    let heads = "MODE;PODS;PER SECOND;ALLOCATE P50, P99, MAX ms;START P50, P99, MAX ms;STARTS PER LIST;PLUGIN AT MOST MiB;WRONG";
+    let heads = "MODE;PODS;PER SECOND;ALLOCATE P50, P99, MAX ms;START P50, P99, MAX ms;STARTS PER LIST;PLUGIN AT MOST MiB;AT REST: MiB, WAKE-UPS/s, LISTS SENT;WRONG";
     let row = [
         value_name(&admitted.mode),
         admitted.pods.to_string(),
@@ -93,6 +111,12 @@ pub(super) async fn run(console: &Console, args: &AdmissionArgs) -> Result<bool>
         times(admitted.start_ms, 2),
         format!("{:.1}", admitted.starts_per_list),
         format!("{:.0}", admitted.peak_mib),
+        admitted.rest.map_or_else(String::new, |rest| {
+            format!(
+                "{:.0} / {:.1} / {}",
+                rest.resident_mib, rest.wake_ups_per_second, rest.device_lists
+            )
+        }),
         admitted.wrong.len().to_string(),
     ];
     console.report(heads.split(';'), [row], &admitted);
@@ -138,8 +162,17 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         console.step(&format!("round {} of {}", round + 1, args.rounds));
         per_second.push(fill(&mut cluster, args, round).await?);
         wrong.extend(look(&mut cluster)?);
-        delete_all(&cluster, &names(args, round)).await?;
+        if args.rest == 0 || round + 1 < args.rounds {
+            delete_all(&cluster, &names(args, round)).await?;
+        }
     }
+    let rest = match args.rest {
+        0 => None,
+        seconds => {
+            console.step(&format!("leaving the node alone for {seconds} s"));
+            Some(leave_alone(&mut cluster, Duration::from_secs(seconds.into())).await?)
+        }
+    };
     let node = cluster.node("n1")?;
     let plugin = node.plugin().and_then(Daemon::pid).context("no plugin runs")?;
     let peak = ProcessUsage::of(plugin)?.peak;
@@ -156,11 +189,28 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         ),
         refused: starts.iter().map(|(_, refused)| refused).sum(),
         peak_mib: mib(peak),
+        rest,
         starts_per_list: float(starts.len()) / float(kubelet.n_lists().max(1)),
         wrong,
     };
     cluster.stop().await?;
     Ok(admitted)
+}
+
+/// The plugin while nothing happens on its node.
+async fn leave_alone(cluster: &mut LocalCluster, duration: Duration) -> Result<Rest> {
+    let node = cluster.node("n1")?;
+    let plugin = node.plugin().and_then(Daemon::pid).context("no plugin runs")?;
+    // Corrections and reports on the last pods are written within seconds of their start.
+    tokio::time::sleep(SETTLE).await;
+    let (before, n_lists) = (ProcessUsage::of(plugin)?, node.kubelet().n_device_lists());
+    tokio::time::sleep(duration).await;
+    let after = ProcessUsage::of(plugin)?;
+    Ok(Rest {
+        resident_mib: mib(after.resident),
+        wake_ups_per_second: float(after.wake_ups - before.wake_ups) / duration.as_secs_f64(),
+        device_lists: node.kubelet().n_device_lists() - n_lists,
+    })
 }
 
 /// The names of the pods of a round.
@@ -215,6 +265,7 @@ mod tests {
             mode,
             init_only,
             gpus: 8,
+            rest: 0,
         };
         admission(&Console::new(true), &args).await.unwrap()
     }

@@ -15,11 +15,11 @@ use std::num::NonZeroU32;
 use proto::memory_unit::MemoryUnit;
 use serde_json::{Value, json};
 
-fn seen(minor: u32, kind: ObservationKind) -> Observation {
-    Observation {
+fn seen(minor: u32, kind: ObservationKind) -> Observations {
+    vec![Observation {
         device: Some(builders::gpu(minor).uuid),
         kind,
-    }
+    }]
 }
 
 /// Without a reader of faults, and without corrections.
@@ -308,10 +308,10 @@ async fn a_change_of_the_driver_version_ends_the_watch() {
     sender.try_send(seen(0, ObservationKind::Lost)).unwrap();
     let replaced = ObservationKind::DriverReplaced("the driver is another one".to_owned());
     sender
-        .try_send(Observation {
+        .try_send(vec![Observation {
             device: None,
             kind: replaced,
-        })
+        }])
         .unwrap();
     let ended = fleet_watch
         .read_feed(receiver, Duration::from_secs(70))

@@ -35,7 +35,7 @@ const UNKNOWN_XID: u64 = 999;
 const MAX_REOPEN_FACTOR: u32 = 16;
 
 /// Longest wait inside NVML, and so the longest time for which a stopped watch goes on.
-const EVENT_WAIT: Duration = Duration::from_millis(500);
+const EVENT_WAIT: Duration = Duration::from_secs(5);
 
 /// The state of a watch across its sessions.
 pub(super) struct NvmlWatch {
@@ -73,8 +73,9 @@ impl NvmlWatch {
         let what = "NVML does not work, its devices count as unhealthy";
         self.logged.warn(error, what);
         for gpu in &self.known.gpus {
-            reporter.send(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()))?;
+            reporter.add(Some(&gpu.uuid), ObservationKind::Failed(problem.clone()));
         }
+        reporter.send_added()?;
         if matches!(error, InventoryError::DriverReplaced { .. }) {
             // The process ends on this observation: only a new container gets the library of the new driver.
             reporter.send(None, ObservationKind::DriverReplaced(problem))?;
@@ -209,8 +210,9 @@ impl NvmlWatch {
                 kind,
                 ObservationKind::Lost | ObservationKind::Failed(_) | ObservationKind::MigMode
             );
-            reporter.send(Some(&gpu.uuid), kind)?;
+            reporter.add(Some(&gpu.uuid), kind);
         }
+        reporter.send_added()?;
         Ok(is_missing)
     }
 }

@@ -149,19 +149,17 @@ fn a_machine_without_adapters_and_fpgas_lists_none() {
 
 /// The last observation of each adapter among the next `n`.
 async fn observed(
-    seen: &mut tokio::sync::mpsc::Receiver<crate::devices::inventory::Observation>,
+    seen: &mut tokio::sync::mpsc::Receiver<crate::devices::inventory::Observations>,
     n: usize,
 ) -> BTreeMap<String, ObservationKind> {
-    let mut last = BTreeMap::new();
-    for _ in 0..n {
-        let next = tokio::time::timeout(Duration::from_secs(30), seen.recv())
-            .await
-            .unwrap()
-            .unwrap();
-        last.insert(
-            next.device.map_or_else(String::new, |id| id.to_string()),
-            next.kind,
-        );
+    let (mut last, mut n_seen) = (BTreeMap::new(), 0);
+    while n_seen < n {
+        let next = tokio::time::timeout(Duration::from_secs(30), seen.recv());
+        for observation in next.await.unwrap().unwrap() {
+            let id = observation.device.map_or_else(String::new, |id| id.to_string());
+            last.insert(id, observation.kind);
+            n_seen += 1;
+        }
     }
     last
 }
