@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use super::baseline::Baseline;
+use super::baseline::{Baseline, STEPS};
 use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
 use super::requests::PreparedRequests;
@@ -78,6 +78,8 @@ pub(super) struct FilterMeasurement {
     pub(super) millis: [f64; 4],
     /// The same latencies of a server that reads the request and answers at once.
     pub(super) floor_millis: [f64; 4],
+    /// The medians of servers that also parse the request, and also look each name up.
+    pub(super) step_millis: [f64; 2],
     /// Latency in the daemon's own histogram, from the whole request to its answer: median and 99th percentile.
     pub(super) daemon_millis: [f64; 2],
     /// Binds per second that went on meanwhile.
@@ -100,7 +102,7 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<bool> {
     for n_nodes in &args.nodes {
         measured.extend(cluster(console, args, *n_nodes).await?);
     }
-    let heads = "NODES,PODS,NAMES,KiB,P50 ms,P90 ms,P99 ms,MAX ms,FLOOR P50,RATIO,DAEMON P50,DAEMON P99,BINDS/s,VIEWS/s,READY s,RSS MiB,CALLERS: FILTERS/s (OF FLOOR)";
+    let heads = "NODES,PODS,NAMES,KiB,P50 ms,P90 ms,P99 ms,MAX ms,FLOOR P50,RATIO,PARSE; LOOK UP,DAEMON P50,DAEMON P99,BINDS/s,VIEWS/s,READY s,RSS MiB,CALLERS: FILTERS/s (OF FLOOR)";
     console.report(
         heads.split(','),
         measured.iter().map(FilterMeasurement::row),
@@ -133,6 +135,7 @@ impl FilterMeasurement {
             millis(max),
             millis(floor),
             format!("{:.2}", p50 / floor),
+            self.step_millis.map(millis).join("; "),
             millis(daemon_p50),
             millis(daemon_p99),
             binds,
@@ -158,7 +161,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     console.step("starting the scheduler");
     let rig = Rig::with_scheduler(api, dir, &["--hint-ttl", HINT]).await?;
     let rss = rig.rss()?;
-    let floor = Baseline::start().await?;
+    let floor = Baseline::start(n_nodes).await?;
     let binds = args.binds_per_second;
     if binds > 0 {
         super::until_it_binds(
@@ -192,6 +195,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         let asked;
         (client, asked) = client.ask(n_names, args.requests).await?;
         let daemon = rig.histogram("filter").await?.since(&before);
+        let [read, parse, look_up] = asked.floor;
         let (binds_per_second, failed_binds) = churn.as_ref().map_or((0.0, 0), Churn::rate);
         let (views_per_second, view_mib) = viewers.as_ref().map_or((0.0, 0.0), Viewers::rate);
         let mut throughput = Vec::new();
@@ -209,7 +213,11 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             ready_seconds: rig.ready.as_secs_f64(),
             rss_mib: [rss, rig.rss()?, rig.peak_rss()?],
             millis: quantiles(asked.latencies, PERCENTS),
-            floor_millis: quantiles(asked.floor, PERCENTS),
+            floor_millis: quantiles(read, PERCENTS),
+            step_millis: [parse, look_up].map(|times| {
+                let [median] = quantiles(times, [50]);
+                median
+            }),
             daemon_millis: [daemon.millis(50.0), daemon.millis(99.0)],
             binds_per_second,
             failed_binds,
@@ -225,7 +233,8 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
 
 struct FilterAnswers {
     latencies: Vec<Duration>,
-    floor: Vec<Duration>,
+    /// By step of the baseline server.
+    floor: [Vec<Duration>; STEPS.len()],
     request_bytes: usize,
     answer_bytes: usize,
 }
@@ -266,7 +275,7 @@ impl Client {
     fn ask_blocking(&mut self, n_names: u32, n_requests: u32) -> Result<FilterAnswers> {
         let mut asked = FilterAnswers {
             latencies: Vec::new(),
-            floor: Vec::new(),
+            floor: Default::default(),
             request_bytes: 0,
             answer_bytes: 0,
         };
@@ -274,10 +283,12 @@ impl Client {
             let request = self.requests.next(n_names as usize)?;
             let body = body_of(&request)?;
             // Scheduler and baseline server get the same bytes, so that reading the request costs both alike.
-            let idle = wire("/", body);
-            let began = Instant::now();
-            self.floor.ask(&idle)?;
-            asked.floor.push(began.elapsed());
+            for (path, times) in STEPS.iter().zip(&mut asked.floor) {
+                let idle = wire(path, body);
+                let began = Instant::now();
+                self.floor.ask(&idle)?;
+                times.push(began.elapsed());
+            }
             let began = Instant::now();
             let answer = self.scheduler.ask(&request)?;
             asked.latencies.push(began.elapsed());

@@ -184,6 +184,7 @@ mod tests {
             ],
             millis: three(millis(6e-5)),
             floor_millis: three(millis(2e-5)),
+            step_millis: [0.0; 2],
             daemon_millis: [millis(3e-5), 2.0 * millis(3e-5)],
             binds_per_second: 0.0,
             failed_binds: 0,
