@@ -18,7 +18,7 @@ use crate::tick::next_tick;
 
 /// The number of checks within the limit: few, since each wakes the process up. A probe gets no request before its last answer,
 /// so that the limit is accurate to two checks.
-const CHECKS: u32 = 4;
+const CHECKS: u32 = 3;
 /// Longest time for the last line of the log, after which the process ends in any case: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -51,8 +51,8 @@ impl Probe {
 
     /// A probe of the runtime that may hang for `limit`: it answers if a task with a timer runs.
     pub fn of_runtime(runtime: Handle, limit: Duration) -> Self {
-        // Shorter than the time between two checks; of a second, as the pauses of most other tasks, if the limit allows it.
-        let pause = (limit / (2 * CHECKS)).min(Duration::from_secs(1));
+        // Less than the time between two checks; of 10 s this is 3 s, as the pauses of other tasks, which end together.
+        let pause = limit * 3 / 10;
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
         let ask = move |number| {

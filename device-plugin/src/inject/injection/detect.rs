@@ -28,7 +28,7 @@ use super::ConfiguredRuntime;
 use super::decide::{Cdi, Driver, InjectionFacts, VariableFacts, decide, exposure, variable};
 
 /// Interval at which the plugin checks the vendor's specs and the runtime's reads.
-const INTERVAL: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(3);
 
 /// Longest time for which the first decision waits until the runtime has read a spec.
 const FIRST_READ: Duration = Duration::from_secs(1);
