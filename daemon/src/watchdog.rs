@@ -16,8 +16,7 @@ use tracing::error;
 
 use crate::tick::next_tick;
 
-/// The number of checks within the limit: few, since each wakes the process up. A probe gets no request before its last answer,
-/// so that the limit is accurate to two checks.
+/// The number of checks within the limit: few, since each wakes the process up.
 const CHECKS: u32 = 3;
 /// Longest time for the last line of the log, after which the process ends in any case: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
@@ -104,8 +103,8 @@ impl Probe {
     }
 }
 
-/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. The limit is
-/// accurate to half of it.
+/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. A hang that
+/// begins after an answer is noticed a third of the limit later.
 ///
 /// # Errors
 /// If the thread cannot be started.
