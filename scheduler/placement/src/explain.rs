@@ -33,7 +33,7 @@ pub struct DeviceView<'a> {
     pub suspect: Amounts,
     /// Amounts that hints take of a GPU; `free` still includes them.
     pub hinted: Amounts,
-    /// The total of a GPU less used and suspect amounts, at least zero; of an unhealthy GPU too.
+    /// The total of a GPU less used and suspect amounts, at least zero; of an unhealthy or closed GPU too.
     pub free: Amounts,
     /// Named resources that no owner holds, at least zero; of an unhealthy device too.
     pub free_resources: NamedAmounts,
@@ -57,7 +57,7 @@ pub struct HolderView<'a> {
 pub struct DeviceFit<'a> {
     /// The GPU.
     pub gpu: &'a Device,
-    /// Amounts that are free for new shares: nothing if the GPU is unhealthy.
+    /// Amounts that are free for new shares: nothing if the GPU is unhealthy or closed.
     pub free: Amounts,
     /// Everything that the GPU has.
     pub total: Amounts,
@@ -105,6 +105,8 @@ fn explain_whole<'a>(node: &'a Node, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
             Ok(())
         } else if !gpu.healthy {
             Err(Reason::Unhealthy)
+        } else if gpu.closed {
+            Err(Reason::Closed)
         } else if gpu.whole().within(row.free) {
             // Free, but none of the GPUs that requests by the vendor's resource name may get.
             Err(Reason::Vendor)

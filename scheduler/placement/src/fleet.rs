@@ -78,7 +78,7 @@ impl Fleet {
     /// Reserves a placement. Hints of other owners do not count; the owner's own hint is removed.
     ///
     /// # Errors
-    /// If it would oversubscribe a device in any dimension, a device is unhealthy or gone, or the owner holds something
+    /// If it would oversubscribe a device in any dimension, a device is unhealthy, closed or gone, or the owner holds something
     /// already.
     pub fn reserve(
         &mut self,

@@ -250,7 +250,7 @@ fn free<'a>(node: &Node, kind: &DeviceType, device: &'a Device, taken: &Sums<'_>
     let is_gpu = *kind == DeviceType::Gpu;
     let mut free = totals(kind, device);
     for (resource, free) in &mut free {
-        let is_unavailable = is_gpu && (!device.healthy || is_withheld(node, device));
+        let is_unavailable = is_gpu && (!device.healthy || device.closed || is_withheld(node, device));
         *free = if is_unavailable {
             0
         } else {
@@ -359,7 +359,9 @@ fn check_order(node: &Node) -> Vec<Violation> {
     let gpus = node.gpus();
     let mut ids: Vec<&DeviceId> = gpus.iter().map(|gpu| &gpu.id).collect();
     ids.sort();
-    let any_unavailable = gpus.iter().any(|gpu| !gpu.healthy || is_withheld(node, gpu));
+    let any_unavailable = gpus
+        .iter()
+        .any(|gpu| !gpu.healthy || gpu.closed || is_withheld(node, gpu));
     let conditions = [
         (node.rows.len() == gpus.len(), "there is not one row per GPU"),
         (

@@ -50,7 +50,7 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
     admit_by_rules(node, placement)
 }
 
-/// Checks that the device of a share exists, is healthy and has room.
+/// Checks that the device of a share exists, is healthy, is not closed and has room.
 fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), ReserveError> {
     let (kind, id) = (&share.kind, &share.id);
     let found = node
@@ -62,6 +62,9 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), Reserv
     };
     if !device.healthy {
         return Err(ReserveError(format!("{kind} {id} is unhealthy")));
+    }
+    if device.closed {
+        return Err(ReserveError(format!("{kind} {id} is closed for maintenance")));
     }
     if type_at == GPUS {
         return admit_share_of_gpu(node, at, device, share, is_vendor);

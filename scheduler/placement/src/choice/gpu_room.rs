@@ -54,21 +54,25 @@ pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) 
     }
 }
 
-/// The reason of a refusal where some GPUs are unhealthy or withheld. The rows of such GPUs have nothing free, which would hide
+/// The reason of a refusal where some GPUs are unhealthy, closed or withheld. The rows of such GPUs have nothing free, which would hide
 /// what the available GPUs lack.
 fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
-    // Health and vendors do not matter if even an empty node were too small.
+    // Health, maintenance and vendors do not matter if even an empty node were too small.
     if all.has_too_few_large_enough(need) {
         return Reason::TooLarge;
     }
-    let healthy = node.healthy_rows(hints);
-    let available = healthy.clone().filter(|(.., flags)| !flags.is_withheld);
+    let open = node.open_rows(hints);
+    let available = open.clone().filter(|(.., flags)| !flags.is_withheld);
     match compare(need, available.map(|(row, ..)| row)) {
         Comparison::Lacks(lacks) if lacks.n_large_enough >= need.devices => return lacks.reason(need),
         _ => {}
     }
-    if compare(need, healthy.map(|(row, ..)| row)).has_too_few_large_enough(need) {
+    let healthy = node.rows_with(hints).zip(node.gpus());
+    let healthy = healthy.filter(|(_, gpu)| gpu.healthy).map(|(row, _)| row);
+    if compare(need, healthy).has_too_few_large_enough(need) {
         Reason::Unhealthy
+    } else if compare(need, open.map(|(row, ..)| row)).has_too_few_large_enough(need) {
+        Reason::Closed
     } else {
         Reason::Vendor
     }
@@ -156,6 +160,9 @@ pub(crate) fn fit_gpu(gpu: &Device, flags: GpuFlags, free: Amounts, need: Amount
     if !gpu.healthy {
         return Err(Reason::Unhealthy);
     }
+    if gpu.closed {
+        return Err(Reason::Closed);
+    }
     if flags.is_withheld {
         return Err(Reason::Vendor);
     }
@@ -195,6 +202,11 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
     if inventory.for_vendor().filter(|(_, gpu)| gpu.healthy).count() < n {
         return Err(Reason::Unhealthy);
     }
+    let n_open = inventory.for_vendor().filter(|(_, gpu)| gpu.is_open()).count();
+    // The vendor's plugin knows nothing of closed GPUs, and would allocate one of them.
+    if n_open < n || (!inventory.serves_vendor && inventory.for_vendor().any(|(_, gpu)| gpu.closed)) {
+        return Err(Reason::Closed);
+    }
     // GPUs that are free by the holdings may be in use by pods whose GPUs are not known.
     let n_unknown = usize::try_from(n_unknown).unwrap_or(usize::MAX);
     if free_whole(node, hints).count().saturating_sub(n_unknown) < n {
@@ -215,31 +227,32 @@ fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
     false
 }
 
-/// Indices of the healthy unused GPUs that a request for whole GPUs may get; GPUs that take no shares come first.
+/// Indices of the open unused GPUs that a request for whole GPUs may get; GPUs that take no shares come first.
 pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = usize> + 'a {
     let for_vendor = node.inventory.iter().flat_map(Inventory::for_vendor);
     let free = for_vendor.filter(move |(at, gpu)| {
         let is_occupied = node.flags.get(*at).is_none_or(|flags| flags.is_occupied);
-        gpu.healthy && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
+        gpu.is_open() && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
     });
     let of_sharing = move |sharing: bool| free.clone().filter(move |(_, gpu)| gpu.sharing == sharing);
     // Pods that share can use the GPUs that are left over only if these take shares.
     of_sharing(false).chain(of_sharing(true)).map(|(at, _)| at)
 }
 
-/// Shares of all healthy GPUs, for a pod that sees all: slots on the GPU with most slots free, which comes first, and nothing of
+/// Shares of all GPUs that take new owners, for a pod that sees all: slots on the GPU with most slots free, which comes first, and nothing of
 /// the others.
 pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
     if node.rows.is_empty() {
         return Err(Reason::NoDevice);
     }
-    let healthy = node.healthy_rows(hints);
+    let open = node.open_rows(hints);
     // Pods that see all GPUs are spread over the GPUs by their slots, of which a busy GPU has few.
-    let with_slots = healthy.clone().filter(|(row, ..)| row.free.slots >= slots);
+    let with_slots = open.clone().filter(|(row, ..)| row.free.slots >= slots);
     let Some((_, first, _)) = with_slots.min_by_key(|(row, gpu, _)| (!row.free.slots, gpu.minor)) else {
-        let any_healthy = healthy.clone().next().is_some();
-        return Err(if any_healthy {
+        return Err(if open.clone().next().is_some() {
             Reason::Slots
+        } else if node.gpus().iter().any(|gpu| gpu.healthy) {
+            Reason::Closed
         } else {
             Reason::Unhealthy
         });
@@ -249,7 +262,7 @@ pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Resul
         ..Amounts::ZERO
     };
     let mut shares = vec![share_of_gpu(first, slots_alone)];
-    for (_, gpu, _) in healthy {
+    for (_, gpu, _) in open {
         if gpu.id != first.id {
             // A share of nothing, so that the record names every GPU that the containers see.
             shares.push(share_of_gpu(gpu, Amounts::ZERO));

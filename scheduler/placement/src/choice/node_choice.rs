@@ -248,7 +248,7 @@ pub(crate) fn gpus_by_rules(
     Ok(choose_by_rules(node, request, order, context.hints)?.gpus)
 }
 
-/// Memory of healthy GPUs that would be free after the best choice, and all of it, in hundredths of a byte.
+/// Memory of the GPUs that take new owners, as it would be free after the best choice, and all of it, in hundredths of a byte.
 fn memory_left(
     node: &Node,
     request: RequestedGpus,
@@ -256,11 +256,11 @@ fn memory_left(
     hints: Hints<'_>,
 ) -> (u128, u128) {
     // A node may report GPUs of any size, so their sums get twice the bits of one amount.
-    let (mut free, mut total, mut n_healthy) = (0_u128, 0_u128, 0_u128);
-    for (row, ..) in node.healthy_rows(hints) {
+    let (mut free, mut total, mut n_open) = (0_u128, 0_u128, 0_u128);
+    for (row, ..) in node.open_rows(hints) {
         free += u128::from(row.free.memory.hundredths());
         total += u128::from(row.total.memory.hundredths());
-        n_healthy += 1;
+        n_open += 1;
     }
     let mut taken = 0;
     match request {
@@ -272,8 +272,8 @@ fn memory_left(
                 }
             }
         }
-        // Only healthy GPUs are taken. On a node of several models each counts as the mean: the vendor's plugin may take any.
-        RequestedGpus::Whole(n) => taken = total * u128::from(n) / n_healthy.max(1),
+        // Only open GPUs are taken. On a node of several models each counts as the mean: the vendor's plugin may take any.
+        RequestedGpus::Whole(n) => taken = total * u128::from(n) / n_open.max(1),
         RequestedGpus::All { .. } | RequestedGpus::Nothing => {}
     }
     (free.saturating_sub(taken), total)

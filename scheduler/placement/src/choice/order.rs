@@ -141,7 +141,7 @@ fn next_best(
 
 /// The scores of a node by weighted resources, for each type of device that is requested.
 ///
-/// A score counts all healthy devices of the type together, and of the request what one device must have.
+/// A score counts all devices of the type that take new owners together, and of the request what one device must have.
 pub(crate) fn resource_scores<'a>(
     node: &'a Node,
     request: NodeRequest<'a>,
@@ -150,8 +150,8 @@ pub(crate) fn resource_scores<'a>(
     hints: Hints<'a>,
 ) -> impl Iterator<Item = u32> + 'a {
     let gpus = stated(node, request.gpus).map(|stated| {
-        let healthy = node.healthy_rows(hints);
-        strategy.score(gpu_usages(weights, healthy.map(|(row, ..)| row), stated))
+        let open = node.open_rows(hints);
+        strategy.score(gpu_usages(weights, open.map(|(row, ..)| row), stated))
     });
     // A type that the node does not report scores 0.
     let others = request
@@ -187,13 +187,13 @@ fn device_score(
     let type_at = node.inventory.as_ref()?.type_index(&request.kind)?;
     let devices = node.devices(type_at);
     let (_, amounts) = request.split_over(devices)?;
-    let mut healthy = Vec::with_capacity(devices.len());
+    let mut open = Vec::with_capacity(devices.len());
     for (at, device) in devices.iter().enumerate() {
-        if device.healthy {
-            healthy.push((device, node.free_resources_with(type_at, at, hints)));
+        if device.is_open() {
+            open.push((device, node.free_resources_with(type_at, at, hints)));
         }
     }
-    Some(strategy.score(resource_usages(weights, &healthy, &amounts)))
+    Some(strategy.score(resource_usages(weights, &open, &amounts)))
 }
 
 /// Weighted resources of GPUs, summed: memory in percent, memory in bytes, computing power.

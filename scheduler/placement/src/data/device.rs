@@ -33,6 +33,8 @@ pub struct Device {
     pub resources: NamedAmounts,
     /// False if the device takes no new owners; its present owners stay counted.
     pub healthy: bool,
+    /// True if an operator has closed the device for maintenance: it takes no new owners, and its present owners stay counted.
+    pub closed: bool,
     /// False for a GPU that takes no shares at all: it is left to requests for whole GPUs by the vendor's resource name.
     pub sharing: bool,
     /// Labels, location, virtual functions and enforcement of memory limits.
@@ -51,9 +53,15 @@ impl Device {
             slots: 0,
             resources: NamedAmounts::new(),
             healthy: true,
+            closed: false,
             sharing: true,
             attributes: DeviceAttributes::default(),
         }
+    }
+
+    /// Returns true if the device takes new owners, as far as it has room.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.healthy && !self.closed
     }
 
     /// All memory of a GPU in bytes, that of its driver included.

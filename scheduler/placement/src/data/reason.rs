@@ -1,6 +1,6 @@
 //! Reasons for refusing a request.
 //!
-//! Each distinct text reaches the pod's condition, so there are few: fifteen for all reasons, and the text of the broken rule
+//! Each distinct text reaches the pod's condition, so there are few: sixteen for all reasons, and the text of the broken rule
 //! for an invalid request. The scheduler adds the amounts of the request, which are the same on every node.
 
 use std::fmt;
@@ -15,6 +15,8 @@ pub enum Reason {
     NoDevice,
     /// There would be room if unhealthy GPUs were healthy.
     Unhealthy,
+    /// There would be room if GPUs that are closed for maintenance were open.
+    Closed,
     /// No single GPU has the memory free.
     Memory,
     /// No single GPU has the computing power free.
@@ -54,9 +56,10 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in order.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::NoDevice,
         Self::Unhealthy,
+        Self::Closed,
         Self::Memory,
         Self::Core,
         Self::Slots,
@@ -91,6 +94,7 @@ impl Reason {
         match self {
             Self::NoDevice => "node is not known to gpushare or offers no shareable GPU",
             Self::Unhealthy => "too few healthy GPUs on the node",
+            Self::Closed => "GPUs of the node are closed for maintenance",
             Self::Memory => "not enough free GPU memory on any one GPU of the node",
             Self::Core => "not enough free GPU core on any one GPU of the node",
             Self::Slots | Self::TooFew | Self::Selected => {
@@ -140,6 +144,7 @@ impl Reason {
             | Self::Selected => true,
             Self::NoDevice
             | Self::Unhealthy
+            | Self::Closed
             | Self::TooLarge
             | Self::UnitUnknown
             | Self::NoIsolationProvider
@@ -156,6 +161,7 @@ impl Reason {
         match self {
             Self::NoDevice => "no_device",
             Self::Unhealthy => "unhealthy",
+            Self::Closed => "closed",
             Self::Memory => "memory",
             Self::Core => "core",
             Self::Slots => "slots",

@@ -58,7 +58,7 @@ fn add_pending<'a>(inventory: &'a Inventory, held: &'a [Held], all: &mut Vec<(&'
     let n_unknown = n_unknown_whole(held);
     let mut free: Vec<Amounts> = Vec::with_capacity(inventory.gpus.len());
     for gpu in &inventory.gpus {
-        let is_available = gpu.healthy && !inventory.is_withheld(gpu, n_unknown);
+        let is_available = gpu.is_open() && !inventory.is_withheld(gpu, n_unknown);
         free.push(if is_available { gpu.total() } else { Amounts::ZERO });
     }
     for (_, charge) in all.iter() {

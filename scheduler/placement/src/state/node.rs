@@ -39,7 +39,7 @@ pub(crate) struct Node {
     /// The flags of each GPU of the inventory, in its order.
     // Apart from the rows, so that a filter reads amounts alone.
     pub(crate) flags: Box<[GpuFlags]>,
-    /// True if some GPU is unhealthy or takes no shares.
+    /// True if some GPU is unhealthy, closed or takes no shares.
     pub(crate) any_unavailable: bool,
     /// Free named resources of each device, by the index of its type and its own; none for GPUs, whose free amounts are rows.
     pub(crate) free_resources: Vec<Vec<NamedAmounts>>,
@@ -261,13 +261,13 @@ impl Node {
         row
     }
 
-    /// Rows of healthy GPUs, less the hints that count.
-    pub(crate) fn healthy_rows<'a>(
+    /// Rows of the GPUs that take new owners, less the hints that count.
+    pub(crate) fn open_rows<'a>(
         &'a self,
         hints: Hints<'a>,
     ) -> impl Iterator<Item = (Row, &'a Device, GpuFlags)> + Clone {
         let rows = self.rows_with(hints).zip(self.gpus()).zip(&self.flags);
-        rows.filter(|((_, gpu), _)| gpu.healthy)
+        rows.filter(|((_, gpu), _)| gpu.is_open())
             .map(|((row, gpu), flags)| (row, gpu, *flags))
     }
 
@@ -375,7 +375,7 @@ impl Node {
                 ..GpuFlags::default()
             };
             // An unavailable GPU has no free amounts, so that a filter does not have to read flags.
-            let is_available = gpu.healthy && !flags.is_withheld;
+            let is_available = gpu.is_open() && !flags.is_withheld;
             row.total = gpu.total();
             row.free = if is_available { row.total } else { Amounts::ZERO };
             self.any_unavailable |= !is_available;
@@ -457,7 +457,7 @@ impl Node {
 /// The amounts of one GPU that requests are compared with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// Free for new shares: nothing if the GPU is unhealthy or withheld.
+    /// Free for new shares: nothing if the GPU is unhealthy, closed or withheld.
     pub(crate) free: Amounts,
     /// Everything that the GPU has, healthy or not.
     pub(crate) total: Amounts,

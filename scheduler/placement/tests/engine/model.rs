@@ -149,11 +149,17 @@ impl Model {
         if fits_if(&|_| ()) >= wanted {
             return Ok(());
         }
-        if fits_if(&|device| (device.free, device.gpu.healthy) = (device.total, true)) < wanted {
+        if fits_if(&|device| {
+            (device.free, device.gpu.healthy, device.gpu.closed) = (device.total, true, false)
+        }) < wanted
+        {
             return Err(Reason::TooLarge);
         }
-        if fits_if(&|device| device.free = device.total) < wanted {
+        if fits_if(&|device| (device.free, device.gpu.closed) = (device.total, false)) < wanted {
             return Err(Reason::Unhealthy);
+        }
+        if fits_if(&|device| device.free = device.total) < wanted {
+            return Err(Reason::Closed);
         }
         if fits_if(&|_| ()) > 0 {
             return Err(Reason::TooFew);
@@ -209,7 +215,10 @@ impl Model {
         };
         let devices = self.devices(node, request, hints).unwrap();
         let (mut free, mut total) = (0, 0);
-        for device in devices.iter().filter(|device| device.gpu.healthy) {
+        for device in devices
+            .iter()
+            .filter(|device| device.gpu.healthy && !device.gpu.closed)
+        {
             let taken = if chosen.contains(&device.gpu.minor) {
                 device.need[0]
             } else {
@@ -242,7 +251,7 @@ impl Model {
             .collect()
     }
 
-    /// Returns true if a reservation is possible: every share exists once, on healthy GPUs, for a new owner.
+    /// Returns true if a reservation is possible: every share exists once, on healthy open GPUs, for a new owner.
     pub(crate) fn admits(&self, owner: &str, node: &str, placement: &Placement) -> bool {
         let used = self.used(node);
         let distinct: BTreeSet<_> = placement.gpus().map(|share| &share.id).collect();
@@ -256,7 +265,7 @@ impl Model {
             used.iter().any(|(gpu, certain, suspect)| {
                 let left = minus(total_of(gpu), plus(plus(*certain, *suspect), taken));
                 let fits = (0..3).all(|at| left[at] >= 0 || taken[at] == 0);
-                gpu.id == share.id && gpu.healthy && fits
+                gpu.id == share.id && gpu.healthy && !gpu.closed && fits
             })
         };
         !self.holdings.contains_key(owner)
@@ -267,7 +276,7 @@ impl Model {
 
 impl Candidate {
     fn has_room(&self) -> bool {
-        self.gpu.healthy && (0..3).all(|at| self.need[at] <= self.free[at])
+        self.gpu.healthy && !self.gpu.closed && (0..3).all(|at| self.need[at] <= self.free[at])
     }
 }
 
@@ -283,8 +292,13 @@ fn place_pending(request: &ShareRequest, used: &mut [(Device, Triple, Triple)], 
     let mut order: Vec<usize> = (0..used.len()).collect();
     order.sort_by_key(|&at| {
         let (gpu, certain, suspect) = &used[at];
-        let left = minus(total_of(gpu), plus(*certain, *suspect))
-            .map(|left| if gpu.healthy { left.max(0) } else { 0 });
+        let left = minus(total_of(gpu), plus(*certain, *suspect)).map(|left| {
+            if gpu.healthy && !gpu.closed {
+                left.max(0)
+            } else {
+                0
+            }
+        });
         let asked = held_on(gpu, &share, unit_bytes).0;
         (
             (0..3).any(|dimension| asked[dimension] > left[dimension]),

@@ -318,23 +318,26 @@ fn request() -> impl Strategy<Value = ShareRequest> {
 
 /// Up to four small GPUs of a node, by rising minor, perhaps of one size.
 fn inventory(node: &'static str, may_be_unhealthy: bool) -> impl Strategy<Value = Inventory> {
-    let healthy = if may_be_unhealthy {
-        prop_oneof![5 => Just(true), 1 => Just(false)].boxed()
+    // Healthy, and closed.
+    let state = if may_be_unhealthy {
+        prop_oneof![5 => Just((true, false)), 1 => Just((false, false)), 1 => any::<bool>().prop_map(|healthy| (healthy, true))]
+            .boxed()
     } else {
-        Just(true).boxed()
+        Just((true, false)).boxed()
     };
-    let gpu = (1_u64..60, select(vec![50_u32, 100]), 1_u32..5, healthy);
+    let gpu = (1_u64..60, select(vec![50_u32, 100]), 1_u32..5, state);
     let minors = proptest::sample::subsequence(vec![0_u32, 1, 2, 3, 5], 0..=4);
     let unit = prop_oneof![4 => (1_u64..8).prop_map(Some), 1 => Just(None)];
     (minors, proptest::collection::vec(gpu, 5), unit, any::<bool>()).prop_map(
         move |(minors, gpus, unit_bytes, alike)| {
             let gpu = |(at, minor): (usize, u32)| {
-                let (memory_bytes, core, slots, healthy) = gpus[if alike { 0 } else { at }];
+                let (memory_bytes, core, slots, (healthy, closed)) = gpus[if alike { 0 } else { at }];
                 Device {
                     memory_bytes,
                     core,
                     slots,
                     healthy,
+                    closed,
                     ..Device::new(format!("{node}-{minor}"), minor)
                 }
             };

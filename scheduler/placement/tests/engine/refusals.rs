@@ -86,6 +86,73 @@ fn reasons_with_unhealthy_gpus(
     assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
 }
 
+/// Two GPUs, of which some are healthy and some closed; 1000 MiB of the second are held.
+#[rstest]
+#[case::one_closed_one_full([(true, true), (true, false)], units(8000), Reason::Memory)]
+#[case::both_closed([(true, true); 2], units(1), Reason::Closed)]
+#[case::two_requested_one_closed([(true, true), (true, false)], ask(2, RequestedMemory::Units(1)), Reason::Closed)]
+#[case::closed_and_unhealthy([(false, true); 2], units(1), Reason::Unhealthy)]
+#[case::one_closed_one_unhealthy([(true, true), (false, false)], units(1), Reason::Closed)]
+#[case::too_large_even_if_open([(true, true); 2], units(9000), Reason::TooLarge)]
+fn reasons_with_closed_gpus(
+    #[case] states: [(bool, bool); 2],
+    #[case] request: ShareRequest,
+    #[case] expected: Reason,
+) {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    let mut devices = inventory("n", &[8192, 8192]);
+    for (gpu, (healthy, closed)) in devices.gpus.iter_mut().zip(states) {
+        (gpu.healthy, gpu.closed) = (healthy, closed);
+    }
+    let pod = crate::build::on_minor(1, RequestedMemory::Units(1000));
+    hold(&mut fleet, "pod", "n", pod);
+    fleet.set_inventory("n", devices);
+    assert_eq!(fleet.fit(id, &request, Hints::Respect), Err(expected));
+    assert_eq!(fleet.check(), []);
+}
+
+/// A GPU that is closed between the choice and the binding gets no pod: neither by a hint nor for victims. Its holders stay.
+#[test]
+fn a_closed_gpu_takes_no_new_pod_and_keeps_its_holders() {
+    let (mut fleet, id) = one_node(&[8192]);
+    let placement = fleet
+        .choose_devices(id, &units(1), placement::DevicePolicy::Fill, Hints::Respect)
+        .unwrap();
+    crate::build::place(&mut fleet, "holder", id, &units(8000)).unwrap();
+    assert!(fleet.hint(&"late".into(), id, &placement));
+    let mut devices = inventory("n", &[8192]);
+    devices.gpus[0].closed = true;
+    fleet.set_inventory("n", devices);
+    assert!(!fleet.admits(id, &placement));
+    let refused = fleet.reserve(&"late".into(), id, &placement).unwrap_err();
+    assert_eq!(refused.to_string(), "GPU n-0 is closed for maintenance");
+    let pods = [placement::Evictable {
+        owner: "holder".into(),
+        priority: 0,
+        started: 0,
+        is_leaving: false,
+        is_forced: false,
+        budgets: Vec::new(),
+        frees: Vec::new(),
+    }];
+    let preemption = placement::Preemption {
+        pods: &pods,
+        budgets: &[],
+        must_free: &[],
+        outranked: &[],
+    };
+    assert_eq!(fleet.preempt(id, (&units(1)).into(), preemption), None);
+    let sees_all = placement::RequestedGpus::All { slots: 1 };
+    assert_eq!(fleet.fit(id, sees_all, Hints::Respect), Err(Reason::Closed));
+    let fits = fleet.explain(id, &units(1), Hints::Respect).unwrap();
+    assert_eq!(fits[0].fit, Err(Reason::Closed));
+    let gpus = crate::build::gpus(&fleet, id);
+    assert_eq!(gpus[0].used.memory, crate::build::mib(8000));
+    fleet.set_inventory("n", inventory("n", &[8192]));
+    assert_eq!(fleet.fit(id, &units(1), Hints::Ignore), Ok(()));
+    assert_eq!(fleet.check(), []);
+}
+
 #[test]
 fn explain_lists_every_gpu() {
     let (mut fleet, id) = one_node(&[8192, 4096, 8192, 8192]);
@@ -126,10 +193,10 @@ fn the_list_of_reasons_has_the_order_of_their_numbers() {
 
 /// kube-scheduler joins the texts of all nodes, so there must be few. A request that breaks a rule gets the text of that rule.
 #[test]
-fn there_are_fifteen_refusal_texts_besides_those_of_rules() {
+fn there_are_sixteen_refusal_texts_besides_those_of_rules() {
     let texts: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
     let labels: BTreeSet<&str> = Reason::ALL.iter().map(|reason| reason.label()).collect();
-    assert_eq!((texts.len(), labels.len()), (16, 19));
+    assert_eq!((texts.len(), labels.len()), (17, 20));
     assert!(
         labels
             .iter()

@@ -173,6 +173,29 @@ fn unhealthy_gpus_are_not_allocated_whole(
     assert_eq!(whole(&mut fleet, "v", n), expected);
 }
 
+/// The vendor's plugin cannot be kept from closed GPUs, so that it gets no pod while one of its GPUs is closed.
+#[rstest]
+#[case::too_few_are_left(true, &[], &[0, 1, 2], 2, Err(Reason::Closed))]
+#[case::the_others_are_taken(true, &[], &[0, 2], 2, Ok((vec![1, 3], 0)))]
+#[case::a_gpu_of_the_vendor(false, &[0, 1, 2], &[1], 2, Err(Reason::Closed))]
+#[case::a_gpu_for_shares(false, &[0, 1], &[2, 3], 2, Ok((vec![], 2)))]
+fn closed_gpus_are_not_allocated_whole(
+    #[case] serves: bool,
+    #[case] apart: &[u32],
+    #[case] closed: &[u32],
+    #[case] n: u32,
+    #[case] expected: Result<(Vec<u32>, u32), Reason>,
+) {
+    let mut fleet = fleet(serves, apart);
+    let mut devices = inventory(4, serves, apart);
+    for gpu in &mut devices.gpus {
+        gpu.closed = closed.contains(&gpu.minor);
+    }
+    fleet.set_inventory("n", devices);
+    assert_eq!(whole(&mut fleet, "v", n), expected);
+    assert_eq!(fleet.check(), []);
+}
+
 /// A lost or removed inventory does not hide that a pod shares a GPU there.
 #[test]
 fn a_node_without_inventory_refuses_whole_gpus_while_a_pod_shares_one() {

@@ -267,7 +267,7 @@ impl<'a> TypeDemand<'a> {
             }
             NeededAmounts::Resources(amounts) => {
                 let free = context.node.free_resources_with(self.type_at, at, context.hints);
-                if !device.healthy || !is_within(amounts, &free) {
+                if !device.is_open() || !is_within(amounts, &free) {
                     return None;
                 }
                 preference.resources = context.order.resource_preference(device, free, amounts);

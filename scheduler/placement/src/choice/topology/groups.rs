@@ -178,11 +178,11 @@ fn left_without(taken: &Partition, whole: &[&Partition], mut left: LeftBySize) -
     (Reverse(largest), counts)
 }
 
-/// Returns true if all GPUs of a partition exist, are healthy and are not in use.
+/// Returns true if all GPUs of a partition exist, take new owners and are not in use.
 fn is_whole(partition: &Partition, gpus: &[Device], uses: &[DeviceUse]) -> bool {
     for minor in &partition.minors {
         let found = gpus.iter().zip(uses).find(|(gpu, _)| gpu.minor == *minor);
-        if found.is_none_or(|(gpu, used)| !gpu.healthy || used.is_occupied) {
+        if found.is_none_or(|(gpu, used)| !gpu.is_open() || used.is_occupied) {
             return false;
         }
     }

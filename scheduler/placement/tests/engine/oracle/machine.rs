@@ -305,13 +305,16 @@ impl Query {
             };
             Device {
                 attributes,
-                healthy: part.healthy,
+                healthy: part.healthy || minor % 2 == 0,
+                // To a request, a closed device is as an unhealthy one.
+                closed: !part.healthy && minor % 2 == 0,
                 ..gpu("n", minor, GIB)
             }
         });
         let nics = (0..).zip(&self.nics).map(|(minor, part)| Device {
             resources: [("rdma".into(), 100)].into(),
-            healthy: part.healthy,
+            healthy: part.healthy || minor % 2 == 0,
+            closed: !part.healthy && minor % 2 == 0,
             attributes: attributes(part, minor),
             ..Device::new(format!("nic{minor}"), minor)
         });
