@@ -18,7 +18,8 @@
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
 //! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `explain` beside
-//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes. `check` computes everything
+//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes, and `plan` moves owners on
+//! copies. `check` computes everything
 //! again, naively, for tests and the laboratory: daemons are built without it.
 
 mod batch;
@@ -28,6 +29,7 @@ mod choice;
 mod data;
 mod explain;
 mod fleet;
+mod plan;
 mod state;
 mod trial;
 
@@ -60,4 +62,5 @@ pub use data::request::{DeviceRequest, NodeRequest, RequestedGpus, RequestedMemo
 pub use data::workload::{PodProfile, Workload};
 pub use explain::{DeviceFit, DeviceView, HolderView, NodeView};
 pub use fleet::Fleet;
+pub use plan::{Goal, Holder, Limits, Move, Obstacle, Plan, PlanError, Price, plan};
 pub use trial::Trial;

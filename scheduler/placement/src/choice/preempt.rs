@@ -16,7 +16,7 @@ use crate::data::device::DeviceLocation;
 use crate::data::holding::{Held, Hints};
 use crate::data::ident::OwnerId;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
-use crate::state::charges::gpu_charges;
+use crate::state::charges::gpus_of_holdings;
 use crate::state::node::Node;
 
 /// Most sets of GPUs that are tried on one node, besides those that its topology defines: all sets of 4 of 8 GPUs.
@@ -496,13 +496,9 @@ impl PodState {
         let held = node.held_by(pod.owner.as_str()).cloned();
         let (mut gpus, mut size, mut holds_requested_devices) = (BTreeSet::new(), 0_u128, false);
         if let (Some(held), Some(inventory)) = (&held, &node.inventory) {
-            for charge in gpu_charges(inventory, &held.holdings) {
-                gpus.insert(charge.device);
-                size += u128::from(charge.amounts.memory.bytes_ceil());
-            }
-            if held.holdings.n_unknown_gpus > 0 {
-                // The vendor's plugin may have allocated any GPU to the pod.
-                gpus.extend(0..inventory.gpus.len());
+            for (gpu, memory) in gpus_of_holdings(inventory, &held.holdings) {
+                gpus.insert(gpu);
+                size += u128::from(memory.bytes_ceil());
             }
         }
         for part in held.iter().flat_map(|held| &held.holdings.parts) {
@@ -549,7 +545,7 @@ pub fn n_violations<'a>(pods: impl Iterator<Item = &'a Evictable>, budgets: &[i6
 }
 
 /// All sets of `size` of the numbers below `n`; `None` if there are more than [`MAX_SETS`].
-fn combinations(n: usize, size: usize) -> Option<Vec<BTreeSet<usize>>> {
+pub(crate) fn combinations(n: usize, size: usize) -> Option<Vec<BTreeSet<usize>>> {
     let mut sets = vec![BTreeSet::new()];
     for _ in 0..size.min(n) {
         let mut longer: Vec<BTreeSet<usize>> = Vec::new();

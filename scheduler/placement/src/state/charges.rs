@@ -1,6 +1,7 @@
 //! Charges: the amounts that a holding takes of each device of the inventory as it is now.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use crate::data::amounts::{Amounts, Memory, NamedAmounts};
 use crate::data::device::{Device, DeviceRef};
@@ -123,6 +124,22 @@ pub(crate) fn gpu_charges<'a>(
     holdings: &'a Holdings,
 ) -> impl Iterator<Item = Charge<'a>> + 'a {
     charges(inventory, holdings).filter(|charge| charge.type_at == GPUS)
+}
+
+/// The GPUs that an owner holds, or may hold, a part of, by their indices, with the memory that it takes of each.
+pub(crate) fn gpus_of_holdings(inventory: &Inventory, holdings: &Holdings) -> BTreeMap<usize, Memory> {
+    let mut gpus: BTreeMap<usize, Memory> = BTreeMap::new();
+    for charge in gpu_charges(inventory, holdings) {
+        let memory = gpus.entry(charge.device).or_default();
+        *memory = memory.plus(charge.amounts.memory);
+    }
+    if holdings.n_unknown_gpus > 0 {
+        // The vendor's plugin may have allocated any GPU to the pod.
+        for at in 0..inventory.gpus.len() {
+            gpus.entry(at).or_default();
+        }
+    }
+    gpus
 }
 
 /// The charges of one part: on its device, or on every device of the type that it may be on.

@@ -172,6 +172,18 @@ impl Node {
         self.update_free();
     }
 
+    /// Closes the GPUs at these indices of a copy outside the fleet.
+    pub(crate) fn close(&mut self, gpus: &[usize]) {
+        if let Some(inventory) = &mut self.inventory {
+            for at in gpus {
+                if let Some(gpu) = inventory.gpus.get_mut(*at) {
+                    gpu.closed = true;
+                }
+            }
+        }
+        self.update_free();
+    }
+
     /// Returns true if nothing is known or counted of the node, so that its entry can be removed.
     pub(crate) fn is_idle(&self) -> bool {
         let is_host_unknown = self.host.total.is_none() && self.host.n_owners == 0;

@@ -25,6 +25,8 @@ mod oracle;
 #[cfg(test)]
 mod others;
 #[cfg(test)]
+mod plan;
+#[cfg(test)]
 mod preemption;
 #[cfg(test)]
 mod refusals;

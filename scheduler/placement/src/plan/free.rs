@@ -1,0 +1,184 @@
+//! Free memory on GPUs of one node: the sets of GPUs that may be freed, the cheapest first.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::choice::preempt::combinations;
+use crate::data::amounts::Memory;
+use crate::data::ident::NodeId;
+use crate::plan::Plan;
+use crate::plan::evacuation::{Evacuation, FEW_HOLDERS, Found, movable_of};
+use crate::plan::trials::{Movable, Trials};
+use crate::state::node::Node;
+
+/// Most sets that are tried although their holders do not suffice, for the plan that comes nearest to the goal.
+const MAX_HOPELESS: usize = 64;
+
+/// A GPU that is large enough.
+struct Gpu {
+    at: usize,
+    /// The least price of the holders whose memory suffices, in byte-seconds; of many that may move if it does not.
+    least_price: u128,
+    /// Memory that is free once all that may move have left, if it is too little.
+    too_little: Option<Memory>,
+}
+
+/// A node with its large GPUs, those with the best chances first.
+struct LargeGpus<'a> {
+    node: NodeId,
+    name: &'a str,
+    gpus: Vec<Gpu>,
+}
+
+/// GPUs of one node. Sets sort by their chances: those that may suffice by their least price, then the others by their memory.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct GpuSet<'a> {
+    too_little: Option<Reverse<Memory>>,
+    least_price: u128,
+    name: &'a str,
+    gpus: Vec<usize>,
+    /// The place of the node among all, if the set is the one with the best chances there.
+    first_of: Option<usize>,
+    index: u32,
+}
+
+/// The plan by which `n_gpus` GPUs of one of the nodes have `bytes` free each.
+pub(super) fn free(trials: &mut Trials<'_>, bytes: u64, n_gpus: usize, nodes: &[NodeId]) -> Plan {
+    let (fleet, needed) = (trials.fleet, Memory::from_bytes(bytes));
+    let large = |node: &NodeId| Some(LargeGpus::new(trials, *node, fleet.nodes.get(*node)?, needed));
+    let nodes: Vec<LargeGpus<'_>> = nodes.iter().filter_map(large).collect();
+    let firsts = nodes.iter().enumerate();
+    let mut sets: BinaryHeap<Reverse<GpuSet<'_>>> = firsts
+        .filter_map(|(at, node)| Some(Reverse(node.set(0..n_gpus, Some(at))?)))
+        .collect();
+    let mut best: Option<Found> = None;
+    let mut n_hopeless = 0;
+    while let Some(Reverse(set)) = sets.pop() {
+        let reached = best.as_ref().and_then(Found::reached_price);
+        n_hopeless += usize::from(set.too_little.is_some());
+        let is_hopeless = set.too_little.is_some() && (reached.is_some() || n_hopeless > MAX_HOPELESS);
+        if is_hopeless || reached.is_some_and(|price| price <= set.least_price) || trials.n_tries_left == 0 {
+            break;
+        }
+        // No set of a node has better chances than its first, so that the others come up after it.
+        if let Some(node) = set.first_of.and_then(|at| nodes.get(at)) {
+            sets.extend(node.other_sets(n_gpus).map(Reverse));
+        }
+        set.evacuation(trials, needed).search(trials, &mut best);
+    }
+    best.map_or_else(Plan::default, |best| best.into_plan(trials))
+}
+
+impl<'a> LargeGpus<'a> {
+    /// The GPUs of a node that have the needed memory and take shares.
+    fn new(trials: &Trials<'_>, id: NodeId, node: &'a Node, needed: Memory) -> Self {
+        let held = node.held.iter();
+        let movable: Vec<Movable> = held.filter_map(|held| trials.movable(node, held).ok()).collect();
+        let mut gpus = Vec::new();
+        for (at, (gpu, flags)) in node.gpus().iter().zip(&node.flags).enumerate() {
+            if !gpu.is_open() || flags.is_withheld || gpu.total().memory < needed {
+                continue;
+            }
+            let free = trials.free_of(id.index, at);
+            let mut items = Vec::new();
+            for one in &movable {
+                if let Some(memory) = one.gpus.get(&at) {
+                    // A part of the price for each of its GPUs, so that a pod on several GPUs of a set counts once at most.
+                    items.push((*memory, one.price.total() / one.gpus.len() as u128));
+                }
+            }
+            let all = items.iter().fold(free, |sum, (memory, _)| sum.plus(*memory));
+            gpus.push(Gpu {
+                at,
+                least_price: least_price(needed.less(free), &mut items),
+                too_little: (all < needed).then_some(all),
+            });
+        }
+        gpus.sort_by_key(|gpu| (gpu.too_little.map(Reverse), gpu.least_price, gpu.at));
+        Self {
+            node: id,
+            name: &node.name,
+            gpus,
+        }
+    }
+
+    /// The set of the GPUs at these places of the list; `None` if there are fewer.
+    fn set(&self, places: impl IntoIterator<Item = usize>, first_of: Option<usize>) -> Option<GpuSet<'a>> {
+        let mut set = GpuSet {
+            too_little: None,
+            least_price: 0,
+            name: self.name,
+            gpus: Vec::new(),
+            first_of,
+            index: self.node.index,
+        };
+        for place in places {
+            let gpu = self.gpus.get(place)?;
+            // The GPU with the least memory decides.
+            set.too_little = set.too_little.max(gpu.too_little.map(Reverse));
+            set.least_price = set.least_price.saturating_add(gpu.least_price);
+            set.gpus.push(gpu.at);
+        }
+        Some(set)
+    }
+
+    /// All sets of `n` GPUs but the first; none if there are too many of them.
+    fn other_sets(&self, n: usize) -> impl Iterator<Item = GpuSet<'a>> {
+        let sets = combinations(self.gpus.len(), n).unwrap_or_default().into_iter();
+        sets.skip(1).filter_map(|places| self.set(places, None))
+    }
+}
+
+impl GpuSet<'_> {
+    fn evacuation(self, trials: &Trials<'_>, needed: Memory) -> Evacuation {
+        let mut movable = movable_of(trials, self.index, &self.gpus);
+        // The least price for each byte comes first, which is the seconds that the pod has run, and its part of a restart.
+        movable.sort_by_cached_key(|one| {
+            let holder = trials.holders.get(one.holder);
+            let tie = holder.map(|holder| (holder.priority, holder.owner.clone()));
+            let bytes = freed(one, &self.gpus).bytes_ceil().max(1);
+            (one.price.total() / u128::from(bytes), tie)
+        });
+        Evacuation {
+            node: self.index,
+            gpus: self.gpus,
+            movable,
+            free: Some(needed),
+            least_price: self.least_price,
+        }
+    }
+}
+
+/// The memory that a holder leaves on GPUs.
+fn freed(one: &Movable, gpus: &[usize]) -> Memory {
+    let here = one.gpus.iter().filter(|(gpu, _)| gpus.contains(gpu));
+    here.fold(Memory::ZERO, |sum, (_, memory)| sum.plus(*memory))
+}
+
+/// The least price of items that have the needed memory together: of few items exact, of more a good choice.
+fn least_price(needed: Memory, items: &mut [(Memory, u128)]) -> u128 {
+    if items.len() <= FEW_HOLDERS {
+        let mut least = u128::MAX;
+        for bits in 0..1_u32 << items.len() {
+            let (mut memory, mut price) = (Memory::ZERO, 0_u128);
+            for (_, item) in items.iter().enumerate().filter(|(at, _)| bits & (1 << at) != 0) {
+                memory = memory.plus(item.0);
+                price = price.saturating_add(item.1);
+            }
+            if memory >= needed {
+                least = least.min(price);
+            }
+        }
+        return least;
+    }
+    items.sort_unstable_by_key(|(memory, price)| price / u128::from(memory.bytes_ceil().max(1)));
+    let (mut memory, mut sum) = (Memory::ZERO, 0_u128);
+    for (more, price) in items.iter() {
+        if memory >= needed {
+            break;
+        }
+        memory = memory.plus(*more);
+        sum = sum.saturating_add(*price);
+    }
+    sum
+}

@@ -1,0 +1,383 @@
+//! Trials of moves on copies of nodes: a pod is gone from its place, and its successor takes the best place that is left.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use crate::choice::node_choice::{choose_devices, score};
+use crate::data::amounts::{HostAmounts, Memory};
+use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
+use crate::data::ident::{DeviceId, NodeId};
+use crate::data::policy::{Policies, Score};
+use crate::data::request::NodeRequest;
+use crate::fleet::Fleet;
+use crate::plan::holder::{Holder, Obstacle, Price};
+use crate::plan::{Limits, Move};
+use crate::state::charges::gpus_of_holdings;
+use crate::state::node::Node;
+
+/// Most moves that are tried for one plan.
+pub(super) const MAX_TRIES: usize = 8192;
+
+/// The fleet after the moves that are tried at the moment.
+pub(super) struct Trials<'a> {
+    pub(super) fleet: &'a Fleet,
+    pub(super) holders: &'a [Holder<'a>],
+    pub(super) limits: Limits,
+    /// The index of each holder in `holders`.
+    by_owner: FxHashMap<&'a str, usize>,
+    kinds: Vec<Kind<'a>>,
+    /// The index in `kinds` of each holder that was asked about.
+    kind_of: FxHashMap<usize, usize>,
+    /// Copies of the nodes that differ from those of the fleet, by the index of the node.
+    copies: BTreeMap<u32, Copy>,
+    /// The moves that are in effect on the copies.
+    steps: Vec<Step>,
+    pub(super) n_tries_left: usize,
+}
+
+/// Holders whose successors get the same places.
+#[derive(Clone, Copy, PartialEq)]
+struct KindKey<'a> {
+    request: NodeRequest<'a>,
+    policies: Policies,
+    nodes: Option<&'a [NodeId]>,
+}
+
+/// A kind of holders, with the nodes of the fleet that have room for their successors before any move, the best first.
+struct Kind<'a> {
+    key: KindKey<'a>,
+    ranked: Vec<(Score, NodeId)>,
+}
+
+/// A copy of a node.
+struct Copy {
+    node: Node,
+    /// Number of changes that make the difference to the fleet's node.
+    n_changes: usize,
+    /// The scores for the kinds of holders that were asked about since the last change; `None` if there is no room.
+    scores: FxHashMap<usize, Option<Score>>,
+}
+
+/// A move in effect.
+struct Step {
+    holder: usize,
+    made: Move,
+    held: Held,
+    /// CPU and memory in use on both nodes before the move.
+    used_before: [HostAmounts; 2],
+}
+
+/// A holder that may move, on its place in the fleet.
+#[derive(Clone, Debug)]
+pub(super) struct Movable {
+    /// Its index among the holders.
+    pub(super) holder: usize,
+    /// Its GPUs by their indices, with the memory that it takes of each.
+    pub(super) gpus: BTreeMap<usize, Memory>,
+    pub(super) price: Price,
+}
+
+impl Movable {
+    /// All GPU memory that the holder takes.
+    pub(super) fn memory(&self) -> Memory {
+        self.gpus
+            .values()
+            .fold(Memory::ZERO, |sum, memory| sum.plus(*memory))
+    }
+}
+
+impl<'a> Trials<'a> {
+    pub(super) fn new(fleet: &'a Fleet, holders: &'a [Holder<'a>], limits: Limits) -> Self {
+        let owners = holders.iter().enumerate();
+        Self {
+            fleet,
+            holders,
+            limits,
+            by_owner: owners.map(|(at, holder)| (holder.owner.as_str(), at)).collect(),
+            kinds: Vec::new(),
+            kind_of: FxHashMap::default(),
+            copies: BTreeMap::new(),
+            steps: Vec::new(),
+            n_tries_left: MAX_TRIES,
+        }
+    }
+
+    /// The node at an index after the moves in effect.
+    pub(super) fn node(&self, index: u32) -> Option<&Node> {
+        let copy = self.copies.get(&index).map(|copy| &copy.node);
+        copy.or_else(|| self.fleet.nodes.at(index))
+    }
+
+    /// Memory that is free for new shares of a GPU, less that of hints.
+    pub(super) fn free_of(&self, index: u32, gpu: usize) -> Memory {
+        let row = self.node(index).and_then(|node| {
+            let row = node.rows.get(gpu)?;
+            Some(node.row_with(gpu, *row, Hints::Respect))
+        });
+        row.map_or(Memory::ZERO, |row| row.free.memory)
+    }
+
+    /// The owner of a holding as a holder that may move, or what keeps it from moving.
+    pub(super) fn movable(&self, node: &Node, held: &Held) -> Result<Movable, Obstacle> {
+        let at = self.by_owner.get(held.owner.as_str());
+        let holder = at.and_then(|at| Some((*at, self.holders.get(*at)?)));
+        let (at, holder) = holder.ok_or(Obstacle::Unknown)?;
+        if let Some(obstacle) = holder.obstacle(self.limits.min_run_seconds) {
+            return Err(obstacle);
+        }
+        let inventory = node.inventory.as_ref().ok_or(Obstacle::Unknown)?;
+        let mut movable = Movable {
+            holder: at,
+            gpus: gpus_of_holdings(inventory, &held.holdings),
+            price: Price::default(),
+        };
+        movable.price = Price::of_move(movable.memory().bytes_ceil(), holder.run_seconds);
+        Ok(movable)
+    }
+
+    /// Returns true if the holder's move is in effect.
+    pub(super) fn is_moved(&self, holder: usize) -> bool {
+        self.steps.iter().any(|step| step.holder == holder)
+    }
+
+    /// The moves in effect.
+    pub(super) fn moves(&self) -> Vec<Move> {
+        self.steps.iter().map(|step| step.made.clone()).collect()
+    }
+
+    /// Number of moves in effect.
+    pub(super) fn n_moves(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The last move in effect.
+    pub(super) fn last(&self) -> Option<&Move> {
+        self.steps.last().map(|step| &step.made)
+    }
+
+    /// The places of the holders that are moved, which are the same for orders of moves that lead to the same fleet.
+    pub(super) fn places(&self) -> Vec<(usize, NodeId, Vec<DeviceId>)> {
+        let mut places = Vec::with_capacity(self.steps.len());
+        for Step { holder, made, .. } in &self.steps {
+            let devices = made.placement.shares.iter().map(|share| share.id.clone());
+            places.push((*holder, made.to, devices.collect()));
+        }
+        places.sort();
+        places
+    }
+
+    /// Closes GPUs of a node for all moves to come.
+    pub(super) fn close(&mut self, node: u32, gpus: &[usize]) {
+        self.change(node, |node| node.close(gpus));
+    }
+
+    /// Moves a holder to the best place of its successor, by a filter after all moves in effect.
+    pub(super) fn make(&mut self, at: usize) -> Result<(), Obstacle> {
+        let holders = self.holders;
+        let holder = holders.get(at).ok_or(Obstacle::Unknown)?;
+        if self.n_tries_left == 0 {
+            return Err(Obstacle::Limit);
+        }
+        self.n_tries_left -= 1;
+        let owner = holder.owner.as_str();
+        let nodes = &self.fleet.nodes;
+        let from = *nodes.owners.get(owner).ok_or(Obstacle::Unknown)?;
+        let node = self.node(from).ok_or(Obstacle::Unknown)?;
+        let held = node.held_by(owner).cloned().ok_or(Obstacle::Unknown)?;
+        let from_gpus = minors(node, &held.holdings);
+        let used_before = node.host.used;
+        let own_use = nodes.host_uses.get(owner).filter(|own| own.node_index == from);
+        let own_use = own_use.map(|own| own.amounts).unwrap_or_default();
+        self.change(from, |node| {
+            node.remove_held(owner);
+            node.host.used = node.host.used.less(own_use);
+        });
+        let found = self.best_place(at);
+        let place = found.and_then(|(to, placement)| Some((to, self.node(to.index)?, placement)));
+        let refusal = match &place {
+            None => Some(Obstacle::NoPlace),
+            Some((to, node, placement)) => {
+                let to_gpus = minors(node, &Holdings::from(placement));
+                (to.index == from && to_gpus == from_gpus).then_some(Obstacle::Returns)
+            }
+        };
+        let (Some((to, target, placement)), None) = (place, &refusal) else {
+            self.change_back(from, used_before, |node| node.insert_held(held));
+            return Err(refusal.unwrap_or(Obstacle::NoPlace));
+        };
+        let used_before = [used_before, target.host.used];
+        let successor = Held {
+            owner: holder.owner.clone(),
+            origin: Origin::Decision,
+            holdings: Holdings::from(&placement),
+        };
+        self.change(to.index, |node| {
+            node.insert_held(successor);
+            node.host.used = node.host.used.plus(holder.request.host);
+        });
+        let made = Move {
+            owner: holder.owner.clone(),
+            from: self.id(from),
+            from_gpus,
+            to,
+            placement,
+        };
+        self.steps.push(Step {
+            holder: at,
+            made,
+            held,
+            used_before,
+        });
+        Ok(())
+    }
+
+    /// Returns true if a move of the holder is possible now.
+    pub(super) fn has_place(&mut self, at: usize) -> bool {
+        let has_place = self.make(at).is_ok();
+        if has_place {
+            self.undo();
+        }
+        has_place
+    }
+
+    /// Takes the last move back.
+    pub(super) fn undo(&mut self) {
+        let Some(step) = self.steps.pop() else { return };
+        let [used_from, used_to] = step.used_before;
+        let owner = step.made.owner.as_str();
+        self.change_back(step.made.to.index, used_to, |node| node.remove_held(owner));
+        self.change_back(step.made.from.index, used_from, |node| {
+            node.insert_held(step.held)
+        });
+    }
+
+    /// The best node for the successor of a holder, and the devices there.
+    fn best_place(&mut self, at: usize) -> Option<(NodeId, Placement)> {
+        let kind_at = self.kind(at)?;
+        let context = self.fleet.context(Hints::Respect);
+        let Kind { key, ranked } = self.kinds.get(kind_at)?;
+        let KindKey {
+            request, policies, ..
+        } = *key;
+        let unchanged = ranked.iter().find(|(_, id)| !self.copies.contains_key(&id.index));
+        let mut best = unchanged.copied();
+        for (index, copy) in &mut self.copies {
+            let id = id_at(self.fleet, *index);
+            if !key.allows(id, &copy.node) {
+                continue;
+            }
+            let compute = || score(&copy.node, request, policies, context).ok();
+            let Some(score) = *copy.scores.entry(kind_at).or_insert_with(compute) else {
+                continue;
+            };
+            let rank = |(score, id): (Score, NodeId)| {
+                let name = self.fleet.nodes.get(id).map(|node| &node.name);
+                (std::cmp::Reverse(score), name)
+            };
+            if best.is_none_or(|best| rank((score, id)) < rank(best)) {
+                best = Some((score, id));
+            }
+        }
+        let (_, id) = best?;
+        let placement = choose_devices(self.node(id.index)?, request, policies.device, context).ok()?;
+        Some((id, placement))
+    }
+
+    /// The index of the kind of a holder.
+    pub(super) fn kind(&mut self, at: usize) -> Option<usize> {
+        if let Some(kind) = self.kind_of.get(&at) {
+            return Some(*kind);
+        }
+        let holder = self.holders.get(at)?;
+        let key = KindKey {
+            request: holder.request,
+            policies: holder.policies,
+            nodes: holder.nodes,
+        };
+        let known = self.kinds.iter().position(|kind| kind.key == key);
+        let kind = known.unwrap_or_else(|| {
+            let ranked = key.rank(self.fleet);
+            self.kinds.push(Kind { key, ranked });
+            self.kinds.len() - 1
+        });
+        self.kind_of.insert(at, kind);
+        Some(kind)
+    }
+
+    fn id(&self, index: u32) -> NodeId {
+        id_at(self.fleet, index)
+    }
+
+    /// Changes the copy of a node, which is made if there is none.
+    fn change(&mut self, index: u32, change: impl FnOnce(&mut Node)) {
+        let Some(node) = self.fleet.nodes.at(index) else {
+            return;
+        };
+        let copy = self.copies.entry(index).or_insert_with(|| Copy {
+            node: node.copy_with_hints(|_| true),
+            n_changes: 0,
+            scores: FxHashMap::default(),
+        });
+        copy.n_changes += 1;
+        copy.scores.clear();
+        change(&mut copy.node);
+        copy.node.value_cache.take();
+    }
+
+    /// Takes the last change of a copy back; a copy without a difference is dropped.
+    fn change_back(&mut self, index: u32, used: HostAmounts, change: impl FnOnce(&mut Node)) {
+        let Some(copy) = self.copies.get_mut(&index) else {
+            return;
+        };
+        copy.n_changes -= 1;
+        if copy.n_changes == 0 {
+            self.copies.remove(&index);
+            return;
+        }
+        copy.scores.clear();
+        change(&mut copy.node);
+        copy.node.host.used = used;
+        copy.node.value_cache.take();
+    }
+}
+
+impl KindKey<'_> {
+    /// Returns true if a successor may go to a node, by everything but its devices.
+    fn allows(&self, id: NodeId, node: &Node) -> bool {
+        let is_listed = self.nodes.is_none_or(|nodes| nodes.binary_search(&id).is_ok());
+        is_listed && self.request.host.n_within(node.host.free()) > 0
+    }
+
+    /// All nodes with room, the best first; of equal nodes the first by name, as in a filter.
+    fn rank(&self, fleet: &Fleet) -> Vec<(Score, NodeId)> {
+        let mut evaluation = fleet.evaluation(self.request, Hints::Respect);
+        let mut ranked = Vec::new();
+        for (id, node) in fleet.nodes.iter().filter(|(id, node)| self.allows(*id, node)) {
+            if let Ok(score) = evaluation.evaluate(id, self.policies) {
+                ranked.push((std::cmp::Reverse(score), &node.name, id));
+            }
+        }
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(score, _, id)| (score.0, id)).collect()
+    }
+}
+
+/// The identifier of the node at an index.
+fn id_at(fleet: &Fleet, index: u32) -> NodeId {
+    let slot = fleet.nodes.slots.get(index as usize);
+    NodeId {
+        index,
+        generation: slot.map_or(0, |slot| slot.generation),
+    }
+}
+
+/// Minors of the GPUs that holdings are of.
+fn minors(node: &Node, holdings: &Holdings) -> Vec<u32> {
+    let mut minors = Vec::new();
+    if let Some(inventory) = &node.inventory {
+        let gpus = gpus_of_holdings(inventory, holdings).into_keys();
+        minors.extend(gpus.filter_map(|at| Some(inventory.gpus.get(at)?.minor)));
+    }
+    minors
+}
