@@ -90,7 +90,8 @@ fn fragmented() -> (Fleet, Vec<Holder<'static>>) {
     let mut tries = 0..u64::MAX;
     while holders.len() < N_HOLDERS as usize {
         let at = tries.next().unwrap();
-        let request = kinds[usize::try_from(scattered(at) % kinds.len() as u64).unwrap()];
+        let kind = usize::try_from(scattered(at) % kinds.len() as u64).unwrap();
+        let request = *kinds.get(kind).unwrap();
         let node = u32::try_from(holders.len() / 8).unwrap();
         let id = fleet.node_id(&name(node)).unwrap();
         let Ok(placement) = fleet.choose_devices(id, request, DevicePolicy::Spread, Hints::Respect) else {
@@ -123,9 +124,8 @@ fn plans(criterion: &mut Criterion) {
         n_gpus,
         nodes: &nodes,
     };
-    // A node from which no pod finds a place on a fleet without room is not what people empty; the first by the number is.
     let goals = [
-        ("empty-node", Goal::EmptyNode(nodes[17]), 100),
+        ("empty-node", Goal::EmptyNode(*nodes.get(17).unwrap()), 100),
         ("free, 80 GiB of one GPU", free(80, 1), 10),
         ("free, 80 GiB of 4 GPUs", free(80, 4), 10),
         ("free, 80 GiB of 8 GPUs", free(80, 8), 100),
@@ -139,13 +139,7 @@ fn plans(criterion: &mut Criterion) {
             min_run_seconds: 300,
         };
         let found = plan(&fleet, goal, &holders, limits).unwrap();
-        println!(
-            "{what}: reached {}, {} moves, {} left, {} GiB",
-            found.is_reached,
-            found.moves.len(),
-            found.left.len(),
-            found.gain_bytes / GIB
-        );
+        assert!(!found.moves.is_empty(), "{what}");
         group.bench_function(what, |b| {
             b.iter(|| plan(black_box(&fleet), goal, &holders, limits).unwrap());
         });

@@ -34,8 +34,8 @@ pub struct Plan {
     /// True if the moves reach the goal; otherwise they come nearest to it. Holders that must not move do not keep a node from
     /// being empty in this sense.
     pub is_reached: bool,
-    /// Bytes of memory that become free on the GPUs of the goal; for [`Goal::Join`] the sum over all nodes by which their largest
-    /// free block grows.
+    /// Bytes of memory that the moved pods leave on the GPUs of the goal; for [`Goal::Join`] the sum over all nodes by which their
+    /// largest free block grows.
     pub gain_bytes: u64,
     /// The price of all moves.
     pub price: Price,

@@ -1,12 +1,14 @@
 //! Evacuation: the search for the moves by which GPUs of one node become empty, or free enough.
 
+use std::cmp::Reverse;
+
 use rustc_hash::FxHashSet;
 
 use crate::data::amounts::Memory;
-use crate::data::ident::{DeviceId, NodeId, OwnerId};
+use crate::data::ident::{NodeId, OwnerId};
+use crate::plan::Plan;
 use crate::plan::holder::{Obstacle, Price};
-use crate::plan::trials::{Movable, Trials};
-use crate::plan::{Move, Plan};
+use crate::plan::trials::{Movable, Places, Trials};
 use crate::state::charges::gpus_of_holdings;
 
 /// Most holders of which every subset and order is tried.
@@ -30,12 +32,12 @@ pub(super) struct Evacuation {
 /// The best moves so far.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    pub(super) evacuation: Evacuation,
+    evacuation: Evacuation,
     pub(super) is_reached: bool,
     /// The number of moves towards empty GPUs, or the memory that is free on the fullest GPU, in hundredths of a byte.
     progress: u64,
-    price: Price,
-    moves: Vec<Move>,
+    pub(super) price: Price,
+    moved: Vec<Movable>,
 }
 
 /// The search for one evacuation.
@@ -43,12 +45,10 @@ struct Search<'t, 'a> {
     trials: &'t mut Trials<'a>,
     evacuation: &'t Evacuation,
     best: &'t mut Option<Found>,
-    /// The price of the moves in effect.
-    price: Price,
-    is_exact: bool,
-    /// The places of moved holders that were reached, by any order.
-    reached: FxHashSet<Vec<(usize, NodeId, Vec<DeviceId>)>>,
-    n_tries_left: usize,
+    /// The holders whose moves are in effect.
+    moved: Vec<Movable>,
+    /// Places of moved holders that were reached, by any order of moves.
+    reached: FxHashSet<Places>,
 }
 
 /// The plan that empties GPUs of a node.
@@ -60,30 +60,24 @@ pub(super) fn empty(trials: &mut Trials<'_>, node: NodeId, gpus: Vec<usize>) -> 
     if gpus.len() == n_gpus {
         // No move makes room on another node, so that a pod without a place now never gets one. On the GPUs of the node itself
         // that stay open it may get one.
-        movable.retain(|one| trials.has_place(one.holder));
+        movable.retain(|one| trials.without_place(one).is_none());
     }
+    let is_hopeless = movable.len() < n_movable;
+    movable.sort_by_key(|one| (one.price.total(), one.priority));
     let n_moves = movable.len().min(trials.limits.max_moves);
-    let mut prices: Vec<u128> = movable.iter().map(|one| one.price.total()).collect();
-    prices.sort_unstable();
-    // Large ones find few places and so come first, unless the limit makes a choice of pods.
-    let is_limited = n_moves < movable.len();
-    movable.sort_by_cached_key(|one| {
-        let size = if is_limited { Memory::ZERO } else { one.memory() };
-        let holder = trials.holders.get(one.holder);
-        let tie = holder.map(|holder| (holder.priority, holder.owner.clone()));
-        (std::cmp::Reverse(size), one.price.total(), tie)
-    });
+    let cheapest = movable.iter().take(n_moves).map(|one| one.price.total());
+    let least_price = cheapest.fold(0, u128::saturating_add);
+    if n_moves == movable.len() {
+        // Large pods find few places, so they come first where no choice of pods has to be made.
+        movable.sort_by_key(|one| Reverse(one.memory));
+    }
     let evacuation = Evacuation {
         node: node.index,
         gpus,
         movable,
         free: None,
-        least_price: prices
-            .iter()
-            .take(n_moves)
-            .fold(0, |sum, price| sum.saturating_add(*price)),
+        least_price,
     };
-    let is_hopeless = evacuation.movable.len() < n_movable;
     let mut best = None;
     evacuation.search(trials, &mut best);
     let mut plan = best.map_or_else(Plan::default, |best| best.into_plan(trials));
@@ -91,181 +85,114 @@ pub(super) fn empty(trials: &mut Trials<'_>, node: NodeId, gpus: Vec<usize>) -> 
     plan
 }
 
-/// The holders of GPUs of a node that may move.
+/// The holders of GPUs of a node that may move, by owner.
 pub(super) fn movable_of(trials: &Trials<'_>, node: u32, gpus: &[usize]) -> Vec<Movable> {
-    let mut movable = Vec::new();
-    if let Some(node) = trials.fleet.nodes.at(node) {
-        let all = node
-            .held
-            .iter()
-            .filter_map(|held| trials.movable(node, held).ok());
-        movable.extend(all.filter(|one| one.gpus.keys().any(|gpu| gpus.contains(gpu))));
-    }
-    movable
+    let held = trials.fleet.nodes.at(node).into_iter().flat_map(|node| {
+        let movable = node.held.iter().map(|held| trials.movable(node, held));
+        movable.filter_map(Result::ok)
+    });
+    held.filter(|one| one.gpus.keys().any(|gpu| gpus.contains(gpu)))
+        .collect()
 }
 
 impl Evacuation {
     /// Looks for moves that are better than the best so far.
     pub(super) fn search(&self, trials: &mut Trials<'_>, best: &mut Option<Found>) {
-        let n = self.movable.len();
-        let is_exact = n <= FEW_HOLDERS;
         let mut search = Search {
-            n_tries_left: if is_exact { usize::MAX } else { 2 * n },
             trials,
             evacuation: self,
             best,
-            price: Price::default(),
-            is_exact,
+            moved: Vec::new(),
             reached: FxHashSet::default(),
         };
-        search.go_on(0);
+        search.go_on();
+        for _ in 0..search.moved.len() {
+            search.trials.undo();
+        }
     }
 
-    /// The progress by which the goal is reached, or as near as the limit of moves allows.
+    /// The progress by which the goal is reached, or as near as this number of moves can come.
     fn needed(&self, max_moves: usize) -> u64 {
         let n_moves = self.movable.len().min(max_moves);
         self.free.map_or(n_moves as u64, Memory::hundredths)
     }
-
-    /// The progress of the moves in effect.
-    fn progress(&self, trials: &Trials<'_>) -> u64 {
-        let Some(needed) = self.free else {
-            return trials.n_moves() as u64;
-        };
-        let free = self.gpus.iter().map(|gpu| trials.free_of(self.node, *gpu));
-        free.min().unwrap_or_default().min(needed).hundredths()
-    }
 }
 
 impl Search<'_, '_> {
-    /// Tries every holder as the next to move, from the one at `first` on.
-    fn go_on(&mut self, first: usize) {
+    /// Tries every holder as the next to move; of many holders each once only, in one order.
+    fn go_on(&mut self) {
         self.note();
         let evacuation = self.evacuation;
-        for (at, one) in evacuation.movable.iter().enumerate().skip(first) {
-            let is_last = self.trials.n_moves() >= self.trials.limits.max_moves;
-            if is_last || self.is_done() || self.n_tries_left == 0 {
+        for one in &evacuation.movable {
+            let price = self.trials.price().plus(one.price).total();
+            let best = self.best_price();
+            let is_last = self.moved.len() >= self.trials.limits.max_moves;
+            if is_last || best.is_some_and(|best| best <= evacuation.least_price) {
                 return;
             }
-            let price = self.price.plus(one.price);
-            if self.trials.is_moved(one.holder) || self.is_too_dear(price) || self.is_repetition(at) {
+            let is_too_dear = best.is_some_and(|best| best <= price);
+            if is_too_dear || self.trials.is_moved(one) || self.trials.make(one).is_err() {
                 continue;
             }
-            self.n_tries_left -= 1;
-            if self.trials.make(one.holder).is_err() {
+            self.moved.push(one.clone());
+            if evacuation.movable.len() > FEW_HOLDERS {
+                self.note();
                 continue;
             }
             // Orders that lead to the same places go on in the same way.
-            if !self.is_exact || self.reached.insert(self.trials.places()) {
-                let before = std::mem::replace(&mut self.price, price);
-                self.go_on(if self.is_exact { 0 } else { at + 1 });
-                self.price = before;
+            if self.reached.insert(self.trials.places()) {
+                self.go_on();
             }
             self.trials.undo();
+            self.moved.pop();
         }
     }
 
     /// Keeps the moves in effect if they are the best so far: nearest to the goal, then the cheapest.
     fn note(&mut self) {
-        let progress = self.evacuation.progress(self.trials);
-        if let Some(best) = &*self.best {
-            let (known, known_price) = (best.progress, best.price.total());
-            if progress < known || (progress == known && self.price.total() >= known_price) {
-                return;
-            }
+        let Evacuation { node, gpus, free, .. } = self.evacuation;
+        let on_gpus = gpus.iter().map(|gpu| self.trials.free_of(*node, *gpu));
+        let least = on_gpus.min().unwrap_or_default();
+        let progress = free.map_or(self.moved.len() as u64, |needed| least.min(needed).hundredths());
+        let price = self.trials.price();
+        let rank = |progress, price: Price| (Reverse(progress), price.total());
+        let best = self.best.as_ref();
+        if best.is_none_or(|best| rank(progress, price) < rank(best.progress, best.price)) {
+            *self.best = Some(Found {
+                evacuation: self.evacuation.clone(),
+                is_reached: progress >= self.evacuation.needed(usize::MAX),
+                progress,
+                price,
+                moved: self.moved.clone(),
+            });
         }
-        let is_reached = progress >= self.evacuation.needed(usize::MAX);
-        *self.best = Some(Found {
-            evacuation: self.evacuation.clone(),
-            is_reached,
-            progress,
-            price: self.price,
-            moves: self.trials.moves(),
-        });
     }
 
-    /// The price of the best moves so far in byte-seconds, if no moves come nearer to the goal.
+    /// The price of the best moves so far in byte-seconds, if no moves can come nearer to the goal.
     fn best_price(&self) -> Option<u128> {
         let needed = self.evacuation.needed(self.trials.limits.max_moves);
         let best = self.best.as_ref().filter(|best| best.progress >= needed);
         best.map(|best| best.price.total())
     }
-
-    /// Returns true if no moves can be better than the best so far.
-    fn is_done(&self) -> bool {
-        self.best_price()
-            .is_some_and(|price| price <= self.evacuation.least_price)
-    }
-
-    /// Returns true if moves of this price, and so all with further moves, cannot be better than the best so far.
-    fn is_too_dear(&self, price: Price) -> bool {
-        self.best_price().is_some_and(|best| price.total() >= best)
-    }
-
-    /// Returns true if an earlier holder that has not moved is equal to the one at `at`, so that its move stands for both.
-    fn is_repetition(&mut self, at: usize) -> bool {
-        let Some((earlier, [one, ..])) = self.evacuation.movable.split_at_checked(at) else {
-            return false;
-        };
-        let kind = self.trials.kind(one.holder);
-        for other in earlier {
-            let is_equal = other.gpus == one.gpus
-                && other.price.total() <= one.price.total()
-                && self.trials.kind(other.holder) == kind;
-            if is_equal && self.is_exact && !self.trials.is_moved(other.holder) {
-                return true;
-            }
-        }
-        false
-    }
 }
 
 impl Found {
-    /// The price of the moves in byte-seconds, if they reach the goal.
-    pub(super) fn reached_price(&self) -> Option<u128> {
-        self.is_reached.then(|| self.price.total())
-    }
-
     /// The plan of the moves, which are made again.
     pub(super) fn into_plan(self, trials: &mut Trials<'_>) -> Plan {
-        let Evacuation {
-            node, gpus, movable, ..
-        } = &self.evacuation;
-        let free = |trials: &Trials<'_>| {
-            gpus.iter()
-                .fold(Memory::ZERO, |sum, gpu| sum.plus(trials.free_of(*node, *gpu)))
-        };
-        let free_before = free(trials);
+        let Evacuation { node, gpus, free, .. } = self.evacuation;
         // The bound of the search does not count for what is found already.
         trials.n_tries_left = usize::MAX;
-        let mut moved = Memory::ZERO;
-        for owner in self.moves.iter().map(|made| &made.owner) {
-            let of_owner = |one: &&Movable| {
-                trials
-                    .holders
-                    .get(one.holder)
-                    .is_some_and(|holder| holder.owner == *owner)
-            };
-            let Some(one) = movable.iter().find(of_owner) else {
-                continue;
-            };
-            if trials.make(one.holder).is_ok() {
-                let here = one.gpus.iter().filter(|(gpu, _)| gpus.contains(gpu));
-                moved = here.fold(moved, |sum, (_, memory)| sum.plus(*memory));
-            }
+        let mut gain = Memory::ZERO;
+        for one in self.moved.iter().filter(|one| trials.make(one).is_ok()) {
+            gain = gain.plus(one.memory_on(&gpus));
         }
-        let gain = match self.evacuation.free {
-            // Closed GPUs have nothing free, so that what the pods held counts.
-            None => moved,
-            Some(_) => free(trials).less(free_before),
-        };
-        let is_left = self.evacuation.free.is_none() || !self.is_reached;
+        let is_enough = free.is_some() && self.is_reached;
         Plan {
-            moves: self.moves,
-            left: if is_left {
-                left(trials, *node, gpus)
-            } else {
+            moves: trials.moves(),
+            left: if is_enough {
                 Vec::new()
+            } else {
+                left(trials, node, &gpus)
             },
             is_reached: self.is_reached,
             gain_bytes: gain.bytes_floor(),
@@ -289,15 +216,9 @@ fn left(trials: &mut Trials<'_>, node: u32, gpus: &[usize]) -> Vec<(OwnerId, Obs
         }
         let obstacle = match trials.movable(node, held) {
             Err(obstacle) => obstacle,
-            Ok(one) if trials.is_moved(one.holder) => continue,
+            Ok(one) if trials.is_moved(&one) => continue,
             Ok(_) if trials.n_moves() >= trials.limits.max_moves => Obstacle::Limit,
-            Ok(one) => match trials.make(one.holder) {
-                Err(obstacle) => obstacle,
-                Ok(()) => {
-                    trials.undo();
-                    Obstacle::Limit
-                }
-            },
+            Ok(one) => trials.without_place(&one).unwrap_or(Obstacle::Limit),
         };
         left.push((held.owner.clone(), obstacle));
     }

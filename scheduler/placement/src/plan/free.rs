@@ -54,7 +54,8 @@ pub(super) fn free(trials: &mut Trials<'_>, bytes: u64, n_gpus: usize, nodes: &[
     let mut best: Option<Found> = None;
     let mut n_hopeless = 0;
     while let Some(Reverse(set)) = sets.pop() {
-        let reached = best.as_ref().and_then(Found::reached_price);
+        let reached = best.as_ref().filter(|best| best.is_reached);
+        let reached = reached.map(|best| best.price.total());
         n_hopeless += usize::from(set.too_little.is_some());
         let is_hopeless = set.too_little.is_some() && (reached.is_some() || n_hopeless > MAX_HOPELESS);
         if is_hopeless || reached.is_some_and(|price| price <= set.least_price) || trials.n_tries_left == 0 {
@@ -133,11 +134,9 @@ impl GpuSet<'_> {
     fn evacuation(self, trials: &Trials<'_>, needed: Memory) -> Evacuation {
         let mut movable = movable_of(trials, self.index, &self.gpus);
         // The least price for each byte comes first, which is the seconds that the pod has run, and its part of a restart.
-        movable.sort_by_cached_key(|one| {
-            let holder = trials.holders.get(one.holder);
-            let tie = holder.map(|holder| (holder.priority, holder.owner.clone()));
-            let bytes = freed(one, &self.gpus).bytes_ceil().max(1);
-            (one.price.total() / u128::from(bytes), tie)
+        movable.sort_by_key(|one| {
+            let bytes = one.memory_on(&self.gpus).bytes_ceil().max(1);
+            (one.price.total() / u128::from(bytes), one.priority)
         });
         Evacuation {
             node: self.index,
@@ -147,12 +146,6 @@ impl GpuSet<'_> {
             least_price: self.least_price,
         }
     }
-}
-
-/// The memory that a holder leaves on GPUs.
-fn freed(one: &Movable, gpus: &[usize]) -> Memory {
-    let here = one.gpus.iter().filter(|(gpu, _)| gpus.contains(gpu));
-    here.fold(Memory::ZERO, |sum, (_, memory)| sum.plus(*memory))
 }
 
 /// The least price of items that have the needed memory together: of few items exact, of more a good choice.

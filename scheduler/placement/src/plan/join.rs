@@ -30,24 +30,23 @@ pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
             candidates.push(Candidate { index, one });
         }
     }
-    let mut plan = Plan {
-        is_reached: true,
-        ..Plan::default()
-    };
     let mut gain = Memory::ZERO;
     while trials.n_moves() < trials.limits.max_moves {
         let Some((best, gained)) = best_move(trials, &candidates) else {
             break;
         };
-        if trials.make(best.one.holder).is_err() {
+        if trials.make(&best.one).is_err() {
             break;
         }
         gain = gain.plus(gained);
-        plan.price = plan.price.plus(best.one.price);
     }
-    plan.gain_bytes = gain.bytes_floor();
-    plan.moves = trials.moves();
-    plan
+    Plan {
+        moves: trials.moves(),
+        left: Vec::new(),
+        is_reached: true,
+        gain_bytes: gain.bytes_floor(),
+        price: trials.price(),
+    }
 }
 
 /// The move by which the blocks grow most, of equal ones the cheapest, and their growth; `None` if none makes them grow.
@@ -55,18 +54,17 @@ fn best_move<'c>(trials: &mut Trials<'_>, candidates: &'c [Candidate]) -> Option
     let mut ranked = Vec::new();
     for candidate in candidates {
         let most = most_growth(trials, candidate);
-        if most > Memory::ZERO && !trials.is_moved(candidate.one.holder) {
-            let holder = trials.holders.get(candidate.one.holder)?;
-            let key = (
-                Reverse(most),
-                candidate.one.price.total(),
-                holder.priority,
-                &holder.owner,
-            );
+        if most > Memory::ZERO && !trials.is_moved(&candidate.one) {
+            let Movable { price, priority, .. } = candidate.one;
+            let owner = trials
+                .holders
+                .get(candidate.one.holder)
+                .map(|holder| &holder.owner);
+            let key = (Reverse(most), price.total(), priority, owner);
             ranked.push((key, candidate));
         }
     }
-    ranked.sort_unstable_by_key(|(key, _)| *key);
+    ranked.sort_by_key(|(key, _)| *key);
     let mut best: Option<(Memory, u128, &Candidate)> = None;
     for ((Reverse(most), price, ..), candidate) in ranked.into_iter().take(MAX_COMPARED) {
         // Those that follow have no more growth, and of equal growth no lower price.
@@ -100,7 +98,7 @@ fn most_growth(trials: &Trials<'_>, candidate: &Candidate) -> Memory {
 /// The growth of all blocks by the move of a holder; `None` without any.
 fn growth(trials: &mut Trials<'_>, candidate: &Candidate) -> Option<Memory> {
     let from = candidate.index;
-    trials.make(candidate.one.holder).ok()?;
+    trials.make(&candidate.one).ok()?;
     let to = trials.last().map(|made| made.to.index);
     let other = to.filter(|to| *to != from);
     let blocks = |trials: &Trials<'_>| {

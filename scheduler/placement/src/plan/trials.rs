@@ -27,8 +27,6 @@ pub(super) struct Trials<'a> {
     /// The index of each holder in `holders`.
     by_owner: FxHashMap<&'a str, usize>,
     kinds: Vec<Kind<'a>>,
-    /// The index in `kinds` of each holder that was asked about.
-    kind_of: FxHashMap<usize, usize>,
     /// Copies of the nodes that differ from those of the fleet, by the index of the node.
     copies: BTreeMap<u32, Copy>,
     /// The moves that are in effect on the copies.
@@ -62,6 +60,7 @@ struct Copy {
 /// A move in effect.
 struct Step {
     holder: usize,
+    price: Price,
     made: Move,
     held: Held,
     /// CPU and memory in use on both nodes before the move.
@@ -75,15 +74,20 @@ pub(super) struct Movable {
     pub(super) holder: usize,
     /// Its GPUs by their indices, with the memory that it takes of each.
     pub(super) gpus: BTreeMap<usize, Memory>,
+    /// The memory that it takes of all of them.
+    pub(super) memory: Memory,
     pub(super) price: Price,
+    pub(super) priority: i32,
 }
 
+/// The places of moved holders, which are the same for orders of moves that lead to the same fleet.
+pub(super) type Places = Vec<(usize, NodeId, Vec<DeviceId>)>;
+
 impl Movable {
-    /// All GPU memory that the holder takes.
-    pub(super) fn memory(&self) -> Memory {
-        self.gpus
-            .values()
-            .fold(Memory::ZERO, |sum, memory| sum.plus(*memory))
+    /// The memory that the holder takes of these GPUs.
+    pub(super) fn memory_on(&self, gpus: &[usize]) -> Memory {
+        let here = self.gpus.iter().filter(|(gpu, _)| gpus.contains(gpu));
+        here.fold(Memory::ZERO, |sum, (_, memory)| sum.plus(*memory))
     }
 }
 
@@ -96,7 +100,6 @@ impl<'a> Trials<'a> {
             limits,
             by_owner: owners.map(|(at, holder)| (holder.owner.as_str(), at)).collect(),
             kinds: Vec::new(),
-            kind_of: FxHashMap::default(),
             copies: BTreeMap::new(),
             steps: Vec::new(),
             n_tries_left: MAX_TRIES,
@@ -127,18 +130,26 @@ impl<'a> Trials<'a> {
             return Err(obstacle);
         }
         let inventory = node.inventory.as_ref().ok_or(Obstacle::Unknown)?;
-        let mut movable = Movable {
+        let gpus = gpus_of_holdings(inventory, &held.holdings);
+        let memory = gpus.values().fold(Memory::ZERO, |sum, memory| sum.plus(*memory));
+        Ok(Movable {
             holder: at,
-            gpus: gpus_of_holdings(inventory, &held.holdings),
-            price: Price::default(),
-        };
-        movable.price = Price::of_move(movable.memory().bytes_ceil(), holder.run_seconds);
-        Ok(movable)
+            gpus,
+            memory,
+            price: Price::of_move(memory.bytes_ceil(), holder.run_seconds),
+            priority: holder.priority,
+        })
     }
 
     /// Returns true if the holder's move is in effect.
-    pub(super) fn is_moved(&self, holder: usize) -> bool {
-        self.steps.iter().any(|step| step.holder == holder)
+    pub(super) fn is_moved(&self, one: &Movable) -> bool {
+        self.steps.iter().any(|step| step.holder == one.holder)
+    }
+
+    /// The price of the moves in effect.
+    pub(super) fn price(&self) -> Price {
+        let prices = self.steps.iter().map(|step| step.price);
+        prices.fold(Price::default(), Price::plus)
     }
 
     /// The moves in effect.
@@ -156,8 +167,8 @@ impl<'a> Trials<'a> {
         self.steps.last().map(|step| &step.made)
     }
 
-    /// The places of the holders that are moved, which are the same for orders of moves that lead to the same fleet.
-    pub(super) fn places(&self) -> Vec<(usize, NodeId, Vec<DeviceId>)> {
+    /// The places of the holders whose moves are in effect.
+    pub(super) fn places(&self) -> Places {
         let mut places = Vec::with_capacity(self.steps.len());
         for Step { holder, made, .. } in &self.steps {
             let devices = made.placement.shares.iter().map(|share| share.id.clone());
@@ -173,9 +184,9 @@ impl<'a> Trials<'a> {
     }
 
     /// Moves a holder to the best place of its successor, by a filter after all moves in effect.
-    pub(super) fn make(&mut self, at: usize) -> Result<(), Obstacle> {
+    pub(super) fn make(&mut self, one: &Movable) -> Result<(), Obstacle> {
         let holders = self.holders;
-        let holder = holders.get(at).ok_or(Obstacle::Unknown)?;
+        let holder = holders.get(one.holder).ok_or(Obstacle::Unknown)?;
         if self.n_tries_left == 0 {
             return Err(Obstacle::Limit);
         }
@@ -193,7 +204,7 @@ impl<'a> Trials<'a> {
             node.remove_held(owner);
             node.host.used = node.host.used.less(own_use);
         });
-        let found = self.best_place(at);
+        let found = self.best_place(holder);
         let place = found.and_then(|(to, placement)| Some((to, self.node(to.index)?, placement)));
         let refusal = match &place {
             None => Some(Obstacle::NoPlace),
@@ -218,13 +229,14 @@ impl<'a> Trials<'a> {
         });
         let made = Move {
             owner: holder.owner.clone(),
-            from: self.id(from),
+            from: id_at(self.fleet, from),
             from_gpus,
             to,
             placement,
         };
         self.steps.push(Step {
-            holder: at,
+            holder: one.holder,
+            price: one.price,
             made,
             held,
             used_before,
@@ -232,13 +244,13 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns true if a move of the holder is possible now.
-    pub(super) fn has_place(&mut self, at: usize) -> bool {
-        let has_place = self.make(at).is_ok();
-        if has_place {
+    /// What keeps the holder from moving now, if anything does; nothing is moved.
+    pub(super) fn without_place(&mut self, one: &Movable) -> Option<Obstacle> {
+        let obstacle = self.make(one).err();
+        if obstacle.is_none() {
             self.undo();
         }
-        has_place
+        obstacle
     }
 
     /// Takes the last move back.
@@ -248,13 +260,13 @@ impl<'a> Trials<'a> {
         let owner = step.made.owner.as_str();
         self.change_back(step.made.to.index, used_to, |node| node.remove_held(owner));
         self.change_back(step.made.from.index, used_from, |node| {
-            node.insert_held(step.held)
+            node.insert_held(step.held);
         });
     }
 
     /// The best node for the successor of a holder, and the devices there.
-    fn best_place(&mut self, at: usize) -> Option<(NodeId, Placement)> {
-        let kind_at = self.kind(at)?;
+    fn best_place(&mut self, holder: &Holder<'a>) -> Option<(NodeId, Placement)> {
+        let kind_at = self.kind(holder);
         let context = self.fleet.context(Hints::Respect);
         let Kind { key, ranked } = self.kinds.get(kind_at)?;
         let KindKey {
@@ -285,28 +297,18 @@ impl<'a> Trials<'a> {
     }
 
     /// The index of the kind of a holder.
-    pub(super) fn kind(&mut self, at: usize) -> Option<usize> {
-        if let Some(kind) = self.kind_of.get(&at) {
-            return Some(*kind);
-        }
-        let holder = self.holders.get(at)?;
+    fn kind(&mut self, holder: &Holder<'a>) -> usize {
         let key = KindKey {
             request: holder.request,
             policies: holder.policies,
             nodes: holder.nodes,
         };
         let known = self.kinds.iter().position(|kind| kind.key == key);
-        let kind = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             let ranked = key.rank(self.fleet);
             self.kinds.push(Kind { key, ranked });
             self.kinds.len() - 1
-        });
-        self.kind_of.insert(at, kind);
-        Some(kind)
-    }
-
-    fn id(&self, index: u32) -> NodeId {
-        id_at(self.fleet, index)
+        })
     }
 
     /// Changes the copy of a node, which is made if there is none.

@@ -150,7 +150,7 @@ impl Model {
             return Ok(());
         }
         if fits_if(&|device| {
-            (device.free, device.gpu.healthy, device.gpu.closed) = (device.total, true, false)
+            (device.free, device.gpu.healthy, device.gpu.closed) = (device.total, true, false);
         }) < wanted
         {
             return Err(Reason::TooLarge);

@@ -19,11 +19,14 @@ pub(super) struct Best {
 /// The place of each moved pod.
 type State = BTreeMap<usize, (NodeId, Vec<DeviceId>)>;
 
+/// Returns true if moves have reached the goal.
+type IsGoal<'w> = Box<dyn Fn(&Fleet, &State) -> bool + 'w>;
+
 /// Moves of some pods.
 struct Walk<'w> {
     world: &'w World,
     movable: Vec<usize>,
-    is_goal: Box<dyn Fn(&Fleet, &State) -> bool + 'w>,
+    is_goal: IsGoal<'w>,
     seen: BTreeSet<State>,
     best: Option<u128>,
     most_moves: usize,
@@ -116,11 +119,7 @@ fn free(world: &World, node: usize, gib: u64, n: usize) -> Option<u128> {
     best
 }
 
-fn walk<'w>(
-    world: &'w World,
-    movable: Vec<usize>,
-    is_goal: Box<dyn Fn(&Fleet, &State) -> bool + 'w>,
-) -> (Option<u128>, usize) {
+fn walk<'w>(world: &'w World, movable: Vec<usize>, is_goal: IsGoal<'w>) -> (Option<u128>, usize) {
     let mut fleet = world.fleet();
     world.close(&mut fleet);
     let mut walk = Walk {
