@@ -162,6 +162,7 @@ impl<'a> ResourceDemand<'a> {
     fn asked_part(&self, reason: Reason) -> Option<String> {
         match reason {
             Reason::Unhealthy
+            | Reason::Closed
             | Reason::Memory
             | Reason::Core
             | Reason::Slots
