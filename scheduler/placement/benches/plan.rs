@@ -144,6 +144,17 @@ fn plans(criterion: &mut Criterion) {
             b.iter(|| plan(black_box(&fleet), goal, &holders, limits).unwrap());
         });
     }
+    let mut stuck = holders.clone();
+    for holder in &mut stuck {
+        holder.nodes = Some(&[]);
+    }
+    let limits = Limits {
+        max_moves: 10,
+        min_run_seconds: 300,
+    };
+    group.bench_function("free, 80 GiB of one GPU, no pod has a place", |b| {
+        b.iter(|| plan(black_box(&fleet), free(80, 1), &stuck, limits).unwrap());
+    });
     group.finish();
     // Every change of the workload model makes the cached scores of nodes worthless.
     let mut group = criterion.benchmark_group("plan without cached scores");

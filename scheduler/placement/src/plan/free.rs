@@ -154,9 +154,10 @@ fn least_price(needed: Memory, items: &mut [(Memory, u128)]) -> u128 {
         let mut least = u128::MAX;
         for bits in 0..1_u32 << items.len() {
             let (mut memory, mut price) = (Memory::ZERO, 0_u128);
-            for (_, item) in items.iter().enumerate().filter(|(at, _)| bits & (1 << at) != 0) {
-                memory = memory.plus(item.0);
-                price = price.saturating_add(item.1);
+            let set = items.iter().enumerate().filter(|(at, _)| bits & (1 << at) != 0);
+            for (_, (more, more_price)) in set {
+                memory = memory.plus(*more);
+                price = price.saturating_add(*more_price);
             }
             if memory >= needed {
                 least = least.min(price);

@@ -22,14 +22,15 @@ pub enum Goal<'a> {
         nodes: &'a [NodeId],
     },
     /// The largest free blocks grow by the most bytes. The block of a node is the most memory that is free on one of its GPUs,
-    /// since no share spans two of them; the sum over all nodes counts. The search makes the best move, then the best after it.
+    /// since no share spans two of them; the sum over all nodes counts. The plan has the best single move, then the best after
+    /// it, of the 256 moves each with the best chances.
     Join,
 }
 
 /// Limits of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most moves.
+    /// Most moves. The time that [`Goal::Join`] takes grows with it.
     pub max_moves: usize,
     /// A pod that has run for fewer seconds stays.
     pub min_run_seconds: u64,

@@ -21,14 +21,10 @@ struct Candidate {
 pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
     let mut candidates = Vec::new();
     for (id, node) in trials.fleet.nodes.iter() {
-        for one in node
-            .held
-            .iter()
-            .filter_map(|held| trials.movable(node, held).ok())
-        {
-            let index = id.index;
-            candidates.push(Candidate { index, one });
-        }
+        let held = node.held.iter();
+        let movable = held.filter_map(|held| trials.movable(node, held).ok());
+        let index = id.index;
+        candidates.extend(movable.map(|one| Candidate { index, one }));
     }
     let mut gain = Memory::ZERO;
     while trials.n_moves() < trials.limits.max_moves {
@@ -55,12 +51,8 @@ fn best_move<'c>(trials: &mut Trials<'_>, candidates: &'c [Candidate]) -> Option
     for candidate in candidates {
         let most = most_growth(trials, candidate);
         if most > Memory::ZERO && !trials.is_moved(&candidate.one) {
-            let Movable { price, priority, .. } = candidate.one;
-            let owner = trials
-                .holders
-                .get(candidate.one.holder)
-                .map(|holder| &holder.owner);
-            let key = (Reverse(most), price.total(), priority, owner);
+            let one = &candidate.one;
+            let key = (Reverse(most), one.price.total(), one.priority, &one.owner);
             ranked.push((key, candidate));
         }
     }

@@ -1,5 +1,6 @@
 //! Trials of moves on copies of nodes: a pod is gone from its place, and its successor takes the best place that is left.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
@@ -7,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::choice::node_choice::{choose_devices, score};
 use crate::data::amounts::{HostAmounts, Memory};
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
-use crate::data::ident::{DeviceId, NodeId};
+use crate::data::ident::{DeviceId, NodeId, OwnerId};
 use crate::data::policy::{Policies, Score};
 use crate::data::request::NodeRequest;
 use crate::fleet::Fleet;
@@ -72,6 +73,7 @@ struct Step {
 pub(super) struct Movable {
     /// Its index among the holders.
     pub(super) holder: usize,
+    pub(super) owner: OwnerId,
     /// Its GPUs by their indices, with the memory that it takes of each.
     pub(super) gpus: BTreeMap<usize, Memory>,
     /// The memory that it takes of all of them.
@@ -134,6 +136,7 @@ impl<'a> Trials<'a> {
         let memory = gpus.values().fold(Memory::ZERO, |sum, memory| sum.plus(*memory));
         Ok(Movable {
             holder: at,
+            owner: held.owner.clone(),
             gpus,
             memory,
             price: Price::of_move(memory.bytes_ceil(), holder.run_seconds),
@@ -283,10 +286,9 @@ impl<'a> Trials<'a> {
             let Some(score) = *copy.scores.entry(kind_at).or_insert_with(compute) else {
                 continue;
             };
-            let rank = |(score, id): (Score, NodeId)| {
-                let name = self.fleet.nodes.get(id).map(|node| &node.name);
-                (std::cmp::Reverse(score), name)
-            };
+            // Of equal nodes the first by name, as in `KindKey::rank`.
+            let name = |id: NodeId| self.fleet.nodes.get(id).map(|node| &node.name);
+            let rank = |(score, id): (Score, NodeId)| (Reverse(score), name(id));
             if best.is_none_or(|best| rank((score, id)) < rank(best)) {
                 best = Some((score, id));
             }
@@ -357,7 +359,7 @@ impl KindKey<'_> {
         let mut ranked = Vec::new();
         for (id, node) in fleet.nodes.iter().filter(|(id, node)| self.allows(*id, node)) {
             if let Ok(score) = evaluation.evaluate(id, self.policies) {
-                ranked.push((std::cmp::Reverse(score), &node.name, id));
+                ranked.push((Reverse(score), &node.name, id));
             }
         }
         ranked.sort_unstable();
