@@ -119,10 +119,12 @@ impl Evacuation {
 }
 
 impl Search<'_, '_> {
-    /// Tries every holder as the next to move; of many holders each once only, in one order.
+    /// Tries every holder as the next to move. Of many holders all that can move do so, in one order, and then those that could not
+    /// before.
     fn go_on(&mut self) {
         self.note();
         let evacuation = self.evacuation;
+        let (is_exact, n_before) = (evacuation.movable.len() <= FEW_HOLDERS, self.moved.len());
         for one in &evacuation.movable {
             let price = self.trials.price().plus(one.price).total();
             let best = self.best_price();
@@ -135,7 +137,7 @@ impl Search<'_, '_> {
                 continue;
             }
             self.moved.push(one.clone());
-            if evacuation.movable.len() > FEW_HOLDERS {
+            if !is_exact {
                 self.note();
                 continue;
             }
@@ -145,6 +147,9 @@ impl Search<'_, '_> {
             }
             self.trials.undo();
             self.moved.pop();
+        }
+        if !is_exact && self.moved.len() > n_before {
+            self.go_on();
         }
     }
 

@@ -357,7 +357,7 @@ fn plans_are_as_good_as_exhaustion() {
         failure_persistence: None,
         ..Config::default()
     });
-    let outcome = runner.run(&world(), |world| {
+    let outcome = runner.run(&world(0..=8), |world| {
         let mut fleet = world.fleet();
         let found = world.plan(&fleet);
         proptest::prop_assert_eq!(&found, &world.plan(&fleet), "the same plan twice");
@@ -403,6 +403,79 @@ fn plans_are_as_good_as_exhaustion() {
         counts.0 > 2000 && counts.1 > 2000 && counts.2 > 1000,
         "{counts:?}"
     );
+}
+
+/// Of more holders the moves are not the best for certain, but each has a place and breaks nothing.
+#[test]
+fn plans_for_many_holders_can_be_made() {
+    let mut runner = TestRunner::new(Config {
+        cases: 1000,
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let outcome = runner.run(&world(9..=40), |world| {
+        let mut fleet = world.fleet();
+        let Ok(found) = world.plan(&fleet) else {
+            return Ok(());
+        };
+        proptest::prop_assert_eq!(&found, &world.plan(&fleet).unwrap(), "the same plan twice");
+        replay(&world, &mut fleet, &found)?;
+        world.check_left(&found)
+    });
+    outcome.unwrap();
+}
+
+/// Room that is kept for a pod which is not bound yet is no place for a successor.
+#[test]
+fn hints_count_on_targets() {
+    let world = World {
+        aim: Aim::Node(0),
+        ..fleet(&[&[8], &[8]], vec![pod("a", 0, 0, 4)])
+    };
+    let mut fleet = world.fleet();
+    let target = world.id(&fleet, 1);
+    let kept = fleet.choose_devices(
+        target,
+        world.request(0),
+        placement::DevicePolicy::Fill,
+        Hints::Respect,
+    );
+    assert!(fleet.hint(&"waits".into(), target, &kept.clone().unwrap()));
+    assert_eq!(world.plan(&fleet).unwrap().moves.len(), 1, "4 GiB are left");
+    fleet.reserve(&"bound".into(), target, &kept.unwrap()).unwrap();
+    let plan = world.plan(&fleet).unwrap();
+    assert_eq!(left(&plan), [("a", Obstacle::NoPlace)]);
+}
+
+/// A pod with a whole GPU of the vendor's name goes to a whole GPU, and not to one that another pod shares.
+#[test]
+fn whole_gpus_move_to_whole_gpus() {
+    let mut fleet = Fleet::new();
+    for name in ["n0", "n1"] {
+        let mut devices = crate::build::inventory(name, &[8192, 8192]);
+        devices.serves_vendor = true;
+        fleet.set_inventory(name, devices);
+    }
+    let [from, to] = ["n0", "n1"].map(|name| fleet.node_id(name).unwrap());
+    let request = placement::NodeRequest::from(placement::RequestedGpus::Whole(1));
+    let policies = placement::Policies::default();
+    let placement = fleet.choose_devices(from, request, policies.device, Hints::Respect);
+    fleet.reserve(&"whole".into(), from, &placement.unwrap()).unwrap();
+    crate::build::place(&mut fleet, "share", to, &crate::build::units(1)).unwrap();
+    let holder = placement::Holder {
+        request,
+        ..World::default().holder_named("whole")
+    };
+    let limits = Limits {
+        max_moves: 10,
+        min_run_seconds: 300,
+    };
+    let found = plan(&fleet, Goal::EmptyNode(from), &[holder], limits).unwrap();
+    let [made] = &found.moves[..] else {
+        panic!("{found:?}")
+    };
+    assert_eq!((made.to, crate::build::minors(&made.placement)), (to, vec![1]));
+    assert!(made.placement.is_vendor && found.is_reached);
 }
 
 /// A holder is named once by its UID, wherever its node is in the fleet.

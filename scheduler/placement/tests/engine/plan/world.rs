@@ -352,12 +352,13 @@ fn aim() -> impl Strategy<Value = Aim> {
     ]
 }
 
-/// Up to 3 nodes with up to 4 GPUs and 8 pods that have room, and a goal.
-pub(super) fn world() -> impl Strategy<Value = World> {
+/// Up to 3 nodes with up to 4 GPUs and some pods that have room, and a goal.
+pub(super) fn world(n_pods: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = World> {
+    let most = *n_pods.end();
     let max_moves = prop_oneof![3 => Just(10_usize), 1 => 0_usize..4];
     (
         prop_oneof![1 => vec(machine(), 1..=3), 3 => vec(machine(), 3)],
-        prop_oneof![1 => vec(pod_anywhere(), 0..=8), 3 => vec(pod_anywhere(), 8)],
+        prop_oneof![1 => vec(pod_anywhere(), n_pods), 3 => vec(pod_anywhere(), most)],
         max_moves,
         aim(),
     )
