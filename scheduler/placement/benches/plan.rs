@@ -15,7 +15,8 @@ const GIB: u64 = 1 << 30;
 const N_NODES: u32 = 5_000;
 const N_HOLDERS: u32 = 40_000;
 
-/// Requests of typical pods: GiB of each GPU, GPUs, CPUs; and their frequency. Eight of them always find room on a node, where there are 80 GiB for each.
+/// Requests of typical pods: GiB of each GPU, GPUs, CPUs; and their frequency. Eight of them always find room on a node, where
+/// there are 80 GiB for each.
 const PODS: [(u64, u32, u64, u32); 7] = [
     (10, 1, 2, 10),
     (20, 1, 4, 10),

@@ -1,7 +1,7 @@
 //! Plans: moves of pods by which a node or some of its GPUs become empty, or by which free memory comes together on one GPU.
 //!
-//! A move is an eviction: the controller of the pod creates a successor, and the successor takes the best place by the same engine
-//! as for every other pod, with all earlier moves counted and the pod gone from its own place. So a plan chooses the pods that
+//! A move is an eviction: the controller of the pod creates a successor, and the successor takes the best place by the engine,
+//! like every other pod, with all earlier moves counted and the pod gone from its own place. So a plan chooses the pods that
 //! move and their order, and not their targets. It moves each pod once at most, and only holders of the GPUs that become empty or
 //! free: no pod moves to make room for another.
 //!
@@ -34,8 +34,8 @@ pub struct Plan {
     /// True if the moves reach the goal; otherwise they come nearest to it. Holders that must not move do not keep a node from
     /// being empty in this sense.
     pub is_reached: bool,
-    /// Bytes of memory that the moved pods leave on the GPUs of the goal; for [`Goal::Join`] the sum over all nodes by which their
-    /// largest free block grows.
+    /// Bytes of memory that the moved pods leave on the GPUs of the goal; for [`Goal::Join`] the sum over all nodes by which
+    /// their largest free block grows.
     pub gain_bytes: u64,
     /// The price of all moves.
     pub price: Price,

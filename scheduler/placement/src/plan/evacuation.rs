@@ -119,8 +119,8 @@ impl Evacuation {
 }
 
 impl Search<'_, '_> {
-    /// Tries every holder as the next to move. Of many holders all that can move do so, in one order, and then those that could not
-    /// before.
+    /// Tries every holder as the next to move. Of many holders all that can move do so, in one order, and then those that could
+    /// not before.
     fn go_on(&mut self) {
         self.note();
         let evacuation = self.evacuation;

@@ -11,8 +11,8 @@ pub enum Goal<'a> {
     EmptyNode(NodeId),
     /// Every pod that may move leaves the GPUs with these minors, which take no new pod meanwhile.
     EmptyGpus(NodeId, &'a [u32]),
-    /// A node has memory free on several GPUs at the same time. GPUs that are unhealthy, closed or kept for the vendor's plugin do
-    /// not count.
+    /// A node has memory free on several GPUs at the same time. GPUs that are unhealthy, closed or kept for the vendor's plugin
+    /// do not count.
     Free {
         /// Bytes on each GPU, more than 0.
         bytes: u64,

@@ -94,8 +94,8 @@ impl fmt::Display for Obstacle {
 
 /// The price of moves: restarts, and the work that they may lose.
 ///
-/// In byte-seconds it is `restarts x 2^30 x 3600 + sum over the moves (bytes held x seconds run)`: a restart counts as one GiB held
-/// for one hour. The bytes are the GPU memory that the pod holds on all its GPUs. Sums stop at the end of their range.
+/// In byte-seconds it is `restarts x 2^30 x 3600 + sum over the moves (bytes held x seconds run)`: a restart counts as one GiB
+/// held for one hour. The bytes are the GPU memory that the pod holds on all its GPUs. Sums stop at the end of their range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Price {
     /// Number of pods that restart.

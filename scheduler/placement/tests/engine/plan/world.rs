@@ -344,10 +344,12 @@ fn pod_anywhere() -> impl Strategy<Value = Pod> {
 }
 
 fn aim() -> impl Strategy<Value = Aim> {
+    let gib = prop_oneof![1_u64..=12, 6_u64..=12, Just(8), Just(12)];
+    let free = (gib, prop_oneof![2 => Just(1_usize), 1 => 2_usize..=3]);
     prop_oneof![
         2 => (0_usize..3).prop_map(Aim::Node),
         2 => (0_usize..3, subsequence(vec![0_u32, 1, 2, 3], 1..=2)).prop_map(|(node, minors)| Aim::Gpus(node, minors)),
-        4 => (prop_oneof![1_u64..=12, 6_u64..=12, Just(8), Just(12)], prop_oneof![2 => Just(1_usize), 1 => 2_usize..=3]).prop_map(|(gib, n)| Aim::Free(gib, n)),
+        4 => free.prop_map(|(gib, n)| Aim::Free(gib, n)),
         1 => Just(Aim::Join),
     ]
 }
