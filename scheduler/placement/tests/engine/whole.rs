@@ -188,7 +188,7 @@ fn closed_gpus_are_not_allocated_whole(
 ) {
     let mut fleet = fleet(serves, apart);
     let mut devices = inventory(4, serves, apart);
-    for gpu in &mut devices.gpus {
+    for gpu in devices.gpus.iter_mut() {
         gpu.closed = closed.contains(&gpu.minor);
     }
     fleet.set_inventory("n", devices);

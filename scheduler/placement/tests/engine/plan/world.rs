@@ -152,7 +152,7 @@ impl World {
             Aim::Join | Aim::Free(..) | Aim::FreeOn(..) => return,
         };
         let mut inventory = self.inventory(node);
-        for gpu in &mut inventory.gpus {
+        for gpu in inventory.gpus.iter_mut() {
             gpu.closed |= minors.contains(&gpu.minor);
         }
         fleet.set_inventory(&name(node), inventory);
