@@ -252,8 +252,8 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     } else {
         allocated.into()
     };
-    // No new pod gets free memory of an unhealthy GPU, or of a node whose device plugin is away.
-    let takes_pods = gpu.healthy && node.plugin.is_none();
+    // No new pod gets free memory of an unhealthy or closed GPU, or of a node whose device plugin is away.
+    let takes_pods = gpu.healthy && !gpu.closed && node.plugin.is_none();
     let free = if takes_pods {
         memory_cell(gpu.memory.free())
     } else {
@@ -268,6 +268,7 @@ fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
         // An unhealthy GPU takes no pods, whatever the state of the plugin.
         (false, _) => Cell::coloured("unhealthy", Colour::Red),
         (true, Some(_)) => Cell::coloured("no plugin", Colour::Yellow),
+        (true, None) if gpu.closed => Cell::coloured("closed", Colour::Yellow),
         (true, None) => Cell::from("ok"),
     };
     let core = percent(gpu.core.allocated, gpu.core.total);

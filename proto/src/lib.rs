@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod annotation;
+pub mod closed_gpus;
 pub mod device;
 mod excerpt;
 pub mod extender;

@@ -101,7 +101,7 @@ pub struct Totals {
     pub memory: Amount,
     /// Bytes of memory that are free on GPUs which take pods, but where no typical pod fits; see [`Gpu::stranded`].
     pub stranded: u64,
-    /// Bytes of free memory that no new pod gets: on unhealthy GPUs, and on nodes whose device plugin keeps the scheduler from
+    /// Bytes of free memory that no new pod gets: on unhealthy and on closed GPUs, and on nodes whose device plugin keeps the scheduler from
     /// placing pods there.
     pub unusable: u64,
     /// Computing power in percent of one GPU: eight whole GPUs have 800.
@@ -194,6 +194,9 @@ pub struct Gpu {
     pub uuid: String,
     /// False if the device plugin has found the GPU unhealthy: it takes no new pods, and its pods stay.
     pub healthy: bool,
+    /// True if an annotation of the node closes the GPU for maintenance: it takes no new pods, and its pods stay.
+    #[serde(skip_serializing_if = "is_default")]
+    pub closed: bool,
     /// Bytes of memory.
     pub memory: Amount,
     /// Bytes of free memory, if no typical pod fits on it: of the requests of running pods, none that makes up 2 % or more of
@@ -621,7 +624,7 @@ impl Totals {
             totals.unhealthy += u32::from(!gpu.healthy);
             totals.memory.add(gpu.memory);
             totals.core.add(gpu.core);
-            if !gpu.healthy || node.plugin.is_some() {
+            if !gpu.healthy || gpu.closed || node.plugin.is_some() {
                 totals.unusable = totals.unusable.saturating_add(gpu.memory.free());
             } else {
                 totals.stranded = totals.stranded.saturating_add(gpu.stranded);
@@ -712,6 +715,19 @@ mod tests {
             gpus: vec![gpu(true, 0), gpu(true, 6), gpu(false, 0)],
             ..Node::default()
         })
+    }
+
+    #[test]
+    fn memory_of_closed_gpus_is_unusable() {
+        let closed = Gpu {
+            closed: true,
+            ..gpu(true, 0)
+        };
+        let totals = Totals::of_node(&Node {
+            gpus: vec![closed, gpu(true, 6)],
+            ..Node::default()
+        });
+        assert_eq!((totals.stranded, totals.unusable, totals.unhealthy), (6, 6, 0));
     }
 
     #[test]

@@ -209,7 +209,7 @@ export function freeMemory(gpu) {
 
 /** No new pod gets this GPU, however much of its memory is free. */
 export function isUnusable(node, gpu) {
-  return !gpu.healthy || Boolean(node.plugin);
+  return !gpu.healthy || Boolean(gpu.closed) || Boolean(node.plugin);
 }
 
 /** Free memory of a GPU on which a typical pod fits. */

@@ -610,7 +610,7 @@ function showDetails(found) {
     const verdict = view.tab === 'waiting' && known.verdicts?.of(node, gpu);
     if (verdict) say(verdict.fits ? 'The pod has room here.' : `${verdict.lacks}: ${verdict.reason}`);
     const stranded = gpu.stranded ? ', stranded: no typical pod fits' : '';
-    const out = `${memory(freeMemory(gpu))} free cannot be used: the ${gpu.healthy ? 'node takes no pods' : 'GPU is unhealthy'}`;
+    const out = `${memory(freeMemory(gpu))} free cannot be used: the ${!gpu.healthy ? 'GPU is unhealthy' : gpu.closed ? 'GPU is closed' : 'node takes no pods'}`;
     const free = isUnusable(node, gpu) ? out : `${memory(freeMemory(gpu))} free${stranded}`;
     say(`${[node.model, `${memory(gpu.memory.allocated)} of ${memory(gpu.memory.total)} allocated`, free,
       `${percent(gpu.core.allocated, gpu.core.total)} of compute`, gpu.used === undefined ? '' : `${memory(gpu.used)} in use`].filter(Boolean).join(' · ')}`);

@@ -186,7 +186,7 @@ export class PodPaint {
   label(context, gpu, isOut, box) {
     const free = freeMemory(gpu);
     const amount = gpu.stranded ? `${memory(free)} stranded` : `${memory(free)} free`;
-    let text = !gpu.healthy ? 'unhealthy' : isOut ? 'takes no pods' : free ? amount : '';
+    let text = !gpu.healthy ? 'unhealthy' : gpu.closed ? 'closed' : isOut ? 'takes no pods' : free ? amount : '';
     // The colour says free or stranded, so that the amount alone will do; a part of it would mislead.
     if (text === amount && !fits(context, text, box)) text = memory(free);
     if (text.startsWith(memory(free)) && !fits(context, text, box)) text = '';

@@ -219,6 +219,16 @@ impl Index {
         Arc::clone(&self.unlisted)
     }
 
+    /// Problems of the annotations by which GPUs are closed for maintenance, by node name.
+    pub fn closing_problems(&self) -> &BTreeMap<Box<str>, String> {
+        &self.cluster.closing_problems
+    }
+
+    /// Is notified when [`Self::closing_problems`] change.
+    pub fn closing_change(&self) -> Arc<Notify> {
+        Arc::clone(&self.cluster.closing_change)
+    }
+
     /// Returns true if the binding of any assumed pod is being written, or may have been written without an answer.
     pub fn has_unknown_outcomes(&self) -> bool {
         let mut open = self.cluster.open_assumptions();

@@ -11,6 +11,7 @@ use placement::{
     Device, DeviceAttributes, DeviceLocation, DeviceType, Devices, DevicesOfType, FunctionGroup, FunctionId,
     Inventory, Labels, LimitLevel, ResourceName, SwitchId, VirtualFunction,
 };
+use proto::closed_gpus::{CLOSED_GPUS, ClosedGpus};
 use proto::device::{
     DeviceCondition, DeviceInfo, DeviceTopology, ENFORCED_BY_DRIVER, ENFORCEMENT, GPU_MODEL_LABEL,
     GPU_VENDOR_LABEL, RESERVED_MEMORY, SERVES_VENDOR_LABEL, SHARING_LABEL,
@@ -66,6 +67,8 @@ pub struct NodeReport {
     pub table_problem: Option<String>,
     /// The problem that kubelet has allocated GPUs which may be any of the node's.
     pub allocation_problem: Option<String>,
+    /// The problem of the Node's annotation that closes GPUs: a part of its value names none of the node's.
+    pub closing_problem: Option<String>,
 }
 
 /// The devices that a Device object reports.
@@ -87,7 +90,7 @@ pub struct DeviceReport {
 
 /// A node's devices; `None` if it has none, or if its Device object is needed and has not been seen yet.
 pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames) -> Option<NodeReport> {
-    match device {
+    let mut report = match device {
         // The Device object names each device; the capacity has sums alone.
         Some(device) => {
             let has_content = device.inventory.has_devices() || !device.problems.is_empty();
@@ -97,6 +100,24 @@ pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames)
         // evenly among the GPUs would be a guess.
         None if node.capacity(GPU_MEMORY).is_some() => None,
         None => of_capacity(node, names),
+    }?;
+    report.close(&ClosedGpus::read(node.metadata.annotations.as_ref()));
+    Some(report)
+}
+
+impl NodeReport {
+    /// Closes GPUs to new pods.
+    fn close(&mut self, closed: &ClosedGpus) {
+        let gpus = &mut self.inventory.gpus;
+        let known: Vec<u32> = gpus.iter().map(|gpu| gpu.minor).collect();
+        if !closed.is_empty() {
+            for gpu in gpus.iter_mut() {
+                gpu.closed = closed.has(gpu.minor);
+            }
+        }
+        // Before the node's GPUs are known, any minor may be one of theirs.
+        self.closing_problem = closed.problem(&known).filter(|_| !known.is_empty());
+        self.problems.extend(self.closing_problem.clone());
     }
 }
 
@@ -105,7 +126,7 @@ pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames)
 pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let mut trimmed = Node::default();
     let key = names.memory_unit_annotation();
-    trimmed.metadata.annotations = retained(node.metadata.annotations.as_ref(), &[&key]);
+    trimmed.metadata.annotations = retained(node.metadata.annotations.as_ref(), &[&key, CLOSED_GPUS]);
     trimmed.metadata.labels = retained(node.metadata.labels.as_ref(), &NODE_LABELS);
     let taints = node
         .spec
@@ -255,6 +276,7 @@ impl DeviceReport {
             problems,
             table_problem: self.table.problem().map(str::to_owned),
             allocation_problem: self.allocation_problem.clone(),
+            closing_problem: None,
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod admission;
 mod api_server;
 pub mod bind;
 pub mod certificates;
+mod closing_events;
 pub mod config;
 pub mod extender;
 pub mod index;

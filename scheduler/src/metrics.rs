@@ -333,6 +333,9 @@ impl Collector for StateGauges {
         };
         encode("nodes", "Nodes that the scheduler knows", snapshot.n_nodes)?;
         encode("gpu_nodes", "Nodes with GPUs to share", snapshot.n_gpu_nodes)?;
+        let help =
+            "GPUs that take no new pods because an annotation of their node closes them for maintenance";
+        encode("closed_gpus", help, snapshot.n_closed_gpus)?;
         encode("pods", "Pods that hold a share", snapshot.n_pods)?;
         let help = "Unbound pods that ask for a share";
         encode("pending_pods", help, snapshot.n_pending)?;

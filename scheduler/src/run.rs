@@ -11,6 +11,7 @@ mod tls;
 use std::sync::Arc;
 
 use daemon::api_server::Connection;
+use daemon::events;
 use daemon::http_server::{CurrentTls, HttpServer, listen};
 use daemon::metrics_text::MetricsText;
 use daemon::open_files::OWN_FILES;
@@ -31,6 +32,7 @@ use crate::admission;
 use crate::admission::server::Webhooks;
 use crate::bind::Binder;
 use crate::certificates::issue::{CertificateOrder, issue};
+use crate::closing_events;
 use crate::config::{Args, Command, Config, PREFIX, Serving};
 use crate::extender::pod_memory::sweep_memory;
 use crate::extender::{Extender, bind, health_router, requeue, router};
@@ -123,8 +125,14 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     watch_objects(&connection, &index, &lags, &replica, &mut process.tasks);
     watch_pod_groups(&connection, &index, &pod_group_watches, &mut process.tasks);
 
-    // Tasks. None of them decides where a pod goes: they check binds without an outcome, and wake refused pods.
+    // Tasks. None of them decides where a pod goes: they check binds without an outcome, wake refused pods, and write events.
     let tasks = &mut process.tasks;
+    let (recorder, writer) = events::recorder(&connection, "gpushare-scheduler", None);
+    tasks.spawn("events", writer.run());
+    tasks.spawn(
+        "events about closed GPUs",
+        closing_events::record(index.clone(), replica.leadership.clone(), recorder.clone()),
+    );
     tasks.spawn("history", Arc::clone(&read_api).record_history());
     tasks.spawn(
         "sweep of unsettled binds",
@@ -151,7 +159,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     process.serve("extender", server);
 
     // Farewell. The election begins last: a process that cannot listen on one of its addresses must not become the leader.
-    let farewell = replica.begin(&connection, index, &mut process);
+    let farewell = replica.begin(&connection, recorder, index, &mut process);
     process.serve_until_signal(farewell).await
 }
 

@@ -21,6 +21,8 @@ mod bind_queue;
 mod bind_races;
 #[path = "extender/bodies.rs"]
 mod bodies;
+#[path = "extender/closed.rs"]
+mod closed;
 #[path = "extender/damaged.rs"]
 mod damaged;
 #[path = "extender/devices.rs"]

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use placement::{Fleet, HostAmounts, HostLoad, NodeView, OwnerId, PodProfile, Policies};
 use proto::plugin_reports::PodUids;
@@ -13,6 +14,7 @@ use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 use proto::totals::HostResources;
 use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::sync::Notify;
 use tracing::warn;
 
 use super::budgets::Budgets;
@@ -48,6 +50,12 @@ pub(super) struct Cluster {
     pub(super) enforcement: DemandedEnforcement,
     /// The number of nodes whose memory unit is not known.
     pub(super) n_unknown_units: usize,
+    /// The number of GPUs that are closed for maintenance.
+    pub(super) n_closed_gpus: usize,
+    /// Problems of the annotations by which GPUs are closed, by node name.
+    pub(super) closing_problems: BTreeMap<Box<str>, String>,
+    /// Is notified when these problems change.
+    pub(super) closing_change: Arc<Notify>,
     /// `PreferNoSchedule` taints by node name.
     pub(super) soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
     /// The number of nodes with each size of a memory unit, in bytes.
@@ -83,6 +91,9 @@ impl Cluster {
             allows_all_devices: false,
             enforcement: DemandedEnforcement::Any,
             n_unknown_units: 0,
+            n_closed_gpus: 0,
+            closing_problems: BTreeMap::new(),
+            closing_change: Arc::default(),
             soft_taints: FxHashMap::default(),
             n_nodes_by_unit: BTreeMap::new(),
             pods: FxHashMap::default(),
@@ -232,14 +243,23 @@ impl Cluster {
                 self.n_nodes_by_unit.remove(&unit);
             }
         }
+        self.n_closed_gpus -= state.n_closed_gpus();
         state.report = report;
+        self.n_closed_gpus += state.n_closed_gpus();
         self.n_unknown_units += usize::from(state.is_unit_unknown());
         if let Some(unit) = state.unit() {
             *self.n_nodes_by_unit.entry(unit).or_default() += 1;
         }
         let mut problems = Vec::new();
+        let problem_before = self.closing_problems.remove(name);
         if let Some(report) = &state.report {
             problems.clone_from(&report.problems);
+            if let Some(problem) = &report.closing_problem {
+                self.closing_problems.insert(name.into(), problem.clone());
+            }
+        }
+        if self.closing_problems.get(name) != problem_before.as_ref() {
+            self.closing_change.notify_one();
         }
         match &state.report {
             Some(report) if report.inventory.has_devices() => {

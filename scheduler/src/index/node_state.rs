@@ -66,6 +66,12 @@ impl NodeState {
         has_changed
     }
 
+    /// The number of GPUs that are closed for maintenance.
+    pub(super) fn n_closed_gpus(&self) -> usize {
+        let gpus = self.report.iter().flat_map(|report| &report.inventory.gpus);
+        gpus.filter(|gpu| gpu.closed).count()
+    }
+
     pub(super) fn shares_gpus(&self) -> bool {
         let report = self.report.as_ref();
         report.is_some_and(|report| !report.inventory.gpus.is_empty())

@@ -10,6 +10,8 @@ pub struct Snapshot {
     pub n_nodes: u64,
     /// Nodes with GPUs to share.
     pub n_gpu_nodes: u64,
+    /// GPUs that are closed for maintenance.
+    pub n_closed_gpus: u64,
     /// Pods that hold a share.
     pub n_pods: u64,
     /// Unbound pods that ask for a share.
@@ -47,6 +49,7 @@ impl Snapshot {
         Self {
             n_nodes: count(cluster.nodes.values().filter(|node| node.exists()).count()),
             n_gpu_nodes: count(cluster.nodes.values().filter(|node| node.shares_gpus()).count()),
+            n_closed_gpus: count(cluster.n_closed_gpus),
             n_pods: count(cluster.fleet.n_owners()),
             n_pending,
             n_assumed,

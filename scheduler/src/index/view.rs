@@ -107,10 +107,10 @@ fn model(state: &NodeState, view: NodeView<'_>) -> String {
     model.map(ToString::to_string).unwrap_or_default()
 }
 
-/// The free memory of a healthy GPU on which no typical pod fits; 0 if one does, or if no pods are typical.
+/// The free memory of a GPU that takes new pods, on which no typical pod fits; 0 if one does, or if no pods are typical.
 pub(crate) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
     let is_usable = |request: &RequestedGpus| has_room(*request, view.free, view.device.total(), unit);
-    let is_stranded = view.device.healthy && !typical.is_empty() && !typical.iter().any(is_usable);
+    let is_stranded = view.device.is_open() && !typical.is_empty() && !typical.iter().any(is_usable);
     if is_stranded {
         view.free.memory.bytes_floor()
     } else {
@@ -140,6 +140,7 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
         minor: gpu.minor,
         uuid: record_id(gpu.id.as_str()).to_owned(),
         healthy: gpu.healthy,
+        closed: gpu.closed,
         memory: Amount {
             total: shown_total(gpu, used.memory.bytes_ceil()),
             allocated: used.memory.bytes_ceil(),

@@ -5,7 +5,7 @@
 mod summary;
 mod survey;
 
-use placement::{DeviceFit, Hints, OwnerId, Reason};
+use placement::{DeviceFit, Hints, OwnerId};
 use proto::read_api::{Explanation, GpuVerdict, NodeVerdict, RefusedBy, VERSION};
 use proto::request::GpuRequest;
 
@@ -225,7 +225,7 @@ fn gpu_verdicts(fits: &[DeviceFit<'_>]) -> Vec<GpuVerdict> {
             free: fit.free.memory.bytes_floor(),
             needed_core: fit.need.core,
             free_core: fit.free.core,
-            no_sharer: fit.fit != Err(Reason::Unhealthy) && fit.need.slots > fit.free.slots,
+            no_sharer: fit.gpu.is_open() && fit.need.slots > fit.free.slots,
         });
     }
     gpus

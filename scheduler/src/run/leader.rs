@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use daemon::api_server::Connection;
-use daemon::events;
+use daemon::events::Recorder;
 use daemon::panics::named;
 use daemon::process::Process;
 use tokio::time::sleep;
@@ -55,6 +55,7 @@ impl OwnReplica {
     pub(super) fn begin(
         self,
         connection: &Connection,
+        recorder: Recorder,
         index: Shared<Index>,
         process: &mut Process,
     ) -> impl Future<Output = ()> + use<> {
@@ -70,8 +71,6 @@ impl OwnReplica {
             resigned.cancel();
             return farewell(Duration::ZERO, resigned);
         };
-        let (recorder, writer) = events::recorder(connection, "gpushare-scheduler", None);
-        process.tasks.spawn("events", writer.run());
         let client = connection.client.clone();
         if settings.election.kube_scheduler_lease.is_some() {
             process.tasks.spawn(

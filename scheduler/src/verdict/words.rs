@@ -212,6 +212,7 @@ pub(crate) fn step_by_devices(reason: Reason, node: &str, demand: &ResourceDeman
             "See `kubectl gpushare doctor` for the device plugin of the node.".to_owned()
         }
         Reason::Unhealthy => format!("See `kubectl describe device {node}` for the unhealthy GPUs."),
+        Reason::Closed => format!("`kubectl gpushare open {node}` opens them after the maintenance."),
         _ => String::new(),
     }
 }
@@ -224,6 +225,7 @@ pub(crate) fn gpu_reason(reason: Reason) -> &'static str {
         Reason::Slots => "has no place for one more pod",
         Reason::TooLarge => "is smaller than the request",
         Reason::Unhealthy => "is unhealthy",
+        Reason::Closed => "is closed for maintenance",
         Reason::Vendor => "is kept for pods of the vendor's plugin",
         // Every other reason is one of the node.
         _ => "is refused by a rule of the node",
@@ -236,7 +238,7 @@ pub(crate) fn gpu_lacks(reason: Reason, fit: &DeviceFit<'_>) -> String {
         need, free, total, ..
     } = fit;
     // The free amounts of such a GPU are zero, whatever it has.
-    if [Reason::Unhealthy, Reason::Vendor].contains(&reason) {
+    if [Reason::Unhealthy, Reason::Closed, Reason::Vendor].contains(&reason) {
         return gpu_reason(reason).to_owned();
     }
     let mut parts = Vec::new();
@@ -280,7 +282,7 @@ pub(crate) fn nearest_gpu(nearest_first: &[DeviceFit<'_>], n_needed: u32) -> Opt
     ))
 }
 
-/// The number and size of the GPUs of a node whose GPUs are too small or unhealthy; `None` for any other reason.
+/// The number and size of the GPUs of a node whose GPUs are too small, unhealthy or closed; `None` for any other reason.
 fn size_of_node(reason: Reason, fits: &[DeviceFit<'_>]) -> Option<String> {
     match reason {
         Reason::TooLarge => {
@@ -296,6 +298,13 @@ fn size_of_node(reason: Reason, fits: &[DeviceFit<'_>]) -> Option<String> {
             Some(match (n_healthy, fits.len()) {
                 (0, 1) => "the node's GPU is unhealthy".to_owned(),
                 (n_healthy, n) => format!("{n_healthy} of the node's {n} GPUs are healthy"),
+            })
+        }
+        Reason::Closed => {
+            let n_closed = fits.iter().filter(|fit| fit.gpu.closed).count();
+            Some(match (n_closed, fits.len()) {
+                (1, 1) => "the node's GPU is closed".to_owned(),
+                (n_closed, n) => format!("{n_closed} of the node's {n} GPUs are closed"),
             })
         }
         _ => None,

@@ -103,6 +103,7 @@ async fn metrics_count_requests_and_their_outcomes() {
     assert_snapshot!(lines.join("\n"), @r#"
     gpushare_scheduler_assumed_pods 0
     gpushare_scheduler_build_info{version="0.1.0"} 1
+    gpushare_scheduler_closed_gpus 0
     gpushare_scheduler_conservative_pods 1
     gpushare_scheduler_contradicting_pods 0
     gpushare_scheduler_failing_nodes 0

@@ -97,9 +97,10 @@ const SECTIONS: [Section; 8] = [
         ],
     },
     Section {
-        heading: "Events on the scheduler's pod",
+        heading: "Events on the scheduler's pod; events of the scheduler on nodes",
         demand: Demand::None,
         sources: &[
+            "scheduler/src/closing_events.rs",
             "scheduler/src/leader/fence.rs",
             "scheduler/src/leader/version_check.rs",
         ],

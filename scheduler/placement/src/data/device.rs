@@ -60,7 +60,7 @@ impl Device {
     }
 
     /// Returns true if the device takes new owners, as far as it has room.
-    pub(crate) const fn is_open(&self) -> bool {
+    pub const fn is_open(&self) -> bool {
         self.healthy && !self.closed
     }
 

@@ -23,7 +23,7 @@ fn share(devices: u32, memory: RequestedMemory, core: u32) -> RequestedGpus {
 fn demand(reason: Reason) -> ResourceDemand<'static> {
     let gpus = match reason {
         Reason::Core => share(1, RequestedMemory::Ratio(50), 60),
-        Reason::TooFew | Reason::Unhealthy => share(2, RequestedMemory::Bytes(8 << 30), 0),
+        Reason::TooFew | Reason::Unhealthy | Reason::Closed => share(2, RequestedMemory::Bytes(8 << 30), 0),
         Reason::Partition | Reason::PartitionsUnreadable | Reason::Together => RequestedGpus::Whole(2),
         Reason::OtherDevices => RequestedGpus::Nothing,
         Reason::TooLarge => share(1, RequestedMemory::Units(20_480), 0),
