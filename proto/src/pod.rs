@@ -31,6 +31,9 @@ pub const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
 
+/// Annotation of a pod that is not evicted so that another pod has room: `"false"`.
+pub const EVICT: &str = "gpushare/evict";
+
 /// The type of the pod condition in which kube-scheduler reports its last attempt.
 const POD_SCHEDULED: &str = "PodScheduled";
 
@@ -301,6 +304,13 @@ impl Pod {
         owners.any(|owner| {
             owner.controller == Some(true) && ["DaemonSet", "Node"].contains(&owner.kind.as_str())
         })
+    }
+
+    /// The kind of the controller that creates another pod in the place of this one; `None` without a controller.
+    pub fn controller_kind(&self) -> Option<&str> {
+        let mut owners = self.metadata.owner_references.iter().flatten();
+        let controller = owners.find(|owner| owner.controller == Some(true));
+        controller.map(|owner| owner.kind.as_str())
     }
 
     /// Returns true if the pod may hold devices of DRA drivers, which kubelet prepares before its containers start.

@@ -3,12 +3,18 @@
 //! Every amount of memory is in bytes, every amount of computing power (`core`) in percent of one GPU. Within one version, fields
 //! may be added, and no field is removed or changes its meaning. `docs/cli.md` lists the paths.
 
+mod plan;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::pod::{GroupKind, is_default};
 use crate::pod_group::{DomainPolicy, GroupDomain};
+
+pub use plan::{
+    LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanLimits, PlanPrice, PlanRequest, PlannedMove,
+};
 
 /// The version of the JSON; the first part of every path, as in `/v1/state`.
 pub const VERSION: &str = "v1";

@@ -17,10 +17,12 @@ mod group_members;
 mod group_rooms;
 mod group_view;
 mod hints;
+mod moving;
 mod node_filter;
 mod node_state;
 mod objects;
 mod openings;
+mod plan_facts;
 mod plugins;
 mod pod_groups;
 mod pods;
@@ -53,6 +55,7 @@ pub use group_rooms::{ChosenRoom, MemberOutcome, MemberStep};
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use node_filter::{NodeFilter, NodeFit};
 pub use openings::Openings;
+pub use plan_facts::{HolderFacts, PlanFacts};
 pub use pod_groups::{GroupOfPod, GroupStore};
 pub use pods::{AssumptionState, Phase};
 pub use proto::device::RawDevice;
@@ -289,6 +292,11 @@ impl Index {
         NodeFilter {
             cluster: &self.cluster,
         }
+    }
+
+    /// The facts by which a plan moves pods.
+    pub fn plan_facts(&self) -> PlanFacts<'_> {
+        PlanFacts::new(&self.cluster)
     }
 
     /// The demand of a pod, which is compared with nodes; `None` if the pod requests no devices.

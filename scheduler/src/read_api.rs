@@ -13,6 +13,7 @@ mod history;
 mod memory_use;
 mod names;
 mod node_findings;
+mod plan;
 mod snapshot;
 mod state;
 
@@ -30,9 +31,12 @@ use axum::routing::{get, post};
 use axum::{Router, middleware};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
-use proto::read_api::{Diagnosis, FitRequest, Node, Replica, State as ClusterState, Totals, VERSION};
+use proto::read_api::{
+    Diagnosis, FitRequest, Node, PlanRequest, Replica, State as ClusterState, Totals, VERSION,
+};
 use rustc_hash::FxHasher;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -49,10 +53,13 @@ use history::HistoryRecorder;
 use memory_use::PluginMeasurements;
 use names::{SeenNames, Viewer};
 pub use node_findings::node_findings;
+pub use plan::{PlanRequestError, plan};
 use snapshot::{StatePublisher, StateSnapshot};
 
 /// Most clients that follow changes at one time.
 const MAX_FOLLOWERS: usize = 64;
+/// Most plans that are computed at one time.
+const MAX_PLANS: usize = 2;
 /// The media type of requests and answers.
 const JSON: &str = "application/json";
 /// Largest body of a request, in bytes. A fit request has one pod.
@@ -71,6 +78,7 @@ pub struct ReadApi {
     memory_use: Arc<PluginMeasurements>,
     followers: Arc<Semaphore>,
     computing: ComputingSlot,
+    plans: Arc<Semaphore>,
     certificates: Option<CertificateMetrics>,
     /// Ends the streams of changes, which would hold up the end of the process.
     stop: CancellationToken,
@@ -100,6 +108,7 @@ impl ReadApi {
             memory_use: Arc::default(),
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
             computing: ComputingSlot::default(),
+            plans: Arc::new(Semaphore::new(MAX_PLANS)),
             certificates: None,
             stop,
         }
@@ -224,6 +233,7 @@ pub fn router(api: &Arc<ReadApi>, prefix: &str, demands_credentials: bool) -> Ro
         .route(&path("doctor"), get(doctor))
         .route(&path("pods/{namespace}/{name}/explain"), get(explain_pod))
         .route(&path("fit"), post(fit_pods))
+        .route(&path("plan"), post(plan_moves))
         .route_layer(middleware::from_fn(demand_sync))
         .route_layer(from_fn_with_state(gate, admit))
         .with_state(Arc::clone(api))
@@ -413,15 +423,9 @@ async fn fit_pods(
     Extension(viewer): Extension<Viewer>,
     request: Request<Body>,
 ) -> Response {
-    let body = match Limited::new(request.into_body(), MAX_BODY).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) => {
-            return (StatusCode::BAD_REQUEST, format!("the request's body: {error}\n")).into_response();
-        }
-    };
-    let request: FitRequest = match serde_json::from_slice(&body) {
+    let request: FitRequest = match read_json("fit", request).await {
         Ok(request) => request,
-        Err(error) => return (StatusCode::BAD_REQUEST, format!("fit request: {error}\n")).into_response(),
+        Err(refusal) => return refusal,
     };
     let index = api.index().clone();
     let answer = api
@@ -431,6 +435,54 @@ async fn fit_pods(
         Ok(Ok(answer)) => respond(&answer),
         Ok(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
         Err(refusal) => refusal,
+    }
+}
+
+/// Answers with the moves by which GPUs become empty, or free memory comes together.
+async fn plan_moves(
+    State(api): State<Arc<ReadApi>>,
+    Extension(viewer): Extension<Viewer>,
+    request: Request<Body>,
+) -> Response {
+    let request: PlanRequest = match read_json("plan", request).await {
+        Ok(request) => request,
+        Err(refusal) => return refusal,
+    };
+    // Refused at once: a plan that waits would be of a state that its reader did not ask about.
+    let Ok(permit) = Arc::clone(&api.plans).try_acquire_owned() else {
+        let text = format!("{MAX_PLANS} plans are being made, as many as may at one time; try again later\n");
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            [(header::RETRY_AFTER, "2")],
+            text,
+        )
+            .into_response();
+    };
+    let index = api.index().clone();
+    let computing = tokio::task::spawn_blocking(move || {
+        // Held until the plan is made, which goes on if its caller disconnects.
+        let _permit = permit;
+        plan(&index, &request, unix_time().as_secs())
+    });
+    match computing.await {
+        Ok(Ok(mut answer)) => {
+            answer.hide_names(|namespace| viewer.names.include(namespace));
+            respond(&answer)
+        }
+        Ok(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Reads the JSON of a request; `what` is its name in the refusal.
+async fn read_json<T: DeserializeOwned>(what: &str, request: Request<Body>) -> Result<T, Response> {
+    let refuse = |text: String| Err((StatusCode::BAD_REQUEST, text).into_response());
+    match Limited::new(request.into_body(), MAX_BODY).collect().await {
+        Ok(body) => match serde_json::from_slice(&body.to_bytes()) {
+            Ok(read) => Ok(read),
+            Err(error) => refuse(format!("{what} request: {error}\n")),
+        },
+        Err(error) => refuse(format!("the request's body: {error}\n")),
     }
 }
 

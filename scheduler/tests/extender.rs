@@ -50,6 +50,8 @@ mod objects;
 mod old_extender_bugs;
 #[path = "extender/page.rs"]
 mod page;
+#[path = "extender/planning.rs"]
+mod planning;
 #[path = "extender/plugin_away.rs"]
 mod plugin_away;
 #[path = "extender/preempting.rs"]

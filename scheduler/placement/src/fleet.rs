@@ -25,6 +25,7 @@ use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::data::workload::{PodProfile, Workload};
 use crate::explain::{DeviceFit, NodeView, explain};
+use crate::state::node_copy::NodeCopy;
 use crate::state::nodes::Nodes;
 
 /// All nodes with their devices, holdings and hints.
@@ -48,6 +49,27 @@ impl Fleet {
     #[must_use]
     pub fn with_weights(self, weights: ResourceWeights) -> Self {
         Self { weights, ..self }
+    }
+
+    /// A fleet without nodes, with the weights and the workload of this one.
+    #[must_use]
+    pub fn without_nodes(&self) -> Self {
+        Self {
+            weights: self.weights.clone(),
+            workload: self.workload.clone(),
+            model: self.model.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// A copy of a node for another fleet; `None` if the node is gone.
+    pub fn copy_node(&self, id: NodeId) -> Option<NodeCopy> {
+        NodeCopy::of(&self.nodes, id)
+    }
+
+    /// Adds a copy of a node of another fleet. This fleet must have no node of its name.
+    pub fn insert(&mut self, copy: NodeCopy) -> NodeId {
+        copy.insert_into(&mut self.nodes)
     }
 
     /// Sets a node's devices, and computes again what its holdings take of them.
@@ -169,6 +191,11 @@ impl Fleet {
     /// Number of changes so far by which a request that was refused may fit now: grows with every inventory and release.
     pub fn n_openings(&self) -> u64 {
         self.nodes.n_openings
+    }
+
+    /// Number of changes of all nodes so far.
+    pub fn n_changes(&self) -> u64 {
+        self.nodes.n_changes()
     }
 
     /// Number of owners that hold something.

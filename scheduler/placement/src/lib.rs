@@ -63,4 +63,5 @@ pub use data::workload::{PodProfile, Workload};
 pub use explain::{DeviceFit, DeviceView, HolderView, NodeView};
 pub use fleet::Fleet;
 pub use plan::{Goal, Holder, Limits, Move, Obstacle, Plan, PlanError, Price, plan};
+pub use state::node_copy::NodeCopy;
 pub use trial::Trial;

@@ -9,5 +9,6 @@ pub(crate) mod equivalence;
 pub(crate) mod hardware;
 pub(crate) mod names;
 pub(crate) mod node;
+pub(crate) mod node_copy;
 pub(crate) mod nodes;
 pub(crate) mod occupancy;

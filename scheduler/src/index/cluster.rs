@@ -20,6 +20,7 @@ use tracing::warn;
 use super::budgets::Budgets;
 use super::eviction::{Eviction, EvictionRank, PlainPod, PlainPods};
 use super::group_members::GroupMembers;
+use super::moving::SharedRules;
 use super::node_state::NodeState;
 use super::plugins::{Plugins, Standing};
 use super::pods::{Assumption, Phase, PodEntry};
@@ -69,6 +70,8 @@ pub(super) struct Cluster {
     /// Pods that use only CPU and memory of their nodes.
     pub(super) plain: PlainPods,
     pub(super) budgets: Budgets,
+    /// The rules of bound pods' successors.
+    successor_rules: SharedRules,
     pub(super) group_members: GroupMembers,
     pub(super) plugins: Plugins,
     /// The requests of all pods, summed up by node.
@@ -101,6 +104,7 @@ impl Cluster {
             nominated: FxHashSet::default(),
             plain: PlainPods::default(),
             budgets: Budgets::default(),
+            successor_rules: SharedRules::default(),
             group_members: GroupMembers::default(),
             plugins: Plugins::default(),
             requests: NodeRequests::default(),
@@ -296,6 +300,7 @@ impl Cluster {
         let (uid, owner) = (pod.uid(), self.owner(pod.uid()));
         let is_bound = facts.bound.is_some();
         let rules = (!is_bound).then(|| Box::new(PodRules::of(pod)));
+        let moving = is_bound.then(|| self.successor_rules.moving(pod));
         let entry = self
             .pods
             .entry(owner.clone())
@@ -303,6 +308,7 @@ impl Cluster {
         let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
         let is_known = is_bound && entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
         entry.show(facts, list, rules);
+        entry.moving = moving;
         if is_bound {
             // The watch shows the pod bound, in place of the assumption.
             entry.assumption = None;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use placement::PodProfile;
 
 use super::eviction::Eviction;
+use super::moving::Moving;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::PodBinding;
 use crate::kube_scheduler::PodRules;
@@ -28,6 +29,8 @@ pub(super) struct PodEntry {
     /// The request as the workload model counts it; `None` if it is not counted.
     pub(super) counted: Option<PodProfile>,
     pub(super) eviction: Eviction,
+    /// The fields by which a plan moves the pod; `None` for a pod that no watch has shown bound.
+    pub(super) moving: Option<Moving>,
     /// The serial number of the newest list when a list or a watch event last showed it; zero if no watch has shown it.
     pub(super) list: u32,
 }
@@ -80,6 +83,7 @@ impl PodEntry {
             contradicts: false,
             counted: None,
             eviction: Eviction::default(),
+            moving: None,
             list: 0,
         }
     }

@@ -31,7 +31,7 @@ const ZERO_STEPS: i64 = 1024;
 const LEFT_BITS: u32 = 15;
 
 /// The workload model: the pods that are expected, and their simulation on every model of GPU.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WorkloadModel {
     sample: Sample,
     by_gpu: FxHashMap<GpuModel, Simulation>,

@@ -45,6 +45,8 @@ pub enum Obstacle {
     NoController,
     /// The controller of this kind, such as `DaemonSet`, creates no successor on another node.
     Controller(Box<str>),
+    /// It is being deleted already.
+    Leaving,
     /// Its annotation forbids the eviction.
     Annotation,
     /// A disruption budget has no room.
@@ -77,6 +79,7 @@ impl fmt::Display for Obstacle {
             Self::Controller(kind) => {
                 return write!(f, "its controller ({kind}) creates no successor on another node");
             }
+            Self::Leaving => "it is being deleted already",
             Self::Annotation => "its annotation forbids the eviction",
             Self::Budget { name, allowed } => {
                 return write!(f, "disruption budget {name} allows {allowed} evictions");

@@ -366,7 +366,7 @@ impl Node {
     }
 
     /// Computes free amounts, flags of GPUs and [`Self::has_rules`] from the inventory and the holdings.
-    fn update_free(&mut self) {
+    pub(crate) fn update_free(&mut self) {
         self.update_rules();
         self.any_unavailable = false;
         self.free_resources.clear();

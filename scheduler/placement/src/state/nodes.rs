@@ -164,6 +164,28 @@ impl Nodes {
         self.hardware.drop_unused(replaced.flatten());
     }
 
+    /// Adds a copy of a node of another fleet, in place of a node of this name.
+    pub(crate) fn insert(&mut self, mut node: Node) -> NodeId {
+        let index = self.enter(&node.name);
+        let inventory = node.inventory.take().map(|inventory| {
+            let hardware = self.hardware.class_of(&inventory);
+            (inventory, hardware)
+        });
+        self.replace_inventory(index, inventory);
+        for held in &node.held {
+            self.owners.insert(held.owner.clone(), index);
+        }
+        for hint in &node.hints {
+            self.hinted.insert(hint.owner.clone(), index);
+        }
+        self.change(index, |copy| {
+            (copy.held, copy.hints, copy.host) = (node.held, node.hints, node.host);
+            copy.update_free();
+        });
+        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.generation);
+        NodeId { index, generation }
+    }
+
     /// Sets an owner's holding in place of its earlier holding and its hint.
     pub(crate) fn hold(&mut self, owner: &OwnerId, index: u32, origin: Origin, holdings: Holdings) {
         let replaced = self.owners.insert(owner.clone(), index);

@@ -1,0 +1,192 @@
+//! `POST plan`: the moves by which a node or some of its GPUs become empty, or free memory comes together.
+
+use serde::{Deserialize, Serialize};
+
+/// Largest number of moves of one plan; a request for more is refused with HTTP 400.
+pub const MAX_PLANNED_MOVES: usize = 1_000;
+
+/// The body of `POST plan`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PlanRequest {
+    /// The goal of the moves.
+    pub goal: PlanGoal,
+    /// The limits of the moves.
+    #[serde(default)]
+    pub limits: PlanLimits,
+}
+
+/// The goal of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    tag = "kind",
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase",
+    deny_unknown_fields
+)]
+pub enum PlanGoal {
+    /// Every pod that may move leaves the GPUs of a node.
+    EmptyNode {
+        /// The node's name.
+        node: String,
+    },
+    /// Every pod that may move leaves some GPUs of a node.
+    EmptyGpus {
+        /// The node's name.
+        node: String,
+        /// The minor numbers of the GPUs.
+        gpus: Vec<u32>,
+    },
+    /// Several GPUs of one node have memory free at the same time.
+    Free {
+        /// Bytes on each GPU.
+        bytes: u64,
+        /// The number of GPUs; 1 if absent.
+        #[serde(default = "one")]
+        gpus: usize,
+        /// The names of the nodes of which any may be chosen; all if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        nodes: Option<Vec<String>>,
+    },
+    /// The largest free block of each node, the most memory that is free on one of its GPUs, grows; the sum over all nodes counts.
+    Join {},
+}
+
+fn one() -> usize {
+    1
+}
+
+/// The limits of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct PlanLimits {
+    /// Most moves, at most [`MAX_PLANNED_MOVES`]; 10 if absent.
+    pub max_moves: usize,
+    /// Pods that have run for fewer seconds stay; 300 if absent.
+    pub min_run_seconds: u64,
+}
+
+impl Default for PlanLimits {
+    fn default() -> Self {
+        Self {
+            max_moves: 10,
+            min_run_seconds: 300,
+        }
+    }
+}
+
+/// The answer of `POST plan`. Nothing has been moved.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PlanAnswer {
+    /// Always [`VERSION`](super::VERSION).
+    pub api_version: String,
+    /// Equal for equal goals, moves and pods left.
+    pub plan_id: String,
+    /// True if the moves reach the goal; otherwise they come nearest to it. Pods that must not move do not keep a node from being
+    /// empty in this sense.
+    pub reached: bool,
+    /// The moves, in the order in which they have to be made.
+    pub moves: Vec<PlannedMove>,
+    /// The pods that stay on GPUs of the goal, each with the reason.
+    pub left: Vec<LeftPod>,
+    /// Bytes of memory that become free on the GPUs of the goal; for `join` the growth of the largest free blocks.
+    pub gain: u64,
+    /// The price of the moves.
+    pub price: PlanPrice,
+    /// The number of changes of the scheduler's state before it was read for the plan.
+    pub generation: u64,
+    /// The same number afterwards. If it differs, parts of the plan are from before a change, and parts from after it.
+    pub generation_after: u64,
+}
+
+/// The move of one pod: it is evicted, and its successor is expected to get this place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PlannedMove {
+    /// The pod's namespace; absent if the client may not see it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The pod's name; absent if the client may not see it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// The node that it leaves.
+    pub from: String,
+    /// The minor numbers of the GPUs that it leaves.
+    pub from_gpus: Vec<u32>,
+    /// The node of its successor.
+    pub to: String,
+    /// The minor numbers of its successor's GPUs.
+    pub to_gpus: Vec<u32>,
+}
+
+/// A pod that stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LeftPod {
+    /// The pod's namespace; absent if the client may not see it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The pod's name; absent if the client may not see it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// The reason for which it stays, in a sentence.
+    pub reason: String,
+}
+
+/// The price of moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PlanPrice {
+    /// The number of pods that restart.
+    pub restarts: u32,
+    /// GiB of GPU memory that these pods hold, times the hours that they have run.
+    pub gib_hours: f64,
+}
+
+/// Namespace and name of a pod, or its UID if the names are hidden.
+fn display_name(namespace: &str, name: &str, uid: &str) -> String {
+    if name.is_empty() {
+        uid.to_owned()
+    } else {
+        format!("{namespace}/{name}")
+    }
+}
+
+impl PlannedMove {
+    /// Namespace and name, or the UID if names are hidden.
+    pub fn display_name(&self) -> String {
+        display_name(&self.namespace, &self.name, &self.uid)
+    }
+}
+
+impl LeftPod {
+    /// Namespace and name, or the UID if names are hidden.
+    pub fn display_name(&self) -> String {
+        display_name(&self.namespace, &self.name, &self.uid)
+    }
+}
+
+impl PlanAnswer {
+    /// Removes names and namespaces of pods, except in namespaces that `sees` names as visible.
+    pub fn hide_names(&mut self, sees: impl Fn(&str) -> bool) {
+        let moves = self
+            .moves
+            .iter_mut()
+            .map(|one| (&mut one.namespace, &mut one.name));
+        let left = self
+            .left
+            .iter_mut()
+            .map(|one| (&mut one.namespace, &mut one.name));
+        for (namespace, name) in moves.chain(left) {
+            if !sees(namespace) {
+                namespace.clear();
+                name.clear();
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Copies of nodes for another fleet, which a caller makes a few at a time, so that it locks the original for short.
+
+use crate::data::ident::{NodeId, OwnerId};
+use crate::state::node::{HostUse, Node};
+use crate::state::nodes::Nodes;
+
+/// A node with its devices, holdings and hints, its CPU and memory, and the part of these that each holder uses.
+#[derive(Debug)]
+pub struct NodeCopy {
+    node: Node,
+    host_uses: Vec<(OwnerId, HostUse)>,
+}
+
+impl NodeCopy {
+    /// A copy of a node; `None` if the node is gone.
+    pub(crate) fn of(nodes: &Nodes, id: NodeId) -> Option<Self> {
+        let node = nodes.get(id)?.copy_with_hints(|_| true);
+        let owners = node.held.iter().map(|held| &held.owner);
+        let uses = owners.filter_map(|owner| Some((owner.clone(), *nodes.host_uses.get(owner)?)));
+        Some(Self {
+            host_uses: uses.filter(|(_, used)| used.node_index == id.index).collect(),
+            node,
+        })
+    }
+
+    /// Adds the node to other nodes, which must not have one of its name or owners.
+    pub(crate) fn insert_into(self, nodes: &mut Nodes) -> NodeId {
+        let Self { node, host_uses } = self;
+        let index = nodes.insert(node);
+        for (owner, used) in host_uses {
+            let node_index = index.index;
+            nodes.host_uses.insert(owner, HostUse { node_index, ..used });
+        }
+        index
+    }
+}

@@ -1,0 +1,368 @@
+//! `POST plan`: the moves by which GPUs become empty, or free memory comes together.
+//!
+//! A plan takes up to seconds, and a read lock as long would hold up watches and with them filters. So the nodes are copied into a
+//! fleet of their own, a few under each of many short read locks, and the search runs on the copy without a lock. The copy is not
+//! of one moment: a node that was copied early may have changed when the last one is copied, and a pod that moved meanwhile may be
+//! on two nodes of the copy, or on none. The answer has the number of changes before and after, which is the same if none came
+//! between. A plan is a proposal in any case: each move is checked again when it is made.
+//!
+//! A successor goes to nodes that take it by kube-scheduler's own rules as far as objects show them, by the node's plugin, and by
+//! devices, CPU and memory after all earlier moves. kube-scheduler's sums of other resources, ports, spreading and affinity to pods
+//! are not evaluated.
+
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use placement::{Fleet, Goal, Holder, Limits, NodeId, NodeView, OwnerId, Plan, PlanError};
+use proto::memory_text::memory_text;
+use proto::read_api::{
+    LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanPrice, PlanRequest, PlannedMove, VERSION,
+};
+use rustc_hash::{FxHashMap, FxHasher};
+
+use crate::index::{HolderFacts, Index, ResourceDemand, Shared};
+use crate::kube_scheduler::PodRules;
+
+/// Nodes that are copied, with their holders, under one read lock.
+const NODES_PER_LOCK: usize = 16;
+/// Pairs of nodes and kinds of successors that are compared under one read lock.
+const PAIRS_PER_LOCK: usize = 1024;
+/// Names of nodes in the refusal of a name that is not known.
+const N_SHOWN: usize = 3;
+
+/// Bytes of a GiB times seconds of an hour.
+#[expect(clippy::cast_precision_loss, reason = "a power of two times a small number")]
+const GIB_HOUR: f64 = ((1_u64 << 30) * 3600) as f64;
+
+/// A plan request that cannot be answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanRequestError {
+    /// The limit of moves is too high.
+    #[error("maxMoves: {0} is more than {MAX_PLANNED_MOVES}, the most of one plan")]
+    TooManyMoves(usize),
+    /// A node that is named is not known with GPUs.
+    #[error("there is no node {name:?} with GPUs; {known}")]
+    NoSuchNode {
+        /// The name.
+        name: String,
+        /// The nodes that there are, in words.
+        known: String,
+    },
+    /// No plan can exist for the goal.
+    #[error("{}", text(.0))]
+    Goal(PlanError),
+}
+
+/// The text of an error of the engine, with amounts as people read them.
+fn text(error: &PlanError) -> String {
+    match error {
+        PlanError::TooLarge { bytes, largest } => format!(
+            "{} is more than any GPU has: the largest has {}",
+            memory_text(*bytes),
+            memory_text(*largest)
+        ),
+        PlanError::TooMany { n_gpus, bytes, most } => format!(
+            "no node has {n_gpus} GPUs of {}: the most is {most}",
+            memory_text(*bytes)
+        ),
+        other => other.to_string(),
+    }
+}
+
+/// The nodes and holders that a plan is made from, without a lock.
+struct PlanInput {
+    fleet: Fleet,
+    /// Each node by its identifier in the index and in the copy.
+    nodes: Vec<(NodeId, NodeId)>,
+    holders: Vec<HolderFacts>,
+}
+
+/// Holders whose successors may go to the same nodes, by the address of their shared rules.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SuccessorKind {
+    rules: usize,
+    isolation: Option<Box<str>>,
+    in_units: bool,
+}
+
+/// The nodes that successors of one kind may go to.
+struct AllowedNodes<'a> {
+    rules: &'a PodRules,
+    demand: &'a ResourceDemand<'static>,
+    /// In rising order.
+    nodes: Vec<NodeId>,
+}
+
+/// The plan for a goal. `now` is in seconds since 1970.
+///
+/// # Errors
+/// The goal names nodes, GPUs or amounts that there are not, or a limit is too high.
+pub fn plan(index: &Shared<Index>, request: &PlanRequest, now: u64) -> Result<PlanAnswer, PlanRequestError> {
+    let max_moves = request.limits.max_moves;
+    if max_moves > MAX_PLANNED_MOVES {
+        return Err(PlanRequestError::TooManyMoves(max_moves));
+    }
+    let generation = index.read().fleet().n_changes();
+    let input = PlanInput::read(index, &request.goal, i64::try_from(now).unwrap_or(i64::MAX));
+    let kinds = input.allowed_nodes(index);
+    let generation_after = index.read().fleet().n_changes();
+    let holders: Vec<Holder<'_>> = input
+        .holders
+        .iter()
+        .map(|facts| input.holder(facts, &kinds))
+        .collect();
+    let limits = Limits {
+        max_moves,
+        min_run_seconds: request.limits.min_run_seconds,
+    };
+    let found = input.plan(&request.goal, &holders, limits)?;
+    let mut answer = input.answer(&found);
+    (answer.generation, answer.generation_after) = (generation, generation_after);
+    answer.plan_id = plan_id(&request.goal, &answer);
+    Ok(answer)
+}
+
+/// A number that equal plans have in common.
+fn plan_id(goal: &PlanGoal, answer: &PlanAnswer) -> String {
+    let mut hasher = FxHasher::default();
+    format!("{goal:?} {:?} {:?}", answer.moves, answer.left).hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+/// Returns true if a plan for the goal may move holders of the node of this name.
+fn concerns(goal: &PlanGoal, name: &str) -> bool {
+    match goal {
+        PlanGoal::EmptyNode { node } | PlanGoal::EmptyGpus { node, .. } => node == name,
+        PlanGoal::Free { nodes, .. } => nodes
+            .as_ref()
+            .is_none_or(|nodes| nodes.iter().any(|node| node == name)),
+        PlanGoal::Join {} => true,
+    }
+}
+
+impl PlanInput {
+    /// Copies all nodes, and reads the holders of those that the goal is about.
+    fn read(shared: &Shared<Index>, goal: &PlanGoal, now: i64) -> Self {
+        let (fleet, ids) = {
+            let index = shared.read();
+            let ids: Vec<NodeId> = index.fleet().node_versions().map(|(id, _)| id).collect();
+            (index.fleet().without_nodes(), ids)
+        };
+        let mut input = Self {
+            fleet,
+            nodes: Vec::with_capacity(ids.len()),
+            holders: Vec::new(),
+        };
+        for chunk in ids.chunks(NODES_PER_LOCK) {
+            let mut copies = Vec::with_capacity(chunk.len());
+            {
+                let index = shared.read();
+                let facts = index.plan_facts();
+                for id in chunk {
+                    let Some(view) = index.fleet().view(*id) else {
+                        continue;
+                    };
+                    if concerns(goal, view.name()) {
+                        input.holders.extend(facts.holders_on(*id, now));
+                    }
+                    copies.extend(index.fleet().copy_node(*id).map(|copy| (*id, copy)));
+                }
+            }
+            for (id, copy) in copies {
+                let copied = input.fleet.insert(copy);
+                input.nodes.push((id, copied));
+            }
+        }
+        input
+    }
+
+    /// The nodes that the successors of the holders may go to, by kind.
+    fn allowed_nodes(&self, shared: &Shared<Index>) -> FxHashMap<SuccessorKind, AllowedNodes<'_>> {
+        let mut kinds = FxHashMap::default();
+        for facts in &self.holders {
+            if let (Some(kind), Some(rules)) = (kind(facts), &facts.rules) {
+                kinds.entry(kind).or_insert_with(|| AllowedNodes {
+                    rules,
+                    demand: &facts.demand,
+                    nodes: Vec::new(),
+                });
+            }
+        }
+        let n_nodes = (PAIRS_PER_LOCK / kinds.len().max(1)).max(1);
+        for chunk in self.nodes.chunks(n_nodes) {
+            let index = shared.read();
+            let facts = index.plan_facts();
+            for (id, copied) in chunk {
+                let Some(view) = index.fleet().view(*id) else {
+                    continue;
+                };
+                for allowed in kinds.values_mut() {
+                    if facts.allows(view.name(), allowed.rules, allowed.demand) {
+                        allowed.nodes.push(*copied);
+                    }
+                }
+            }
+        }
+        for allowed in kinds.values_mut() {
+            allowed.nodes.sort_unstable();
+        }
+        kinds
+    }
+
+    /// A holder as the engine knows it.
+    fn holder<'a>(
+        &self,
+        facts: &'a HolderFacts,
+        kinds: &'a FxHashMap<SuccessorKind, AllowedNodes<'a>>,
+    ) -> Holder<'a> {
+        let allowed = kind(facts).and_then(|kind| kinds.get(&kind));
+        let nodes = allowed.map_or(&[][..], |allowed| &allowed.nodes);
+        Holder {
+            owner: facts.owner.clone(),
+            request: facts.demand.devices(),
+            policies: facts.demand.policies,
+            // The engine compares lists of nodes, and all of them are none.
+            nodes: (nodes.len() < self.nodes.len()).then_some(nodes),
+            priority: facts.priority,
+            run_seconds: facts.run_seconds,
+            stays: facts.stays.clone(),
+        }
+    }
+
+    fn plan(
+        &self,
+        goal: &PlanGoal,
+        holders: &[Holder<'_>],
+        limits: Limits,
+    ) -> Result<Plan, PlanRequestError> {
+        let all;
+        let goal = match goal {
+            PlanGoal::EmptyNode { node } => Goal::EmptyNode(self.node(node)?),
+            PlanGoal::EmptyGpus { node, gpus } => Goal::EmptyGpus(self.node(node)?, gpus),
+            PlanGoal::Free { bytes, gpus, nodes } => {
+                all = match nodes {
+                    Some(nodes) => self.known_nodes(nodes)?,
+                    None => self.nodes.iter().map(|(_, copied)| *copied).collect(),
+                };
+                Goal::Free {
+                    bytes: *bytes,
+                    n_gpus: *gpus,
+                    nodes: &all,
+                }
+            }
+            PlanGoal::Join {} => Goal::Join,
+        };
+        placement::plan(&self.fleet, goal, holders, limits).map_err(PlanRequestError::Goal)
+    }
+
+    fn known_nodes(&self, names: &[String]) -> Result<Vec<NodeId>, PlanRequestError> {
+        let mut nodes = Vec::with_capacity(names.len());
+        for name in names {
+            nodes.push(self.node(name)?);
+        }
+        Ok(nodes)
+    }
+
+    /// A node with GPUs by its name.
+    fn node(&self, name: &str) -> Result<NodeId, PlanRequestError> {
+        let has_gpus = |view: &NodeView<'_>| {
+            view.inventory()
+                .is_some_and(|inventory| !inventory.gpus.is_empty())
+        };
+        let found = self
+            .fleet
+            .node_id(name)
+            .and_then(|id| self.fleet.view(id))
+            .filter(has_gpus);
+        found.map(NodeView::id).ok_or_else(|| {
+            let mut names: Vec<&str> = self
+                .fleet
+                .nodes()
+                .filter(has_gpus)
+                .map(|view| view.name())
+                .collect();
+            names.sort_unstable();
+            let known = match names.len() {
+                0 => "no node has any".to_owned(),
+                n if n <= N_SHOWN => format!("those with GPUs are {}", names.join(", ")),
+                n => {
+                    names.truncate(N_SHOWN);
+                    format!("{n} have GPUs, such as {}", names.join(", "))
+                }
+            };
+            PlanRequestError::NoSuchNode {
+                name: name.to_owned(),
+                known,
+            }
+        })
+    }
+
+    /// The plan in the terms of the read API.
+    fn answer(&self, plan: &Plan) -> PlanAnswer {
+        let pods: BTreeMap<&OwnerId, &HolderFacts> =
+            self.holders.iter().map(|facts| (&facts.owner, facts)).collect();
+        let name_of = |owner: &OwnerId| {
+            let facts = pods.get(owner);
+            facts.map_or_else(Default::default, |facts| {
+                (facts.namespace.to_string(), facts.name.to_string())
+            })
+        };
+        let node_name = |id: NodeId| {
+            self.fleet
+                .view(id)
+                .map(|view| view.name().to_owned())
+                .unwrap_or_default()
+        };
+        let mut answer = PlanAnswer {
+            api_version: VERSION.to_owned(),
+            reached: plan.is_reached,
+            gain: plan.gain_bytes,
+            price: PlanPrice {
+                restarts: plan.price.n_restarts,
+                gib_hours: gib_hours(plan.price.byte_seconds),
+            },
+            ..PlanAnswer::default()
+        };
+        for made in &plan.moves {
+            let (namespace, name) = name_of(&made.owner);
+            let mut to_gpus: Vec<u32> = made.placement.gpus().map(|share| share.minor).collect();
+            to_gpus.sort_unstable();
+            answer.moves.push(PlannedMove {
+                namespace,
+                name,
+                uid: made.owner.to_string(),
+                from: node_name(made.from),
+                from_gpus: made.from_gpus.clone(),
+                to: node_name(made.to),
+                to_gpus,
+            });
+        }
+        for (owner, obstacle) in &plan.left {
+            let (namespace, name) = name_of(owner);
+            answer.left.push(LeftPod {
+                namespace,
+                name,
+                uid: owner.to_string(),
+                reason: obstacle.to_string(),
+            });
+        }
+        answer
+    }
+}
+
+/// The kind of a holder; `None` for one that stays.
+fn kind(facts: &HolderFacts) -> Option<SuccessorKind> {
+    let rules = facts.rules.as_ref()?;
+    Some(SuccessorKind {
+        rules: Arc::as_ptr(rules).addr(),
+        isolation: facts.demand.isolation.clone(),
+        in_units: facts.demand.in_units,
+    })
+}
+
+/// Byte-seconds as GiB hours, with two digits after the point.
+#[expect(clippy::cast_precision_loss, reason = "two digits are shown, to people")]
+fn gib_hours(byte_seconds: u128) -> f64 {
+    (byte_seconds as f64 / GIB_HOUR * 100.0).round() / 100.0
+}

@@ -1,0 +1,250 @@
+//! `POST plan`: moves that filter and bind would make, pods that stay with the reason, and access as for `fit`.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::StatusCode;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest};
+use rstest::rstest;
+use scheduler::read_api::{ReadApi, plan, router};
+use scheduler::watch::ObjectStore;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::objects::{annotated, device, node, units};
+use crate::world::World;
+
+/// A day after the start of [`running`] pods.
+const NOW: u64 = 1_767_225_600 + 86_400;
+
+/// A pod of a ReplicaSet that has run for a day.
+fn running(name: &str, held: u64) -> Value {
+    let mut pod = units(name, held);
+    pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r", "controller": true}]);
+    pod["metadata"]["labels"] = json!({"app": name});
+    pod["status"] = json!({"phase": "Running", "startTime": "2026-01-01T00:00:00Z"});
+    pod
+}
+
+fn empty_node(name: &str) -> PlanGoal {
+    PlanGoal::EmptyNode {
+        node: name.to_owned(),
+    }
+}
+
+impl World {
+    fn plan(&self, goal: PlanGoal) -> PlanAnswer {
+        self.try_plan(goal).unwrap()
+    }
+
+    fn try_plan(&self, goal: PlanGoal) -> Result<PlanAnswer, String> {
+        let request = PlanRequest {
+            goal,
+            limits: PlanLimits::default(),
+        };
+        plan(&self.index, &request, NOW).map_err(|error| error.to_string())
+    }
+
+    /// The only reason for which a pod stays on n1.
+    fn reason(&self) -> String {
+        let answer = self.plan(empty_node("n1"));
+        assert_eq!((answer.moves.len(), answer.left.len()), (0, 1), "{answer:?}");
+        answer.left[0].reason.clone()
+    }
+}
+
+async fn world_with(pod: &Value) -> World {
+    let world = World::new().with_node("n1", &[100]).with_node("n2", &[100]);
+    world.place(pod, "n1").await;
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_empties_a_node() {
+    let world = World::new()
+        .with_node("n1", &[100, 100])
+        .with_node("n2", &[100])
+        .with_node("n3", &[100]);
+    for name in ["a", "b", "c"] {
+        world
+            .place(&running(name, 60), if name == "c" { "n3" } else { "n1" })
+            .await;
+    }
+    let answer = world.plan(empty_node("n1"));
+    assert!(!answer.reached);
+    assert_eq!(answer.moves.len(), 1, "n2 has room for one pod: {answer:?}");
+    let one = &answer.moves[0];
+    assert_eq!(
+        (one.from.as_str(), one.to.as_str(), one.to_gpus.as_slice()),
+        ("n1", "n2", &[0][..])
+    );
+    assert_eq!(
+        (answer.left.len(), answer.left[0].reason.as_str()),
+        (1, "no other place has room for it")
+    );
+    assert_eq!((answer.gain, answer.price.restarts), (60 << 20, 1));
+    assert!(
+        (answer.price.gib_hours - 1.41).abs() < 0.01,
+        "60 MiB for 24 hours: {answer:?}"
+    );
+    assert_eq!(answer.generation, answer.generation_after);
+    assert_eq!(world.plan(empty_node("n1")), answer, "the same plan twice");
+    world.apply_device(&device("n2", &[100, 100]));
+    let answer = world.plan(empty_node("n1"));
+    assert!(
+        answer.reached && answer.moves.len() == 2 && answer.left.is_empty(),
+        "{answer:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn plans_know_gpus_free_memory_and_joining() {
+    let world = World::new().with_node("n1", &[100, 100]).with_node("n2", &[100]);
+    world.place(&running("a", 40), "n1").await;
+    world.place(&running("b", 40), "n2").await;
+    let gpus = (world.used("n1").await)
+        .iter()
+        .position(|used| *used == 40)
+        .unwrap();
+    let held = u32::try_from(gpus).unwrap();
+    let answer = world.plan(PlanGoal::EmptyGpus {
+        node: "n1".to_owned(),
+        gpus: vec![held],
+    });
+    assert!(
+        answer.reached && answer.moves.len() == 1 && answer.moves[0].from_gpus == [held],
+        "{answer:?}"
+    );
+    let free = |gpus, nodes| PlanGoal::Free {
+        bytes: 100 << 20,
+        gpus,
+        nodes,
+    };
+    assert_eq!(world.plan(free(1, None)).moves.len(), 0, "one GPU is empty");
+    assert_eq!(world.plan(free(2, None)).moves.len(), 1);
+    let on_n2 = world.plan(free(1, Some(vec!["n2".to_owned()])));
+    assert!(on_n2.reached && on_n2.moves[0].from == "n2", "{on_n2:?}");
+    assert_eq!(world.plan(PlanGoal::Join {}).gain, 40 << 20);
+}
+
+#[rstest]
+#[case::no_controller("/metadata/ownerReferences", json!(null), "it has no controller that would create a successor")]
+#[case::daemon_set("/metadata/ownerReferences/0/kind", json!("DaemonSet"), "its controller (DaemonSet) creates no successor on another node")]
+#[case::static_pod("/metadata/ownerReferences/0/kind", json!("Node"), "its controller (Node) creates no successor on another node")]
+#[case::annotation("/metadata/annotations", json!({"gpushare/evict": "false"}), "its annotation forbids the eviction")]
+#[case::volume("/spec/volumes", json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]), "it may be bound to its node by a volume")]
+#[case::young("/status/startTime", json!("2026-01-01T23:59:00Z"), "it has run for too short a time")]
+#[case::not_started("/status/startTime", json!(null), "it has run for too short a time")]
+#[case::selector("/spec/nodeSelector", json!({"only": "here"}), "no other place has room for it")]
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_left_with_its_reason(#[case] field: &str, #[case] value: Value, #[case] expected: &str) {
+    let mut pod = running("a", 60);
+    assert_eq!(world_with(&pod).await.plan(empty_node("n1")).moves.len(), 1);
+    let (parent, key) = field.rsplit_once('/').unwrap();
+    pod.pointer_mut(parent).unwrap()[key] = value;
+    assert_eq!(world_with(&pod).await.reason(), expected);
+}
+
+#[rstest]
+#[case::no_room(0, "disruption budget web allows 0 evictions")]
+#[case::negative(-1, "disruption budget web allows -1 evictions")]
+#[tokio::test(start_paused = true)]
+async fn a_budget_without_room_keeps_a_pod(#[case] allowed: i32, #[case] expected: &str) {
+    let world = world_with(&running("a", 60)).await;
+    let apply = |allowed: i32| {
+        let budget = json!({
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"selector": {"matchLabels": {"app": "a"}}},
+            "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+        });
+        let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
+        world.index.write().apply(budget);
+    };
+    apply(allowed);
+    assert_eq!(world.reason(), expected);
+    apply(1);
+    assert_eq!(world.plan(empty_node("n1")).moves.len(), 1);
+}
+
+/// Cordoned, tainted and closed nodes, and nodes whose plugin is away, take no successor.
+#[rstest]
+#[case::cordoned("/spec", json!({"unschedulable": true}))]
+#[case::tainted("/spec", json!({"taints": [{"key": "k", "effect": "NoSchedule"}]}))]
+#[case::closed("/metadata/annotations/gpushare~1closed-gpus", json!("all"))]
+#[case::plugin_away("/metadata/annotations/gpushare~1device-plugin", json!(r#"{"serving": false, "since": "2026-01-01T00:00:00Z"}"#))]
+#[tokio::test(start_paused = true)]
+async fn a_node_takes_no_successor(#[case] field: &str, #[case] value: Value) {
+    let world = world_with(&running("a", 60)).await;
+    let mut other = annotated(
+        node("n2", "MiB"),
+        "gpushare/device-plugin",
+        r#"{"serving": true, "since": "2025-01-01T00:00:00Z"}"#,
+    );
+    let (parent, key) = field.rsplit_once('/').unwrap();
+    let key = key.replace("~1", "/");
+    if parent.is_empty() {
+        other[key.as_str()] = value;
+    } else {
+        other.pointer_mut(parent).unwrap()[key.as_str()] = value;
+    }
+    world.apply_node(&other);
+    assert_eq!(world.reason(), "no other place has room for it");
+}
+
+#[rstest]
+#[case::no_node(
+    empty_node("n7"),
+    r#"there is no node "n7" with GPUs; those with GPUs are n1, n2"#
+)]
+#[case::no_gpu(PlanGoal::EmptyGpus { node: "n1".into(), gpus: vec![0, 5] }, "the node has no GPU 5: its GPUs are [0]")]
+#[case::no_gpus(PlanGoal::EmptyGpus { node: "n1".into(), gpus: vec![] }, "the goal asks for nothing")]
+#[case::no_bytes(PlanGoal::Free { bytes: 0, gpus: 1, nodes: None }, "the goal asks for nothing")]
+#[case::too_large(PlanGoal::Free { bytes: 1 << 30, gpus: 1, nodes: None }, "1 GiB is more than any GPU has: the largest has 100 MiB")]
+#[case::too_many(PlanGoal::Free { bytes: 1 << 20, gpus: 2, nodes: None }, "no node has 2 GPUs of 1 MiB: the most is 1")]
+#[case::nodes_without_gpus(PlanGoal::Free { bytes: 1 << 20, gpus: 1, nodes: Some(vec![]) }, "no node with GPUs is selected")]
+#[tokio::test(start_paused = true)]
+async fn an_impossible_goal_is_refused_with_what_there_is(#[case] goal: PlanGoal, #[case] expected: &str) {
+    let world = world_with(&running("a", 60)).await;
+    assert_eq!(world.try_plan(goal).unwrap_err(), expected);
+}
+
+#[tokio::test]
+async fn plans_follow_the_rights_of_fit() {
+    let world = world_with(&running("a", 60)).await;
+    let api = Arc::new(ReadApi::new(
+        Arc::clone(&world.extender),
+        CancellationToken::new(),
+    ));
+    let body =
+        || Body::from(r#"{"goal": {"kind": "empty-node", "node": "n1"}, "limits": {"minRunSeconds": 0}}"#);
+    let open = router(&api, "", false);
+    let (status, text) = world.send_to(&open, "POST", "/v1/plan", body()).await;
+    assert_eq!(status, StatusCode::OK, "{text}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer["moves"][0]["name"], "a");
+    for (request, expected) in [
+        (
+            r#"{"goal": {"kind": "empty-node", "node": "n9"}}"#,
+            "there is no node",
+        ),
+        (
+            r#"{"goal": {"kind": "empty-nodes", "node": "n1"}}"#,
+            "plan request: unknown variant",
+        ),
+        (
+            r#"{"goal": {"kind": "join"}, "limits": {"maxMoves": 1001}}"#,
+            "maxMoves: 1001 is more than 1000",
+        ),
+        ("{", "plan request: EOF"),
+    ] {
+        let (status, text) = world
+            .send_to(&open, "POST", "/v1/plan", Body::from(request))
+            .await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{text}");
+        assert!(text.starts_with(expected), "{text}");
+    }
+    let closed = router(&api, "", true);
+    let (status, _) = world.send_to(&closed, "POST", "/v1/plan", body()).await;
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+}
