@@ -1,6 +1,7 @@
 //! Flags and arguments, parsed and checked once; kubectl's own names where kubectl has them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
@@ -8,8 +9,11 @@ use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use http::HeaderValue;
 use proto::pod_group::GroupDomain;
+use proto::quantity::Quantity;
+use proto::read_api::PlanLimits;
 
-/// Shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation of gpushare.
+/// Shows the GPUs of a cluster and their pods, explains why a pod waits, plans moves of pods, and checks the installation of
+/// gpushare.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "kubectl-gpushare",
@@ -41,7 +45,11 @@ impl Args {
                 "the namespace of the installation is that of --gpushare-namespace"
             }
             Command::Ui(_) => "the page shows all namespaces",
-            Command::Migrate(_) | Command::AutoscalerHints { .. } => "the command is about nodes",
+            Command::Plan(_) => "a plan is about the pods of all namespaces",
+            Command::Close { .. }
+            | Command::Open { .. }
+            | Command::Migrate(_)
+            | Command::AutoscalerHints { .. } => "the command is about nodes",
             Command::Completion { .. } => "a completion script has none",
         };
         match self.connection.namespace {
@@ -136,6 +144,22 @@ pub(crate) enum Command {
     },
     /// The number of equal pods that fit now, their nodes, and the reasons that block the rest. Exits with 2 if not all fit.
     Fits(FitsArgs),
+    /// The moves by which a node or GPUs become empty, or free memory comes together; it moves nothing. Exits with 2 if the goal
+    /// names something that does not exist, and with 3 if no moves reach it.
+    Plan(PlanArgs),
+    /// Closes GPUs of a node to new pods; its pods stay.
+    Close {
+        /// The node.
+        node: String,
+        /// Minor numbers of the GPUs, separated by commas; without them all GPUs.
+        #[arg(long, value_name = "MINORS", value_delimiter = ',')]
+        gpus: Vec<u32>,
+    },
+    /// Opens all GPUs of a node to new pods again.
+    Open {
+        /// The node.
+        node: String,
+    },
     /// Checks the installation. Exits with 2 if something is wrong.
     Doctor,
     /// Opens the live page of all GPUs in a browser, through a port-forward that lasts until Ctrl-C.
@@ -223,6 +247,51 @@ pub(crate) struct FitsArgs {
     pub(crate) add_nodes: Vec<(String, u32)>,
 }
 
+/// The goal and the limits of `plan`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct PlanArgs {
+    #[command(subcommand)]
+    pub(crate) goal: PlannedGoal,
+    /// Most moves.
+    #[arg(long, global = true, default_value_t = PlanLimits::default().max_moves, value_name = "N")]
+    pub(crate) max_moves: usize,
+    /// Time that a pod must have run to be moved, such as 90s, 5m or 2h.
+    #[arg(long, global = true, default_value = "5m", value_parser = duration, value_name = "TIME")]
+    pub(crate) min_runtime: Duration,
+}
+
+/// The goal of a plan.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum PlannedGoal {
+    /// Every pod that may move leaves the GPUs of a node.
+    EmptyNode {
+        /// The node.
+        node: String,
+    },
+    /// Every pod that may move leaves some GPUs of a node.
+    EmptyGpus {
+        /// The node.
+        node: String,
+        /// Minor numbers of the GPUs, separated by commas.
+        #[arg(required = true, value_name = "MINORS", value_delimiter = ',')]
+        gpus: Vec<u32>,
+    },
+    /// GPUs of one node have memory free at the same time.
+    Free {
+        /// Memory on each GPU, such as 40Gi.
+        #[arg(value_parser = bytes)]
+        bytes: u64,
+        /// Number of GPUs.
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        gpus: usize,
+        /// Label selector of the nodes of which any may be chosen.
+        #[arg(long, value_name = "SELECTOR")]
+        on: Option<String>,
+    },
+    /// The largest free block of memory of each node grows.
+    Join,
+}
+
 /// The subcommands of `migrate`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Migrate {
@@ -233,6 +302,32 @@ pub(crate) enum Migrate {
 /// Parses the value of `--as`, which becomes that of a header.
 fn user_name(text: &str) -> Result<HeaderValue, String> {
     HeaderValue::from_str(text).map_err(|_| "a user name has no control characters".to_owned())
+}
+
+/// Parses an amount of memory.
+fn bytes(text: &str) -> Result<u64, String> {
+    let amount = text.parse::<Quantity>().ok().and_then(Quantity::unsigned);
+    amount.ok_or_else(|| "write bytes as Kubernetes does, such as 40Gi".to_owned())
+}
+
+/// Parses a time in seconds, minutes or hours.
+fn duration(text: &str) -> Result<Duration, String> {
+    let malformed = || "write a number and s, m or h, such as 5m".to_owned();
+    let (at, unit) = text.char_indices().next_back().ok_or_else(malformed)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        _ => return Err(malformed()),
+    };
+    let number: u64 = text
+        .get(..at)
+        .and_then(|number| number.parse().ok())
+        .ok_or_else(malformed)?;
+    number
+        .checked_mul(seconds)
+        .map(Duration::from_secs)
+        .ok_or_else(malformed)
 }
 
 /// Parses a value of `--add-nodes`.

@@ -61,6 +61,19 @@ impl ClusterConnection {
         self.send(action, request.map_err(CommandFailure::input)?).await
     }
 
+    /// Merges a change into the object at a path of the API server; `None` if there is nothing.
+    pub(crate) async fn patch(
+        &self,
+        action: &str,
+        path: &str,
+        change: &Value,
+    ) -> Result<Option<Value>, CommandFailure> {
+        let request = http::Request::patch(path)
+            .header(http::header::CONTENT_TYPE, "application/merge-patch+json")
+            .body(change.to_string().into_bytes());
+        self.send(action, request.map_err(CommandFailure::input)?).await
+    }
+
     /// Checks that a namespace exists. Passes if the user may not read namespaces, or no API server answers.
     pub(crate) async fn check_namespace(&self, name: &str) -> Result<(), CommandFailure> {
         // The name goes into the path of a request, which other characters would change.

@@ -1,7 +1,7 @@
 //! `kubectl gpushare`: shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation.
 //!
 //! It asks the scheduler's read API through a port-forward of its own. Without a scheduler it reads the objects itself, and
-//! applies the scheduler's own library to them. It changes nothing in the cluster.
+//! applies the scheduler's own library to them. Only `close` and `open` change something in the cluster: an annotation of a Node.
 
 #![expect(
     clippy::format_push_string,
@@ -9,6 +9,7 @@
 )]
 
 mod args;
+mod close;
 mod connection;
 mod doctor;
 mod explain;
@@ -23,6 +24,7 @@ mod offline;
 mod output;
 #[cfg(test)]
 mod pictures;
+mod plan;
 mod pods;
 mod read_api;
 mod source;
@@ -39,7 +41,8 @@ use connection::ClusterConnection;
 use failure::{CommandFailure, CommandResult};
 use output::Screen;
 
-/// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, and 2 for no.
+/// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, 2 for no, and 3 for
+/// a plan that does not reach its goal.
 pub async fn run() -> ExitCode {
     let parsed = Args::try_parse().and_then(|args| args.check().map(|()| args));
     let args = match parsed {
@@ -96,6 +99,9 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
         } => pods::run(&connection, screen, &which, rows).await,
         Command::Explain { pod, all } => explain::run(&connection, screen, &pod, all).await,
         Command::Fits(question) => fits::run(&connection, screen, &question).await,
+        Command::Plan(args) => plan::run(&connection, screen, &args).await,
+        Command::Close { node, gpus } => close::close(&connection, screen, &node, &gpus).await,
+        Command::Open { node } => close::open(&connection, screen, &node).await,
         Command::Doctor => doctor::run(&connection, screen).await,
         Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen).await,

@@ -1,6 +1,8 @@
 //! The source of answers: the scheduler's read API, or the objects themselves where it cannot be reached.
 
-use proto::read_api::{Explanation, FitAnswer, FitRequest, State};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use proto::read_api::{Explanation, FitAnswer, FitRequest, PlanAnswer, PlanRequest, State};
 use scheduler::index::{Index, Shared};
 use scheduler::read_api;
 
@@ -76,6 +78,18 @@ impl AnswerSource {
                 let pod = format!("{namespace}/{name}");
                 CommandFailure::Refused(format!("there is no pod {pod:?} that asks for devices"))
             }),
+        }
+    }
+
+    /// The moves by which GPUs become empty, or free memory comes together.
+    pub(crate) async fn plan(&mut self, request: &PlanRequest) -> Result<PlanAnswer, CommandFailure> {
+        match self {
+            Self::Scheduler(api) => api.post("plan", request).await,
+            Self::Objects(index) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                read_api::plan(index, request, now.as_secs())
+                    .map_err(|error| CommandFailure::Refused(error.to_string()))
+            }
         }
     }
 

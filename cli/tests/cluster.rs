@@ -879,6 +879,124 @@ async fn steps_of_explain_succeed(installed: &Installed) -> Result<()> {
     Ok(())
 }
 
+/// `close` keeps pods from GPUs and `open` ends that; `plan` shows the moves that the scheduler would make of the pods.
+async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
+    let closed = |node: &'static str, expected: &'static [bool]| async move {
+        loop {
+            let state = installed.json(&["top", "-o", "json"]).await?;
+            let nodes = state["nodes"].as_array().context("nodes")?;
+            let found = nodes
+                .iter()
+                .find(|found| found["name"] == node)
+                .context("the node")?;
+            let gpus = found["gpus"].as_array().context("GPUs")?.iter();
+            if gpus.map(|gpu| gpu["closed"] == true).eq(expected.iter().copied()) {
+                return anyhow::Ok(());
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let all = installed.run(&["close", "n2"]).await?;
+    ensure!(
+        all.code == Some(0) && all.out.starts_with("all GPUs of node n2"),
+        "{all:?}"
+    );
+    timeout(DEADLINE, closed("n2", &[true, true])).await??;
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "0", "controller": true}]);
+    let web = PodBuilder::new("web", &[("aliyun.com/gpu-mem", "2")]).at("/metadata/ownerReferences", owner);
+    installed.pods.create(&web).await?;
+    installed.until_runs("web").await?;
+    let table = installed.run(&["top"]).await?;
+    ensure!(table.out.contains("closed"), "{table:?}");
+    let stuck = ["plan", "empty-node", "n1", "--min-runtime", "0s", "-o", "json"];
+    let ended = installed.run(&stuck).await?;
+    let plan: Value = serde_json::from_str(&ended.out)?;
+    assert_eq!(
+        (ended.code, plan["reached"].as_bool()),
+        (Some(3), Some(false)),
+        "{ended:?}"
+    );
+    ensure!(
+        plan["left"]
+            .to_string()
+            .contains("no other place has room for it"),
+        "{ended:?}"
+    );
+    let open = installed.run(&["open", "n2"]).await?;
+    assert_eq!(
+        (open.code, open.out.as_str()),
+        (Some(0), "all GPUs of node n2 are open\n")
+    );
+    timeout(DEADLINE, closed("n2", &[false, false])).await??;
+    let plan = installed.json(&stuck).await?;
+    assert_eq!(plan["moves"].as_array().map(Vec::len), Some(1), "{plan}");
+    assert_eq!(
+        (&plan["moves"][0]["name"], &plan["moves"][0]["to"]),
+        (&json!("web"), &json!("n2"))
+    );
+    assert_eq!(installed.json(&stuck).await?["planId"], plan["planId"]);
+    for (args, code, expected) in [
+        (
+            &["plan", "empty-node", "n9"][..],
+            2,
+            "there is no node \"n9\" with GPUs; those with GPUs are n1, n2",
+        ),
+        (&["plan", "empty-gpus", "n1", "0,7"], 2, "the node has no GPU 7"),
+        (
+            &["plan", "free", "100Gi"],
+            2,
+            "100 GiB is more than any GPU has: the largest has 16 GiB",
+        ),
+        (&["plan", "free", "0"], 2, "the goal asks for nothing"),
+        (
+            &["plan", "free", "1Gi", "--on", "pool=none"],
+            2,
+            "no node has the labels \"pool=none\"",
+        ),
+        (
+            &["plan", "free", "16Gi", "--gpus", "2", "--on", "pool=of-n1"],
+            3,
+            "it has run for too short a time",
+        ),
+        (&["plan", "free", "1Gi"], 0, "nothing has to move"),
+        (&["plan", "free", "much"], 1, "write bytes as Kubernetes does"),
+        (
+            &["plan", "join", "--min-runtime", "soon"],
+            1,
+            "write a number and s, m or h",
+        ),
+        (&["close", "n9"], 1, "there is no node \"n9\""),
+    ] {
+        let ended = installed.run(args).await?;
+        assert_eq!(ended.code, Some(code), "{args:?}: {ended:?}");
+        ensure!(
+            format!("{}{}", ended.out, ended.error).contains(expected),
+            "{args:?}: {ended:?}"
+        );
+    }
+    // Closed GPUs add up, and a minor that does not exist is an event of the node.
+    for gpus in ["0", "9"] {
+        let ended = installed.run(&["close", "n1", "--gpus", gpus]).await?;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    timeout(DEADLINE, closed("n1", &[true, false])).await??;
+    let message = until_event(installed, "n1", "ClosedGPUsInvalid").await?;
+    ensure!(
+        message.contains("\"0,9\"") && message.contains("minors 0,1"),
+        "{message}"
+    );
+    installed.run(&["open", "n1"]).await?;
+    timeout(DEADLINE, closed("n1", &[false, false])).await??;
+    installed.pods.delete_now("web").await?;
+    let is_gone = async {
+        while names(&installed.json(&["top", "-o", "json"]).await?).contains(&"web".to_owned()) {
+            sleep(Duration::from_millis(200)).await;
+        }
+        anyhow::Ok(())
+    };
+    timeout(DEADLINE, is_gone).await.context("web never goes")?
+}
+
 /// `-l` selects nodes for `top`, and pods for `top pods`.
 async fn selectors_select_rows(installed: &Installed) -> Result<()> {
     let one = installed.run(&["top", "-l", "pool=of-n1"]).await?;
@@ -1059,6 +1177,7 @@ async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
     watching_goes_on_when_the_api_server_comes_back(&installed).await?;
     explain_and_fits(&installed).await?;
     steps_of_explain_succeed(&installed).await?;
+    plans_and_closed_gpus(&installed).await?;
     selectors_select_rows(&installed).await?;
     names_are_shown_by_namespace(&installed).await?;
     ui_serves_the_page_of_the_leader(&mut installed).await

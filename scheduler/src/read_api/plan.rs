@@ -236,13 +236,14 @@ impl PlanInput {
         holders: &[Holder<'_>],
         limits: Limits,
     ) -> Result<Plan, PlanRequestError> {
-        let all;
+        let all: Vec<NodeId>;
         let goal = match goal {
             PlanGoal::EmptyNode { node } => Goal::EmptyNode(self.node(node)?),
             PlanGoal::EmptyGpus { node, gpus } => Goal::EmptyGpus(self.node(node)?, gpus),
             PlanGoal::Free { bytes, gpus, nodes } => {
                 all = match nodes {
-                    Some(nodes) => self.known_nodes(nodes)?,
+                    // A selection may have nodes without GPUs.
+                    Some(nodes) => nodes.iter().filter_map(|name| self.node(name).ok()).collect(),
                     None => self.nodes.iter().map(|(_, copied)| *copied).collect(),
                 };
                 Goal::Free {
@@ -254,14 +255,6 @@ impl PlanInput {
             PlanGoal::Join {} => Goal::Join,
         };
         placement::plan(&self.fleet, goal, holders, limits).map_err(PlanRequestError::Goal)
-    }
-
-    fn known_nodes(&self, names: &[String]) -> Result<Vec<NodeId>, PlanRequestError> {
-        let mut nodes = Vec::with_capacity(names.len());
-        for name in names {
-            nodes.push(self.node(name)?);
-        }
-        Ok(nodes)
     }
 
     /// A node with GPUs by its name.

@@ -1,0 +1,215 @@
+//! `plan`: the moves by which a node or GPUs become empty, or free memory comes together. It moves nothing.
+
+use std::process::ExitCode;
+
+use k8s_openapi::api::core::v1::Node;
+use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest};
+
+use crate::args::{PlanArgs, PlannedGoal};
+use crate::connection::ClusterConnection;
+use crate::failure::{CommandFailure, CommandResult};
+use crate::format::{count, memory};
+use crate::output::{Colour, Screen, TextTable, text};
+use crate::source::AnswerSource;
+
+/// The exit code for a goal that names something which does not exist.
+const NO_SUCH_GOAL: u8 = 2;
+/// The exit code for a goal that no moves reach.
+const NOT_REACHED: u8 = 3;
+
+/// Shows the plan for a goal.
+pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &PlanArgs) -> CommandResult {
+    let mut source = AnswerSource::open(connection, screen).await?;
+    let asked = async {
+        let request = PlanRequest {
+            goal: goal(connection, &args.goal).await?,
+            limits: PlanLimits {
+                max_moves: args.max_moves,
+                min_run_seconds: args.min_runtime.as_secs(),
+            },
+        };
+        source.plan(&request).await
+    };
+    let answer = match asked.await {
+        Ok(answer) => answer,
+        // The goal itself is wrong, which a script distinguishes from a failure of the command.
+        Err(CommandFailure::Refused(sentence)) => {
+            screen.complain(&format!("error: {sentence}"));
+            return Ok(ExitCode::from(NO_SUCH_GOAL));
+        }
+        Err(failure) => return Err(failure),
+    };
+    let names = answer
+        .moves
+        .iter()
+        .map(|one| format!("pod/{}", one.display_name()));
+    screen.show(&answer, names, |_| render(&args.goal, &answer, screen))?;
+    Ok(ExitCode::from(if answer.reached { 0 } else { NOT_REACHED }))
+}
+
+/// The goal in the terms of the read API; the selector of nodes becomes their names.
+async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<PlanGoal, CommandFailure> {
+    Ok(match asked {
+        PlannedGoal::EmptyNode { node } => PlanGoal::EmptyNode { node: node.clone() },
+        PlannedGoal::EmptyGpus { node, gpus } => PlanGoal::EmptyGpus {
+            node: node.clone(),
+            gpus: gpus.clone(),
+        },
+        PlannedGoal::Free { bytes, gpus, on } => {
+            let nodes = match on {
+                None => None,
+                Some(selector) => {
+                    let nodes = connection.list::<Node>(None, Some(selector)).await?;
+                    if nodes.is_empty() {
+                        return Err(CommandFailure::Refused(format!(
+                            "no node has the labels {selector:?}; `kubectl get nodes --show-labels` shows those that there are"
+                        )));
+                    }
+                    Some(nodes.into_iter().filter_map(|node| node.metadata.name).collect())
+                }
+            };
+            PlanGoal::Free {
+                bytes: *bytes,
+                gpus: *gpus,
+                nodes,
+            }
+        }
+        PlannedGoal::Join => PlanGoal::Join {},
+    })
+}
+
+/// The plan as text: its moves, the pods that stay, gain and price.
+fn render(goal: &PlannedGoal, answer: &PlanAnswer, screen: &Screen) -> String {
+    let moves = count(answer.moves.len() as u64, "move");
+    let verdict = match (answer.reached, answer.moves.is_empty()) {
+        (true, true) => "nothing has to move".to_owned(),
+        (true, false) => format!("{moves} reach the goal").replacen("1 move reach ", "1 move reaches ", 1),
+        (false, true) => "no move helps".to_owned(),
+        (false, false) => format!("the goal cannot be reached; {moves} come nearest").replacen(
+            "1 move come ",
+            "1 move comes ",
+            1,
+        ),
+    };
+    let colour = if answer.reached {
+        Colour::Green
+    } else {
+        Colour::Yellow
+    };
+    let mut lines = format!("Plan {}: {}.\n", answer.plan_id, screen.paint(colour, &verdict));
+    if !answer.moves.is_empty() {
+        let mut table = TextTable::new([
+            text("POD", 0),
+            text("FROM", 0),
+            text("GPUS", 1),
+            text("TO", 0),
+            text("GPUS", 1),
+        ]);
+        for one in &answer.moves {
+            table.push([
+                one.display_name().into(),
+                one.from.as_str().into(),
+                minors(&one.from_gpus).into(),
+                one.to.as_str().into(),
+                minors(&one.to_gpus).into(),
+            ]);
+        }
+        lines += &table.render(screen);
+    }
+    if !answer.left.is_empty() {
+        lines += &format!("Left: {}\n", count(answer.left.len() as u64, "pod"));
+        let mut table = TextTable::new([text("POD", 0), text("REASON", 0)]);
+        for one in &answer.left {
+            table.push([one.display_name().into(), one.reason.as_str().into()]);
+        }
+        lines += &table.render(screen);
+    }
+    if !answer.moves.is_empty() {
+        lines += &format!(
+            "Gain: {}. Price: {}, {:.1} GiB hours of work.\n",
+            memory(answer.gain),
+            count(answer.price.restarts, "restart"),
+            answer.price.gib_hours
+        );
+    }
+    if let PlannedGoal::EmptyNode { node } = goal {
+        lines += &screen.wrap(
+            0,
+            &format!("Pods without devices are for `kubectl drain {node} --ignore-daemonsets`.\n"),
+        );
+    }
+    lines
+}
+
+/// Minor numbers of GPUs in a cell.
+fn minors(gpus: &[u32]) -> String {
+    let gpus: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+    gpus.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::{LeftPod, PlanPrice, PlannedMove};
+
+    use super::*;
+
+    fn answer() -> PlanAnswer {
+        let one = |name: &str, to: &str| PlannedMove {
+            namespace: "team".to_owned(),
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            from: "n17".to_owned(),
+            from_gpus: vec![0, 1],
+            to: to.to_owned(),
+            to_gpus: vec![3],
+        };
+        PlanAnswer {
+            plan_id: "1f".to_owned(),
+            reached: true,
+            moves: vec![one("web-a", "n2"), one("web-b", "n11")],
+            gain: 40 << 30,
+            price: PlanPrice {
+                restarts: 2,
+                gib_hours: 12.25,
+            },
+            ..PlanAnswer::default()
+        }
+    }
+
+    fn left() -> LeftPod {
+        LeftPod {
+            uid: "uid-hidden".to_owned(),
+            reason: "its annotation forbids the eviction".to_owned(),
+            ..LeftPod::default()
+        }
+    }
+
+    #[test]
+    fn plans() {
+        let empty_node = PlannedGoal::EmptyNode {
+            node: "n17".to_owned(),
+        };
+        let partial = PlanAnswer {
+            reached: false,
+            moves: answer().moves[..1].to_vec(),
+            left: vec![left()],
+            ..answer()
+        };
+        let nothing = PlanAnswer {
+            plan_id: "0".to_owned(),
+            reached: true,
+            ..PlanAnswer::default()
+        };
+        let stuck = PlanAnswer {
+            left: vec![left()],
+            ..PlanAnswer::default()
+        };
+        let shown = [
+            render(&empty_node, &answer(), &Screen::PLAIN),
+            render(&PlannedGoal::Join, &partial, &Screen::PLAIN),
+            render(&PlannedGoal::Join, &nothing, &Screen::PLAIN),
+            render(&PlannedGoal::Join, &stuck, &Screen::PLAIN),
+        ];
+        insta::assert_snapshot!(shown.join("\n"));
+    }
+}
