@@ -45,6 +45,14 @@ impl Args {
                 "the namespace of the installation is that of --gpushare-namespace"
             }
             Command::Ui(_) => "the page shows all namespaces",
+            Command::Plan(PlanArgs { eviction, .. })
+                if !eviction.evict && (eviction.yes || eviction.partial) =>
+            {
+                return Err(Self::command().error(
+                    ErrorKind::MissingRequiredArgument,
+                    "--yes and --partial go with --evict",
+                ));
+            }
             Command::Plan(_) => "a plan is about the pods of all namespaces",
             Command::Close { .. }
             | Command::Open { .. }
@@ -144,8 +152,8 @@ pub(crate) enum Command {
     },
     /// The number of equal pods that fit now, their nodes, and the reasons that block the rest. Exits with 2 if not all fit.
     Fits(FitsArgs),
-    /// The moves by which a node or GPUs become empty, or free memory comes together; it moves nothing. Exits with 2 if the goal
-    /// names something that does not exist, and with 3 if no moves reach it.
+    /// The moves by which a node or GPUs become empty, or free memory comes together. Without --evict it moves nothing. Exits with
+    /// 2 if the goal names something that does not exist, and with 3 if the goal is not reached.
     Plan(PlanArgs),
     /// Closes GPUs of a node to new pods; its pods stay.
     Close {
@@ -258,6 +266,25 @@ pub(crate) struct PlanArgs {
     /// Time that a pod must have run to be moved, such as 90s, 5m or 2h.
     #[arg(long, global = true, default_value = "5m", value_parser = duration, value_name = "TIME")]
     pub(crate) min_runtime: Duration,
+    #[command(flatten)]
+    pub(crate) eviction: EvictArgs,
+}
+
+/// The flags by which `plan` makes the moves.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct EvictArgs {
+    /// Evict the pods, one after the other, once you have confirmed the plan. GPUs that become empty are closed first.
+    #[arg(long, global = true)]
+    pub(crate) evict: bool,
+    /// Evict without asking.
+    #[arg(long, global = true)]
+    pub(crate) yes: bool,
+    /// Evict too if the goal cannot be reached.
+    #[arg(long, global = true)]
+    pub(crate) partial: bool,
+    /// Longest time until an evicted pod is gone and its successor has a node, such as 90s, 5m or 2h.
+    #[arg(long, global = true, default_value = "5m", value_parser = duration, value_name = "TIME")]
+    pub(crate) timeout: Duration,
 }
 
 /// The goal of a plan.

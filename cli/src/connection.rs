@@ -61,6 +61,19 @@ impl ClusterConnection {
         self.send(action, request.map_err(CommandFailure::input)?).await
     }
 
+    /// Sends an object to a path of the API server to create it; `None` if there is nothing at the path.
+    pub(crate) async fn create(
+        &self,
+        action: &str,
+        path: &str,
+        object: &Value,
+    ) -> Result<Option<Value>, CommandFailure> {
+        let request = http::Request::post(path)
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(object.to_string().into_bytes());
+        self.send(action, request.map_err(CommandFailure::input)?).await
+    }
+
     /// Merges a change into the object at a path of the API server; `None` if there is nothing.
     pub(crate) async fn patch(
         &self,

@@ -1,7 +1,8 @@
 //! `kubectl gpushare`: shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation.
 //!
 //! It asks the scheduler's read API through a port-forward of its own. Without a scheduler it reads the objects itself, and
-//! applies the scheduler's own library to them. Only `close` and `open` change something in the cluster: an annotation of a Node.
+//! applies the scheduler's own library to them. Only `close`, `open` and
+//! `plan --evict` change something in the cluster: an annotation of a Node, and pods, which they evict.
 
 #![expect(
     clippy::format_push_string,
@@ -12,6 +13,7 @@ mod args;
 mod close;
 mod connection;
 mod doctor;
+mod evict;
 mod explain;
 mod failure;
 mod fields;
@@ -54,10 +56,12 @@ pub async fn run() -> ExitCode {
         }
     };
     let screen = Screen::of_process(&args.output);
+    // It ends after the step that it has begun.
+    let ends_itself = matches!(&args.command, Command::Plan(plan) if plan.eviction.evict);
     let done = tokio::select! {
         // Ctrl-C is how -w ends: it is no failure, and 130 is the shell's code for it.
         done = execute(args, &screen) => done,
-        _ = tokio::signal::ctrl_c() => return ExitCode::from(130),
+        _ = tokio::signal::ctrl_c(), if !ends_itself => return ExitCode::from(130),
     };
     match done {
         Ok(code) => code,

@@ -1,4 +1,4 @@
-//! `plan`: the moves by which a node or GPUs become empty, or free memory comes together. It moves nothing.
+//! `plan`: the moves by which a node or GPUs become empty, or free memory comes together. It moves nothing itself.
 
 use std::process::ExitCode;
 
@@ -7,6 +7,7 @@ use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest};
 
 use crate::args::{PlanArgs, PlannedGoal};
 use crate::connection::ClusterConnection;
+use crate::evict::Eviction;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::format::{count, memory};
 use crate::output::{Colour, Screen, TextTable, text};
@@ -15,23 +16,13 @@ use crate::source::AnswerSource;
 /// The exit code for a goal that names something which does not exist.
 const NO_SUCH_GOAL: u8 = 2;
 /// The exit code for a goal that no moves reach.
-const NOT_REACHED: u8 = 3;
+pub(crate) const NOT_REACHED: u8 = 3;
 
-/// Shows the plan for a goal.
+/// Shows the plan for a goal; with `--evict` makes its moves.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &PlanArgs) -> CommandResult {
     let mut source = AnswerSource::open(connection, screen).await?;
-    let asked = async {
-        let request = PlanRequest {
-            goal: goal(connection, &args.goal).await?,
-            limits: PlanLimits {
-                max_moves: args.max_moves,
-                min_run_seconds: args.min_runtime.as_secs(),
-            },
-        };
-        source.plan(&request).await
-    };
-    let answer = match asked.await {
-        Ok(answer) => answer,
+    let (request, answer) = match ask(connection, &mut source, args).await {
+        Ok(asked) => asked,
         // The goal itself is wrong, which a script distinguishes from a failure of the command.
         Err(CommandFailure::Refused(sentence)) => {
             screen.complain(&format!("error: {sentence}"));
@@ -44,7 +35,35 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         .iter()
         .map(|one| format!("pod/{}", one.display_name()));
     screen.show(&answer, names, |_| render(&args.goal, &answer, screen))?;
-    Ok(ExitCode::from(if answer.reached { 0 } else { NOT_REACHED }))
+    if !args.eviction.evict {
+        return Ok(ExitCode::from(if answer.reached { 0 } else { NOT_REACHED }));
+    }
+    let eviction = Eviction {
+        connection,
+        screen,
+        source,
+        goal: &args.goal,
+        request,
+        args: &args.eviction,
+    };
+    eviction.run(answer).await
+}
+
+/// The first plan, and the request for the others.
+async fn ask(
+    connection: &ClusterConnection,
+    source: &mut AnswerSource,
+    args: &PlanArgs,
+) -> Result<(PlanRequest, PlanAnswer), CommandFailure> {
+    let request = PlanRequest {
+        goal: goal(connection, &args.goal).await?,
+        limits: PlanLimits {
+            max_moves: args.max_moves,
+            min_run_seconds: args.min_runtime.as_secs(),
+        },
+    };
+    let answer = source.plan(&request).await?;
+    Ok((request, answer))
 }
 
 /// The goal in the terms of the read API; the selector of nodes becomes their names.

@@ -16,6 +16,7 @@ use kit::http_client::HttpClient;
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::is_running;
 use kit::pods::{NamespacePods, PodBuilder};
+use kube::api::ListParams;
 use serde_json::{Map, Value, json};
 use testbed::installation;
 use testbed::replicas::Replicas;
@@ -997,6 +998,125 @@ async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
     timeout(DEADLINE, is_gone).await.context("web never goes")?
 }
 
+/// Creates a pod in the place of each that goes, as the controller of a `ReplicaSet` does, until it is dropped.
+async fn replace_pods(pods: NamespacePods, n: usize) -> Result<()> {
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "moved", "uid": "1", "controller": true}]);
+    for number in 0.. {
+        loop {
+            let listed = pods
+                .api()
+                .list(&ListParams::default().labels("app=moved"))
+                .await?;
+            let live = listed
+                .items
+                .iter()
+                .filter(|pod| pod.metadata.deletion_timestamp.is_none());
+            if live.count() < n {
+                break;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        let pod = PodBuilder::new(&format!("moved-{number}"), &[("aliyun.com/gpu-mem", "4")]);
+        pods.create(
+            &pod.labelled("app", "moved")
+                .at("/metadata/ownerReferences", owner.clone()),
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+/// `plan --evict` moves pods one after the other, once a controller has replaced each of them.
+async fn plans_move_pods(installed: &Installed) -> Result<()> {
+    const N_PODS: usize = 3;
+    let places = || -> Result<Vec<String>> {
+        let pods = installed.cluster.api().objects().list("pods", None)?;
+        let moved = pods
+            .iter()
+            .filter(|pod| pod["metadata"]["labels"]["app"] == "moved");
+        let live = moved.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+        Ok(live
+            .map(|pod| pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned())
+            .collect())
+    };
+    let until_on = |node: &'static str| async move {
+        while places()? != vec![node.to_owned(); N_PODS] {
+            sleep(Duration::from_millis(100)).await;
+        }
+        anyhow::Ok(())
+    };
+    installed.run(&["close", "n2"]).await?;
+    let controller = tokio::spawn(replace_pods(installed.pods.clone(), N_PODS));
+    timeout(DEADLINE, until_on("n1"))
+        .await
+        .context("the pods never run")??;
+    let empty = ["plan", "empty-node", "n1", "--min-runtime", "0s", "--evict"];
+    let stuck = installed.run(&[&empty[..], &["--yes"]].concat()).await?;
+    ensure!(
+        stuck.code == Some(3)
+            && stuck
+                .error
+                .contains("nothing was evicted, since the goal cannot be reached"),
+        "{stuck:?}"
+    );
+    installed.run(&["open", "n2"]).await?;
+    let unasked = installed.run(&empty).await?;
+    ensure!(
+        unasked.code == Some(1) && unasked.error.contains("add --yes"),
+        "{unasked:?}"
+    );
+    let unused = installed.run(&["plan", "join", "--yes"]).await?;
+    ensure!(
+        unused.code == Some(1) && unused.error.contains("go with --evict"),
+        "{unused:?}"
+    );
+    assert_eq!(places()?, vec!["n1"; N_PODS], "nothing has moved");
+    // The dry run of one eviction is refused, as by a disruption budget.
+    let refused = Fault::Refuse(429);
+    let evictions = Matching::anything()
+        .resource("pods")
+        .subresource("eviction")
+        .times(1);
+    let fault = installed.cluster.api().faults().inject(evictions, refused);
+    let ended = installed.run(&[&empty[..], &["--yes"]].concat()).await?;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(
+        ended.error.matches(" left n1; moved-").count(),
+        N_PODS,
+        "{ended:?}"
+    );
+    ensure!(
+        ended.out.contains("all GPUs of node n1 take no new pods"),
+        "{ended:?}"
+    );
+    ensure!(
+        ended.error.contains("the goal is reached: 3 pods moved"),
+        "{ended:?}"
+    );
+    ensure!(
+        ended.error.contains("the GPUs of node n1 stay closed"),
+        "{ended:?}"
+    );
+    assert_eq!(fault.hits(), 1);
+    assert_eq!(places()?, vec!["n2"; N_PODS]);
+    let again = installed.run(&[&empty[..], &["--yes"]].concat()).await?;
+    ensure!(
+        again.code == Some(0) && !again.error.contains("left n1"),
+        "{again:?}"
+    );
+    controller.abort();
+    installed.run(&["open", "n1"]).await?;
+    for pod in installed.cluster.api().objects().list("pods", None)? {
+        if pod["metadata"]["labels"]["app"] == "moved" {
+            installed
+                .pods
+                .delete_now(pod["metadata"]["name"].as_str().context("a name")?)
+                .await?;
+        }
+    }
+    Ok(())
+}
+
 /// `-l` selects nodes for `top`, and pods for `top pods`.
 async fn selectors_select_rows(installed: &Installed) -> Result<()> {
     let one = installed.run(&["top", "-l", "pool=of-n1"]).await?;
@@ -1177,6 +1297,7 @@ async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
     watching_goes_on_when_the_api_server_comes_back(&installed).await?;
     explain_and_fits(&installed).await?;
     steps_of_explain_succeed(&installed).await?;
+    plans_move_pods(&installed).await?;
     plans_and_closed_gpus(&installed).await?;
     selectors_select_rows(&installed).await?;
     names_are_shown_by_namespace(&installed).await?;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::pod::is_default;
+
 /// Largest number of moves of one plan; a request for more is refused with HTTP 400.
 pub const MAX_PLANNED_MOVES: usize = 1_000;
 
@@ -136,6 +138,9 @@ pub struct LeftPod {
     pub uid: String,
     /// The reason for which it stays, in a sentence.
     pub reason: String,
+    /// True if the reason may pass within minutes: a disruption budget without room, or a pod that is being deleted.
+    #[serde(skip_serializing_if = "is_default")]
+    pub temporary: bool,
 }
 
 /// The price of moves.

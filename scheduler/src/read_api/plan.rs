@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use placement::{Fleet, Goal, Holder, Limits, NodeId, NodeView, OwnerId, Plan, PlanError};
+use placement::{Fleet, Goal, Holder, Limits, NodeId, NodeView, Obstacle, OwnerId, Plan, PlanError};
 use proto::memory_text::memory_text;
 use proto::read_api::{
     LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanPrice, PlanRequest, PlannedMove, VERSION,
@@ -338,6 +338,7 @@ impl PlanInput {
                 name,
                 uid: owner.to_string(),
                 reason: obstacle.to_string(),
+                temporary: matches!(obstacle, Obstacle::Budget { .. } | Obstacle::Leaving),
             });
         }
         answer
