@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Records an event for each problem, once as long as the annotation is the same.
 pub(crate) async fn record(index: Shared<Index>, leadership: Leadership, recorder: Recorder) {
     let change = index.read().closing_change();
-    let mut recorded = BTreeMap::new();
+    let mut known = BTreeMap::new();
     loop {
         change.notified().await;
         while !leadership.is_leading() {
@@ -27,11 +27,11 @@ pub(crate) async fn record(index: Shared<Index>, leadership: Leadership, recorde
         }
         let problems = index.read().closing_problems().clone();
         for (node, problem) in &problems {
-            if recorded.get(node) != Some(problem) {
+            if known.get(node) != Some(problem) {
                 recorder.warn(node_subject(node), REASON, problem.clone());
             }
         }
-        recorded = problems;
+        known = problems;
     }
 }
 

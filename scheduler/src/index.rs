@@ -299,6 +299,11 @@ impl Index {
         PlanFacts::new(&self.cluster)
     }
 
+    /// Returns true if a node may take the successor of a pod that moves, by all rules but amounts.
+    pub fn allows_successor(&self, node: &str, rules: &PodRules, demand: &ResourceDemand<'_>) -> bool {
+        plan_facts::allows(&self.cluster, node, rules, demand)
+    }
+
     /// The demand of a pod, which is compared with nodes; `None` if the pod requests no devices.
     ///
     /// # Errors

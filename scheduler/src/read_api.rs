@@ -425,7 +425,7 @@ async fn fit_pods(
 ) -> Response {
     let request: FitRequest = match read_json("fit", request).await {
         Ok(request) => request,
-        Err(refusal) => return refusal,
+        Err(refusal) => return (StatusCode::BAD_REQUEST, refusal).into_response(),
     };
     let index = api.index().clone();
     let answer = api
@@ -446,7 +446,7 @@ async fn plan_moves(
 ) -> Response {
     let request: PlanRequest = match read_json("plan", request).await {
         Ok(request) => request,
-        Err(refusal) => return refusal,
+        Err(refusal) => return (StatusCode::BAD_REQUEST, refusal).into_response(),
     };
     // Refused at once: a plan that waits would be of a state that its reader did not ask about.
     let Ok(permit) = Arc::clone(&api.plans).try_acquire_owned() else {
@@ -474,16 +474,16 @@ async fn plan_moves(
     }
 }
 
-/// Reads the JSON of a request; `what` is its name in the refusal.
-async fn read_json<T: DeserializeOwned>(what: &str, request: Request<Body>) -> Result<T, Response> {
-    let refuse = |text: String| Err((StatusCode::BAD_REQUEST, text).into_response());
-    match Limited::new(request.into_body(), MAX_BODY).collect().await {
-        Ok(body) => match serde_json::from_slice(&body.to_bytes()) {
-            Ok(read) => Ok(read),
-            Err(error) => refuse(format!("{what} request: {error}\n")),
-        },
-        Err(error) => refuse(format!("the request's body: {error}\n")),
-    }
+/// Reads the JSON of a request.
+///
+/// # Errors
+/// The sentence of the refusal, in which `what` is the request's name.
+async fn read_json<T: DeserializeOwned>(what: &str, request: Request<Body>) -> Result<T, String> {
+    let body = Limited::new(request.into_body(), MAX_BODY).collect().await;
+    let body = body
+        .map_err(|error| format!("the request's body: {error}\n"))?
+        .to_bytes();
+    serde_json::from_slice(&body).map_err(|error| format!("{what} request: {error}\n"))
 }
 
 /// The state that an index shows, for programs that fill an index themselves, such as `kubectl gpushare` without a scheduler.

@@ -100,16 +100,14 @@ impl<'a> PlanFacts<'a> {
             allowed: budget.allowed,
         })
     }
+}
 
-    /// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin, and
-    /// the isolation that the pod demands.
-    pub fn allows(&self, node: &str, rules: &PodRules, demand: &ResourceDemand<'_>) -> bool {
-        let Some(state) = self.cluster.node(node).filter(|state| state.exists()) else {
-            return false;
-        };
-        let filter = NodeFilter {
-            cluster: self.cluster,
-        };
-        obstacles(rules, &state.facts).is_empty() && filter.check_served(node, demand).is_ok()
-    }
+/// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin, and the
+/// isolation that the pod demands.
+pub(super) fn allows(cluster: &Cluster, node: &str, rules: &PodRules, demand: &ResourceDemand<'_>) -> bool {
+    let Some(state) = cluster.node(node).filter(|state| state.exists()) else {
+        return false;
+    };
+    let filter = NodeFilter { cluster };
+    obstacles(rules, &state.facts).is_empty() && filter.check_served(node, demand).is_ok()
 }

@@ -155,7 +155,7 @@ impl PlanInput {
             holders: Vec::new(),
         };
         for chunk in ids.chunks(NODES_PER_LOCK) {
-            let mut copies = Vec::with_capacity(chunk.len());
+            let mut read = Vec::with_capacity(chunk.len());
             {
                 let index = shared.read();
                 let facts = index.plan_facts();
@@ -166,10 +166,10 @@ impl PlanInput {
                     if concerns(goal, view.name()) {
                         input.holders.extend(facts.holders_on(*id, now));
                     }
-                    copies.extend(index.fleet().copy_node(*id).map(|copy| (*id, copy)));
+                    read.extend(index.fleet().copy_node(*id).map(|copy| (*id, copy)));
                 }
             }
-            for (id, copy) in copies {
+            for (id, copy) in read {
                 let copied = input.fleet.insert(copy);
                 input.nodes.push((id, copied));
             }
@@ -192,13 +192,12 @@ impl PlanInput {
         let n_nodes = (PAIRS_PER_LOCK / kinds.len().max(1)).max(1);
         for chunk in self.nodes.chunks(n_nodes) {
             let index = shared.read();
-            let facts = index.plan_facts();
             for (id, copied) in chunk {
                 let Some(view) = index.fleet().view(*id) else {
                     continue;
                 };
                 for allowed in kinds.values_mut() {
-                    if facts.allows(view.name(), allowed.rules, allowed.demand) {
+                    if index.allows_successor(view.name(), allowed.rules, allowed.demand) {
                         allowed.nodes.push(*copied);
                     }
                 }
@@ -269,12 +268,7 @@ impl PlanInput {
             .and_then(|id| self.fleet.view(id))
             .filter(has_gpus);
         found.map(NodeView::id).ok_or_else(|| {
-            let mut names: Vec<&str> = self
-                .fleet
-                .nodes()
-                .filter(has_gpus)
-                .map(|view| view.name())
-                .collect();
+            let mut names: Vec<&str> = self.fleet.nodes().filter(has_gpus).map(NodeView::name).collect();
             names.sort_unstable();
             let known = match names.len() {
                 0 => "no node has any".to_owned(),

@@ -18,7 +18,7 @@ use crate::world::World;
 /// A day after the start of [`running`] pods.
 const NOW: u64 = 1_767_225_600 + 86_400;
 
-/// A pod of a ReplicaSet that has run for a day.
+/// A pod of a `ReplicaSet` that has run for a day.
 fn running(name: &str, held: u64) -> Value {
     let mut pod = units(name, held);
     pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r", "controller": true}]);
