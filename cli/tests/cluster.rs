@@ -880,9 +880,9 @@ async fn steps_of_explain_succeed(installed: &Installed) -> Result<()> {
     Ok(())
 }
 
-/// `close` keeps pods from GPUs and `open` ends that; `plan` shows the moves that the scheduler would make of the pods.
-async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
-    let closed = |node: &'static str, expected: &'static [bool]| async move {
+/// Waits until the scheduler shows which GPUs of a node are closed.
+async fn until_closed(installed: &Installed, node: &str, expected: &[bool]) -> Result<()> {
+    let shown = async {
         loop {
             let state = installed.json(&["top", "-o", "json"]).await?;
             let nodes = state["nodes"].as_array().context("nodes")?;
@@ -897,45 +897,13 @@ async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
             sleep(Duration::from_millis(200)).await;
         }
     };
-    let all = installed.run(&["close", "n2"]).await?;
-    ensure!(
-        all.code == Some(0) && all.out.starts_with("all GPUs of node n2"),
-        "{all:?}"
-    );
-    timeout(DEADLINE, closed("n2", &[true, true])).await??;
-    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "0", "controller": true}]);
-    let web = PodBuilder::new("web", &[("aliyun.com/gpu-mem", "2")]).at("/metadata/ownerReferences", owner);
-    installed.pods.create(&web).await?;
-    installed.until_runs("web").await?;
-    let table = installed.run(&["top"]).await?;
-    ensure!(table.out.contains("closed"), "{table:?}");
-    let stuck = ["plan", "empty-node", "n1", "--min-runtime", "0s", "-o", "json"];
-    let ended = installed.run(&stuck).await?;
-    let plan: Value = serde_json::from_str(&ended.out)?;
-    assert_eq!(
-        (ended.code, plan["reached"].as_bool()),
-        (Some(3), Some(false)),
-        "{ended:?}"
-    );
-    ensure!(
-        plan["left"]
-            .to_string()
-            .contains("no other place has room for it"),
-        "{ended:?}"
-    );
-    let open = installed.run(&["open", "n2"]).await?;
-    assert_eq!(
-        (open.code, open.out.as_str()),
-        (Some(0), "all GPUs of node n2 are open\n")
-    );
-    timeout(DEADLINE, closed("n2", &[false, false])).await??;
-    let plan = installed.json(&stuck).await?;
-    assert_eq!(plan["moves"].as_array().map(Vec::len), Some(1), "{plan}");
-    assert_eq!(
-        (&plan["moves"][0]["name"], &plan["moves"][0]["to"]),
-        (&json!("web"), &json!("n2"))
-    );
-    assert_eq!(installed.json(&stuck).await?["planId"], plan["planId"]);
+    timeout(DEADLINE, shown)
+        .await
+        .with_context(|| format!("{node} never has {expected:?}"))?
+}
+
+/// Goals that name something which does not exist, or that no moves reach.
+async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
     for (args, code, expected) in [
         (
             &["plan", "empty-node", "n9"][..],
@@ -975,19 +943,64 @@ async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
             "{args:?}: {ended:?}"
         );
     }
+    Ok(())
+}
+
+/// `close` keeps pods from GPUs and `open` ends that; `plan` shows the moves that the scheduler would make of the pods.
+async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
+    let all = installed.run(&["close", "n2"]).await?;
+    ensure!(
+        all.code == Some(0) && all.out.starts_with("all GPUs of node n2"),
+        "{all:?}"
+    );
+    until_closed(installed, "n2", &[true, true]).await?;
+    let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "0", "controller": true}]);
+    let web = PodBuilder::new("web", &[("aliyun.com/gpu-mem", "2")]).at("/metadata/ownerReferences", owner);
+    installed.pods.create(&web).await?;
+    installed.until_runs("web").await?;
+    let table = installed.run(&["top"]).await?;
+    ensure!(table.out.contains("closed"), "{table:?}");
+    let stuck = ["plan", "empty-node", "n1", "--min-runtime", "0s", "-o", "json"];
+    let ended = installed.run(&stuck).await?;
+    let plan: Value = serde_json::from_str(&ended.out)?;
+    assert_eq!(
+        (ended.code, plan["reached"].as_bool()),
+        (Some(3), Some(false)),
+        "{ended:?}"
+    );
+    ensure!(
+        plan["left"]
+            .to_string()
+            .contains("no other place has room for it"),
+        "{ended:?}"
+    );
+    let open = installed.run(&["open", "n2"]).await?;
+    assert_eq!(
+        (open.code, open.out.as_str()),
+        (Some(0), "all GPUs of node n2 are open\n")
+    );
+    until_closed(installed, "n2", &[false, false]).await?;
+    let plan = installed.json(&stuck).await?;
+    assert_eq!(plan["moves"].as_array().map(Vec::len), Some(1), "{plan}");
+    assert_eq!(
+        (&plan["moves"][0]["name"], &plan["moves"][0]["to"]),
+        (&json!("web"), &json!("n2"))
+    );
+    assert_eq!(installed.json(&stuck).await?["planId"], plan["planId"]);
+    wrong_goals_are_refused(installed).await?;
     // Closed GPUs add up, and a minor that does not exist is an event of the node.
     for gpus in ["0", "9"] {
         let ended = installed.run(&["close", "n1", "--gpus", gpus]).await?;
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }
-    timeout(DEADLINE, closed("n1", &[true, false])).await??;
+    until_closed(installed, "n1", &[true, false]).await?;
     let message = until_event(installed, "n1", "ClosedGPUsInvalid").await?;
     ensure!(
         message.contains("\"0,9\"") && message.contains("minors 0,1"),
         "{message}"
     );
     installed.run(&["open", "n1"]).await?;
-    timeout(DEADLINE, closed("n1", &[false, false])).await??;
+    until_closed(installed, "n1", &[false, false]).await?;
     installed.pods.delete_now("web").await?;
     let is_gone = async {
         while names(&installed.json(&["top", "-o", "json"]).await?).contains(&"web".to_owned()) {
