@@ -57,7 +57,7 @@ pub(crate) async fn open(connection: &ClusterConnection, screen: &Screen, node: 
 
 fn too_busy(node: &str) -> CommandFailure {
     CommandFailure::Refused(format!(
-        "node {node} was changed by others {MAX_TRIES} times meanwhile; try again"
+        "node {node} was changed by others {MAX_TRIES} times meanwhile; wait a moment, and run the command again"
     ))
 }
 

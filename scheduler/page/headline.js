@@ -17,7 +17,6 @@ const SHORT = [
   [/^not enough free GPU core/, 'not enough compute free on any one GPU'],
   [/^too few GPUs of the node have room/, 'too few GPUs have room at the same time'],
   [/^too few healthy GPUs/, 'too few healthy GPUs'],
-  [/^GPUs of the node are closed/, 'closed GPUs'],
   [/^request is larger/, 'larger than any GPU'],
   [/device plugin does not serve/, 'the device plugin is away'],
 ];
