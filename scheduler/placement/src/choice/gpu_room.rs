@@ -54,8 +54,8 @@ pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) 
     }
 }
 
-/// The reason of a refusal where some GPUs are unhealthy, closed or withheld. The rows of such GPUs have nothing free, which would hide
-/// what the available GPUs lack.
+/// The reason of a refusal where some GPUs are unhealthy, closed or withheld. The rows of such GPUs have nothing free, which would
+/// hide what the available GPUs lack.
 fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
     // Health, maintenance and vendors do not matter if even an empty node were too small.
     if all.has_too_few_large_enough(need) {
@@ -239,11 +239,14 @@ pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<
     of_sharing(false).chain(of_sharing(true)).map(|(at, _)| at)
 }
 
-/// Shares of all GPUs that take new owners, for a pod that sees all: slots on the GPU with most slots free, which comes first, and nothing of
-/// the others.
+/// Shares of all healthy GPUs, for a pod that sees all: slots on the GPU with most slots free, which comes first, and nothing of the
+/// others. A closed GPU refuses the pod, whose containers would see it.
 pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
     if node.rows.is_empty() {
         return Err(Reason::NoDevice);
+    }
+    if node.any_unavailable && node.gpus().iter().any(|gpu| gpu.healthy && gpu.closed) {
+        return Err(Reason::Closed);
     }
     let open = node.open_rows(hints);
     // Pods that see all GPUs are spread over the GPUs by their slots, of which a busy GPU has few.
@@ -251,8 +254,6 @@ pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Resul
     let Some((_, first, _)) = with_slots.min_by_key(|(row, gpu, _)| (!row.free.slots, gpu.minor)) else {
         return Err(if open.clone().next().is_some() {
             Reason::Slots
-        } else if node.gpus().iter().any(|gpu| gpu.healthy) {
-            Reason::Closed
         } else {
             Reason::Unhealthy
         });

@@ -153,6 +153,20 @@ fn a_closed_gpu_takes_no_new_pod_and_keeps_its_holders() {
     assert_eq!(fleet.check(), []);
 }
 
+/// The plugin starts such a pod only if its record names every healthy GPU.
+#[test]
+fn a_pod_that_sees_all_gpus_goes_to_no_node_with_a_closed_gpu() {
+    let (mut fleet, id) = one_node(&[8192, 8192]);
+    let sees_all = placement::RequestedGpus::All { slots: 1 };
+    let mut devices = inventory("n", &[8192, 8192]);
+    devices.gpus[0].closed = true;
+    fleet.set_inventory("n", devices.clone());
+    assert_eq!(fleet.fit(id, sees_all, Hints::Respect), Err(Reason::Closed));
+    devices.gpus[0].healthy = false;
+    fleet.set_inventory("n", devices);
+    assert_eq!(fleet.fit(id, sees_all, Hints::Respect), Ok(()));
+}
+
 #[test]
 fn explain_lists_every_gpu() {
     let (mut fleet, id) = one_node(&[8192, 4096, 8192, 8192]);
