@@ -163,10 +163,13 @@ pub(crate) enum Command {
         #[arg(long, value_name = "MINORS", value_delimiter = ',')]
         gpus: Vec<u32>,
     },
-    /// Opens all GPUs of a node to new pods again.
+    /// Opens GPUs of a node to new pods again.
     Open {
         /// The node.
         node: String,
+        /// Minor numbers of the GPUs, separated by commas; without them all GPUs.
+        #[arg(long, value_name = "MINORS", value_delimiter = ',')]
+        gpus: Vec<u32>,
     },
     /// Checks the installation. Exits with 2 if something is wrong.
     Doctor,

@@ -20,39 +20,82 @@ pub(crate) async fn close(
     node: &str,
     gpus: &[u32],
 ) -> CommandResult {
+    let text = add(connection, node, gpus).await?;
+    screen.print(&format!("{text}\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Closes GPUs as [`close`] does, and returns the sentence that says so.
+pub(crate) async fn add(
+    connection: &ClusterConnection,
+    node: &str,
+    gpus: &[u32],
+) -> Result<String, CommandFailure> {
     let asked = match gpus {
         [] => ClosedGpus::all(),
         gpus => ClosedGpus::of(gpus.iter().copied()),
     };
     for _ in 0..MAX_TRIES {
         let object = read(connection, node).await?;
-        let annotations = object.pointer("/metadata/annotations");
-        let annotations = annotations.and_then(|value| serde_json::from_value(value.clone()).ok());
-        let closed = ClosedGpus::read(annotations.as_ref()).with(asked.clone());
+        let closed = closed_gpus(&object).with(asked.clone());
         if write(connection, &object, node, &json!(closed.to_string())).await? {
-            let which = match closed.to_string().as_str() {
-                "all" => "all GPUs".to_owned(),
-                minors => format!("GPUs {minors}"),
-            };
-            screen.print(&format!(
-                "{which} of node {node} take no new pods until `kubectl gpushare open {node}`; pods there stay\n"
-            ))?;
+            return Ok(format!(
+                "{} of node {node} take no new pods until `{}`; pods there stay",
+                which(gpus),
+                opening(node, gpus)
+            ));
+        }
+    }
+    Err(too_busy(node))
+}
+
+/// Opens GPUs of a node; all without `gpus`.
+pub(crate) async fn open(
+    connection: &ClusterConnection,
+    screen: &Screen,
+    node: &str,
+    gpus: &[u32],
+) -> CommandResult {
+    for _ in 0..MAX_TRIES {
+        let object = read(connection, node).await?;
+        let rest = match gpus {
+            [] => ClosedGpus::default(),
+            gpus => closed_gpus(&object).without(gpus).ok_or_else(|| {
+                CommandFailure::Input(format!(
+                    "all GPUs of node {node} are closed: open all without --gpus, and close the others by their minors"
+                ))
+            })?,
+        };
+        let value = if rest.is_empty() { Value::Null } else { json!(rest.to_string()) };
+        if write(connection, &object, node, &value).await? {
+            screen.print(&format!("{} of node {node} are open\n", which(gpus)))?;
             return Ok(ExitCode::SUCCESS);
         }
     }
     Err(too_busy(node))
 }
 
-/// Opens all GPUs of a node.
-pub(crate) async fn open(connection: &ClusterConnection, screen: &Screen, node: &str) -> CommandResult {
-    for _ in 0..MAX_TRIES {
-        let object = read(connection, node).await?;
-        if write(connection, &object, node, &Value::Null).await? {
-            screen.print(&format!("all GPUs of node {node} are open\n"))?;
-            return Ok(ExitCode::SUCCESS);
-        }
+/// The GPUs in words.
+pub(crate) fn which(gpus: &[u32]) -> String {
+    match gpus {
+        [] => "all GPUs".to_owned(),
+        gpus => format!("GPUs {}", ClosedGpus::of(gpus.iter().copied())),
     }
-    Err(too_busy(node))
+}
+
+/// The command that opens these GPUs, and no others.
+pub(crate) fn opening(node: &str, gpus: &[u32]) -> String {
+    match gpus {
+        [] => format!("kubectl gpushare open {node}"),
+        gpus => format!("kubectl gpushare open {node} --gpus {}", ClosedGpus::of(gpus.iter().copied())),
+    }
+}
+
+/// The GPUs that the annotation of a Node closes.
+fn closed_gpus(node: &Value) -> ClosedGpus {
+    let annotations = node.pointer("/metadata/annotations");
+    let annotations = annotations.and_then(|value| serde_json::from_value(value.clone()).ok());
+    ClosedGpus::read(annotations.as_ref())
 }
 
 fn too_busy(node: &str) -> CommandFailure {

@@ -14,7 +14,7 @@ use http::StatusCode;
 use proto::read_api::{PlanAnswer, PlanRequest, PlannedMove};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::args::{EvictArgs, PlannedGoal};
 use crate::close;
@@ -24,6 +24,7 @@ use crate::fields::text as field;
 use crate::format::count;
 use crate::output::Screen;
 use crate::plan::NOT_REACHED;
+use crate::read_api::ReadApiClient;
 use crate::source::AnswerSource;
 
 /// Time for which a budget may refuse an eviction.
@@ -32,6 +33,10 @@ const MOST_REFUSED: Duration = Duration::from_secs(120);
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 /// Pause between two looks at a pod or its successors.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
+/// Longest time for one plan.
+const PLAN_TIMEOUT: Duration = Duration::from_secs(60);
+/// The back-off limit of a Job that names none.
+const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
 /// Most plans in a row whose first pod is gone already: the scheduler has not seen its end yet.
 const MAX_STALE: usize = 20;
 
@@ -45,14 +50,84 @@ pub(crate) struct Eviction<'a> {
     pub(crate) args: &'a EvictArgs,
 }
 
-/// The end of a step that is no failure: the sentence for which the command stops.
+/// The end of a step that is no failure.
 enum Step {
     /// The pod has a successor on a node.
     Moved,
     /// The pod was gone before.
     Gone,
-    /// The command stops.
+    /// The pod must not be evicted, for this reason.
+    Left(String),
+    /// The command stops with this sentence.
     Stopped(String),
+}
+
+/// The next act of the command, by a new plan.
+#[derive(Debug, PartialEq, Eq)]
+enum Next<'p> {
+    /// Evict this pod.
+    Evict(&'p PlannedMove),
+    /// Look again a little later, as the reason in the sentence may pass.
+    Wait(String),
+    /// The goal is reached.
+    Reached,
+    /// Stop with this sentence.
+    Stop(String),
+}
+
+/// The pods that the user has confirmed, and those of them that were evicted or stay.
+#[derive(Debug, Default)]
+struct Progress {
+    /// UIDs of the pods that the confirmed plan shows as moves, or as waiting for room in a budget on GPUs that are to be empty.
+    confirmed: BTreeSet<String>,
+    /// UIDs of the confirmed pods that must not be evicted after all.
+    stay: BTreeSet<String>,
+    n_moved: usize,
+    max_moves: usize,
+    /// Without it the command stops once the goal cannot be reached.
+    is_partial: bool,
+}
+
+impl Progress {
+    /// The next act. A pod that was not confirmed is never evicted.
+    fn next<'p>(&self, goal: &PlannedGoal, plan: &'p PlanAnswer) -> Next<'p> {
+        let empties = node_and_gpus(goal).is_some();
+        let waits_for = plan.left.iter().find(|one| one.temporary);
+        let wait = || waits_for.map(|one| Next::Wait(format!("pod {} stays: {}", one.display_name(), one.reason)));
+        let may_move = |one: &&PlannedMove| !self.stay.contains(&one.uid);
+        let Some(next) = plan.moves.iter().find(may_move) else {
+            return match wait() {
+                _ if plan.reached && !empties => Next::Reached,
+                // A budget has room again once the last successor is ready.
+                Some(wait) if self.n_moved < self.max_moves => wait,
+                None if plan.reached => Next::Reached,
+                _ if self.n_moved >= self.max_moves => Next::Stop("--max-moves allows no more".to_owned()),
+                _ => Next::Stop("no further move helps, and the goal is not reached".to_owned()),
+            };
+        };
+        // While a budget has no room for a confirmed pod, the plan avoids that pod, and may take others or not reach the goal.
+        if !plan.reached && !self.is_partial {
+            return wait().unwrap_or_else(|| Next::Stop("the goal can no longer be reached".to_owned()));
+        }
+        if !self.confirmed.contains(&next.uid) {
+            return wait().unwrap_or_else(|| {
+                Next::Stop(format!(
+                    "by now pod {} would have to move, which was not shown; run the command again to see the new plan",
+                    next.display_name()
+                ))
+            });
+        }
+        Next::Evict(next)
+    }
+}
+
+/// The node and the GPUs that a goal empties; no GPUs stand for all.
+fn node_and_gpus(goal: &PlannedGoal) -> Option<(&str, &[u32])> {
+    match goal {
+        PlannedGoal::EmptyNode { node } => Some((node, &[])),
+        PlannedGoal::EmptyGpus { node, gpus } => Some((node, gpus)),
+        PlannedGoal::Free { .. } | PlannedGoal::Join => None,
+    }
 }
 
 impl Eviction<'_> {
@@ -64,11 +139,18 @@ impl Eviction<'_> {
             ));
         }
         if !plan.reached && !self.args.partial {
-            let text = "nothing was evicted, since the goal cannot be reached; --partial makes the moves that come nearest";
-            self.screen.complain(text);
+            let more = if plan.moves.len() >= self.request.limits.max_moves {
+                ", and a higher --max-moves allows more of them"
+            } else {
+                ""
+            };
+            self.screen.complain(&format!(
+                "nothing was evicted, since the goal cannot be reached; --partial makes the moves that come nearest{more}"
+            ));
             return Ok(ExitCode::from(NOT_REACHED));
         }
-        if plan.moves.is_empty() {
+        let closes = node_and_gpus(self.goal);
+        if plan.moves.is_empty() && closes.is_none() {
             return Ok(ExitCode::from(if plan.reached { 0 } else { NOT_REACHED }));
         }
         if plan.moves.iter().any(|one| one.name.is_empty()) {
@@ -76,36 +158,73 @@ impl Eviction<'_> {
                 "the names of some pods are hidden from you: --evict takes the right to list them".to_owned(),
             ));
         }
-        if !self.args.yes && !self.is_confirmed(&plan)? {
+        let mut progress = Progress {
+            max_moves: self.request.limits.max_moves,
+            is_partial: self.args.partial,
+            ..Progress::default()
+        };
+        progress.confirmed.extend(plan.moves.iter().map(|one| one.uid.clone()));
+        if closes.is_some() {
+            let waiting = plan.left.iter().filter(|one| one.temporary);
+            progress.confirmed.extend(waiting.map(|one| one.uid.clone()));
+        }
+        for one in &plan.moves {
+            if let Some(reason) = self.obstacle_of(one).await? {
+                self.screen.complain(&format!("pod {} stays: {reason}", one.display_name()));
+                progress.stay.insert(one.uid.clone());
+            }
+        }
+        if closes.is_none() && !progress.stay.is_empty() {
+            self.screen.complain("nothing was evicted, since the plan needs pods that must stay");
+            return Ok(ExitCode::from(NOT_REACHED));
+        }
+        if !self.args.yes && !self.is_confirmed(progress.confirmed.len() - progress.stay.len())? {
             self.screen.complain("nothing was evicted");
             return Ok(ExitCode::FAILURE);
         }
-        let closed = match self.goal {
-            PlannedGoal::EmptyNode { node } => Some((node, &[][..])),
-            PlannedGoal::EmptyGpus { node, gpus } => Some((node, gpus.as_slice())),
-            PlannedGoal::Free { .. } | PlannedGoal::Join => None,
-        };
-        if let Some((node, gpus)) = closed {
-            close::close(self.connection, self.screen, node, gpus).await?;
-        }
-        let ended = self.make_moves().await;
-        if let Some((node, _)) = closed {
-            let text =
-                format!("the GPUs of node {node} stay closed: `kubectl gpushare open {node}` opens them");
+        if let Some((node, gpus)) = closes {
+            let text = close::add(self.connection, node, gpus).await?;
             self.screen.complain(&text);
         }
-        ended
+        let ended = self.make_moves(&mut progress).await;
+        if let Some((node, gpus)) = closes {
+            let text = format!(
+                "{} of node {node} stay closed: `{}` opens them",
+                close::which(gpus),
+                close::opening(node, gpus)
+            );
+            self.screen.complain(&text);
+        }
+        let moved = count(progress.n_moved as u64, "pod");
+        match ended {
+            Ok(None) => {
+                self.screen.complain(&format!("the goal is reached: {moved} moved"));
+                Ok(ExitCode::SUCCESS)
+            }
+            Ok(Some(reason)) => {
+                self.screen.complain(&format!("stopped after {moved}: {reason}"));
+                Ok(ExitCode::from(NOT_REACHED))
+            }
+            Err(failure) => {
+                self.screen.complain(&format!("stopped after {moved} by a failure"));
+                Err(failure)
+            }
+        }
     }
 
     /// Asks the user on the terminal.
-    fn is_confirmed(&self, plan: &PlanAnswer) -> Result<bool, CommandFailure> {
+    fn is_confirmed(&self, n_pods: usize) -> Result<bool, CommandFailure> {
         if !io::stdin().is_terminal() {
             return Err(CommandFailure::Input(
                 "--evict asks before it evicts, and standard input is no terminal: add --yes".to_owned(),
             ));
         }
-        let pods = count(plan.moves.len() as u64, "pod");
-        self.screen.complain(&format!("Evict {pods}? [y/N]"));
+        let pods = count(n_pods as u64, "pod");
+        let question = match node_and_gpus(self.goal) {
+            Some((node, gpus)) => format!("Close {} of node {node}, and evict {pods}?", close::which(gpus)),
+            None => format!("Evict {pods}?"),
+        };
+        self.screen.complain(&format!("{question} [y/N]"));
         let mut line = String::new();
         io::stdin()
             .lock()
@@ -114,64 +233,104 @@ impl Eviction<'_> {
         Ok(["y", "yes"].contains(&line.trim().to_ascii_lowercase().as_str()))
     }
 
-    /// Makes moves, each by a new plan, until the goal is reached or something is not as planned.
-    async fn make_moves(&mut self) -> CommandResult {
-        let interrupted = interrupted();
-        let (mut n_moved, mut n_stale) = (0_usize, 0);
+    /// Makes moves, each by a new plan, until the goal is reached; returns the sentence for which it stops before that.
+    async fn make_moves(&mut self, progress: &mut Progress) -> Result<Option<String>, CommandFailure> {
+        let mut interrupted = interrupted();
+        let mut n_stale = 0;
         let (mut evicted, mut last_move) = (BTreeSet::new(), Instant::now());
-        let most = self.request.limits.max_moves;
-        let stop = loop {
-            if *interrupted.borrow() {
-                break "interrupted".to_owned();
-            }
-            self.request.limits.max_moves = most - n_moved;
-            let plan = self.source.plan(&self.request).await?;
-            let Some(next) = plan.moves.first().cloned() else {
-                // A budget has room again once the last successor is ready.
-                let waits_for = plan.left.iter().find(|one| one.temporary);
-                match waits_for {
-                    Some(one) if n_moved < most && last_move.elapsed() >= MOST_REFUSED => {
-                        break format!("pod {} stays: {}", one.display_name(), one.reason);
-                    }
-                    Some(_) if n_moved < most => {
-                        sleep(REFUSED_PAUSE).await;
-                        continue;
-                    }
-                    _ if plan.reached => {
-                        let moved = count(n_moved as u64, "pod");
-                        self.screen
-                            .complain(&format!("the goal is reached: {moved} moved"));
-                        return Ok(ExitCode::SUCCESS);
-                    }
-                    _ if n_moved == most => break "--max-moves allows no more".to_owned(),
-                    _ => break "no further move helps, and the goal is not reached".to_owned(),
-                }
+        loop {
+            self.request.limits.max_moves = progress.max_moves.saturating_sub(progress.n_moved);
+            let plan = match self.new_plan(&mut interrupted).await {
+                None => return Ok(Some("interrupted".to_owned())),
+                Some(plan) => plan?,
             };
-            if !plan.reached && !self.args.partial {
-                break "the goal can no longer be reached".to_owned();
-            }
+            let next = match progress.next(self.goal, &plan) {
+                Next::Reached => return Ok(None),
+                Next::Stop(reason) => return Ok(Some(reason)),
+                Next::Wait(reason) if last_move.elapsed() >= MOST_REFUSED => return Ok(Some(reason)),
+                Next::Wait(_) => {
+                    sleep(REFUSED_PAUSE).await;
+                    continue;
+                }
+                Next::Evict(next) => next,
+            };
             // The scheduler may not have seen the end of the last pod yet.
             if evicted.contains(&next.uid) {
                 n_stale += 1;
                 if n_stale > MAX_STALE {
-                    break format!(
-                        "the scheduler still counts pod {}, which was evicted",
-                        next.display_name()
-                    );
+                    let name = next.display_name();
+                    return Ok(Some(format!("the scheduler still counts pod {name}, which was evicted")));
                 }
                 sleep(LOOK_PAUSE).await;
                 continue;
             }
-            evicted.insert(next.uid.clone());
-            match self.make(&next, &interrupted).await? {
-                Step::Moved => (n_moved, n_stale, last_move) = (n_moved + 1, 0, Instant::now()),
-                Step::Gone => {}
-                Step::Stopped(reason) => break reason,
+            match self.make(next, &interrupted).await? {
+                Step::Moved => {
+                    progress.n_moved += 1;
+                    (n_stale, last_move) = (0, Instant::now());
+                    evicted.insert(next.uid.clone());
+                }
+                Step::Gone => {
+                    evicted.insert(next.uid.clone());
+                }
+                Step::Left(reason) if node_and_gpus(self.goal).is_some() => {
+                    self.screen.complain(&format!("pod {} stays: {reason}", next.display_name()));
+                    progress.stay.insert(next.uid.clone());
+                }
+                Step::Left(reason) => return Ok(Some(format!("pod {} stays: {reason}", next.display_name()))),
+                Step::Stopped(reason) => return Ok(Some(reason)),
             }
-        };
-        let moved = count(n_moved as u64, "pod");
-        self.screen.complain(&format!("stopped after {moved}: {stop}"));
-        Ok(ExitCode::from(NOT_REACHED))
+        }
+    }
+
+    /// A new plan; `None` at Ctrl-C. The scheduler may restart meanwhile, or be busy with the plans of others.
+    async fn new_plan(
+        &mut self,
+        interrupted: &mut watch::Receiver<bool>,
+    ) -> Option<Result<PlanAnswer, CommandFailure>> {
+        let deadline = Instant::now() + MOST_REFUSED;
+        loop {
+            if *interrupted.borrow() {
+                return None;
+            }
+            let asked = timeout(PLAN_TIMEOUT, self.source.plan(&self.request));
+            let answer = tokio::select! {
+                answer = asked => answer,
+                () = until_true(interrupted) => return None,
+            };
+            let failure = match answer {
+                Ok(Err(failure)) if failure.is_temporary() => failure,
+                Ok(answer) => return Some(answer),
+                Err(_) => CommandFailure::Unreachable(format!("no plan within {PLAN_TIMEOUT:?}")),
+            };
+            if Instant::now() >= deadline {
+                return Some(Err(failure));
+            }
+            sleep(REFUSED_PAUSE).await;
+            // The connection may be that to a replica that has ended.
+            if let Ok(api) = ReadApiClient::connect(self.connection).await {
+                self.source = AnswerSource::Scheduler(api);
+            }
+        }
+    }
+
+    /// The reason for which a pod must not be evicted, by the Job that controls it: the end of its pod counts as a failure.
+    async fn obstacle_of(&self, one: &PlannedMove) -> Result<Option<String>, CommandFailure> {
+        let pod = self.connection.get("read the pod", &pod_path(one)?).await?;
+        match pod.as_ref().and_then(controller) {
+            Some(owner) if field(owner, "/kind") == "Job" => Ok(self.job_obstacle(one, owner).await),
+            _ => Ok(None),
+        }
+    }
+
+    async fn job_obstacle(&self, one: &PlannedMove, owner: &Value) -> Option<String> {
+        let name = field(owner, "/name");
+        let path = format!("/apis/batch/v1/namespaces/{}/jobs/{name}", one.namespace);
+        match self.connection.get("read the Job", &path).await {
+            Ok(Some(job)) => at_back_off_limit(&job).then(|| format!("Job {name} is at its back-off limit")),
+            Ok(None) => Some(format!("there is no Job {name}")),
+            Err(failure) => Some(format!("its Job cannot be read: {failure}")),
+        }
     }
 
     /// Evicts a pod, and waits until it is gone and a successor has a node.
@@ -187,9 +346,19 @@ impl Eviction<'_> {
         if field(&object, "/metadata/uid") != one.uid {
             return Ok(Step::Gone);
         }
-        let Some(controller) = controller(&object).map(str::to_owned) else {
+        // Another eviction of it may have its successor already.
+        if object.pointer("/metadata/deletionTimestamp").is_some() {
+            return Ok(Step::Gone);
+        }
+        let Some(owner) = controller(&object) else {
             return Ok(Step::Stopped(format!("pod {name} has no controller any more")));
         };
+        if field(owner, "/kind") == "Job"
+            && let Some(reason) = self.job_obstacle(one, owner).await
+        {
+            return Ok(Step::Left(reason));
+        }
+        let controller = field(owner, "/uid").to_owned();
         let before = self.pods_of(one, &controller).await?;
         let known: BTreeSet<&str> = before.iter().map(|pod| field(pod, "/metadata/uid")).collect();
         for is_dry in [true, false] {
@@ -199,7 +368,18 @@ impl Eviction<'_> {
         }
         let deadline = Instant::now() + self.args.timeout;
         loop {
-            let pods = self.pods_of(one, &controller).await?;
+            let pods = match self.pods_of(one, &controller).await {
+                Err(failure) if failure.is_temporary() && Instant::now() < deadline && !*interrupted.borrow() => {
+                    sleep(LOOK_PAUSE).await;
+                    continue;
+                }
+                Err(failure) => {
+                    return Ok(Step::Stopped(format!(
+                        "pod {name} was evicted, and its successor cannot be seen: {failure}"
+                    )));
+                }
+                Ok(pods) => pods,
+            };
             let is_gone = pods.iter().all(|pod| field(pod, "/metadata/uid") != one.uid);
             let successor = pods.iter().find(|pod| {
                 !known.contains(field(pod, "/metadata/uid")) && !field(pod, "/spec/nodeName").is_empty()
@@ -256,6 +436,8 @@ impl Eviction<'_> {
         });
         let path = format!("{pod}/eviction");
         let deadline = Instant::now() + MOST_REFUSED;
+        // An eviction without an answer may have been made.
+        let mut may_be_made = false;
         loop {
             match self
                 .connection
@@ -263,10 +445,11 @@ impl Eviction<'_> {
                 .await
             {
                 Ok(Some(_)) => return Ok(None),
+                Ok(None) if may_be_made => return Ok(None),
                 Ok(None) => return Ok(Some(Step::Gone)),
                 // Another pod has the name by now.
                 Err(CommandFailure::Api { code, .. }) if code == StatusCode::CONFLICT => {
-                    return Ok(Some(Step::Gone));
+                    return Ok((!may_be_made).then_some(Step::Gone));
                 }
                 Err(CommandFailure::Api { code, reason, .. }) if code == StatusCode::TOO_MANY_REQUESTS => {
                     if *interrupted.borrow() || Instant::now() >= deadline {
@@ -275,6 +458,10 @@ impl Eviction<'_> {
                         ))));
                     }
                     sleep_until(deadline.min(Instant::now() + REFUSED_PAUSE)).await;
+                }
+                Err(failure) if failure.is_temporary() && !*interrupted.borrow() && Instant::now() < deadline => {
+                    may_be_made = !is_dry;
+                    sleep(LOOK_PAUSE).await;
                 }
                 Err(failure) => return Err(failure),
             }
@@ -285,7 +472,7 @@ impl Eviction<'_> {
     async fn pods_of(&self, one: &PlannedMove, uid: &str) -> Result<Vec<Value>, CommandFailure> {
         let path = format!("/api/v1/namespaces/{}/pods", one.namespace);
         let mut pods = self.connection.list_json(&path).await?;
-        pods.retain(|pod| controller(pod) == Some(uid));
+        pods.retain(|pod| controller(pod).is_some_and(|owner| field(owner, "/uid") == uid));
         Ok(pods)
     }
 }
@@ -308,13 +495,18 @@ fn pod_path(one: &PlannedMove) -> Result<String, CommandFailure> {
     }
 }
 
-/// The UID of a pod's controller.
-fn controller(pod: &Value) -> Option<&str> {
+/// The reference to a pod's controller.
+fn controller(pod: &Value) -> Option<&Value> {
     let mut owners = pod.pointer("/metadata/ownerReferences")?.as_array()?.iter();
-    owners
-        .find(|owner| owner.get("controller") == Some(&Value::Bool(true)))?
-        .get("uid")?
-        .as_str()
+    owners.find(|owner| owner.get("controller") == Some(&Value::Bool(true)))
+}
+
+/// Returns true if one more failed pod may fail a Job, or an index of it.
+fn at_back_off_limit(job: &Value) -> bool {
+    let number = |path| job.pointer(path).and_then(Value::as_u64);
+    let failed = number("/status/failed").unwrap_or(0);
+    let has_limit_per_index = number("/spec/backoffLimitPerIndex").is_some();
+    has_limit_per_index || failed >= number("/spec/backoffLimit").unwrap_or(DEFAULT_BACK_OFF_LIMIT)
 }
 
 /// Becomes true at Ctrl-C.
@@ -327,4 +519,85 @@ fn interrupted() -> watch::Receiver<bool> {
         // Receivers of a sender that is gone keep the last value.
     });
     receiver
+}
+
+/// Ends once the value is true; never if it stays false.
+async fn until_true(value: &mut watch::Receiver<bool>) {
+    if value.wait_for(|is_true| *is_true).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::read_api::LeftPod;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn empty_node() -> PlannedGoal {
+        PlannedGoal::EmptyNode { node: "n1".to_owned() }
+    }
+
+    fn free() -> PlannedGoal {
+        PlannedGoal::Free { bytes: 1, gpus: 1, on: None }
+    }
+
+    fn plan(reached: bool, moves: &[&str], left: &[(&str, bool)]) -> PlanAnswer {
+        let to_move = |uid: &&str| PlannedMove { uid: (*uid).to_owned(), ..PlannedMove::default() };
+        let to_stay = |(uid, temporary): &(&str, bool)| LeftPod {
+            uid: (*uid).to_owned(),
+            temporary: *temporary,
+            ..LeftPod::default()
+        };
+        PlanAnswer {
+            reached,
+            moves: moves.iter().map(to_move).collect(),
+            left: left.iter().map(to_stay).collect(),
+            ..PlanAnswer::default()
+        }
+    }
+
+    fn word(next: &Next<'_>) -> String {
+        match next {
+            Next::Evict(one) => format!("evict {}", one.uid),
+            Next::Wait(_) => "wait".to_owned(),
+            Next::Reached => "reached".to_owned(),
+            Next::Stop(reason) => reason.split(' ').take(3).collect::<Vec<_>>().join(" "),
+        }
+    }
+
+    /// Pods a and b were confirmed, of which b stays.
+    #[rstest]
+    #[case::confirmed(free(), plan(true, &["a", "x"], &[]), "evict a")]
+    #[case::not_confirmed(free(), plan(true, &["x", "a"], &[]), "by now pod")]
+    #[case::not_confirmed_either(empty_node(), plan(true, &["x"], &[]), "by now pod")]
+    #[case::another_while_a_budget_has_no_room(free(), plan(true, &["x"], &[("a", true)]), "wait")]
+    #[case::nearest_while_a_budget_has_no_room(free(), plan(false, &["a"], &[("b", true)]), "wait")]
+    #[case::out_of_reach(free(), plan(false, &["a"], &[("c", false)]), "the goal can")]
+    #[case::nothing_helps(free(), plan(false, &[], &[("c", false)]), "no further move")]
+    #[case::reached(free(), plan(true, &[], &[("c", true)]), "reached")]
+    #[case::empty(empty_node(), plan(true, &[], &[("c", false)]), "reached")]
+    #[case::not_yet_empty(empty_node(), plan(true, &[], &[("c", true)]), "wait")]
+    #[case::all_but_one_that_stays(empty_node(), plan(true, &["b"], &[]), "reached")]
+    fn the_next_act(#[case] goal: PlannedGoal, #[case] plan: PlanAnswer, #[case] expected: &str) {
+        let progress = Progress {
+            confirmed: ["a", "b"].map(str::to_owned).into(),
+            stay: ["b".to_owned()].into(),
+            max_moves: 10,
+            ..Progress::default()
+        };
+        assert_eq!(word(&progress.next(&goal, &plan)), expected);
+    }
+
+    #[rstest]
+    #[case::below(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 1}}), false)]
+    #[case::at(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 2}}), true)]
+    #[case::none_allowed(json!({"spec": {"backoffLimit": 0}}), true)]
+    #[case::default(json!({"spec": {}, "status": {"failed": 5}}), false)]
+    #[case::default_reached(json!({"status": {"failed": 6}}), true)]
+    #[case::per_index(json!({"spec": {"backoffLimit": 99, "backoffLimitPerIndex": 1}}), true)]
+    fn jobs_at_their_back_off_limit(#[case] job: Value, #[case] expected: bool) {
+        assert_eq!(at_back_off_limit(&job), expected);
+    }
 }

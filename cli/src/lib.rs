@@ -1,8 +1,8 @@
 //! `kubectl gpushare`: shows the GPUs of a cluster and their pods, explains why a pod waits, and checks the installation.
 //!
 //! It asks the scheduler's read API through a port-forward of its own. Without a scheduler it reads the objects itself, and
-//! applies the scheduler's own library to them. Only `close`, `open` and
-//! `plan --evict` change something in the cluster: an annotation of a Node, and pods, which they evict.
+//! applies the scheduler's own library to them. Only `close`, `open` and `plan --evict` change something in the cluster: an
+//! annotation of a Node, and pods, which they evict.
 
 #![expect(
     clippy::format_push_string,
@@ -105,7 +105,7 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
         Command::Fits(question) => fits::run(&connection, screen, &question).await,
         Command::Plan(args) => plan::run(&connection, screen, &args).await,
         Command::Close { node, gpus } => close::close(&connection, screen, &node, &gpus).await,
-        Command::Open { node } => close::open(&connection, screen, &node).await,
+        Command::Open { node, gpus } => close::open(&connection, screen, &node, &gpus).await,
         Command::Doctor => doctor::run(&connection, screen).await,
         Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen).await,

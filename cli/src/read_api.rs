@@ -143,7 +143,14 @@ impl ReadApiClient {
                 reason: "it does not know the path".to_owned(),
             },
             StatusCode::SERVICE_UNAVAILABLE => no_read_api(&self.at, &text),
-            _ => CommandFailure::Refused(text),
+            StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::PAYLOAD_TOO_LARGE => {
+                CommandFailure::Refused(text)
+            }
+            _ => CommandFailure::Api {
+                code: status.as_u16(),
+                action: format!("ask the read API at {}", self.at),
+                reason: text,
+            },
         })
     }
 

@@ -1099,7 +1099,7 @@ async fn plans_move_pods(installed: &Installed) -> Result<()> {
         "{ended:?}"
     );
     ensure!(
-        ended.out.contains("all GPUs of node n1 take no new pods"),
+        ended.error.contains("all GPUs of node n1 take no new pods"),
         "{ended:?}"
     );
     ensure!(
@@ -1107,7 +1107,7 @@ async fn plans_move_pods(installed: &Installed) -> Result<()> {
         "{ended:?}"
     );
     ensure!(
-        ended.error.contains("the GPUs of node n1 stay closed"),
+        ended.error.contains("all GPUs of node n1 stay closed"),
         "{ended:?}"
     );
     assert_eq!(fault.hits(), 1);

@@ -3,24 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::excerpt::quoted;
-
 /// Annotation of the Node: the minors of the GPUs that take no new pods, separated by commas, or [`ALL`].
 pub const CLOSED_GPUS: &str = "gpushare/closed-gpus";
 
 /// The value of [`CLOSED_GPUS`] that closes all GPUs of the node.
 pub const ALL: &str = "all";
 
-/// Most characters of a value that are read: far more than the minors of any node.
+/// Most bytes of a value that are read: far more than the minors of any node.
 const MAX_BYTES: usize = 4096;
+
+/// Most characters of a value that its problem shows: the message of an event has 1,024 bytes.
+const MAX_SHOWN: usize = 512;
 
 /// The GPUs that [`CLOSED_GPUS`] names, and the value itself if a part of it names none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedGpus {
     is_all: bool,
     minors: BTreeSet<u32>,
-    /// The whole value, if a part of it is neither a minor nor [`ALL`].
-    unreadable: Option<String>,
+    /// True if a part of the value is neither a minor nor [`ALL`].
+    is_unreadable: bool,
+    /// The annotation's own value; empty for GPUs that no annotation names.
+    value: String,
 }
 
 impl ClosedGpus {
@@ -58,7 +61,8 @@ impl ClosedGpus {
                 }
             }
         }
-        closed.unreadable = (!is_readable).then(|| value.clone());
+        closed.is_unreadable = !is_readable;
+        value.clone_into(&mut closed.value);
         closed
     }
 
@@ -68,6 +72,13 @@ impl ClosedGpus {
         self.is_all |= other.is_all;
         self.minors.extend(other.minors);
         self
+    }
+
+    /// The GPUs that stay closed once these are open; `None` if all of the node are closed, whose minors are not known here.
+    #[must_use]
+    pub fn without(mut self, gpus: &[u32]) -> Option<Self> {
+        self.minors.retain(|minor| !gpus.contains(minor));
+        (!self.is_all).then_some(self)
     }
 
     /// Returns true if no GPU is closed.
@@ -83,15 +94,15 @@ impl ClosedGpus {
     /// The fault of the annotation on a node that has GPUs with these minors, in a sentence.
     pub fn problem(&self, known: &[u32]) -> Option<String> {
         let absent = self.minors.iter().any(|minor| !known.contains(minor));
-        let value = match &self.unreadable {
-            Some(value) => value.clone(),
-            None if absent => self.to_string(),
-            None => return None,
-        };
-        let value = quoted(&value);
+        if !self.is_unreadable && !absent {
+            return None;
+        }
+        // An event has room for a value of more characters than any node has minors.
+        let value: String = self.value.chars().take(MAX_SHOWN).collect();
+        let cut = if value.len() < self.value.len() { " (cut)" } else { "" };
         let known: Vec<String> = known.iter().map(ToString::to_string).collect();
         Some(format!(
-            "node annotation {CLOSED_GPUS}: {value} is neither {ALL:?} nor a list of GPUs of the node (minors {}); it closes \
+            "node annotation {CLOSED_GPUS}: {value:?}{cut} is neither {ALL:?} nor a list of GPUs of the node (minors {}); it closes \
              only the GPUs that it names",
             known.join(",")
         ))
@@ -116,6 +127,8 @@ mod tests {
 
     use super::*;
 
+    const LONG: &str = "0,x00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000";
+
     fn read(value: &str) -> ClosedGpus {
         ClosedGpus::read(Some(&BTreeMap::from([(
             CLOSED_GPUS.to_owned(),
@@ -131,6 +144,8 @@ mod tests {
     #[case::nonsense("x", &[], false)]
     #[case::nonsense_beside_a_minor("1,x", &[1], false)]
     #[case::a_negative_number("-1", &[], false)]
+    #[case::all_beside_a_minor("all,9", &[0, 1, 2, 3], false)]
+    #[case::a_long_value(LONG, &[0], false)]
     #[case::nothing("", &[], false)]
     #[case::another_case("ALL", &[], false)]
     fn a_value_closes_the_gpus_that_it_names(
@@ -152,6 +167,13 @@ mod tests {
     }
 
     #[test]
+    fn gpus_are_opened_by_their_minors() {
+        let rest = read("0,3").without(&[3, 7]);
+        assert_eq!(rest.map(|rest| rest.to_string()).as_deref(), Some("0"));
+        assert_eq!(read("all").without(&[3]), None);
+    }
+
+    #[test]
     fn a_long_value_closes_nothing() {
         let closed = read(&"0,".repeat(MAX_BYTES));
         assert!(closed.is_empty() && closed.problem(&[0]).is_some());
@@ -161,7 +183,9 @@ mod tests {
         #[test]
         fn a_written_value_is_read_again(minors in proptest::collection::btree_set(0_u32..64, 1..9)) {
             let closed = ClosedGpus::of(minors.iter().copied());
-            prop_assert_eq!(read(&closed.to_string()), closed);
+            let again = read(&closed.to_string());
+            prop_assert_eq!((again.is_all, &again.minors), (closed.is_all, &closed.minors));
+            prop_assert_eq!(again.problem(&(0..64).collect::<Vec<_>>()), None);
         }
 
         #[test]
