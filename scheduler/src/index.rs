@@ -296,7 +296,7 @@ impl Index {
 
     /// The facts by which a plan moves pods.
     pub fn plan_facts(&self) -> PlanFacts<'_> {
-        PlanFacts::new(&self.cluster)
+        PlanFacts::new(&self.cluster, &self.pod_groups)
     }
 
     /// Returns true if a node may take the successor of a pod that moves, by all rules but amounts.

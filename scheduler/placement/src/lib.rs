@@ -18,9 +18,8 @@
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
 //! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `explain` beside
-//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes, and `plan` moves owners on
-//! copies. `check` computes everything
-//! again, naively, for tests and the laboratory: daemons are built without it.
+//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes, and `plan` moves owners on copies.
+//! `check` computes everything again, naively, for tests and the laboratory: daemons are built without it.
 
 mod batch;
 #[cfg(any(test, feature = "check"))]

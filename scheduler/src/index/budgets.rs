@@ -14,7 +14,7 @@ pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
 /// The fields of a budget by which kube-scheduler counts violations.
 #[derive(Debug)]
 pub(super) struct Budget {
-    /// `None` if the budget selects no pod.
+    /// `None` if the budget has no selector that can be read.
     selector: Option<Selector>,
     /// The number of evictions that its status allows.
     pub(super) allowed: i64,
@@ -34,12 +34,7 @@ impl Budget {
             list,
         };
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-        if let Some(Ok(selector)) = selector.map(Selector::try_from)
-            // kube-scheduler takes the empty selector of a budget for one that selects no pod.
-            && !selector.selects_all()
-        {
-            read.selector = Some(selector);
-        }
+        read.selector = selector.and_then(|selector| Selector::try_from(selector).ok());
         // Until the disruption controller has written a status, no eviction is allowed.
         if let Some(status) = &budget.status {
             read.allowed = status.disruptions_allowed.unwrap_or(0).into();
@@ -55,7 +50,15 @@ impl Budget {
         let Some(selector) = &self.selector else {
             return false;
         };
-        !labels.is_empty() && selector.matches(labels) && !self.disrupted.contains(name)
+        // kube-scheduler takes the empty selector of a budget for one that selects no pod.
+        let selects = !labels.is_empty() && !selector.selects_all() && selector.matches(labels);
+        selects && !self.disrupted.contains(name)
+    }
+
+    /// Returns true if the Eviction API asks the budget about a pod of its namespace: the empty selector selects all pods there.
+    pub(super) fn guards(&self, labels: &BTreeMap<String, String>) -> bool {
+        let selector = self.selector.as_ref();
+        selector.is_some_and(|selector| selector.selects_all() || selector.matches(labels))
     }
 }
 

@@ -33,6 +33,13 @@ pub(super) struct Member {
     list: u32,
 }
 
+impl Member {
+    /// Returns true if a watch has shown it bound.
+    pub(super) fn is_bound(&self) -> bool {
+        self.is_bound
+    }
+}
+
 impl GroupMembers {
     /// Takes over a pod that the list of this number, or a later event, shows.
     pub(super) fn put(&mut self, pod: &Pod, has_devices: bool, list: u32) {

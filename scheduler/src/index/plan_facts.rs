@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use placement::{NodeId, NodeView, Obstacle, OwnerId};
+use proto::pod_group::{DomainPolicy, GroupDomain};
 use rustc_hash::FxHashMap;
 
 use super::budgets::Budget;
 use super::cluster::Cluster;
+use super::pod_groups::PodGroups;
 use super::pods::PodEntry;
 use super::{NodeFilter, ResourceDemand};
 use crate::kube_scheduler::{PodRules, obstacles};
@@ -15,6 +17,7 @@ use crate::kube_scheduler::{PodRules, obstacles};
 #[derive(Debug)]
 pub struct PlanFacts<'a> {
     cluster: &'a Cluster,
+    groups: &'a PodGroups,
     /// The disruption budgets of each namespace with their names.
     budgets: FxHashMap<&'a str, Vec<(&'a str, &'a Budget)>>,
 }
@@ -41,16 +44,16 @@ pub struct HolderFacts {
 }
 
 impl<'a> PlanFacts<'a> {
-    pub(super) fn new(cluster: &'a Cluster) -> Self {
+    pub(super) fn new(cluster: &'a Cluster, groups: &'a PodGroups) -> Self {
         let mut budgets: FxHashMap<&str, Vec<(&str, &Budget)>> = FxHashMap::default();
         for ((namespace, name), budget) in &cluster.budgets {
             budgets.entry(namespace).or_default().push((name, budget));
         }
-        // Of several budgets without room the first by name is shown.
-        for of_namespace in budgets.values_mut() {
-            of_namespace.sort_unstable_by_key(|(name, _)| *name);
+        Self {
+            cluster,
+            groups,
+            budgets,
         }
-        Self { cluster, budgets }
     }
 
     /// The pods that hold devices of a node. `now` is in seconds since 1970.
@@ -71,10 +74,10 @@ impl<'a> PlanFacts<'a> {
         let run_seconds = u64::try_from(now.saturating_sub(rank.started)).unwrap_or(0);
         let (rules, stays) = match &entry.moving {
             _ if demand.is_none() => (None, Some(Obstacle::Unknown)),
-            Some(Ok(rules)) => (Some(Arc::clone(rules)), self.budget_without_room(entry)),
+            Some(Ok(_)) if self.is_held_by_group(owner) => (None, Some(Obstacle::Group)),
+            Some(Ok(rules)) => (Some(Arc::clone(rules)), self.budget_obstacle(entry)),
             Some(Err(obstacle)) => (None, Some((**obstacle).clone())),
-            // Its binding is under way.
-            None => (None, Some(Obstacle::Young)),
+            None => (None, Some(Obstacle::Binding)),
         };
         HolderFacts {
             owner: owner.clone(),
@@ -88,17 +91,34 @@ impl<'a> PlanFacts<'a> {
         }
     }
 
-    /// The disruption budget that keeps a pod from being evicted now.
-    fn budget_without_room(&self, entry: &PodEntry) -> Option<Obstacle> {
+    /// The disruption budgets that keep a pod from being evicted now.
+    fn budget_obstacle(&self, entry: &PodEntry) -> Option<Obstacle> {
         let budgets = self.budgets.get(&*entry.facts.namespace)?;
-        let counts = |budget: &Budget| budget.counts(&entry.facts.name, &entry.eviction.labels);
-        let full = budgets
+        let mut guards = budgets
             .iter()
-            .find(|(_, budget)| budget.allowed <= 0 && counts(budget));
-        full.map(|(name, budget)| Obstacle::Budget {
+            .filter(|(_, budget)| budget.guards(&entry.eviction.labels));
+        let (name, budget) = guards.next()?;
+        if guards.next().is_some() {
+            return Some(Obstacle::Budgets);
+        }
+        (budget.allowed <= 0).then(|| Obstacle::Budget {
             name: (*name).into(),
             allowed: budget.allowed,
         })
+    }
+
+    /// Returns true if the pod belongs to a group whose members are refused outside of one domain, in which others are bound.
+    fn is_held_by_group(&self, owner: &OwnerId) -> bool {
+        let members = &self.cluster.group_members;
+        let Some((kind, key, member)) = members.find(owner.as_str()) else {
+            return false;
+        };
+        let wish = self.groups.group(kind, key.into(), member.marks).wish;
+        let is_required = wish.domain != GroupDomain::Any && wish.policy == DomainPolicy::Required;
+        is_required
+            && members
+                .of(kind, key)
+                .any(|(other, member)| other != owner && member.is_bound())
     }
 }
 

@@ -158,12 +158,14 @@ impl PlanInput {
             let mut read = Vec::with_capacity(chunk.len());
             {
                 let index = shared.read();
-                let facts = index.plan_facts();
+                // The budgets of the cluster are sorted by namespace only for nodes that the goal is about.
+                let mut facts = None;
                 for id in chunk {
                     let Some(view) = index.fleet().view(*id) else {
                         continue;
                     };
                     if concerns(goal, view.name()) {
+                        let facts = facts.get_or_insert_with(|| index.plan_facts());
                         input.holders.extend(facts.holders_on(*id, now));
                     }
                     read.extend(index.fleet().copy_node(*id).map(|copy| (*id, copy)));
@@ -332,7 +334,7 @@ impl PlanInput {
                 name,
                 uid: owner.to_string(),
                 reason: obstacle.to_string(),
-                temporary: matches!(obstacle, Obstacle::Budget { .. } | Obstacle::Leaving),
+                temporary: matches!(obstacle, Obstacle::Budget { .. } | Obstacle::Leaving | Obstacle::Binding),
             });
         }
         answer

@@ -167,6 +167,59 @@ async fn a_budget_without_room_keeps_a_pod(#[case] allowed: i32, #[case] expecte
     assert_eq!(world.plan(empty_node("n1")).moves.len(), 1);
 }
 
+/// The Eviction API knows the empty selector, and refuses a pod that two budgets select.
+#[tokio::test(start_paused = true)]
+async fn budgets_count_as_the_eviction_api_counts_them() {
+    let world = world_with(&running("a", 60)).await;
+    let apply = |name: &str, allowed: i32| {
+        let budget = json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"selector": {}},
+            "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+        });
+        let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
+        world.index.write().apply(budget);
+    };
+    apply("every", 0);
+    assert_eq!(world.reason(), "disruption budget every allows 0 evictions");
+    apply("every", 1);
+    assert_eq!(world.plan(empty_node("n1")).moves.len(), 1);
+    apply("other", 1);
+    assert_eq!(
+        world.reason(),
+        "several disruption budgets select it, which the Eviction API does not support"
+    );
+}
+
+/// The filter would refuse its successor on all nodes but that of the other members.
+#[rstest]
+#[case::required("node", "required", 0)]
+#[case::preferred("node", "preferred", 2)]
+#[case::any("any", "required", 2)]
+#[tokio::test(start_paused = true)]
+async fn a_group_that_must_stay_together_stays(
+    #[case] domain: &str,
+    #[case] policy: &str,
+    #[case] n_moves: usize,
+) {
+    let world = World::new().with_node("n1", &[100]).with_node("n2", &[100]);
+    for name in ["a", "b"] {
+        let mut pod = annotated(running(name, 30), "gpushare/group-domain", domain);
+        pod = annotated(pod, "gpushare/group-domain-policy", policy);
+        pod = annotated(pod, "gang.scheduling.koordinator.sh/name", "group");
+        pod = annotated(pod, "gang.scheduling.koordinator.sh/min-available", "2");
+        world.place(&pod, "n1").await;
+    }
+    let answer = world.plan(empty_node("n1"));
+    assert_eq!(answer.moves.len(), n_moves, "{answer:?}");
+    if n_moves == 0 {
+        assert_eq!(
+            answer.left[0].reason,
+            "its group has to stay together, and other members are bound"
+        );
+    }
+}
+
 /// Cordoned, tainted and closed nodes, and nodes whose plugin is away, take no successor.
 #[rstest]
 #[case::cordoned("/spec", json!({"unschedulable": true}))]

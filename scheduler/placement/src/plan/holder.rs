@@ -56,6 +56,12 @@ pub enum Obstacle {
         /// The evictions that the budget allows, 0 or less.
         allowed: i64,
     },
+    /// Several disruption budgets select it, which the Eviction API does not support.
+    Budgets,
+    /// Its group has to stay together, and other members are bound.
+    Group,
+    /// Its binding is under way.
+    Binding,
     /// Node affinity binds it to its node.
     Affinity,
     /// A volume binds it to its node, or may do so.
@@ -84,6 +90,9 @@ impl fmt::Display for Obstacle {
             Self::Budget { name, allowed } => {
                 return write!(f, "disruption budget {name} allows {allowed} evictions");
             }
+            Self::Budgets => "several disruption budgets select it, which the Eviction API does not support",
+            Self::Group => "its group has to stay together, and other members are bound",
+            Self::Binding => "its binding is under way",
             Self::Affinity => "node affinity binds it to its node",
             Self::Volume => "it may be bound to its node by a volume",
             Self::Young => "it has run for too short a time",
