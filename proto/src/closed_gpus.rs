@@ -12,7 +12,7 @@ pub const ALL: &str = "all";
 /// Most bytes of a value that are read: far more than the minors of any node.
 const MAX_BYTES: usize = 4096;
 
-/// Most characters of a value that its problem shows: the message of an event has 1,024 bytes.
+/// Most characters of a value that its problem shows, so that an event about it stays short.
 const MAX_SHOWN: usize = 512;
 
 /// The GPUs that [`CLOSED_GPUS`] names, and the value itself if a part of it names none.

@@ -31,7 +31,7 @@ pub const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
 
-/// Annotation of a pod that is not evicted so that another pod has room: `"false"`.
+/// Annotation of a pod that no plan moves: `"false"`.
 pub const EVICT: &str = "gpushare/evict";
 
 /// The type of the pod condition in which kube-scheduler reports its last attempt.

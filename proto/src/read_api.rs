@@ -107,8 +107,8 @@ pub struct Totals {
     pub memory: Amount,
     /// Bytes of memory that are free on GPUs which take pods, but where no typical pod fits; see [`Gpu::stranded`].
     pub stranded: u64,
-    /// Bytes of free memory that no new pod gets: on unhealthy and on closed GPUs, and on nodes whose device plugin keeps the scheduler from
-    /// placing pods there.
+    /// Bytes of free memory that no new pod gets: on unhealthy and on closed GPUs, and on nodes whose device plugin keeps the
+    /// scheduler from placing pods there.
     pub unusable: u64,
     /// Computing power in percent of one GPU: eight whole GPUs have 800.
     pub core: Amount,

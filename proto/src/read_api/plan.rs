@@ -153,6 +153,9 @@ pub struct PlanPrice {
     pub gib_hours: f64,
 }
 
+/// The reason of a pod whose names are hidden, and that may be evicted within minutes.
+const HIDDEN_REASON: &str = "it may not be evicted now";
+
 /// Namespace and name of a pod, or its UID if the names are hidden.
 fn display_name(namespace: &str, name: &str, uid: &str) -> String {
     if name.is_empty() {
@@ -183,14 +186,20 @@ impl PlanAnswer {
             .moves
             .iter_mut()
             .map(|one| (&mut one.namespace, &mut one.name));
-        let left = self
-            .left
-            .iter_mut()
-            .map(|one| (&mut one.namespace, &mut one.name));
-        for (namespace, name) in moves.chain(left) {
+        for (namespace, name) in moves {
             if !sees(namespace) {
                 namespace.clear();
                 name.clear();
+            }
+        }
+        for one in &mut self.left {
+            if !sees(&one.namespace) {
+                one.namespace.clear();
+                one.name.clear();
+                // The reason of a pod that waits may name the disruption budget of its namespace.
+                if one.temporary {
+                    HIDDEN_REASON.clone_into(&mut one.reason);
+                }
             }
         }
     }
