@@ -2,13 +2,16 @@
 
 use std::process::ExitCode;
 
+use http::StatusCode;
 use proto::closed_gpus::{CLOSED_GPUS, ClosedGpus};
+use proto::read_api::State;
 use serde_json::{Value, json};
 
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::fields::text as field;
 use crate::output::Screen;
+use crate::read_api::ReadApiClient;
 
 /// Most tries of a write against which another client changes the Node: kubelet updates it often.
 const MAX_TRIES: usize = 5;
@@ -20,9 +23,25 @@ pub(crate) async fn close(
     node: &str,
     gpus: &[u32],
 ) -> CommandResult {
+    check_minors(connection, node, gpus)
+        .await
+        .map_or_else(|| Ok(()), |sentence| Err(CommandFailure::Refused(sentence)))?;
     let text = add(connection, node, gpus).await?;
     screen.print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The sentence that refuses minors which no GPU of the node has; `None` too if the scheduler does not answer.
+async fn check_minors(connection: &ClusterConnection, node: &str, gpus: &[u32]) -> Option<String> {
+    if gpus.is_empty() {
+        return None;
+    }
+    let mut api = ReadApiClient::connect(connection).await.ok()?;
+    let state: State = api.get("state").await.ok()?;
+    let known = state.nodes.into_iter().find(|one| one.name == node)?.gpus;
+    let known: Vec<u32> = known.iter().map(|gpu| gpu.minor).collect();
+    let absent = gpus.iter().find(|minor| !known.contains(minor))?;
+    Some(format!("node {node} has no GPU {absent}: its GPUs are {known:?}"))
 }
 
 /// Closes GPUs as [`close`] does, and returns the sentence that says so.
@@ -61,7 +80,7 @@ pub(crate) async fn open(
         let rest = match gpus {
             [] => ClosedGpus::default(),
             gpus => closed_gpus(&object).without(gpus).ok_or_else(|| {
-                CommandFailure::Input(format!(
+                CommandFailure::Refused(format!(
                     "all GPUs of node {node} are closed: open all without --gpus, and close the others by their minors"
                 ))
             })?,
@@ -99,9 +118,11 @@ fn closed_gpus(node: &Value) -> ClosedGpus {
 }
 
 fn too_busy(node: &str) -> CommandFailure {
-    CommandFailure::Refused(format!(
-        "node {node} was changed by others {MAX_TRIES} times meanwhile; wait a moment, and run the command again"
-    ))
+    CommandFailure::Api {
+        code: StatusCode::CONFLICT.as_u16(),
+        action: format!("annotate node {node}"),
+        reason: format!("others changed it {MAX_TRIES} times meanwhile; wait a moment, and run the command again"),
+    }
 }
 
 /// The path of a Node; refuses a name that would change the path.
@@ -117,7 +138,7 @@ fn path(node: &str) -> Result<String, CommandFailure> {
 }
 
 fn no_such_node(node: &str) -> CommandFailure {
-    CommandFailure::Input(format!(
+    CommandFailure::Refused(format!(
         "there is no node {node:?}; `kubectl get nodes` lists all"
     ))
 }

@@ -104,8 +104,14 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
         Command::Explain { pod, all } => explain::run(&connection, screen, &pod, all).await,
         Command::Fits(question) => fits::run(&connection, screen, &question).await,
         Command::Plan(args) => plan::run(&connection, screen, &args).await,
-        Command::Close { node, gpus } => close::close(&connection, screen, &node, &gpus).await,
-        Command::Open { node, gpus } => close::open(&connection, screen, &node, &gpus).await,
+        Command::Close { node, gpus } => {
+            let closed = close::close(&connection, screen, &node, &gpus).await;
+            closed.or_else(|failure| plan::no_such_goal(screen, failure))
+        }
+        Command::Open { node, gpus } => {
+            let opened = close::open(&connection, screen, &node, &gpus).await;
+            opened.or_else(|failure| plan::no_such_goal(screen, failure))
+        }
         Command::Doctor => doctor::run(&connection, screen).await,
         Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen).await,

@@ -23,12 +23,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
     let mut source = AnswerSource::open(connection, screen).await?;
     let (request, answer) = match ask(connection, &mut source, args).await {
         Ok(asked) => asked,
-        // The goal itself is wrong, which a script distinguishes from a failure of the command.
-        Err(CommandFailure::Refused(sentence)) => {
-            screen.complain(&format!("error: {sentence}"));
-            return Ok(ExitCode::from(NO_SUCH_GOAL));
-        }
-        Err(failure) => return Err(failure),
+        Err(failure) => return no_such_goal(screen, failure),
     };
     let names = answer
         .moves
@@ -47,6 +42,15 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         args: &args.eviction,
     };
     eviction.run(answer).await
+}
+
+/// The end of a command whose goal names something that does not exist, which a script distinguishes from other failures.
+pub(crate) fn no_such_goal(screen: &Screen, failure: CommandFailure) -> CommandResult {
+    let CommandFailure::Refused(sentence) = failure else {
+        return Err(failure);
+    };
+    screen.complain(&format!("error: {sentence}"));
+    Ok(ExitCode::from(NO_SUCH_GOAL))
 }
 
 /// The first plan, and the request for the others.

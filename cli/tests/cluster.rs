@@ -934,7 +934,7 @@ async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
             1,
             "write a number and s, m or h",
         ),
-        (&["close", "n9"], 1, "there is no node \"n9\""),
+        (&["close", "n9"], 2, "there is no node \"n9\""),
     ] {
         let ended = installed.run(args).await?;
         assert_eq!(ended.code, Some(code), "{args:?}: {ended:?}");
@@ -989,14 +989,19 @@ async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
     assert_eq!(installed.json(&stuck).await?["planId"], plan["planId"]);
     wrong_goals_are_refused(installed).await?;
     // Closed GPUs add up, and a minor that does not exist is an event of the node.
-    for gpus in ["0", "9"] {
-        let ended = installed.run(&["close", "n1", "--gpus", gpus]).await?;
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-    }
+    let annotation = json!({"metadata": {"annotations": {"gpushare/closed-gpus": "9"}}});
+    (installed.cluster.api().objects()).patch("nodes", "", "n1", annotation)?;
+    let absent = installed.run(&["close", "n1", "--gpus", "9"]).await?;
+    ensure!(
+        absent.code == Some(2) && absent.error.contains("node n1 has no GPU 9"),
+        "{absent:?}"
+    );
+    let ended = installed.run(&["close", "n1", "--gpus", "0"]).await?;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
     until_closed(installed, "n1", &[true, false]).await?;
     let message = until_event(installed, "n1", "ClosedGPUsInvalid").await?;
     ensure!(
-        message.contains("\"0,9\"") && message.contains("minors 0,1"),
+        message.contains("9\"") && message.contains("minors 0,1"),
         "{message}"
     );
     installed.run(&["open", "n1"]).await?;
