@@ -85,7 +85,11 @@ pub(crate) async fn open(
                 ))
             })?,
         };
-        let value = if rest.is_empty() { Value::Null } else { json!(rest.to_string()) };
+        let value = if rest.is_empty() {
+            Value::Null
+        } else {
+            json!(rest.to_string())
+        };
         if write(connection, &object, node, &value).await? {
             screen.print(&format!("{} of node {node} are open\n", which(gpus)))?;
             return Ok(ExitCode::SUCCESS);
@@ -106,7 +110,10 @@ pub(crate) fn which(gpus: &[u32]) -> String {
 pub(crate) fn opening(node: &str, gpus: &[u32]) -> String {
     match gpus {
         [] => format!("kubectl gpushare open {node}"),
-        gpus => format!("kubectl gpushare open {node} --gpus {}", ClosedGpus::of(gpus.iter().copied())),
+        gpus => format!(
+            "kubectl gpushare open {node} --gpus {}",
+            ClosedGpus::of(gpus.iter().copied())
+        ),
     }
 }
 
@@ -121,7 +128,9 @@ fn too_busy(node: &str) -> CommandFailure {
     CommandFailure::Api {
         code: StatusCode::CONFLICT.as_u16(),
         action: format!("annotate node {node}"),
-        reason: format!("others changed it {MAX_TRIES} times meanwhile; wait a moment, and run the command again"),
+        reason: format!(
+            "others changed it {MAX_TRIES} times meanwhile; wait a moment, and run the command again"
+        ),
     }
 }
 

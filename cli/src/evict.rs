@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use http::StatusCode;
-use proto::read_api::{PlanAnswer, PlanRequest, PlannedMove};
+use proto::read_api::{LeftPod, PlanAnswer, PlanRequest, PlannedMove};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -82,6 +82,8 @@ struct Progress {
     confirmed: BTreeSet<String>,
     /// UIDs of the confirmed pods that must not be evicted after all.
     stay: BTreeSet<String>,
+    /// UIDs of the pods that were evicted, or were gone before.
+    evicted: BTreeSet<String>,
     n_moved: usize,
     max_moves: usize,
     /// Without it the command stops once the goal cannot be reached.
@@ -91,31 +93,33 @@ struct Progress {
 impl Progress {
     /// The next act. A pod that was not confirmed is never evicted.
     fn next<'p>(&self, goal: &PlannedGoal, plan: &'p PlanAnswer) -> Next<'p> {
+        if matches!(goal, PlannedGoal::Join) && self.confirmed.is_subset(&self.evicted) {
+            return Next::Reached;
+        }
         let empties = node_and_gpus(goal).is_some();
         let waits_for = plan.left.iter().find(|one| one.temporary);
-        let wait = || waits_for.map(|one| Next::Wait(format!("pod {} stays: {}", one.display_name(), one.reason)));
         let may_move = |one: &&PlannedMove| !self.stay.contains(&one.uid);
         let Some(next) = plan.moves.iter().find(may_move) else {
-            return match wait() {
+            let sentence = |one: &LeftPod| format!("pod {} stays: {}", one.display_name(), one.reason);
+            return match waits_for.map(sentence) {
                 _ if plan.reached && !empties => Next::Reached,
                 // A budget has room again once the last successor is ready.
-                Some(wait) if self.n_moved < self.max_moves => wait,
+                Some(reason) if self.n_moved < self.max_moves => Next::Wait(reason),
                 None if plan.reached => Next::Reached,
                 _ if self.n_moved >= self.max_moves => Next::Stop("--max-moves allows no more".to_owned()),
                 _ => Next::Stop("no further move helps, and the goal is not reached".to_owned()),
             };
         };
-        // While a budget has no room for a confirmed pod, the plan avoids that pod, and may take others or not reach the goal.
+        // While a budget has no room for a confirmed pod, the plan avoids that pod, and may take others or not reach the goal. It
+        // may even be about other GPUs meanwhile, without that pod among those left.
         if !plan.reached && !self.is_partial {
-            return wait().unwrap_or_else(|| Next::Stop("the goal can no longer be reached".to_owned()));
+            return Next::Wait("the goal can no longer be reached".to_owned());
         }
         if !self.confirmed.contains(&next.uid) {
-            return wait().unwrap_or_else(|| {
-                Next::Stop(format!(
-                    "by now pod {} would have to move, which was not shown; run the command again to see the new plan",
-                    next.display_name()
-                ))
-            });
+            return Next::Wait(format!(
+                "by now pod {} would have to move, which was not shown; run the command again to see the new plan",
+                next.display_name()
+            ));
         }
         Next::Evict(next)
     }
@@ -163,19 +167,23 @@ impl Eviction<'_> {
             is_partial: self.args.partial,
             ..Progress::default()
         };
-        progress.confirmed.extend(plan.moves.iter().map(|one| one.uid.clone()));
+        progress
+            .confirmed
+            .extend(plan.moves.iter().map(|one| one.uid.clone()));
         if closes.is_some() {
             let waiting = plan.left.iter().filter(|one| one.temporary);
             progress.confirmed.extend(waiting.map(|one| one.uid.clone()));
         }
         for one in &plan.moves {
             if let Some(reason) = self.obstacle_of(one).await? {
-                self.screen.complain(&format!("pod {} stays: {reason}", one.display_name()));
+                self.screen
+                    .complain(&format!("pod {} stays: {reason}", one.display_name()));
                 progress.stay.insert(one.uid.clone());
             }
         }
         if closes.is_none() && !progress.stay.is_empty() {
-            self.screen.complain("nothing was evicted, since the plan needs pods that must stay");
+            self.screen
+                .complain("nothing was evicted, since the plan needs pods that must stay");
             return Ok(ExitCode::from(NOT_REACHED));
         }
         if !self.args.yes && !self.is_confirmed(progress.confirmed.len() - progress.stay.len())? {
@@ -198,7 +206,8 @@ impl Eviction<'_> {
         let moved = count(progress.n_moved as u64, "pod");
         match ended {
             Ok(None) => {
-                self.screen.complain(&format!("the goal is reached: {moved} moved"));
+                self.screen
+                    .complain(&format!("the goal is reached: {moved} moved"));
                 Ok(ExitCode::SUCCESS)
             }
             Ok(Some(reason)) => {
@@ -206,7 +215,8 @@ impl Eviction<'_> {
                 Ok(ExitCode::from(NOT_REACHED))
             }
             Err(failure) => {
-                self.screen.complain(&format!("stopped after {moved} by a failure"));
+                self.screen
+                    .complain(&format!("stopped after {moved} by a failure"));
                 Err(failure)
             }
         }
@@ -237,7 +247,7 @@ impl Eviction<'_> {
     async fn make_moves(&mut self, progress: &mut Progress) -> Result<Option<String>, CommandFailure> {
         let mut interrupted = interrupted();
         let mut n_stale = 0;
-        let (mut evicted, mut last_move) = (BTreeSet::new(), Instant::now());
+        let mut last_move = Instant::now();
         loop {
             self.request.limits.max_moves = progress.max_moves.saturating_sub(progress.n_moved);
             let plan = match self.new_plan(&mut interrupted).await {
@@ -255,11 +265,13 @@ impl Eviction<'_> {
                 Next::Evict(next) => next,
             };
             // The scheduler may not have seen the end of the last pod yet.
-            if evicted.contains(&next.uid) {
+            if progress.evicted.contains(&next.uid) {
                 n_stale += 1;
                 if n_stale > MAX_STALE {
                     let name = next.display_name();
-                    return Ok(Some(format!("the scheduler still counts pod {name}, which was evicted")));
+                    return Ok(Some(format!(
+                        "the scheduler still counts pod {name}, which was evicted"
+                    )));
                 }
                 sleep(LOOK_PAUSE).await;
                 continue;
@@ -268,16 +280,19 @@ impl Eviction<'_> {
                 Step::Moved => {
                     progress.n_moved += 1;
                     (n_stale, last_move) = (0, Instant::now());
-                    evicted.insert(next.uid.clone());
+                    progress.evicted.insert(next.uid.clone());
                 }
                 Step::Gone => {
-                    evicted.insert(next.uid.clone());
+                    progress.evicted.insert(next.uid.clone());
                 }
                 Step::Left(reason) if node_and_gpus(self.goal).is_some() => {
-                    self.screen.complain(&format!("pod {} stays: {reason}", next.display_name()));
+                    self.screen
+                        .complain(&format!("pod {} stays: {reason}", next.display_name()));
                     progress.stay.insert(next.uid.clone());
                 }
-                Step::Left(reason) => return Ok(Some(format!("pod {} stays: {reason}", next.display_name()))),
+                Step::Left(reason) => {
+                    return Ok(Some(format!("pod {} stays: {reason}", next.display_name())));
+                }
                 Step::Stopped(reason) => return Ok(Some(reason)),
             }
         }
@@ -369,7 +384,9 @@ impl Eviction<'_> {
         let deadline = Instant::now() + self.args.timeout;
         loop {
             let pods = match self.pods_of(one, &controller).await {
-                Err(failure) if failure.is_temporary() && Instant::now() < deadline && !*interrupted.borrow() => {
+                Err(failure)
+                    if failure.is_temporary() && Instant::now() < deadline && !*interrupted.borrow() =>
+                {
                     sleep(LOOK_PAUSE).await;
                     continue;
                 }
@@ -459,7 +476,9 @@ impl Eviction<'_> {
                     }
                     sleep_until(deadline.min(Instant::now() + REFUSED_PAUSE)).await;
                 }
-                Err(failure) if failure.is_temporary() && !*interrupted.borrow() && Instant::now() < deadline => {
+                Err(failure)
+                    if failure.is_temporary() && !*interrupted.borrow() && Instant::now() < deadline =>
+                {
                     may_be_made = !is_dry;
                     sleep(LOOK_PAUSE).await;
                 }
@@ -530,21 +549,29 @@ async fn until_true(value: &mut watch::Receiver<bool>) {
 
 #[cfg(test)]
 mod tests {
-    use proto::read_api::LeftPod;
     use rstest::rstest;
 
     use super::*;
 
     fn empty_node() -> PlannedGoal {
-        PlannedGoal::EmptyNode { node: "n1".to_owned() }
+        PlannedGoal::EmptyNode {
+            node: "n1".to_owned(),
+        }
     }
 
     fn free() -> PlannedGoal {
-        PlannedGoal::Free { bytes: 1, gpus: 1, on: None }
+        PlannedGoal::Free {
+            bytes: 1,
+            gpus: 1,
+            on: None,
+        }
     }
 
     fn plan(reached: bool, moves: &[&str], left: &[(&str, bool)]) -> PlanAnswer {
-        let to_move = |uid: &&str| PlannedMove { uid: (*uid).to_owned(), ..PlannedMove::default() };
+        let to_move = |uid: &&str| PlannedMove {
+            uid: (*uid).to_owned(),
+            ..PlannedMove::default()
+        };
         let to_stay = |(uid, temporary): &(&str, bool)| LeftPod {
             uid: (*uid).to_owned(),
             temporary: *temporary,
@@ -558,27 +585,32 @@ mod tests {
         }
     }
 
+    /// The first three words.
+    fn words(reason: &str) -> String {
+        reason.split(' ').take(3).collect::<Vec<_>>().join(" ")
+    }
+
     fn word(next: &Next<'_>) -> String {
         match next {
             Next::Evict(one) => format!("evict {}", one.uid),
-            Next::Wait(_) => "wait".to_owned(),
             Next::Reached => "reached".to_owned(),
-            Next::Stop(reason) => reason.split(' ').take(3).collect::<Vec<_>>().join(" "),
+            Next::Wait(reason) => format!("wait: {}", words(reason)),
+            Next::Stop(reason) => words(reason),
         }
     }
 
     /// Pods a and b were confirmed, of which b stays.
     #[rstest]
     #[case::confirmed(free(), plan(true, &["a", "x"], &[]), "evict a")]
-    #[case::not_confirmed(free(), plan(true, &["x", "a"], &[]), "by now pod")]
-    #[case::not_confirmed_either(empty_node(), plan(true, &["x"], &[]), "by now pod")]
-    #[case::another_while_a_budget_has_no_room(free(), plan(true, &["x"], &[("a", true)]), "wait")]
-    #[case::nearest_while_a_budget_has_no_room(free(), plan(false, &["a"], &[("b", true)]), "wait")]
-    #[case::out_of_reach(free(), plan(false, &["a"], &[("c", false)]), "the goal can")]
+    #[case::not_confirmed(free(), plan(true, &["x", "a"], &[]), "wait: by now pod")]
+    #[case::not_confirmed_either(empty_node(), plan(true, &["x"], &[]), "wait: by now pod")]
+    #[case::nearest_while_a_budget_has_no_room(free(), plan(false, &["a"], &[("b", true)]), "wait: the goal can")]
+    #[case::out_of_reach(free(), plan(false, &["a"], &[("c", false)]), "wait: the goal can")]
     #[case::nothing_helps(free(), plan(false, &[], &[("c", false)]), "no further move")]
     #[case::reached(free(), plan(true, &[], &[("c", true)]), "reached")]
     #[case::empty(empty_node(), plan(true, &[], &[("c", false)]), "reached")]
-    #[case::not_yet_empty(empty_node(), plan(true, &[], &[("c", true)]), "wait")]
+    #[case::not_yet_empty(empty_node(), plan(true, &[], &[("c", true)]), "wait: pod c stays:")]
+    #[case::a_further_gain(PlannedGoal::Join, plan(true, &["x"], &[]), "wait: by now pod")]
     #[case::all_but_one_that_stays(empty_node(), plan(true, &["b"], &[]), "reached")]
     fn the_next_act(#[case] goal: PlannedGoal, #[case] plan: PlanAnswer, #[case] expected: &str) {
         let progress = Progress {
@@ -588,6 +620,19 @@ mod tests {
             ..Progress::default()
         };
         assert_eq!(word(&progress.next(&goal, &plan)), expected);
+    }
+
+    /// Later moves that would help too were not confirmed.
+    #[test]
+    fn a_join_ends_with_the_confirmed_moves() {
+        let progress = Progress {
+            confirmed: ["a".to_owned()].into(),
+            evicted: ["a".to_owned()].into(),
+            max_moves: 10,
+            ..Progress::default()
+        };
+        let plan = plan(true, &["x"], &[]);
+        assert_eq!(progress.next(&PlannedGoal::Join, &plan), Next::Reached);
     }
 
     #[rstest]

@@ -158,7 +158,7 @@ fn render(goal: &PlannedGoal, answer: &PlanAnswer, screen: &Screen) -> String {
     if let PlannedGoal::EmptyNode { node } = goal {
         lines += &screen.wrap(
             0,
-            &format!("Pods without devices are for `kubectl drain {node} --ignore-daemonsets`.\n"),
+            &format!("`kubectl drain {node} --ignore-daemonsets` evicts every pod that is left, also those in the table.\n"),
         );
     }
     lines

@@ -99,7 +99,11 @@ impl ClosedGpus {
         }
         // An event has room for a value of more characters than any node has minors.
         let value: String = self.value.chars().take(MAX_SHOWN).collect();
-        let cut = if value.len() < self.value.len() { " (cut)" } else { "" };
+        let cut = if value.len() < self.value.len() {
+            " (cut)"
+        } else {
+            ""
+        };
         let known: Vec<String> = known.iter().map(ToString::to_string).collect();
         Some(format!(
             "node annotation {CLOSED_GPUS}: {value:?}{cut} is neither {ALL:?} nor a list of GPUs of the node (minors {}); it closes \
@@ -127,7 +131,8 @@ mod tests {
 
     use super::*;
 
-    const LONG: &str = "0,x00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000";
+    const LONG: &str =
+        "0,x00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000";
 
     fn read(value: &str) -> ClosedGpus {
         ClosedGpus::read(Some(&BTreeMap::from([(

@@ -382,7 +382,7 @@ fn encode_unplaced(encoder: &mut DescriptorEncoder<'_>, unplaced: &UnplacedSumma
 /// Stranded memory divided by free memory; 0 without free memory.
 fn fragmentation_ratio(gpus: &[GpuSnapshot]) -> f64 {
     let (mut stranded, mut free) = (0_u64, 0_u64);
-    for gpu in gpus.iter().filter(|gpu| gpu.healthy) {
+    for gpu in gpus.iter().filter(|gpu| gpu.healthy && !gpu.closed) {
         stranded = stranded.saturating_add(gpu.stranded);
         free = free.saturating_add(gpu.total.saturating_sub(gpu.used));
     }

@@ -57,6 +57,8 @@ pub struct GpuSnapshot {
     pub n_pods: u32,
     /// True if it takes new pods.
     pub healthy: bool,
+    /// True if an annotation of the node closes it to new pods.
+    pub closed: bool,
 }
 
 impl AllocationSnapshot {
@@ -111,6 +113,7 @@ impl AllocationSnapshot {
                     slots_total: view.device.slots,
                     n_pods: u32::try_from(view.holders.len()).unwrap_or(u32::MAX),
                     healthy: view.device.healthy,
+                    closed: view.device.closed,
                 });
                 self.add_holders(index, &view);
             }

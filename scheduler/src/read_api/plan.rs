@@ -334,7 +334,10 @@ impl PlanInput {
                 name,
                 uid: owner.to_string(),
                 reason: obstacle.to_string(),
-                temporary: matches!(obstacle, Obstacle::Budget { .. } | Obstacle::Leaving | Obstacle::Binding),
+                temporary: matches!(
+                    obstacle,
+                    Obstacle::Budget { .. } | Obstacle::Leaving | Obstacle::Binding
+                ),
             });
         }
         answer

@@ -44,6 +44,31 @@ fn may_do_what_it_does_and_nothing_else(
     }
 }
 
+/// Kubernetes keeps the events of nodes, which are in no namespace, in `default`.
+#[test]
+fn the_scheduler_writes_events_of_nodes() {
+    let rbac = Rbac::of(&render("base")).unwrap();
+    for (namespace, expected) in [("default", true), ("tenant", false)] {
+        for verb in ["create", "patch"] {
+            let event = Permission {
+                group: "",
+                resource: "events",
+                subresource: "",
+                verb,
+            };
+            let target = RbacTarget {
+                namespace,
+                name: "any",
+            };
+            assert_eq!(
+                rbac.allows(SCHEDULER_ACCOUNT, event, target),
+                expected,
+                "{verb} in {namespace}"
+            );
+        }
+    }
+}
+
 #[rstest]
 #[case::scheduler(daemons::SCHEDULER, SCHEDULER_ACCOUNT)]
 #[case::device_plugin(daemons::DEVICE_PLUGIN, PLUGIN_ACCOUNT)]
