@@ -1,8 +1,8 @@
 //! `plan ... --evict`: makes the moves of a plan one by one, with the rights of the caller.
 //!
 //! A move is an eviction by the Eviction API, which obeys disruption budgets; the pod's controller creates the successor, and
-//! kube-scheduler places it. So every move is checked and none is assumed: a new plan is made from the cluster as it is before each
-//! eviction, which stops the command if the goal can no longer be reached, and ends it if the goal is reached already. Goals that
+//! kube-scheduler places it. So every move is checked and none is assumed: a new plan is made from the cluster as it is before
+//! each eviction, which stops the command if the goal can no longer be reached, and ends it if the goal is reached already. Goals that
 //! empty GPUs close these first, and never open them.
 
 use std::collections::BTreeSet;

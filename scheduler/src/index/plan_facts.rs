@@ -122,8 +122,8 @@ impl<'a> PlanFacts<'a> {
     }
 }
 
-/// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin, and the
-/// isolation that the pod demands.
+/// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin, and
+/// the isolation that the pod demands.
 pub(super) fn allows(cluster: &Cluster, node: &str, rules: &PodRules, demand: &ResourceDemand<'_>) -> bool {
     let Some(state) = cluster.node(node).filter(|state| state.exists()) else {
         return false;

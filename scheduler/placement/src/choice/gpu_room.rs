@@ -54,8 +54,8 @@ pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) 
     }
 }
 
-/// The reason of a refusal where some GPUs are unhealthy, closed or withheld. The rows of such GPUs have nothing free, which would
-/// hide what the available GPUs lack.
+/// The reason of a refusal where some GPUs are unhealthy, closed or withheld. The rows of such GPUs have nothing free, which
+/// would hide what the available GPUs lack.
 fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
     // Health, maintenance and vendors do not matter if even an empty node were too small.
     if all.has_too_few_large_enough(need) {
@@ -239,8 +239,8 @@ pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<
     of_sharing(false).chain(of_sharing(true)).map(|(at, _)| at)
 }
 
-/// Shares of all healthy GPUs, for a pod that sees all: slots on the GPU with most slots free, which comes first, and nothing of the
-/// others. A closed GPU refuses the pod, whose containers would see it.
+/// Shares of all healthy GPUs, for a pod that sees all: slots on the GPU with most slots free, which comes first, and nothing of
+/// the others. A closed GPU refuses the pod, whose containers would see it.
 pub(crate) fn share_all_gpus(node: &Node, slots: u32, hints: Hints<'_>) -> Result<Vec<Share>, Reason> {
     if node.rows.is_empty() {
         return Err(Reason::NoDevice);
