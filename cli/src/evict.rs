@@ -2,8 +2,9 @@
 //!
 //! A move is an eviction by the Eviction API, which obeys disruption budgets; the pod's controller creates the successor, and
 //! kube-scheduler places it. So every move is checked and none is assumed: a new plan is made from the cluster as it is before
-//! each eviction, which stops the command if the goal can no longer be reached, and ends it if the goal is reached already. Goals that
-//! empty GPUs close these first, and never open them.
+//! each eviction. Only pods that the confirmed plan shows are evicted. The command waits a while if a new plan takes others or
+//! does not reach the goal, and then stops; it ends if the goal is reached already. Goals that empty GPUs close these first, and
+//! never open them.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal};
