@@ -17,6 +17,7 @@ mod group_members;
 mod group_rooms;
 mod group_view;
 mod hints;
+mod made_rooms;
 mod node_filter;
 mod node_state;
 mod objects;
@@ -26,6 +27,7 @@ mod pod_groups;
 mod pods;
 mod record;
 mod resource_demand;
+mod room_facts;
 mod snapshot;
 mod started_groups;
 mod tried_placements;
@@ -46,6 +48,8 @@ use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 use tokio::sync::Notify;
 
+pub(crate) use eviction::ROOM_MANAGER;
+
 pub use assume_times::AssumeTimes;
 pub use assumption::{AssumeError, Assumed, Assumptions};
 pub use group_members::MembersToPlace;
@@ -57,8 +61,9 @@ pub use pod_groups::{GroupOfPod, GroupStore};
 pub use pods::{AssumptionState, Phase};
 pub use proto::device::RawDevice;
 pub use resource_demand::ResourceDemand;
+pub use room_facts::{RoomFacts, RoomNominee, WaitingPod};
 pub use snapshot::Snapshot;
-pub use victims::{Preemptor, Promised};
+pub use victims::{NodeRoom, Preemptor, Promised, RoomSearch, RoomVictim};
 
 use crate::accounting::PodFacts;
 use crate::bind::PodId;
@@ -70,6 +75,7 @@ use cluster::Cluster;
 use failing::FailingNodes;
 use plugins::Plugins;
 use pod_groups::PodGroups;
+use pods::PodEntry;
 use resource_demand::requests_devices;
 
 /// Nodes, devices, pods, and the devices that pods hold.
@@ -279,6 +285,23 @@ impl Index {
         NodeFilter {
             cluster: &self.cluster,
         }
+    }
+
+    /// The facts by which the leader makes room.
+    pub fn room_facts(&self) -> RoomFacts<'_> {
+        RoomFacts {
+            cluster: &self.cluster,
+        }
+    }
+
+    /// Begins to keep, for a pod, the room on a node that these pods will have freed.
+    pub fn begin_room(&mut self, uid: &str, node: &str, freeing: &[OwnerId]) {
+        self.hints.begin_room(&mut self.cluster, uid, node, freeing);
+    }
+
+    /// Ends what [`Self::begin_room`] has begun: the room is free for all pods, unless the pod is nominated to the node.
+    pub fn end_room(&mut self, uid: &str) {
+        self.hints.end_room(&mut self.cluster, uid);
     }
 
     /// The demand of a pod, which is compared with nodes; `None` if the pod requests no devices.

@@ -398,7 +398,15 @@ async fn explain_pod(
         })
     };
     match api.computing.compute(&caller, evaluate).await {
-        Ok(Some(explanation)) => respond(&explanation),
+        Ok(Some(mut explanation)) => {
+            // Only the leader makes room, so that other replicas have no answer.
+            if explanation.node.is_none() {
+                let memory = api.extender.memory();
+                let verdict = memory.rooms.verdict(&explanation.uid).map(str::to_owned);
+                explanation.summary.extend(verdict);
+            }
+            respond(&explanation)
+        }
         Ok(None) => {
             let text = format!("there is no pod {pod:?} that asks for devices\n");
             (StatusCode::NOT_FOUND, text).into_response()

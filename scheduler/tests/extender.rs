@@ -41,6 +41,8 @@ mod groups;
 mod holding;
 #[path = "extender/leading.rs"]
 mod leading;
+#[path = "extender/making_room.rs"]
+mod making_room;
 #[path = "extender/model_based.rs"]
 mod model_based;
 #[path = "extender/objects.rs"]

@@ -7,7 +7,13 @@ use placement::OwnerId;
 use proto::pod::Pod;
 use rustc_hash::FxHashMap;
 
-/// The fields by which kube-scheduler chooses victims, of a pod that asks for device resources.
+/// The manager of fields under which the leader nominates a pod to the node on which it makes room for it.
+pub(crate) const ROOM_MANAGER: &str = "gpushare-make-room";
+
+/// The grace period of a pod that names none, in seconds: Kubernetes' default.
+const DEFAULT_GRACE: i64 = 30;
+
+/// The fields by which kube-scheduler, and the leader that makes room, choose victims, of a pod that asks for device resources.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Eviction {
     pub(super) rank: EvictionRank,
@@ -18,6 +24,12 @@ pub(super) struct Eviction {
     pub(super) labels: BTreeMap<String, String>,
     /// The node in `status.nominatedNodeName`, which kube-scheduler keeps for the pod.
     pub(super) nominated: Option<Box<str>>,
+    /// True if the leader has nominated the pod, and not kube-scheduler.
+    pub(super) is_nominated_for_room: bool,
+    /// True if the leader may evict the pod to make room for another.
+    pub(super) may_be_evicted: bool,
+    /// The seconds that the pod's processes have to end.
+    pub(super) grace_seconds: u32,
 }
 
 /// A pod's importance compared with other pods: priority, then the earlier start.
@@ -58,6 +70,10 @@ impl Eviction {
             repels: pod.spec.affinity.pod_anti_affinity.is_required,
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             nominated: pod.nominated_node().map(Into::into),
+            is_nominated_for_room: pod.is_nominated_by(ROOM_MANAGER),
+            may_be_evicted: pod.may_be_evicted(),
+            grace_seconds: u32::try_from(pod.spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE))
+                .unwrap_or(0),
         }
     }
 

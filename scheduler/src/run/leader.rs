@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use daemon::api_server::Connection;
-use daemon::events;
+use daemon::events::Recorder;
 use daemon::panics::named;
 use daemon::process::Process;
+use kube::Client;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -54,7 +54,7 @@ impl OwnReplica {
     /// Begins to take part in the election, or to decide alone. Returns the farewell: the wait after a signal, before the end.
     pub(super) fn begin(
         self,
-        connection: &Connection,
+        (client, recorder): (Client, Recorder),
         index: Shared<Index>,
         process: &mut Process,
     ) -> impl Future<Output = ()> + use<> {
@@ -70,9 +70,6 @@ impl OwnReplica {
             resigned.cancel();
             return farewell(Duration::ZERO, resigned);
         };
-        let (recorder, writer) = events::recorder(connection, "gpushare-scheduler", None);
-        process.tasks.spawn("events", writer.run());
-        let client = connection.client.clone();
         if settings.election.kube_scheduler_lease.is_some() {
             process.tasks.spawn(
                 "version of kube-scheduler",

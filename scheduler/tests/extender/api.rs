@@ -7,6 +7,9 @@ use std::time::Duration;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use kube::client::Body;
+use proto::pod::Pod;
+use scheduler::index::{Index, Shared};
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 /// The fault of one request.
@@ -47,6 +50,20 @@ struct State {
     users: BTreeMap<String, String>,
     rights: Vec<(String, String)>,
     reviews: Vec<Value>,
+    /// Faults of the next evictions, dry runs among them; `None` for one without.
+    evictions: VecDeque<Option<Fault>>,
+    /// Faults of the next merge patches; `None` for one without.
+    patches: VecDeque<Option<Fault>>,
+    /// UIDs of evicted pods, in order, once for each eviction that was carried out.
+    evicted: Vec<String>,
+    /// The number of further evictions that budgets allow of pods with each label `app`.
+    budgets: BTreeMap<String, i64>,
+    /// The reason, the pod and the message of every event.
+    events: Vec<(String, String, String)>,
+    n_merges: usize,
+    last_version: u64,
+    /// The index that sees changes by evictions and merge patches at once, as a watch shows them.
+    watcher: Option<Shared<Index>>,
 }
 
 /// The server; clones share it.
@@ -142,6 +159,45 @@ impl Api {
         self.state().users.remove(token);
     }
 
+    /// Faults of the next evictions, in order; dry runs count.
+    pub(crate) fn fail_evictions(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
+        self.state().evictions.extend(faults);
+    }
+
+    /// Faults of the next merge patches, in order.
+    pub(crate) fn fail_merges(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
+        self.state().patches.extend(faults);
+    }
+
+    /// The names of evicted pods, once for each eviction that was carried out.
+    pub(crate) fn evicted(&self) -> Vec<String> {
+        let state = self.state();
+        let evicted = state.evicted.iter();
+        evicted
+            .map(|uid| uid.trim_start_matches("uid-").to_owned())
+            .collect()
+    }
+
+    /// The number of merge patches that were asked for.
+    pub(crate) fn n_merges(&self) -> usize {
+        self.state().n_merges
+    }
+
+    /// Sets the number of further evictions of pods with this label `app`.
+    pub(crate) fn set_budget(&self, app: &str, allowed: i64) {
+        self.state().budgets.insert(app.to_owned(), allowed);
+    }
+
+    /// The reason, the pod and the message of every event.
+    pub(crate) fn events(&self) -> Vec<(String, String, String)> {
+        self.state().events.clone()
+    }
+
+    /// Shows an index the changes that evictions and merge patches make, at once; or no longer.
+    pub(crate) fn show_to(&self, index: Option<Shared<Index>>) {
+        self.state().watcher = index;
+    }
+
     /// Every review of a token or of a right that was asked for.
     pub(crate) fn reviews(&self) -> Vec<Value> {
         self.state().reviews.clone()
@@ -162,7 +218,29 @@ impl Api {
         if path.ends_with("reviews") {
             return self.review(&path, serde_json::from_slice(&body).unwrap()).await;
         }
+        if path.ends_with("/eviction") {
+            let fault = self.state().evictions.pop_front().flatten();
+            let is_dry = parts
+                .uri
+                .query()
+                .is_some_and(|query| query.contains("dryRun=All"));
+            let eviction = serde_json::from_slice(&body).unwrap();
+            return carry_out(fault, || self.evict(&path, &eviction, is_dry)).await;
+        }
+        if path.ends_with("/events") {
+            let event: Value = serde_json::from_slice(&body).unwrap();
+            let text = |pointer: &str| event.pointer(pointer).unwrap().as_str().unwrap().to_owned();
+            let told = (text("/reason"), text("/involvedObject/name"), text("/message"));
+            self.state().events.push(told);
+            return Ok(reply(201, &event));
+        }
         if parts.method == Method::PATCH {
+            if parts.headers[http::header::CONTENT_TYPE] == "application/merge-patch+json" {
+                let fault = self.state().patches.pop_front().flatten();
+                self.state().n_merges += 1;
+                let changes = serde_json::from_slice(&body).unwrap();
+                return carry_out(fault, || self.merge(&parts, &changes)).await;
+            }
             return self.apply(&parts, &body);
         }
         let fault = self.note(&parts.method, &body);
@@ -171,33 +249,7 @@ impl Api {
             Method::POST => self.bind(&path, &serde_json::from_slice(&body).unwrap()),
             _ => self.get(&path),
         };
-        match fault {
-            None => Ok(done()),
-            Some(Fault::Status(status)) => Ok(failure(status, "made to fail")),
-            Some(Fault::StatusAfterwards(status)) => {
-                done();
-                Ok(failure(status, "made to fail afterwards"))
-            }
-            Some(Fault::Busy(seconds)) => {
-                let mut reply = failure(429, "too many requests");
-                reply.headers_mut().insert("retry-after", seconds.into());
-                Ok(reply)
-            }
-            Some(Fault::Hang) => std::future::pending().await,
-            Some(Fault::HangAfterwards) => {
-                done();
-                std::future::pending().await
-            }
-            Some(Fault::Break) => Err(std::io::ErrorKind::ConnectionReset.into()),
-            Some(Fault::BreakAfterwards) => {
-                done();
-                Err(std::io::ErrorKind::ConnectionReset.into())
-            }
-            Some(Fault::Slow(time)) => {
-                tokio::time::sleep(time).await;
-                Ok(done())
-            }
-        }
+        carry_out(fault, done).await
     }
 
     /// Records a request, and returns its fault.
@@ -256,6 +308,91 @@ impl Api {
         Ok(reply(201, &review))
     }
 
+    /// Evicts a pod as the Eviction API does: the pod is leaving from then on.
+    fn evict(&self, path: &str, eviction: &Value, is_dry: bool) -> Response<Body> {
+        let path = path.strip_suffix("/eviction").unwrap();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let Some(pod) = state.pods.get_mut(path) else {
+            return failure(404, "pods not found");
+        };
+        if pod["metadata"]["uid"] != eviction["deleteOptions"]["preconditions"]["uid"] {
+            return failure(409, "Precondition failed: UID in precondition");
+        }
+        let is_leaving = pod["metadata"].get("deletionTimestamp").is_some();
+        let app = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
+        if let Some(allowed) = state.budgets.get_mut(app).filter(|_| !is_leaving) {
+            if *allowed <= 0 {
+                return failure(
+                    429,
+                    "Cannot evict pod as it would violate the pod's disruption budget.",
+                );
+            }
+            *allowed -= i64::from(!is_dry);
+        }
+        if !is_dry {
+            state
+                .evicted
+                .push(pod["metadata"]["uid"].as_str().unwrap().to_owned());
+            state.last_version += 1;
+            pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+            pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
+            let pod = pod.clone();
+            drop(guard);
+            self.show(&pod);
+        }
+        reply(201, &json!({"kind": "Status", "status": "Success", "code": 201}))
+    }
+
+    /// Changes the nomination in the status of a pod, if the preconditions hold.
+    fn merge(&self, parts: &http::request::Parts, changes: &Value) -> Response<Body> {
+        let path = parts.uri.path().strip_suffix("/status").unwrap();
+        let query = parts.uri.query().unwrap_or_default();
+        let manager = query
+            .split('&')
+            .find_map(|part| part.strip_prefix("fieldManager="));
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let Some(pod) = state.pods.get_mut(path) else {
+            return failure(404, "pods not found");
+        };
+        if pod["metadata"]["uid"] != changes["metadata"]["uid"] {
+            return failure(422, "metadata.uid: field is immutable");
+        }
+        if pod["metadata"]["resourceVersion"] != changes["metadata"]["resourceVersion"] {
+            return failure(409, "the object has been modified");
+        }
+        nominate(pod, &changes["status"]["nominatedNodeName"], manager.unwrap());
+        state.last_version += 1;
+        pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+        let pod = pod.clone();
+        drop(guard);
+        self.show(&pod);
+        reply(200, &pod)
+    }
+
+    /// Nominates a pod as kube-scheduler does, whatever its version is.
+    pub(crate) fn nominate(&self, pod: &Value, node: &Value) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        state.last_version += 1;
+        let pod = state.pods.get_mut(&path(pod)).unwrap();
+        nominate(pod, node, "kube-scheduler");
+        pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+        let pod = pod.clone();
+        drop(guard);
+        self.show(&pod);
+    }
+
+    /// Shows a pod to the index that watches.
+    fn show(&self, pod: &Value) {
+        let watcher = self.state().watcher.clone();
+        if let Some(index) = watcher {
+            let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+            index.write().apply(pod);
+        }
+    }
+
     fn bind(&self, path: &str, binding: &Value) -> Response<Body> {
         let path = path.strip_suffix("/binding").unwrap();
         let mut state = self.state();
@@ -288,6 +425,45 @@ impl Drop for Posting {
     fn drop(&mut self) {
         self.0.state().n_posting -= 1;
     }
+}
+
+/// Answers a request with its fault.
+async fn carry_out(fault: Option<Fault>, done: impl FnOnce() -> Response<Body>) -> Reply {
+    match fault {
+        None => Ok(done()),
+        Some(Fault::Status(status)) => Ok(failure(status, "made to fail")),
+        Some(Fault::StatusAfterwards(status)) => {
+            done();
+            Ok(failure(status, "made to fail afterwards"))
+        }
+        Some(Fault::Busy(seconds)) => {
+            let mut reply = failure(429, "too many requests");
+            reply.headers_mut().insert("retry-after", seconds.into());
+            Ok(reply)
+        }
+        Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::HangAfterwards) => {
+            done();
+            std::future::pending().await
+        }
+        Some(Fault::Break) => Err(std::io::ErrorKind::ConnectionReset.into()),
+        Some(Fault::BreakAfterwards) => {
+            done();
+            Err(std::io::ErrorKind::ConnectionReset.into())
+        }
+        Some(Fault::Slow(time)) => {
+            tokio::time::sleep(time).await;
+            Ok(done())
+        }
+    }
+}
+
+/// Sets the node that a pod is nominated to, with the manager of the field.
+fn nominate(pod: &mut Value, node: &Value, manager: &str) {
+    pod["status"]["nominatedNodeName"] = node.clone();
+    let fields = json!({"f:status": {"f:nominatedNodeName": {}}});
+    let entry = json!({"manager": manager, "operation": "Update", "subresource": "status", "fieldsType": "FieldsV1", "fieldsV1": fields});
+    pod["metadata"]["managedFields"] = if node.is_null() { json!([]) } else { json!([entry]) };
 }
 
 fn path(pod: &Value) -> String {
