@@ -206,11 +206,10 @@ impl RoomMaker {
         let uid = hold.pod.uid.as_str();
         match step {
             Step::Wait => {}
-            Step::EndGone => self.release(uid),
-            Step::EndBound => {
-                if let Some(first_refused) = hold.first_refused {
+            Step::End => {
+                if let Some((first_refused, bound_at)) = hold.first_refused.zip(hold.bound_at) {
                     self.metrics
-                        .observe(now().saturating_duration_since(first_refused));
+                        .observe(bound_at.saturating_duration_since(first_refused));
                 }
                 self.release(uid);
             }
@@ -422,6 +421,7 @@ impl RoomMaker {
             retried_until: now(),
             until: now() + self.settings.hold + grace,
             first_refused: Some(preemptor.first_refused),
+            bound_at: None,
             is_dropped: false,
             in_vain_since: None,
         }

@@ -30,6 +30,8 @@ pub(crate) struct Hold {
     pub(super) until: Instant,
     /// The time of the first refusal of the pod; `None` if another replica made the plan.
     pub(super) first_refused: Option<Instant>,
+    /// The time at which the pod was bound.
+    pub(crate) bound_at: Option<Instant>,
     /// True if the plan was dropped, so that the nomination has to be removed.
     pub(super) is_dropped: bool,
     /// The time since which all pods have gone and the node still has no room; only of another replica's plan.
@@ -45,12 +47,10 @@ pub(super) enum Step {
     Evict,
     /// No further eviction is tried; the room that is free already stays kept.
     GiveUpEvictions,
-    /// The pod is bound.
-    EndBound,
     /// The pod is nominated again, since an error of kube-scheduler has removed the nomination.
     Nominate,
-    /// The pod is gone, or kube-scheduler has nominated it to another node.
-    EndGone,
+    /// The pod is bound or gone, or kube-scheduler has nominated it to another node.
+    End,
     /// The nomination is removed, since time is up.
     WithdrawLate,
     /// The nomination is removed, since the plan was dropped, or another replica's plan has come to nothing.
@@ -68,10 +68,8 @@ pub(super) struct HoldFacts {
 /// The state of the pod that room is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PreemptorState {
-    /// The pod is deleted, or is leaving.
+    /// The pod is bound or its binding is under way, or it is deleted or leaving.
     Gone,
-    /// The pod is bound, or its binding is under way.
-    Bound,
     /// The pod waits, and is nominated to another node.
     Elsewhere,
     /// The pod waits, and is nominated to no node.
@@ -95,6 +93,7 @@ impl Hold {
             retried_until: now,
             until: now + lasts + grace,
             first_refused: None,
+            bound_at: None,
             is_dropped: false,
             in_vain_since: None,
         }
@@ -118,7 +117,6 @@ impl Hold {
             }
             Some(waiting) if waiting.nominated.is_some() => PreemptorState::Elsewhere,
             Some(_) => PreemptorState::Unnominated,
-            None if index.is_shown(uid) && !index.is_pending(uid) => PreemptorState::Bound,
             None => PreemptorState::Gone,
         };
         let mut freeing = self.freeing.iter();
@@ -131,12 +129,11 @@ impl Hold {
     /// The next step, by the state of the pods.
     pub(super) fn step(&mut self, facts: HoldFacts, now: Instant) -> Step {
         let is_free = match facts.preemptor {
-            PreemptorState::Gone | PreemptorState::Elsewhere => return Step::EndGone,
-            PreemptorState::Bound => return Step::EndBound,
+            PreemptorState::Gone | PreemptorState::Elsewhere => return Step::End,
             _ if self.is_dropped => return Step::Withdraw,
             _ if now >= self.until => return Step::WithdrawLate,
             // The nomination is all that is known of another replica's plan.
-            PreemptorState::Unnominated if self.first_refused.is_none() => return Step::EndGone,
+            PreemptorState::Unnominated if self.first_refused.is_none() => return Step::End,
             PreemptorState::Unnominated => return Step::Nominate,
             PreemptorState::Nominated { is_free } => is_free,
         };
@@ -193,18 +190,18 @@ mod tests {
             retried_until: Hold::end_of_retries(began),
             until: began + Duration::from_secs(300),
             first_refused: (!is_adopted).then_some(began),
+            bound_at: None,
             is_dropped: false,
             in_vain_since: None,
         }
     }
 
     #[rstest]
-    #[case::deleted(PreemptorState::Gone, 0, 5, Step::EndGone)]
-    #[case::nominated_elsewhere(PreemptorState::Elsewhere, 1, 5, Step::EndGone)]
+    #[case::deleted(PreemptorState::Gone, 0, 5, Step::End)]
+    #[case::nominated_elsewhere(PreemptorState::Elsewhere, 1, 5, Step::End)]
     #[case::an_error_of_kube_scheduler(PreemptorState::Unnominated, 1, 5, Step::Nominate)]
     #[case::not_nominated_again_when_time_is_up(PreemptorState::Unnominated, 0, 300, Step::WithdrawLate)]
-    #[case::bound(PreemptorState::Bound, 0, 5, Step::EndBound)]
-    #[case::bound_at_the_last_moment(PreemptorState::Bound, 0, 300, Step::EndBound)]
+    #[case::bound_at_the_last_moment(PreemptorState::Gone, 0, 300, Step::End)]
     #[case::victims_end(NOMINATED, 0, 5, Step::Wait)]
     #[case::a_budget_is_used_up(NOMINATED, 1, 5, Step::Evict)]
     #[case::a_budget_stays_used_up(NOMINATED, 1, 30, Step::GiveUpEvictions)]
@@ -244,7 +241,7 @@ mod tests {
         assert_eq!(
             hold.clone()
                 .step(facts(PreemptorState::Unnominated, false), at(61)),
-            Step::EndGone
+            Step::End
         );
         assert_eq!(hold.step(facts(NOMINATED, false), at(70)), Step::Withdraw);
     }

@@ -127,6 +127,13 @@ impl Rooms {
         self.held.get_mut(uid)
     }
 
+    /// Notes that a pod is bound.
+    pub(crate) fn note_bound(&mut self, uid: &str, now: Instant) {
+        if let Some(hold) = self.held.get_mut(uid) {
+            hold.bound_at = Some(now);
+        }
+    }
+
     /// Ends a hold.
     pub(super) fn release(&mut self, uid: &str) {
         self.held.remove(uid);

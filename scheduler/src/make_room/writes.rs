@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::{Method, StatusCode};
 use kube::Client;
 use proto::pod::Pod;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::timeout;
 
-use crate::api_server::{Answer, merge, send};
+use crate::api_server::{Answer, send, send_as};
 use crate::bind::{PodId, pod_path};
 use crate::index::ROOM_MANAGER;
 use crate::leader::{BIND_TIMEOUT, Leadership, now};
@@ -92,15 +92,20 @@ impl RoomWriter {
         pod: &PodId,
         node: Option<&str>,
     ) -> Result<(), WriteError> {
-        let version: Value = found.metadata.resource_version.as_deref().into();
-        let metadata = json!({"uid": pod.uid, "resourceVersion": version});
-        let changes = json!({"metadata": metadata, "status": {"nominatedNodeName": node}});
+        let PodId { namespace, name, uid } = pod;
+        let version = &found.metadata.resource_version;
+        let metadata = json!({"namespace": namespace, "name": name, "uid": uid, "resourceVersion": version});
+        let status = node.map_or_else(|| json!({}), |node| json!({"nominatedNodeName": node}));
+        let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status});
+        // Applied, so that the API server notes whose nomination it is: the next leader, and the end of a hold, go by that.
         let path = format!(
-            "{}/status?{}&fieldManager={ROOM_MANAGER}",
+            "{}/status?{}&fieldManager={ROOM_MANAGER}&force=true",
             pod_path(pod),
             given_up()
         );
-        self.write(merge(&self.client, &path, &changes)).await
+        let apply = "application/apply-patch+yaml";
+        let written = send_as(&self.client, Method::PATCH, &path, apply, Some(&object));
+        self.write(written).await
     }
 
     /// Sends one write, if this replica leads until it is over. The election waits for it before the replica resigns.

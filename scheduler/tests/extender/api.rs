@@ -52,17 +52,17 @@ struct State {
     reviews: Vec<Value>,
     /// Faults of the next evictions, dry runs among them; `None` for one without.
     evictions: VecDeque<Option<Fault>>,
-    /// Faults of the next merge patches; `None` for one without.
-    patches: VecDeque<Option<Fault>>,
+    /// Faults of the next nominations; `None` for one without.
+    nominations: VecDeque<Option<Fault>>,
     /// UIDs of evicted pods, in order, once for each eviction that was carried out.
     evicted: Vec<String>,
     /// The number of further evictions that budgets allow of pods with each label `app`.
     budgets: BTreeMap<String, i64>,
     /// The reason, the pod and the message of every event.
     events: Vec<(String, String, String)>,
-    n_merges: usize,
+    n_nominations: usize,
     last_version: u64,
-    /// The index that sees changes by evictions and merge patches at once, as a watch shows them.
+    /// The index that sees changes by evictions and nominations at once, as a watch shows them.
     watcher: Option<Shared<Index>>,
 }
 
@@ -164,9 +164,9 @@ impl Api {
         self.state().evictions.extend(faults);
     }
 
-    /// Faults of the next merge patches, in order.
-    pub(crate) fn fail_merges(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
-        self.state().patches.extend(faults);
+    /// Faults of the next nominations, in order.
+    pub(crate) fn fail_nominations(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
+        self.state().nominations.extend(faults);
     }
 
     /// The names of evicted pods, once for each eviction that was carried out.
@@ -178,9 +178,9 @@ impl Api {
             .collect()
     }
 
-    /// The number of merge patches that were asked for.
-    pub(crate) fn n_merges(&self) -> usize {
-        self.state().n_merges
+    /// The number of nominations that were asked for, to a node or to none.
+    pub(crate) fn n_nominations(&self) -> usize {
+        self.state().n_nominations
     }
 
     /// Sets the number of further evictions of pods with this label `app`.
@@ -193,7 +193,7 @@ impl Api {
         self.state().events.clone()
     }
 
-    /// Shows an index the changes that evictions and merge patches make, at once; or no longer.
+    /// Shows an index the changes that evictions and nominations make, at once; or no longer.
     pub(crate) fn show_to(&self, index: Option<Shared<Index>>) {
         self.state().watcher = index;
     }
@@ -235,11 +235,11 @@ impl Api {
             return Ok(reply(201, &event));
         }
         if parts.method == Method::PATCH {
-            if parts.headers[http::header::CONTENT_TYPE] == "application/merge-patch+json" {
-                let fault = self.state().patches.pop_front().flatten();
-                self.state().n_merges += 1;
-                let changes = serde_json::from_slice(&body).unwrap();
-                return carry_out(fault, || self.merge(&parts, &changes)).await;
+            if path.ends_with("/status") {
+                let fault = self.state().nominations.pop_front().flatten();
+                self.state().n_nominations += 1;
+                let object = serde_json::from_slice(&body).unwrap();
+                return carry_out(fault, || self.apply_nomination(&parts, &object)).await;
             }
             return self.apply(&parts, &body);
         }
@@ -344,8 +344,8 @@ impl Api {
         reply(201, &json!({"kind": "Status", "status": "Success", "code": 201}))
     }
 
-    /// Changes the nomination in the status of a pod, if the preconditions hold.
-    fn merge(&self, parts: &http::request::Parts, changes: &Value) -> Response<Body> {
+    /// Applies the nomination in the status of a pod, if the preconditions hold.
+    fn apply_nomination(&self, parts: &http::request::Parts, changes: &Value) -> Response<Body> {
         let path = parts.uri.path().strip_suffix("/status").unwrap();
         let query = parts.uri.query().unwrap_or_default();
         let manager = query

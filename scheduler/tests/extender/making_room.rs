@@ -208,7 +208,7 @@ async fn a_report_evicts_nothing() {
         advance(Duration::from_secs(1)).await;
     }
     assert_eq!(
-        (making.world.api.evicted().len(), making.world.api.n_merges()),
+        (making.world.api.evicted().len(), making.world.api.n_nominations()),
         (0, 0)
     );
     assert_eq!(making.nominated(&pod), Value::Null);
@@ -279,7 +279,7 @@ async fn pods_that_room_is_made_for(#[case] field: &str, #[case] value: Value, #
         making.tick().await;
     }
     assert_eq!(making.world.api.evicted().len(), n_evicted);
-    assert_eq!(making.world.api.n_merges(), n_evicted);
+    assert_eq!(making.world.api.n_nominations(), n_evicted);
 }
 
 /// kube-scheduler's own filters refuse the other node, which filter requests therefore do not name.
@@ -368,7 +368,7 @@ async fn a_refused_dry_run_drops_the_node() {
     making.tick().await;
     assert_eq!(making.world.api.evicted(), ["b"]);
     assert_eq!(making.nominated(&pod), "n2");
-    assert_eq!(making.world.api.n_merges(), 1, "nothing was nominated to n1");
+    assert_eq!(making.world.api.n_nominations(), 1, "nothing was nominated to n1");
 }
 
 #[tokio::test(start_paused = true)]
@@ -386,7 +386,7 @@ async fn three_refused_plans_are_enough() {
     advance(AFTER).await;
     making.tick().await;
     assert_eq!(
-        (making.world.api.evicted().len(), making.world.api.n_merges()),
+        (making.world.api.evicted().len(), making.world.api.n_nominations()),
         (0, 0)
     );
     assert_eq!(making.outcome("refused"), "1");
@@ -575,7 +575,7 @@ async fn nothing_is_evicted_for_a_pod_that_is_gone() {
     making.world.api.remove(&pod);
     making.tick().await;
     assert_eq!(
-        (making.world.api.evicted().len(), making.world.api.n_merges()),
+        (making.world.api.evicted().len(), making.world.api.n_nominations()),
         (0, 0)
     );
 }
@@ -589,7 +589,7 @@ async fn a_nomination_of_kube_scheduler_wins() {
     making.world.api.nominate(&pod, &json!("n9"));
     making.tick().await;
     assert_eq!(
-        (making.world.api.evicted().len(), making.world.api.n_merges()),
+        (making.world.api.evicted().len(), making.world.api.n_nominations()),
         (0, 0)
     );
     making.world.see(&pod);
@@ -656,7 +656,7 @@ async fn nothing_is_evicted_on_old_facts() {
     making.tick().await;
     assert_eq!(making.world.api.evicted().len(), 0);
     assert_eq!(making.nominated(&pod), Value::Null);
-    assert_eq!(making.world.api.n_merges(), 2, "nominated, and taken back");
+    assert_eq!(making.world.api.n_nominations(), 2, "nominated, and taken back");
 }
 
 /// 200 pods want a GPU each, and ten GPUs have pods that may go.
