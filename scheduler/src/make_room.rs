@@ -310,6 +310,22 @@ impl RoomMaker {
         })
     }
 
+    /// Searches for room for the pod whose turn it is, and changes nothing; returns the number of nodes that were searched, for
+    /// benchmarks.
+    pub fn search(&self) -> Option<usize> {
+        let preemptor = self.next_preemptor()?;
+        let uid = preemptor.pod.uid.as_str();
+        let demand = self.extender.index().read().demand(uid, &preemptor.facts);
+        let demand = demand.ok().flatten()?;
+        let planned = PlannedPod {
+            rules: &preemptor.rules,
+            demand: &demand,
+            promised: &promised_to_others(&self.extender, uid, now()),
+        };
+        let plans = planned.plans(self.extender.index(), &preemptor.nodes, now);
+        Some(plans.n_searched)
+    }
+
     /// Decides about one pod, and carries the decision out.
     async fn decide(&self, preemptor: &Preemptor) {
         let uid = preemptor.pod.uid.as_str();
@@ -542,10 +558,13 @@ impl RoomMaker {
         let Some(rules) = rules else { return };
         let mut left = Vec::new();
         for victim in &hold.pending {
-            // An eviction without an answer may have been carried out.
-            let is_going = match self.extender.index().read().is_victim_leaving(&victim.pod.uid) {
-                Some(is_leaving) => is_leaving,
-                None => true,
+            // An eviction without an answer may have been carried out, and the watch may be late.
+            let is_going = match self.writer.read(&victim.pod).await {
+                Ok(found) => found.is_none_or(|found| found.is_deleting()),
+                Err(_) => {
+                    left.push(victim.clone());
+                    continue;
+                }
             };
             if is_going || !self.is_needed(uid) {
                 continue;

@@ -13,6 +13,16 @@ use super::Counters;
 /// Upper bounds of the buckets of the time from a pod's first refusal to its binding, in seconds: grace periods lie within.
 const BUCKETS: [f64; 10] = [5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0];
 
+/// The outcomes of decisions.
+const OUTCOMES: [&str; 6] = [
+    "evicted",
+    "reported",
+    "no_victims",
+    "refused",
+    "over_budget",
+    "late",
+];
+
 /// Counts and times of room that is made. Clones share them.
 #[derive(Clone, Debug)]
 pub struct RoomMetrics {
@@ -31,6 +41,10 @@ impl RoomMetrics {
             seconds: Histogram::new(BUCKETS),
             pending: Gauge::default(),
         };
+        // Each from 0 on, so that a query sees the first increase too.
+        for outcome in OUTCOMES {
+            drop(metrics.outcomes.get_or_create(&[("outcome", outcome)]));
+        }
         let help = "Decisions to make room for a pod by evictions, by the outcome";
         registry.register("make_room", help, metrics.outcomes.clone());
         let help = "Pods evicted to make room for others";

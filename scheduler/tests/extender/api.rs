@@ -61,6 +61,14 @@ struct State {
     /// The reason, the pod and the message of every event.
     events: Vec<(String, String, String)>,
     n_nominations: usize,
+    /// UIDs of the pods whose eviction was tried since the last nomination.
+    tried: Vec<String>,
+    /// The pods that were tried before each nomination, by the UID of the nominated pod.
+    plans: BTreeMap<String, Vec<String>>,
+    /// The times of nominations by the leader that hold, by UID.
+    nominated_at: BTreeMap<String, tokio::time::Instant>,
+    /// Evictions that must not be.
+    wrongs: Vec<String>,
     last_version: u64,
     /// The index that sees changes by evictions and nominations at once, as a watch shows them.
     watcher: Option<Shared<Index>>,
@@ -103,6 +111,16 @@ impl Api {
     /// The pod as it is stored.
     pub(crate) fn pod(&self, pod: &Value) -> Value {
         self.state().pods[&path(pod)].clone()
+    }
+
+    /// The pod as it is stored; `None` if it is gone.
+    pub(crate) fn find(&self, pod: &Value) -> Option<Value> {
+        self.state().pods.get(&path(pod)).cloned()
+    }
+
+    /// All pods.
+    pub(crate) fn all(&self) -> Vec<Value> {
+        self.state().pods.values().cloned().collect()
     }
 
     /// Faults of the next POSTs, in order.
@@ -191,6 +209,34 @@ impl Api {
     /// The reason, the pod and the message of every event.
     pub(crate) fn events(&self) -> Vec<(String, String, String)> {
         self.state().events.clone()
+    }
+
+    /// Evictions that no plan of a more important pod named, or of pods that were leaving already.
+    pub(crate) fn wrongs(&self) -> Vec<String> {
+        self.state().wrongs.clone()
+    }
+
+    /// The longest time for which a nomination by the leader has held, of pods without a node.
+    pub(crate) fn longest_nomination(&self) -> Duration {
+        let state = self.state();
+        let mut longest = Duration::ZERO;
+        for pod in state.pods.values() {
+            let at = state.nominated_at.get(pod["metadata"]["uid"].as_str().unwrap());
+            if pod["spec"]["nodeName"].is_null()
+                && let Some(at) = at
+            {
+                longest = longest.max(at.elapsed());
+            }
+        }
+        longest
+    }
+
+    /// Forgets the faults of requests to come.
+    pub(crate) fn heal(&self) {
+        let mut state = self.state();
+        state.evictions.clear();
+        state.nominations.clear();
+        state.gets.clear();
     }
 
     /// Shows an index the changes that evictions and nominations make, at once; or no longer.
@@ -330,14 +376,29 @@ impl Api {
             }
             *allowed -= i64::from(!is_dry);
         }
-        if !is_dry {
-            state
-                .evicted
-                .push(pod["metadata"]["uid"].as_str().unwrap().to_owned());
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        if is_dry {
+            state.tried.push(uid);
+        } else {
+            state.evicted.push(uid.clone());
+            if is_leaving {
+                state.wrongs.push(format!("{uid} was leaving"));
+            }
             state.last_version += 1;
             pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
             pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
             let pod = pod.clone();
+            let is_planned = state.pods.values().any(|other| {
+                let plan = state.plans.get(other["metadata"]["uid"].as_str().unwrap());
+                other["status"]["nominatedNodeName"] == pod["spec"]["nodeName"]
+                    && other["spec"]["priority"].as_i64() > pod["spec"]["priority"].as_i64()
+                    && plan.is_some_and(|plan| plan.contains(&uid))
+            });
+            if !is_planned {
+                state.wrongs.push(format!(
+                    "{uid} is in no plan of a nominated pod of higher priority"
+                ));
+            }
             drop(guard);
             self.show(&pod);
         }
@@ -362,7 +423,15 @@ impl Api {
         if pod["metadata"]["resourceVersion"] != changes["metadata"]["resourceVersion"] {
             return failure(409, "the object has been modified");
         }
-        nominate(pod, &changes["status"]["nominatedNodeName"], manager.unwrap());
+        let node = &changes["status"]["nominatedNodeName"];
+        nominate(pod, node, manager.unwrap());
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        if node.is_null() {
+            state.nominated_at.remove(&uid);
+        } else {
+            state.plans.insert(uid.clone(), std::mem::take(&mut state.tried));
+            state.nominated_at.insert(uid, tokio::time::Instant::now());
+        }
         state.last_version += 1;
         pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
         let pod = pod.clone();
@@ -378,6 +447,8 @@ impl Api {
         state.last_version += 1;
         let pod = state.pods.get_mut(&path(pod)).unwrap();
         nominate(pod, node, "kube-scheduler");
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        state.nominated_at.remove(&uid);
         pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
         let pod = pod.clone();
         drop(guard);

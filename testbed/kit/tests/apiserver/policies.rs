@@ -539,3 +539,52 @@ async fn policies_confine_the_token_of_a_replica_to_its_certificates(
         .unwrap();
     assert_eq!(answer.code, code, "{}", answer.text);
 }
+
+/// The component make-room lets the leader evict and nominate, and do nothing else with the same rights.
+#[rstest]
+#[case::an_eviction("s-0", Method::POST, "default", "eviction", json!({"deleteOptions": {"preconditions": {"uid": "UID"}}}), 201)]
+#[case::without_a_uid("s-0", Method::POST, "default", "eviction", json!({}), 403)]
+#[case::of_the_cluster("s-0", Method::POST, "kube-system", "eviction", json!({"deleteOptions": {"preconditions": {"uid": "UID"}}}), 403)]
+#[case::not_the_leader("s-1", Method::POST, "default", "eviction", json!({"deleteOptions": {"preconditions": {"uid": "UID"}}}), 403)]
+#[case::another_user(ADMIN, Method::POST, "kube-system", "eviction", json!({}), 201)]
+#[case::a_nomination("s-0", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1"}}), 200)]
+#[case::nomination_by_another("s-1", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1"}}), 403)]
+#[case::a_phase("s-0", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1", "phase": "Failed"}}), 403)]
+#[case::a_condition("s-0", Method::PATCH, "default", "status", json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}), 403)]
+#[case::a_label("s-0", Method::PATCH, "default", "status", json!({"metadata": {"labels": {"a": "b"}}, "status": {"nominatedNodeName": "n1"}}), 403)]
+#[tokio::test]
+async fn policies_confine_the_making_of_room(
+    #[case] token: &str,
+    #[case] method: Method,
+    #[case] namespace: &str,
+    #[case] subresource: &str,
+    #[case] mut body: Value,
+    #[case] expected: u16,
+) {
+    let server = server().await;
+    for file in [
+        "scheduler-leader-crd.yaml",
+        "../components/make-room/admission.yaml",
+    ] {
+        apply(&server, file).await;
+    }
+    let spec = json!({"holderIdentity": "s-0_1", "acquireTime": "2026-01-01T00:00:00Z"});
+    let metadata = json!({"name": "gpushare-scheduler", "namespace": "gpushare-system"});
+    let leader = json!({"apiVersion": "gpushare.io/v1alpha1", "kind": "SchedulerLeader", "metadata": metadata, "spec": spec});
+    assert_eq!(post(&server, "s-0", LEADERS, &leader).await, 201);
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    assert_eq!(post(&server, ADMIN, &pods, &pod("p")).await, 201);
+    let found = ask(&server, ADMIN, Method::GET, &format!("{pods}/p"), &Value::Null).await;
+    let found: Value = serde_json::from_str(&found.text).unwrap();
+    let uid = found["metadata"]["uid"].clone();
+    if let Some(slot) = body.pointer_mut("/deleteOptions/preconditions/uid") {
+        *slot = uid;
+    }
+    if subresource == "eviction" {
+        body["apiVersion"] = "policy/v1".into();
+        body["kind"] = "Eviction".into();
+        body["metadata"] = json!({"name": "p", "namespace": namespace});
+    }
+    let path = format!("{pods}/p/{subresource}?fieldManager=gpushare-make-room");
+    assert_eq!(code_of(&server, token, method, &path, &body).await, expected);
+}
