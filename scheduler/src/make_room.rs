@@ -165,7 +165,11 @@ impl RoomMaker {
                 continue;
             }
             info!(pod = nominee.pod.name, namespace = nominee.pod.namespace, node = %nominee.node, "room that another replica began to make");
-            self.hold(Hold::adopted(nominee, self.settings.hold, now()));
+            let age = jiff::Timestamp::now()
+                .as_second()
+                .saturating_sub(nominee.nominated_at);
+            let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
+            self.hold(Hold::adopted(nominee, self.settings.hold, age, now()));
         }
     }
 
@@ -187,8 +191,8 @@ impl RoomMaker {
 
     /// Takes the next step of each room that is being made.
     async fn keep_rooms(&self) {
-        let held = self.extender.memory().rooms.held();
-        for uid in held {
+        let uids = self.extender.memory().rooms.held();
+        for uid in uids {
             let step = {
                 let index = self.extender.index().read();
                 let mut memory = self.extender.memory();
@@ -559,13 +563,11 @@ impl RoomMaker {
         let mut left = Vec::new();
         for victim in &hold.pending {
             // An eviction without an answer may have been carried out, and the watch may be late.
-            let is_going = match self.writer.read(&victim.pod).await {
-                Ok(found) => found.is_none_or(|found| found.is_deleting()),
-                Err(_) => {
-                    left.push(victim.clone());
-                    continue;
-                }
+            let Ok(found) = self.writer.read(&victim.pod).await else {
+                left.push(victim.clone());
+                continue;
             };
+            let is_going = found.is_none_or(|found| found.is_deleting());
             if is_going || !self.is_needed(uid) {
                 continue;
             }

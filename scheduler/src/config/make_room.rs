@@ -16,28 +16,28 @@ pub(super) struct MakeRoomArgs {
     /// memory in sum: `report` writes events about the pods that could go, `evict` evicts them. For kube-scheduler up to 1.37;
     /// later ones do it themselves with --misfit-nodes resolvable.
     #[arg(
-        long,
+        long = "make-room",
         env = "GPUSHARE_MAKE_ROOM",
         value_enum,
         default_value = "off",
         hide_possible_values = true,
         value_name = "off|report|evict"
     )]
-    make_room: MakeRoom,
+    mode: MakeRoom,
     /// Time from a pod's first refusal to the first eviction for it, so that no pod is evicted that would end by itself.
-    #[arg(long, env = "GPUSHARE_MAKE_ROOM_AFTER", default_value = "10s", value_parser = parse_duration)]
-    make_room_after: Duration,
+    #[arg(long = "make-room-after", env = "GPUSHARE_MAKE_ROOM_AFTER", default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
+    after: Duration,
     /// Most pods that are evicted within an hour to make room. The count begins anew with each leader.
     #[arg(
-        long,
+        long = "make-room-per-hour",
         env = "GPUSHARE_MAKE_ROOM_PER_HOUR",
         default_value = "60",
         value_name = "PODS"
     )]
-    make_room_per_hour: u32,
+    per_hour: u32,
     /// Time for which room is kept for the pod that it was made for, besides the grace period of the evicted pods.
-    #[arg(long, env = "GPUSHARE_MAKE_ROOM_HOLD", default_value = "5m", value_parser = parse_duration)]
-    make_room_hold: Duration,
+    #[arg(long = "make-room-hold", env = "GPUSHARE_MAKE_ROOM_HOLD", default_value = "5m", value_parser = parse_duration, value_name = "TIME")]
+    hold: Duration,
 }
 
 /// The values of --make-room.
@@ -54,7 +54,7 @@ enum MakeRoom {
 impl MakeRoomArgs {
     /// The settings by the flags; `None` if no room is made.
     pub(super) fn settings(&self, misfit_nodes: MisfitNodes) -> anyhow::Result<Option<RoomSettings>> {
-        if self.make_room == MakeRoom::Off {
+        if self.mode == MakeRoom::Off {
             return Ok(None);
         }
         if misfit_nodes == MisfitNodes::Resolvable {
@@ -64,10 +64,10 @@ impl MakeRoomArgs {
             );
         }
         Ok(Some(RoomSettings {
-            evicts: self.make_room == MakeRoom::Evict,
-            after: self.make_room_after,
-            per_hour: usize::try_from(self.make_room_per_hour).unwrap_or(usize::MAX),
-            hold: self.make_room_hold,
+            evicts: self.mode == MakeRoom::Evict,
+            after: self.after,
+            per_hour: usize::try_from(self.per_hour).unwrap_or(usize::MAX),
+            hold: self.hold,
         }))
     }
 }

@@ -24,12 +24,10 @@ pub(super) struct Eviction {
     pub(super) labels: BTreeMap<String, String>,
     /// The node in `status.nominatedNodeName`, which kube-scheduler keeps for the pod.
     pub(super) nominated: Option<Box<str>>,
-    /// True if the leader has nominated the pod, and not kube-scheduler.
-    pub(super) is_nominated_for_room: bool,
-    /// True if the leader may evict the pod to make room for another.
-    pub(super) may_be_evicted: bool,
-    /// The seconds that the pod's processes have to end.
-    pub(super) grace_seconds: u32,
+    /// The time at which the leader has nominated the pod, in seconds since 1970; `None` if kube-scheduler has, or nothing has.
+    pub(super) nominated_for_room: Option<i64>,
+    /// The seconds that the pod's processes have to end, if the leader may evict it to make room for another.
+    pub(super) evictable_within: Option<u32>,
 }
 
 /// A pod's importance compared with other pods: priority, then the earlier start.
@@ -70,10 +68,8 @@ impl Eviction {
             repels: pod.spec.affinity.pod_anti_affinity.is_required,
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             nominated: pod.nominated_node().map(Into::into),
-            is_nominated_for_room: pod.is_nominated_by(ROOM_MANAGER),
-            may_be_evicted: pod.may_be_evicted(),
-            grace_seconds: u32::try_from(pod.spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE))
-                .unwrap_or(0),
+            nominated_for_room: pod.nominated_at_by(ROOM_MANAGER),
+            evictable_within: pod.may_be_evicted().then(|| grace_seconds(pod)),
         }
     }
 
@@ -81,6 +77,12 @@ impl Eviction {
     pub(super) fn is_admitted(&self) -> bool {
         self.rank.started != EvictionRank::default().started
     }
+}
+
+/// The seconds that a pod's processes have to end.
+fn grace_seconds(pod: &Pod) -> u32 {
+    let grace = pod.spec.termination_grace_period_seconds;
+    u32::try_from(grace.unwrap_or(DEFAULT_GRACE)).unwrap_or(0)
 }
 
 /// Pods that use CPU and memory of a node and ask for no devices, by UID.

@@ -35,6 +35,8 @@ pub struct RoomNominee {
     pub pod: PodId,
     /// The node.
     pub node: Box<str>,
+    /// The time of the nomination, in seconds since 1970.
+    pub nominated_at: i64,
     /// The pods of lower priority that are leaving the node.
     pub leaving: Vec<OwnerId>,
     /// The longest grace period of these pods, in seconds.
@@ -87,17 +89,18 @@ impl<'a> RoomFacts<'a> {
     pub fn nominees(self) -> Vec<RoomNominee> {
         let mut nominees = Vec::new();
         for owner in &self.cluster.nominated {
-            let entry = self.cluster.pods.get(owner);
-            let Some(entry) = entry.filter(|entry| entry.eviction.is_nominated_for_room) else {
+            let Some(entry) = self.cluster.pods.get(owner) else {
                 continue;
             };
-            if let Some(node) = &entry.eviction.nominated
+            if let Some(nominated_at) = entry.eviction.nominated_for_room
+                && let Some(node) = &entry.eviction.nominated
                 && self.waiting(owner.as_str()).is_some()
             {
                 let (leaving, grace_seconds) = self.leaving(node, entry.eviction.rank.priority);
                 nominees.push(RoomNominee {
                     pod: entry.id(owner),
                     node: node.clone(),
+                    nominated_at,
                     leaving,
                     grace_seconds,
                 });
@@ -116,7 +119,7 @@ impl<'a> RoomFacts<'a> {
                 && eviction.rank.priority < priority
             {
                 leaving.push(held.owner.clone());
-                grace_seconds = grace_seconds.max(eviction.grace_seconds);
+                grace_seconds = grace_seconds.max(eviction.evictable_within.unwrap_or_default());
             }
         }
         (leaving, grace_seconds)

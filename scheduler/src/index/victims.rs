@@ -135,7 +135,7 @@ impl<'a> Preemptor<'a> {
             if let Some(entry) = entry.filter(|entry| !entry.eviction.is_leaving) {
                 victims.push(RoomVictim {
                     pod: entry.id(owner),
-                    grace_seconds: entry.eviction.grace_seconds,
+                    grace_seconds: entry.eviction.evictable_within.unwrap_or_default(),
                 });
             }
         }
@@ -263,7 +263,7 @@ impl VictimSearch<'_> {
     fn may_go(&self, eviction: &Eviction) -> bool {
         let is_less_important = eviction.rank.priority < self.preemptor.priority;
         if self.preemptor.makes_room {
-            eviction.is_leaving || (is_less_important && eviction.may_be_evicted)
+            eviction.is_leaving || (is_less_important && eviction.evictable_within.is_some())
         } else {
             is_less_important
         }

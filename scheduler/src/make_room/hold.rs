@@ -82,8 +82,8 @@ pub(super) enum PreemptorState {
 }
 
 impl Hold {
-    /// The hold of a plan that another replica has begun.
-    pub(super) fn adopted(nominee: RoomNominee, lasts: Duration, now: Instant) -> Self {
+    /// The hold of a plan that another replica has begun this long ago.
+    pub(super) fn adopted(nominee: RoomNominee, lasts: Duration, age: Duration, now: Instant) -> Self {
         let grace = Duration::from_secs(nominee.grace_seconds.into());
         Self {
             pod: nominee.pod,
@@ -91,7 +91,7 @@ impl Hold {
             freeing: nominee.leaving,
             pending: Vec::new(),
             retried_until: now,
-            until: now + lasts + grace,
+            until: now + (lasts + grace).saturating_sub(age),
             first_refused: None,
             bound_at: None,
             is_dropped: false,

@@ -119,10 +119,6 @@ mod tests {
     ) {
         let pod = refused(field, value);
         assert_eq!(check(&pod, 1), expected);
-        assert_eq!(
-            check(&pod, 0).is_err(),
-            true,
-            "no node has refused it for devices"
-        );
+        assert!(check(&pod, 0).is_err(), "no node has refused it for devices");
     }
 }

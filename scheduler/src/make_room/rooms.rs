@@ -178,8 +178,10 @@ impl Rooms {
 
     /// Keeps the answer about a pod; returns true if it differs from the last one.
     pub(super) fn settle(&mut self, uid: &str, verdict: Verdict, now: Instant) -> bool {
-        let last = self.verdicts.insert(uid.into(), (verdict.clone(), now));
-        last.is_none_or(|(last, _)| last != verdict)
+        let last = self.verdicts.get(uid);
+        let differs = last.is_none_or(|(last, _)| *last != verdict);
+        self.verdicts.insert(uid.into(), (verdict, now));
+        differs
     }
 
     /// Returns true if the pod has an answer that is not worth another search yet.

@@ -118,9 +118,18 @@ impl Api {
         self.state().pods.get(&path(pod)).cloned()
     }
 
-    /// All pods.
+    /// All pods. Nominations have their age by the clock of the runtime.
     pub(crate) fn all(&self) -> Vec<Value> {
-        self.state().pods.values().cloned().collect()
+        let state = self.state();
+        let mut pods: Vec<Value> = state.pods.values().cloned().collect();
+        for pod in &mut pods {
+            let at = state.nominated_at.get(pod["metadata"]["uid"].as_str().unwrap());
+            if let Some(at) = at {
+                let time = jiff::Timestamp::now() - at.elapsed();
+                pod["metadata"]["managedFields"][0]["time"] = time.to_string().into();
+            }
+        }
+        pods
     }
 
     /// Faults of the next POSTs, in order.

@@ -120,7 +120,7 @@ fn maker(world: &World, settings: RoomSettings) -> (RoomMaker, Registry) {
     (maker, registry)
 }
 
-/// A pod of a ReplicaSet on a GPU of 80 units.
+/// A pod of a `ReplicaSet` on a GPU of 80 units.
 pub(crate) fn running(name: &str, node: &str, gpu: u64, units_held: u64, priority: i32) -> Value {
     let pod = placed_by_old_extender(units(name, units_held), node, gpu, units_held, 80);
     let mut pod = phase(pod, "Running");
@@ -228,7 +228,7 @@ async fn nothing_is_evicted_before_the_wait_is_over() {
     let making = Making::hole(true);
     let pod = important("high", 40, 1000);
     making.refuse(&pod, &["n1"]).await;
-    advance(AFTER - Duration::from_secs(1)).await;
+    advance(AFTER.saturating_sub(Duration::from_secs(1))).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted().len(), 0);
     advance(Duration::from_secs(1)).await;
@@ -959,7 +959,7 @@ impl Run {
                 }
             }
             Step::FailEviction(n, fault) => {
-                api.fail_evictions(std::iter::repeat_n(None, *n).chain([Some(*fault)]))
+                api.fail_evictions(std::iter::repeat_n(None, *n).chain([Some(*fault)]));
             }
             Step::FailNomination(fault) => api.fail_nominations([Some(*fault)]),
             Step::FailRead => api.fail_gets([Fault::Break]),
