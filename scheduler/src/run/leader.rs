@@ -9,7 +9,7 @@ use kube::Client;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Config, MisfitNodes};
 use crate::index::{Index, Shared};
 use crate::leader::elector::{Elector, ElectorSettings, take_over_alone};
 use crate::leader::version_check::watch_version;
@@ -26,6 +26,8 @@ pub(super) struct OwnReplica {
     pub(super) barrier: WatchBarrier,
     /// The settings of the election; `None` for a replica without others.
     settings: Option<ElectorSettings>,
+    /// The form in which filter reports nodes without room, which belongs to kube-scheduler's version.
+    misfit_nodes: MisfitNodes,
 }
 
 impl OwnReplica {
@@ -48,6 +50,7 @@ impl OwnReplica {
             leadership,
             barrier,
             settings,
+            misfit_nodes: config.scheduling.misfit_nodes,
         }
     }
 
@@ -73,7 +76,12 @@ impl OwnReplica {
         if settings.election.kube_scheduler_lease.is_some() {
             process.tasks.spawn(
                 "version of kube-scheduler",
-                watch_version(client.clone(), recorder.clone(), settings.pod.clone()),
+                watch_version(
+                    client.clone(),
+                    recorder.clone(),
+                    settings.pod.clone(),
+                    self.misfit_nodes,
+                ),
             );
         }
         let elector = Elector::new((client, recorder), settings, self.leadership, index, self.barrier);
