@@ -88,6 +88,7 @@ fn bench(criterion: &mut Criterion) {
         evicts: false,
         after: Duration::ZERO,
         per_hour: 0,
+        below: 1_000_000,
         hold: Duration::ZERO,
     };
     let metrics = RoomMetrics::register(&mut Registry::default());

@@ -55,7 +55,7 @@ use filter_clients::FilterClients;
 use inspect::ViewLimits;
 use name_lists::NameLists;
 use pod_memory::PodMemory;
-pub(crate) use preempt::{begin_hold, promised_to_others};
+pub(crate) use preempt::{begin_hold, end_hold, is_outranked, promised_to_others};
 
 /// Limits the lines of the log about refused requests.
 static REFUSED_REQUESTS: LogLimit = LogLimit::new();

@@ -27,17 +27,20 @@ use tracing::{info, warn};
 
 use crate::accounting::PodFacts;
 use crate::bind::PodId;
-use crate::extender::{Extender, begin_hold, promised_to_others};
-use crate::index::{NodeRoom, ROOM_MANAGER, RoomSearch, RoomVictim};
+use crate::extender::pod_memory::PodMemory;
+use crate::extender::{Extender, begin_hold, end_hold, is_outranked, promised_to_others};
+use crate::index::{Index, NodeRoom, ROOM_MANAGER, RoomSearch, RoomVictim};
 use crate::kube_scheduler::PodRules;
 use crate::leader::now;
 use crate::metrics::RoomMetrics;
 pub(crate) use hold::Hold;
-use hold::{PreemptorState, Step};
+use hold::{HoldFacts, PreemptorState, Step};
 use plan::{Plan, PlannedPod, Plans};
+use preemptor::{NotPreemptor, check_spec};
 use refused_pods::{RefusedPod, RefusedPods};
 pub(crate) use rooms::Rooms;
 use rooms::Verdict;
+use words::EvictedPods;
 use writes::{RoomWriter, WriteError};
 
 /// Time between two decisions.
@@ -48,6 +51,9 @@ const NEW_FOR: Duration = Duration::from_secs(30);
 
 /// The time within which the watch has to show a nomination. If it does not, the decision may have been made on old facts.
 const SHOWN_WITHIN: Duration = Duration::from_secs(5);
+
+/// The reason for which a plan is dropped that no answer came for.
+const NO_ANSWER: &str = "the API server does not answer";
 
 /// Pause between two looks at whether the watch shows a nomination.
 const POLL: Duration = Duration::from_millis(50);
@@ -61,6 +67,8 @@ pub struct RoomSettings {
     pub after: Duration,
     /// The most pods that are evicted in an hour.
     pub per_hour: usize,
+    /// Only pods below this priority are evicted.
+    pub below: i32,
     /// Time for which room is kept, besides the grace period of the pods that are evicted.
     pub hold: Duration,
 }
@@ -75,9 +83,9 @@ pub struct RoomMaker {
     settings: RoomSettings,
 }
 
-/// A pod that room is made for, copied from the index.
+/// A pod whose turn it is, copied from the index.
 #[derive(Debug)]
-struct Preemptor {
+struct NextPod {
     pod: PodId,
     facts: PodFacts,
     rules: PodRules,
@@ -88,12 +96,28 @@ struct Preemptor {
 /// The outcome of one plan.
 #[derive(Debug)]
 enum Carried {
-    /// All evictions are accepted, or are tried again by the hold.
-    Out,
+    /// Evictions are accepted, or are tried again by the hold.
+    Out {
+        /// True if some eviction is accepted.
+        has_evicted: bool,
+    },
     /// Nothing was evicted, and the next plan may be tried.
-    Refused(String),
+    Refused,
     /// Nothing was evicted, and the pod is looked at again later.
     Dropped(&'static str),
+}
+
+/// The last answer about a waiting pod in a sentence for people; `None` if there is none.
+pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
+    let index = extender.index().read();
+    let memory = extender.memory();
+    let is_refused = memory.refused.contains(uid);
+    if is_refused && index.nominated_node(uid).is_some() && !memory.rooms.holds(uid) {
+        return Some(Verdict::not_preemptor(NotPreemptor::Nominated).text);
+    }
+    let waits = || Verdict::waits_for_its_turn().text;
+    let verdict = memory.rooms.verdict(uid).map(str::to_owned);
+    verdict.or_else(|| is_refused.then(waits))
 }
 
 impl RoomMaker {
@@ -154,6 +178,7 @@ impl RoomMaker {
         self.metrics.set_pending(0);
         for uid in held {
             self.extender.index().write().end_room(&uid);
+            end_hold(&self.extender, &uid);
         }
     }
 
@@ -164,12 +189,14 @@ impl RoomMaker {
             if self.extender.memory().rooms.holds(&nominee.pod.uid) {
                 continue;
             }
-            info!(pod = nominee.pod.name, namespace = nominee.pod.namespace, node = %nominee.node, "room that another replica began to make");
+            let PodId { namespace, name, .. } = nominee.pod.clone();
             let age = jiff::Timestamp::now()
                 .as_second()
                 .saturating_sub(nominee.nominated_at);
             let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
-            self.hold(Hold::adopted(nominee, self.settings.hold, age, now()));
+            if self.hold(Hold::adopted(nominee, self.settings.hold, age, now())) {
+                info!(pod = name, namespace, "room that another replica began to make");
+            }
         }
     }
 
@@ -185,7 +212,7 @@ impl RoomMaker {
 
     /// Ends a room in memory and in the index.
     fn release(&self, uid: &str) {
-        self.extender.memory().rooms.release(uid);
+        end_hold(&self.extender, uid);
         self.extender.index().write().end_room(uid);
     }
 
@@ -193,17 +220,44 @@ impl RoomMaker {
     async fn keep_rooms(&self) {
         let uids = self.extender.memory().rooms.held();
         for uid in uids {
-            let step = {
-                let index = self.extender.index().read();
-                let mut memory = self.extender.memory();
-                let Some(hold) = memory.rooms.get_mut(&uid) else {
-                    continue;
-                };
-                let facts = hold.facts(&index);
-                (hold.step(facts, now()), hold.clone())
+            let Some((step, hold, is_lost)) = self.next_step(&uid) else {
+                continue;
             };
-            self.take(step).await;
+            if is_lost {
+                let mut index = self.extender.index().write();
+                index.begin_room(&uid, &hold.node, &hold.freeing);
+            }
+            self.take((step, hold)).await;
         }
+    }
+
+    /// The next step of a hold, and whether the room of its waiting pod is not kept: hints have a limited number and time.
+    fn next_step(&self, uid: &str) -> Option<(Step, Hold, bool)> {
+        let index = self.extender.index().read();
+        let mut memory = self.extender.memory();
+        let facts = self.facts(&memory, &index, uid)?;
+        let hold = memory.rooms.get_mut(uid)?;
+        let step = hold.step(facts, now());
+        let is_kept = matches!(
+            step,
+            Step::Wait | Step::Evict | Step::GiveUpEvictions | Step::Nominate
+        );
+        let is_lost = is_kept && facts.preemptor != PreemptorState::Binding && !index.hints().is_hinted(uid);
+        Some((step, hold.clone(), is_lost))
+    }
+
+    /// The state of the pods of a hold; `None` if there is none for this pod.
+    fn facts(&self, memory: &PodMemory, index: &Index, uid: &str) -> Option<HoldFacts> {
+        let hold = memory.rooms.get(uid)?;
+        let facts = hold.facts(index);
+        let is_outranked =
+            facts.preemptor == PreemptorState::Unnominated && is_outranked(memory, index, hold, now());
+        let preemptor = if is_outranked {
+            PreemptorState::Elsewhere
+        } else {
+            facts.preemptor
+        };
+        Some(HoldFacts { preemptor, ..facts })
     }
 
     async fn take(&self, (step, hold): (Step, Hold)) {
@@ -229,20 +283,25 @@ impl RoomMaker {
             Step::WithdrawLate => {
                 self.metrics.count("late");
                 self.settle(&hold.pod, Verdict::late());
-                self.withdraw(&hold).await;
+                self.drop_plan(uid).await;
             }
             Step::Withdraw => self.withdraw(&hold).await,
         }
     }
 
-    /// Removes the nomination of a hold, if it is still the leader's, and ends the hold. If the API server does not answer, the
-    /// next tick tries again.
+    /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold lasts until the watch shows that:
+    /// the next tick tries again, and nothing takes the nomination for that of an earlier leader.
     async fn withdraw(&self, hold: &Hold) {
-        match self.nominate(&hold.pod, None).await {
-            Err(error @ (WriteError::Unknown(_) | WriteError::NotLeading)) => {
-                warn!(pod = hold.pod.name, %error, "the nomination of a pod is removed later");
-            }
-            Ok(()) | Err(_) => self.release(&hold.pod.uid),
+        let uid = hold.pod.uid.as_str();
+        self.extender.index().write().end_room(uid);
+        if let Err(error) = self.nominate(&hold.pod, None).await
+            && !matches!(error, WriteError::Gone)
+        {
+            warn!(pod = hold.pod.name, %error, "the nomination of a pod is removed later");
+            return;
+        }
+        if !self.extender.index().read().room_facts().is_nominee(uid) {
+            self.release(uid);
         }
     }
 
@@ -269,7 +328,7 @@ impl RoomMaker {
     }
 
     /// The next pod to make room for.
-    fn next_preemptor(&self) -> Option<Preemptor> {
+    fn next_preemptor(&self) -> Option<NextPod> {
         let index = self.extender.index().read();
         let facts = index.room_facts();
         let mut memory = self.extender.memory();
@@ -280,6 +339,7 @@ impl RoomMaker {
             is_waiting(uid) || (is_new && !index.is_shown(uid))
         });
         memory.rooms.retain_verdicts(is_waiting);
+        let n_refused = memory.refused.len();
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {
             let uid = refused.id.uid.as_str();
@@ -298,14 +358,14 @@ impl RoomMaker {
                 && waiting.nominated.is_none()
                 && waited >= self.settings.after
                 && !memory.rooms.holds(uid)
-                && !memory.rooms.is_settled(uid, now);
+                && !memory.rooms.is_settled(uid, n_refused, now);
             if is_next {
                 next = Some((looked_at, refused));
             }
         }
         let (_, refused) = next?;
         let waiting = facts.waiting(&refused.id.uid)?;
-        Some(Preemptor {
+        Some(NextPod {
             pod: refused.id.clone(),
             facts: waiting.facts.clone(),
             rules: waiting.rules.clone(),
@@ -323,6 +383,7 @@ impl RoomMaker {
         let demand = demand.ok().flatten()?;
         let planned = PlannedPod {
             rules: &preemptor.rules,
+            below: self.settings.below,
             demand: &demand,
             promised: &promised_to_others(&self.extender, uid, now()),
         };
@@ -331,7 +392,7 @@ impl RoomMaker {
     }
 
     /// Decides about one pod, and carries the decision out.
-    async fn decide(&self, preemptor: &Preemptor) {
+    async fn decide(&self, preemptor: &NextPod) {
         let uid = preemptor.pod.uid.as_str();
         let demand = self.extender.index().read().demand(uid, &preemptor.facts);
         let Ok(Some(demand)) = demand else {
@@ -340,16 +401,17 @@ impl RoomMaker {
         let promised = promised_to_others(&self.extender, uid, now());
         let planned = PlannedPod {
             rules: &preemptor.rules,
+            below: self.settings.below,
             demand: &demand,
             promised: &promised,
         };
         let plans = planned.plans(self.extender.index(), &preemptor.nodes, now);
         let verdict = self.carry_out(preemptor, planned, &plans).await;
-        self.tell(preemptor, verdict);
+        self.record(&preemptor.pod, verdict);
     }
 
     /// Carries out the best plan whose evictions the API server accepts.
-    async fn carry_out(&self, preemptor: &Preemptor, planned: PlannedPod<'_>, plans: &Plans) -> Verdict {
+    async fn carry_out(&self, preemptor: &NextPod, planned: PlannedPod<'_>, plans: &Plans) -> Verdict {
         // Pods that are leaving may never end: after a while the pod does not wait for them any more.
         let waited = now().saturating_duration_since(preemptor.first_refused);
         if let Some(node) = &plans.free
@@ -363,7 +425,6 @@ impl RoomMaker {
         if !self.settings.evicts {
             return Verdict::possible(&self.sentence(best));
         }
-        let mut last_refusal = String::new();
         for plan in &plans.best {
             let n_victims = plan.room.victims.len();
             let n_left = self.extender.memory().rooms.n_left(self.settings.per_hour, now());
@@ -372,36 +433,37 @@ impl RoomMaker {
             }
             let sentence = self.sentence(plan);
             match self.carry_out_plan(preemptor, planned, plan).await {
-                Carried::Out => {
-                    return Verdict::evicted(&sentence);
-                }
+                Carried::Out { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
                 Carried::Dropped(why) => return Verdict::dropped(why),
-                Carried::Refused(why) => last_refusal = why,
+                Carried::Refused => {}
             }
         }
-        Verdict::refused(&last_refusal)
+        Verdict::refused()
     }
 
     /// Carries out one plan: checks all evictions, nominates the pod, waits for the watch to show that, and evicts.
     async fn carry_out_plan(
         &self,
-        preemptor: &Preemptor,
+        preemptor: &NextPod,
         planned: PlannedPod<'_>,
         Plan { node, room }: &Plan,
     ) -> Carried {
         for victim in &room.victims {
-            if let Err(error) = self.writer.try_eviction(&victim.pod).await {
-                return Carried::Refused(format!(
-                    "the eviction of {}/{} is refused: {error}",
-                    victim.pod.namespace, victim.pod.name
-                ));
+            match self.writer.try_eviction(&victim.pod).await {
+                Ok(()) => {}
+                Err(error @ (WriteError::Refused(_) | WriteError::Gone)) => {
+                    let PodId { namespace, name, .. } = &victim.pod;
+                    info!(pod = name, namespace, %error, "the eviction of a pod would be refused");
+                    return Carried::Refused;
+                }
+                Err(_) => return Carried::Dropped(NO_ANSWER),
             }
         }
         let pod = &preemptor.pod;
         let found = match self.writer.read(pod).await {
             Ok(Some(found)) => found,
             Ok(None) => return Carried::Dropped("the pod is gone"),
-            Err(_) => return Carried::Dropped("the API server does not answer"),
+            Err(_) => return Carried::Dropped(NO_ANSWER),
         };
         if preemptor::check(&found, preemptor.nodes.len()).is_err() {
             return Carried::Dropped("the pod needs no room any more");
@@ -415,7 +477,7 @@ impl RoomMaker {
             Err(WriteError::Unknown(_)) => {
                 // It may have been written.
                 self.drop_plan(&pod.uid).await;
-                return Carried::Dropped("the API server does not answer");
+                return Carried::Dropped(NO_ANSWER);
             }
             Err(_) => {
                 self.release(&pod.uid);
@@ -430,7 +492,7 @@ impl RoomMaker {
     }
 
     /// The hold of a plan before its first write.
-    fn hold_of(&self, preemptor: &Preemptor, node: &str, room: &NodeRoom) -> Hold {
+    fn hold_of(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> Hold {
         let grace = room.victims.iter().map(|victim| victim.grace_seconds).max();
         let grace = Duration::from_secs(grace.unwrap_or(0).into());
         Hold {
@@ -447,7 +509,7 @@ impl RoomMaker {
         }
     }
 
-    /// Removes the nomination of a plan for which nothing is evicted.
+    /// Removes the nomination of a plan for which nothing is evicted, or whose time is up.
     async fn drop_plan(&self, uid: &str) {
         let hold = {
             let mut memory = self.extender.memory();
@@ -461,20 +523,18 @@ impl RoomMaker {
         self.withdraw(&hold).await;
     }
 
-    /// Returns true if the pod of a hold still waits for the room.
-    fn is_needed(&self, uid: &str) -> bool {
+    /// The state of the pod of a hold; `None` if there is no hold.
+    fn state(&self, uid: &str) -> Option<PreemptorState> {
         let index = self.extender.index().read();
-        let mut memory = self.extender.memory();
-        let hold = memory.rooms.get_mut(uid);
-        let state = hold.map(|hold| hold.facts(&index).preemptor);
-        state == Some(PreemptorState::Nominated { is_free: false })
+        let facts = self.facts(&self.extender.memory(), &index, uid);
+        facts.map(|facts| facts.preemptor)
     }
 
     /// Waits until the watch shows the nomination, and with it all changes before it; returns true if the plan is still the one
     /// to carry out then.
     async fn is_confirmed(
         &self,
-        preemptor: &Preemptor,
+        preemptor: &NextPod,
         planned: PlannedPod<'_>,
         node: &str,
         room: &NodeRoom,
@@ -482,102 +542,146 @@ impl RoomMaker {
         let uid = preemptor.pod.uid.as_str();
         let began = now();
         loop {
-            {
+            let is_shown = {
                 let index = self.extender.index().read();
-                match index.room_facts().waiting(uid) {
-                    Some(waiting) if waiting.nominated == Some(node) => {
-                        return matches!(planned.search(&index, node), RoomSearch::Evictions(found) if found.victims == room.victims);
-                    }
-                    Some(_) => {}
-                    None => return false,
-                }
+                let waiting = index.room_facts().waiting(uid);
+                waiting.map(|waiting| waiting.nominated == Some(node))
+            };
+            match is_shown {
+                Some(true) => break,
+                Some(false) => {}
+                None => return false,
             }
             if now().saturating_duration_since(began) >= SHOWN_WITHIN {
                 return false;
             }
             sleep(POLL).await;
         }
+        // `preempt` may have named a victim for another pod between the search and the hold.
+        let promised = &promised_to_others(&self.extender, uid, now());
+        let planned = PlannedPod { promised, ..planned };
+        let found = planned.search(&self.extender.index().read(), node);
+        matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims)
     }
 
     /// Evicts the victims of a plan by falling importance.
-    async fn evict_planned(&self, preemptor: &Preemptor, node: &str, room: &NodeRoom) -> Carried {
-        let uid = preemptor.pod.uid.as_str();
-        let (mut n_evicted, mut pending) = (0, Vec::new());
-        let gpus = self.held_by(node, room);
+    async fn evict_planned(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> Carried {
+        let (pod, priority) = (&preemptor.pod, preemptor.rules.priority);
+        let uid = pod.uid.as_str();
+        let (mut evicted, mut pending) = (EvictedPods::default(), Vec::new());
+        let mut is_answering = true;
         for victim in &room.victims {
             // The pod may be deleted, or bound, between two evictions.
-            if !self.is_needed(uid) {
-                break;
-            }
-            match self.evict(&preemptor.pod, &preemptor.rules, victim).await {
-                Ok(()) => n_evicted += 1,
-                Err(WriteError::Refused(why)) if n_evicted == 0 && pending.is_empty() => {
-                    self.drop_plan(uid).await;
-                    return Carried::Refused(why);
+            match self.state(uid) {
+                Some(PreemptorState::Nominated { is_free: false }) if is_answering => {}
+                // The pod is nominated again, and then the evictions go on.
+                Some(PreemptorState::Nominated { is_free: false } | PreemptorState::Unnominated) => {
+                    pending.push(victim.clone());
+                    continue;
                 }
-                Err(_) => pending.push(victim.clone()),
+                _ => break,
+            }
+            match self.evict((pod, priority), victim, node).await {
+                Ok(held) => evicted.add(held),
+                Err(WriteError::Gone) => {}
+                Err(WriteError::Refused(_)) if evicted.is_empty() && pending.is_empty() => {
+                    self.drop_plan(uid).await;
+                    return Carried::Refused;
+                }
+                Err(error) => {
+                    is_answering = matches!(error, WriteError::Refused(_));
+                    pending.push(victim.clone());
+                }
             }
         }
-        if n_evicted == 0 && pending.is_empty() {
+        let has_evicted = !evicted.is_empty();
+        if !has_evicted && pending.is_empty() {
             self.drop_plan(uid).await;
             return Carried::Dropped("the pod needs no room any more");
         }
-        let evicted = words::pods_on(n_evicted, &gpus, node);
-        self.event(&preemptor.pod, "MakingRoom", format!("evicted {evicted}"));
+        self.announce(pod, &evicted, node);
         if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
             (hold.pending, hold.retried_until) = (pending, Hold::end_of_retries(now()));
         }
-        Carried::Out
+        Carried::Out { has_evicted }
     }
 
-    /// Evicts one pod for another, and counts it.
+    /// Records the event of the pod that others were evicted for.
+    fn announce(&self, pod: &PodId, evicted: &EvictedPods, node: &str) {
+        if !evicted.is_empty() {
+            self.event(pod, "MakingRoom", format!("evicted {}", evicted.on(node)));
+        }
+    }
+
+    /// Evicts one pod of a node for another, and counts it; returns the memory that it holds of each GPU.
     async fn evict(
         &self,
-        preemptor: &PodId,
-        rules: &PodRules,
+        (preemptor, priority): (&PodId, i32),
         victim: &RoomVictim,
-    ) -> Result<(), WriteError> {
-        match self.writer.evict(&victim.pod).await {
-            // Whatever ended the pod, its room is free.
-            Err(WriteError::Gone) => return Ok(()),
-            evicted => evicted?,
-        }
+        node: &str,
+    ) -> Result<BTreeMap<u32, u64>, WriteError> {
+        let held = self.held_by(node, std::slice::from_ref(victim));
+        self.writer.evict(&victim.pod).await?;
         self.extender.memory().rooms.note_evicted(now());
         self.metrics.count_victim();
         let PodId { namespace, name, .. } = preemptor;
-        let priority = rules.priority;
         info!(pod = victim.pod.name, namespace = victim.pod.namespace, for_pod = %format_args!("{namespace}/{name}"), priority, "evicted a pod to make room");
         let text = format!("evicted to make room for the pod {namespace}/{name} of priority {priority}");
         self.event(&victim.pod, "EvictedForRoom", text);
-        Ok(())
+        Ok(held)
     }
 
     /// Tries the evictions of a hold again that the API server has not accepted.
     async fn evict_pending(&self, hold: &Hold) {
         let uid = hold.pod.uid.as_str();
-        let rules = {
-            let index = self.extender.index().read();
-            index.rules_of(uid).cloned()
+        // The watch may be late.
+        let Ok(Some(found)) = self.writer.read(&hold.pod).await else {
+            return;
         };
-        let Some(rules) = rules else { return };
-        let mut left = Vec::new();
-        for victim in &hold.pending {
-            // An eviction without an answer may have been carried out, and the watch may be late.
-            let Ok(found) = self.writer.read(&victim.pod).await else {
-                left.push(victim.clone());
-                continue;
-            };
-            let is_going = found.is_none_or(|found| found.is_deleting());
-            if is_going || !self.is_needed(uid) {
-                continue;
-            }
-            if self.evict(&hold.pod, &rules, victim).await.is_err() {
-                left.push(victim.clone());
+        let is_nominated = found.is_nominated_by(ROOM_MANAGER) && found.nominated_node() == Some(&*hold.node);
+        if !is_nominated || check_spec(&found).is_err() {
+            return;
+        }
+        let (mut evicted, mut left) = (EvictedPods::default(), Vec::new());
+        let mut pending = hold.pending.iter();
+        for victim in pending.by_ref() {
+            match self.evict_again(hold, found.priority(), victim).await {
+                Ok(held) => evicted.add(held),
+                Err(WriteError::Gone) => {}
+                Err(WriteError::Refused(_)) => left.push(victim.clone()),
+                Err(WriteError::Unknown(_) | WriteError::NotLeading) => {
+                    left.push(victim.clone());
+                    break;
+                }
             }
         }
-        if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
+        left.extend(pending.cloned());
+        self.announce(&hold.pod, &evicted, &hold.node);
+        let mut memory = self.extender.memory();
+        if !evicted.is_empty() && memory.rooms.note_first_eviction(uid) {
+            self.metrics.count("evicted");
+        }
+        if let Some(hold) = memory.rooms.get_mut(uid) {
             hold.pending = left;
         }
+    }
+
+    /// Tries the eviction of a pod again, unless it is leaving, or may not be evicted any more.
+    async fn evict_again(
+        &self,
+        hold: &Hold,
+        priority: i32,
+        victim: &RoomVictim,
+    ) -> Result<BTreeMap<u32, u64>, WriteError> {
+        // An eviction without an answer may have been carried out.
+        let found = self.writer.read(&victim.pod).await?;
+        let found = found
+            .filter(|found| !found.is_deleting())
+            .ok_or(WriteError::Gone)?;
+        if !found.may_be_evicted() {
+            return Err(WriteError::Refused("the pod must not be evicted".to_owned()));
+        }
+        self.evict((&hold.pod, priority), victim, &hold.node).await
     }
 
     fn give_up_pending(&self, uid: &str) {
@@ -587,27 +691,27 @@ impl RoomMaker {
     }
 
     /// The memory of each GPU that the pods of a plan hold.
-    fn held_by(&self, node: &str, room: &NodeRoom) -> BTreeMap<u32, u64> {
+    fn held_by(&self, node: &str, victims: &[RoomVictim]) -> BTreeMap<u32, u64> {
         let index = self.extender.index().read();
-        let victims = room.victims.iter().map(|victim| victim.pod.uid.as_str());
+        let victims = victims.iter().map(|victim| victim.pod.uid.as_str());
         index.room_facts().held_by(node, victims)
     }
 
     /// A plan in words.
     fn sentence(&self, Plan { node, room }: &Plan) -> String {
-        words::pods_on(room.victims.len(), &self.held_by(node, room), node)
+        words::pods_on(room.victims.len(), &self.held_by(node, &room.victims), node)
     }
 
     /// Records the answer about a pod: metrics and an event, if it differs from the last one.
-    fn tell(&self, preemptor: &Preemptor, verdict: Verdict) {
+    fn record(&self, pod: &PodId, verdict: Verdict) {
         let outcome = verdict.outcome;
         let possible = verdict.event.clone();
-        if self.settle(&preemptor.pod, verdict) {
+        if self.settle(pod, verdict) {
             if let Some(outcome) = outcome {
                 self.metrics.count(outcome);
             }
             if let Some(text) = possible {
-                self.event(&preemptor.pod, "RoomPossible", text);
+                self.event(pod, "RoomPossible", text);
             }
         }
     }

@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::certificates::metrics::CertificateMetrics;
 use crate::extender::{Denied, Extender, json};
 use crate::index::{Index, Shared};
+use crate::make_room::answer_about;
 use computing_slot::ComputingSlot;
 use daemon::http_server::{ClientCertificate, ClientName};
 pub use explain::explain;
@@ -401,9 +402,9 @@ async fn explain_pod(
         Ok(Some(mut explanation)) => {
             // Only the leader makes room, so that other replicas have no answer.
             if explanation.node.is_none() {
-                let memory = api.extender.memory();
-                let verdict = memory.rooms.verdict(&explanation.uid).map(str::to_owned);
-                explanation.summary.extend(verdict);
+                explanation
+                    .summary
+                    .extend(answer_about(&api.extender, &explanation.uid));
             }
             respond(&explanation)
         }

@@ -64,6 +64,8 @@ mod readers;
 mod repeated;
 #[path = "extender/requests.rs"]
 mod requests;
+#[path = "extender/room_faults.rs"]
+mod room_faults;
 #[path = "extender/served.rs"]
 mod served;
 #[path = "extender/topology.rs"]

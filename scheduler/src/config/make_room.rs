@@ -27,7 +27,7 @@ pub(super) struct MakeRoomArgs {
     /// Time from a pod's first refusal to the first eviction for it, so that no pod is evicted that would end by itself.
     #[arg(long = "make-room-after", env = "GPUSHARE_MAKE_ROOM_AFTER", default_value = "10s", value_parser = parse_duration, value_name = "TIME")]
     after: Duration,
-    /// Most pods that are evicted within an hour to make room. The count begins anew with each leader.
+    /// Most pods that are evicted within an hour to make room. Each leader counts from 0.
     #[arg(
         long = "make-room-per-hour",
         env = "GPUSHARE_MAKE_ROOM_PER_HOUR",
@@ -35,6 +35,15 @@ pub(super) struct MakeRoomArgs {
         value_name = "PODS"
     )]
     per_hour: u32,
+    /// The priority from which on pods are never evicted to make room, even for a pod of a higher one.
+    #[arg(
+        long = "make-room-below",
+        env = "GPUSHARE_MAKE_ROOM_BELOW",
+        default_value = "1000000",
+        allow_negative_numbers = true,
+        value_name = "PRIORITY"
+    )]
+    below: i32,
     /// Time for which room is kept for the pod that it was made for, besides the grace period of the evicted pods.
     #[arg(long = "make-room-hold", env = "GPUSHARE_MAKE_ROOM_HOLD", default_value = "5m", value_parser = parse_duration, value_name = "TIME")]
     hold: Duration,
@@ -67,6 +76,7 @@ impl MakeRoomArgs {
             evicts: self.mode == MakeRoom::Evict,
             after: self.after,
             per_hour: usize::try_from(self.per_hour).unwrap_or(usize::MAX),
+            below: self.below,
             hold: self.hold,
         }))
     }

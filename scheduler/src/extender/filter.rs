@@ -417,10 +417,9 @@ impl<'r> Filter<'_, 'r> {
         let pod = &self.request.pod;
         match outcome {
             // kube-scheduler asks about the nominated node alone, before it asks about the others.
-            Outcome::Refused(_) if pod.nominated_node().is_some() => return,
-            // Another node has room, and kube-scheduler finds it soon.
-            Outcome::SampleRefused(..) => return,
-            Outcome::Refused(_) if demand.has_devices() => {}
+            Outcome::Refused(_) | Outcome::SampleRefused(..) if pod.nominated_node().is_some() => return,
+            // A sample's refusal counts for its nodes: kube-scheduler's own filters may refuse the nodes that have room.
+            Outcome::Refused(_) | Outcome::SampleRefused(..) if demand.has_devices() => {}
             _ => return self.extender.memory().refused.forget(pod.uid()),
         }
         if let Err(why) = check_spec(pod) {

@@ -12,6 +12,7 @@ use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVict
 use proto::pod::Pod;
 
 use super::evaluation::Demand;
+use super::pod_memory::PodMemory;
 use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised, ResourceDemand};
@@ -47,6 +48,14 @@ pub(super) struct NamedVictims {
 }
 
 impl NamedVictims {
+    /// Returns true if kube-scheduler may be evicting the victims on a node. It evicts on one of the named nodes, and shows which
+    /// by the nomination of the pod a moment later.
+    fn may_be_evicted_on(&self, index: &Index, (uid, node): (&str, &str), now: Instant) -> bool {
+        let is_recent = now.saturating_duration_since(self.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
+        let nominated = index.nominated_node(uid);
+        nominated.map_or(is_recent, |nominated| nominated == node)
+    }
+
     /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows. `nominated` is the
     /// pod's nominated node.
     fn are_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
@@ -163,7 +172,8 @@ fn find_candidates(
 }
 
 /// Remembers the victims that the answer names on each node, so that later requests know that the pod may be waiting for their
-/// end. Returns false if the leader has begun to make room for the pod meanwhile, so that no victims may be named.
+/// end. Returns false if the leader has begun to make room for the pod meanwhile, or to evict one of the victims for another pod,
+/// so that no victims may be named.
 fn remember_victims(
     extender: &Extender,
     uid: &str,
@@ -186,13 +196,17 @@ fn remember_victims(
         is_for_room: false,
         n_refusals: 0,
     };
-    // Under one lock, so that kube-scheduler and the leader never evict pods for one pod at the same time.
+    // Under one lock, so that kube-scheduler and the leader never evict pods for one pod, or one pod for two, at the same time.
     let mut memory = extender.memory();
-    let is_being_made = memory.rooms.holds(uid);
-    if !is_being_made {
+    let is_promised = memory.rooms.of_others(uid).any(|(node, freeing)| {
+        let mut victims = named.by_node.get(node).into_iter().flatten();
+        victims.any(|victim| freeing.contains(victim))
+    });
+    let may_be_named = !is_promised && !memory.rooms.holds(uid);
+    if may_be_named {
         memory.victims.insert(uid, named);
     }
-    !is_being_made
+    may_be_named
 }
 
 /// Begins a hold in memory; returns false if kube-scheduler may be evicting pods for the pod.
@@ -215,6 +229,27 @@ pub(crate) fn begin_hold(extender: &Extender, hold: Hold, now: Instant) -> bool 
     true
 }
 
+/// Ends a hold in memory.
+pub(crate) fn end_hold(extender: &Extender, uid: &str) {
+    let mut memory = extender.memory();
+    memory.rooms.release(uid);
+    memory.victims.remove(uid);
+}
+
+/// Returns true if kube-scheduler evicts pods on the node of a hold for a more important pod. It removes the nominations of less
+/// important pods to that node then.
+pub(crate) fn is_outranked(memory: &PodMemory, index: &Index, hold: &Hold, now: Instant) -> bool {
+    let priority = |uid: &str| index.rules_of(uid).map(|rules| rules.priority);
+    let own = priority(&hold.pod.uid);
+    let mut named = memory.victims.iter();
+    named.any(|(other, named)| {
+        !named.is_for_room
+            && named.by_node.contains_key(&hold.node)
+            && named.may_be_evicted_on(index, (other, &hold.node), now)
+            && priority(other) > own
+    })
+}
+
 /// The pods on each node that go for other pods: their room is promised to those pods.
 pub(crate) fn promised_to_others(extender: &Extender, uid: &str, now: Instant) -> Promised {
     let mut promised = Promised::new();
@@ -229,11 +264,8 @@ pub(crate) fn promised_to_others(extender: &Extender, uid: &str, now: Instant) -
         if other == uid || !index.is_pending(other) {
             continue;
         }
-        let nominated = index.nominated_node(other);
-        let is_recent = now.saturating_duration_since(named.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
         for (node, victims) in &named.by_node {
-            // kube-scheduler evicts on one of the named nodes, and shows which by the nomination a moment later.
-            if nominated.map_or(is_recent, |nominated| *nominated == **node) {
+            if named.may_be_evicted_on(&index, (other, node), now) {
                 let promised = promised.entry(node.clone()).or_default();
                 promised.extend(victims.iter().cloned());
             }

@@ -672,21 +672,21 @@ impl HintQueue {
         let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, uid, &entry.facts) else {
             return;
         };
-        // Hints of less important pods may be in the way: they count as little as for a preemption.
-        let chosen = [Hints::RespectOthers(uid), Hints::Ignore]
-            .into_iter()
-            .find_map(|hints| {
-                let policy = demand.policies.device;
-                let devices = demand.devices();
-                let chosen = cluster
-                    .fleet
-                    .choose_devices_without(freeing, id, devices, policy, hints);
-                chosen.ok()
-            });
-        if let Some(placement) = chosen {
+        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(uid));
+        let fleet = &cluster.fleet;
+        let chosen = fleet.choose_devices_without(freeing, id, demand.devices(), policy, hints);
+        if let Ok(placement) = chosen {
             self.take_hint(uid);
             let hint = self.hint_of_nominee(node.into());
             self.keep(cluster, (id, Some(&placement)), &demand, hint);
+        }
+    }
+
+    /// Keeps the room that is made for a pod again, after its binding has failed.
+    pub(super) fn resume_room(&mut self, cluster: &mut Cluster, uid: &str) {
+        if let Some(node) = self.made.node_of(uid).map(Box::<str>::from) {
+            let freeing = self.made.freeing(uid);
+            self.begin_room(cluster, uid, &node, &freeing);
         }
     }
 
@@ -698,14 +698,14 @@ impl HintQueue {
         }
     }
 
-    /// Ends the room that is made for a pod, unless it is nominated to the node.
+    /// Ends the room that is made for a pod, even if the pod is nominated to the node still.
     pub(super) fn end_room(&mut self, cluster: &mut Cluster, uid: &str) {
         let Some(node) = self.made.end(uid) else { return };
-        let entry = cluster.pods.get(uid);
-        let is_nominated = entry.is_some_and(|entry| entry.eviction.nominated.as_ref() == Some(&node));
-        let is_hinted = self.hints.get(uid).is_some_and(|hint| hint.node == node);
-        if is_hinted && !is_nominated {
+        if self.hints.get(uid).is_some_and(|hint| hint.node == node) {
             self.unhint(cluster, uid);
+            // `unhint` counts no opening, so `keep_for_nominees` would skip the room that is free now.
+            self.n_openings_tried = u64::MAX;
+            self.keep_for_nominees(cluster);
         }
     }
 
@@ -791,10 +791,10 @@ impl HintQueue {
         }
     }
 
-    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
+    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens. Room
+    /// that is made for the pod lasts until [`Self::end_room`], as the binding may fail.
     pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
         self.nominees.remove(uid);
-        self.made.end(uid);
         self.gangs.remove_member(uid);
         self.rooms.remove_member(cluster, uid, bound_to.is_some());
         // A bind of another leader, which the watch shows.

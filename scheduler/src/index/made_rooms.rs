@@ -29,6 +29,13 @@ impl MadeRooms {
         self.nodes.get(preemptor).map(|node| &**node)
     }
 
+    /// The pods that have not ended yet of those that free the room of a pod.
+    pub(super) fn freeing(&self, preemptor: &str) -> Vec<OwnerId> {
+        let freeing = self.freeing.iter();
+        let freeing = freeing.filter(|(_, other)| other.as_str() == preemptor);
+        freeing.map(|(pod, _)| pod.clone()).collect()
+    }
+
     /// Notes that a pod has ended; returns true if it has freed a part of a room.
     pub(super) fn note_ended(&mut self, uid: &str) -> bool {
         self.freeing.remove(uid).is_some()

@@ -56,6 +56,12 @@ impl<'a> RoomFacts<'a> {
         })
     }
 
+    /// Returns true if a waiting pod is nominated by the leader, now or before.
+    pub fn is_nominee(self, uid: &str) -> bool {
+        let entry = self.cluster.pods.get(uid);
+        entry.is_some_and(|entry| entry.eviction.nominated_for_room.is_some()) && self.waiting(uid).is_some()
+    }
+
     /// The name of a node, unless it is gone.
     pub fn node_name(self, node: NodeId) -> Option<&'a str> {
         let name = self.cluster.fleet.view(node)?.name();

@@ -26,6 +26,8 @@ use crate::kube_scheduler::PodRules;
 #[derive(Debug)]
 pub struct Preemptor<'a> {
     priority: i32,
+    /// Only pods below this priority may be evicted for the pod.
+    victims_below: i32,
     demand: &'a ResourceDemand<'a>,
     depends_on_other_pods: bool,
     promised: &'a Promised,
@@ -91,6 +93,7 @@ impl<'a> Preemptor<'a> {
     ) -> Self {
         Self {
             priority: pod.priority(),
+            victims_below: pod.priority(),
             demand,
             depends_on_other_pods,
             promised,
@@ -99,9 +102,14 @@ impl<'a> Preemptor<'a> {
         }
     }
 
-    /// A waiting pod that kube-scheduler proposes no victims for: the leader may evict pods of lower priority that a controller
-    /// replaces.
-    pub fn for_room(rules: &PodRules, demand: &'a ResourceDemand<'a>, promised: &'a Promised) -> Self {
+    /// A waiting pod that kube-scheduler proposes no victims for: the leader may evict pods of lower priority, and of one below
+    /// `below`, that a controller replaces.
+    pub fn for_room(
+        rules: &PodRules,
+        below: i32,
+        demand: &'a ResourceDemand<'a>,
+        promised: &'a Promised,
+    ) -> Self {
         let mut named_requests = Vec::new();
         for (name, amount) in &rules.requests {
             if ![CPU, MEMORY].contains(&&**name) {
@@ -110,6 +118,7 @@ impl<'a> Preemptor<'a> {
         }
         Self {
             priority: rules.priority,
+            victims_below: rules.priority.min(below),
             demand,
             depends_on_other_pods: false,
             promised,
@@ -149,7 +158,7 @@ impl<'a> Preemptor<'a> {
         })
     }
 
-    /// The search on a node; `None` if the node cannot serve the pod, whoever goes.
+    /// The search on a node; `None` if the node cannot serve the pod even without other pods.
     fn search<'s>(
         &'s self,
         filter: NodeFilter<'s>,
@@ -261,7 +270,7 @@ impl VictimSearch<'_> {
 
     /// Returns true if a pod may be a victim of the preemptor, or leaves without an eviction.
     fn may_go(&self, eviction: &Eviction) -> bool {
-        let is_less_important = eviction.rank.priority < self.preemptor.priority;
+        let is_less_important = eviction.rank.priority < self.preemptor.victims_below;
         if self.preemptor.makes_room {
             eviction.is_leaving || (is_less_important && eviction.evictable_within.is_some())
         } else {
@@ -386,14 +395,16 @@ impl VictimSearch<'_> {
         Some(amount.saturating_sub(free))
     }
 
-    /// The pods whose hints on the node do not count: the preemptor itself, and less important ones.
+    /// The pods whose hints on the node do not count: the preemptor itself, and less important ones if kube-scheduler evicts the
+    /// victims, as it then removes the nominations of these pods to the node.
     fn outranked_hints(&self) -> Vec<OwnerId> {
+        let removes_nominations = !self.preemptor.makes_room;
         let mut outranked = Vec::new();
         for owner in self.view.hinted() {
             let entry = self.cluster.pods.get(owner);
             let is_outranked =
                 entry.is_some_and(|entry| entry.eviction.rank.priority < self.preemptor.priority);
-            if is_outranked || owner.as_str() == self.preemptor.demand.uid {
+            if (removes_nominations && is_outranked) || owner.as_str() == self.preemptor.demand.uid {
                 outranked.push(owner.clone());
             }
         }

@@ -1,4 +1,4 @@
-//! Room that is being made for one pod: the node is kept by the pod's nomination until the pod is bound, or time is up.
+//! Room that is being made for one pod: it is kept on a node, to which the pod is nominated, until the pod is bound, or time is up.
 //!
 //! The decision about each next step is a function of the index and the time. [`super`] carries it out.
 
@@ -12,8 +12,8 @@ use crate::index::{Index, RoomNominee, RoomVictim};
 /// The time for which an eviction that the API server refuses is tried again.
 const RETRIED_FOR: Duration = Duration::from_secs(30);
 
-/// The time within which the watch shows that a pod is nominated, or keeps the room for it once all of it is free.
-const SHOWN_WITHIN: Duration = Duration::from_secs(10);
+/// The time within which the watch shows that another replica's plan has not come to nothing.
+const SHOWN_FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Room that is being made for one pod on one node.
 #[derive(Clone, Debug)]
@@ -68,9 +68,11 @@ pub(super) struct HoldFacts {
 /// The state of the pod that room is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PreemptorState {
-    /// The pod is bound or its binding is under way, or it is deleted or leaving.
+    /// The pod is bound, deleted or leaving.
     Gone,
-    /// The pod waits, and is nominated to another node.
+    /// The binding of the pod is being written.
+    Binding,
+    /// The pod waits, and kube-scheduler has nominated it to another node, or evicts pods on the node for a more important one.
     Elsewhere,
     /// The pod waits, and is nominated to no node.
     Unnominated,
@@ -117,6 +119,9 @@ impl Hold {
             }
             Some(waiting) if waiting.nominated.is_some() => PreemptorState::Elsewhere,
             Some(_) => PreemptorState::Unnominated,
+            None if self.bound_at.is_none() && index.assumption_state(uid).is_some() => {
+                PreemptorState::Binding
+            }
             None => PreemptorState::Gone,
         };
         let mut freeing = self.freeing.iter();
@@ -130,6 +135,7 @@ impl Hold {
     pub(super) fn step(&mut self, facts: HoldFacts, now: Instant) -> Step {
         let is_free = match facts.preemptor {
             PreemptorState::Gone | PreemptorState::Elsewhere => return Step::End,
+            PreemptorState::Binding => return Step::Wait,
             _ if self.is_dropped => return Step::Withdraw,
             _ if now >= self.until => return Step::WithdrawLate,
             // The nomination is all that is known of another replica's plan.
@@ -137,12 +143,15 @@ impl Hold {
             PreemptorState::Unnominated => return Step::Nominate,
             PreemptorState::Nominated { is_free } => is_free,
         };
+        if is_free {
+            // The pod needs no further eviction.
+            self.pending.clear();
+        }
         if !self.pending.is_empty() {
-            // A pod that fits by itself needs no further eviction.
-            return match now < self.retried_until {
-                _ if is_free => Step::GiveUpEvictions,
-                true => Step::Evict,
-                false => Step::GiveUpEvictions,
+            return if now < self.retried_until {
+                Step::Evict
+            } else {
+                Step::GiveUpEvictions
             };
         }
         let is_in_vain = self.first_refused.is_none() && !is_free && !facts.is_awaited;
@@ -151,7 +160,7 @@ impl Hold {
             return Step::Wait;
         }
         let since = *self.in_vain_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < SHOWN_WITHIN {
+        if now.saturating_duration_since(since) < SHOWN_FREE_WITHIN {
             Step::Wait
         } else {
             Step::Withdraw
@@ -205,7 +214,8 @@ mod tests {
     #[case::victims_end(NOMINATED, 0, 5, Step::Wait)]
     #[case::a_budget_is_used_up(NOMINATED, 1, 5, Step::Evict)]
     #[case::a_budget_stays_used_up(NOMINATED, 1, 30, Step::GiveUpEvictions)]
-    #[case::room_without_the_last_one(FREE, 1, 5, Step::GiveUpEvictions)]
+    #[case::room_without_the_last_one(FREE, 1, 5, Step::Wait)]
+    #[case::its_binding_is_written(PreemptorState::Binding, 0, 300, Step::Wait)]
     #[case::kept_until_the_pod_is_tried(FREE, 0, 299, Step::Wait)]
     #[case::a_victim_does_not_go(NOMINATED, 0, 300, Step::WithdrawLate)]
     #[case::the_pod_is_not_bound(FREE, 0, 300, Step::WithdrawLate)]

@@ -26,6 +26,8 @@ pub(super) const MAX_PLANS: usize = 3;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlannedPod<'a> {
     pub(super) rules: &'a PodRules,
+    /// Only pods below this priority may go.
+    pub(super) below: i32,
     pub(super) demand: &'a ResourceDemand<'a>,
     /// The pods that go for other pods.
     pub(super) promised: &'a Promised,
@@ -79,7 +81,7 @@ impl PlannedPod<'_> {
 
     /// Searches for room on one node.
     pub(super) fn search(self, index: &Index, node: &str) -> RoomSearch {
-        let preemptor = Preemptor::for_room(self.rules, self.demand, self.promised);
+        let preemptor = Preemptor::for_room(self.rules, self.below, self.demand, self.promised);
         preemptor.room_on(index.filter(), node)
     }
 
@@ -99,7 +101,7 @@ impl PlannedPod<'_> {
                 if fit.is_ok() {
                     return Err(name.into());
                 }
-                let n_outranked = facts.n_outranked_on(*node, self.rules.priority);
+                let n_outranked = facts.n_outranked_on(*node, self.rules.priority.min(self.below));
                 if n_outranked > 0 {
                     counted.push((n_outranked, name.into()));
                 }

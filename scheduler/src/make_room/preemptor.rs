@@ -23,7 +23,7 @@ pub(crate) enum NotPreemptor {
     Gated,
     #[error("it is a member of a group")]
     InGroup,
-    #[error("it is nominated to a node")]
+    #[error("kube-scheduler has nominated it to a node")]
     Nominated,
     #[error("kube-scheduler has not refused it yet")]
     NotRefused,

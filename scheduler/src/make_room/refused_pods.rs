@@ -97,6 +97,16 @@ impl RefusedPods {
         self.pods.remove(uid);
     }
 
+    /// The number of pods.
+    pub(crate) fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    /// Returns true if filters refused a pod.
+    pub(crate) fn contains(&self, uid: &str) -> bool {
+        self.pods.contains_key(uid)
+    }
+
     fn forget_oldest(&mut self) {
         let oldest = self.pods.iter().min_by_key(|(_, pod)| pod.last_refusal);
         if let Some(uid) = oldest.map(|(uid, _)| uid.clone()) {

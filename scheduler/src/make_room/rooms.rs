@@ -48,10 +48,10 @@ impl Verdict {
         }
     }
 
-    /// Pods are evicted.
-    pub(super) fn evicted(plan: &str) -> Self {
+    /// Pods are evicted, or will be as soon as the API server answers.
+    pub(super) fn evicts(plan: &str, has_evicted: bool) -> Self {
         let text = format!("The scheduler makes room for it: it evicts {plan}.");
-        Self::new(Some("evicted"), text)
+        Self::new(has_evicted.then_some("evicted"), text)
     }
 
     /// Pods could be evicted, and the flag forbids it.
@@ -65,11 +65,19 @@ impl Verdict {
     }
 
     /// The pod is none of those that room is made for.
-    fn not_preemptor(why: NotPreemptor) -> Self {
+    pub(super) fn not_preemptor(why: NotPreemptor) -> Self {
         Self::new(
             None,
             format!("The scheduler makes no room for it by evictions: {why}."),
         )
+    }
+
+    /// No decision about the pod has been made yet.
+    pub(super) fn waits_for_its_turn() -> Self {
+        let text = "The scheduler decides about room for it by evictions once it has waited for a while (--make-room-after), a pod a \
+                    second."
+            .to_owned();
+        Self::new(None, text)
     }
 
     /// No permitted eviction helps.
@@ -90,11 +98,9 @@ impl Verdict {
     }
 
     /// The API server refuses the evictions.
-    pub(super) fn refused(why: &str) -> Self {
-        Self::new(
-            Some("refused"),
-            format!("The scheduler makes no room for it: {why}."),
-        )
+    pub(super) fn refused() -> Self {
+        let text = "The scheduler makes no room for it: the API server refuses the eviction of a pod that would have to go.";
+        Self::new(Some("refused"), text.to_owned())
     }
 
     /// Pods are leaving that make enough room.
@@ -123,6 +129,10 @@ impl Rooms {
         self.held.insert(hold.pod.uid.as_str().into(), hold);
     }
 
+    pub(super) fn get(&self, uid: &str) -> Option<&Hold> {
+        self.held.get(uid)
+    }
+
     pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut Hold> {
         self.held.get_mut(uid)
     }
@@ -135,7 +145,7 @@ impl Rooms {
     }
 
     /// Ends a hold.
-    pub(super) fn release(&mut self, uid: &str) {
+    pub(crate) fn release(&mut self, uid: &str) {
         self.held.remove(uid);
     }
 
@@ -184,8 +194,15 @@ impl Rooms {
         differs
     }
 
-    /// Returns true if the pod has an answer that is not worth another search yet.
-    pub(super) fn is_settled(&self, uid: &str, now: Instant) -> bool {
+    /// Notes that a pod was evicted for another; returns true if it is the first one of a plan.
+    pub(super) fn note_first_eviction(&mut self, uid: &str) -> bool {
+        let verdict = self.verdicts.get_mut(uid);
+        verdict.is_some_and(|(verdict, _)| verdict.outcome.replace("evicted").is_none())
+    }
+
+    /// Returns true if the pod has an answer that is not worth another search yet. Of `n_waiting` pods one has its turn in each
+    /// second, so that this long after its turn each other pod has had its own.
+    pub(super) fn is_settled(&self, uid: &str, n_waiting: usize, now: Instant) -> bool {
         let Some((verdict, at)) = self.verdicts.get(uid) else {
             return false;
         };
@@ -193,6 +210,8 @@ impl Rooms {
             Some(_) => LOOKED_AT_AGAIN,
             None => LOOKED_AT_SOON,
         };
+        let round = Duration::from_secs(u64::try_from(n_waiting).unwrap_or(u64::MAX));
+        let lasts = lasts.max(round);
         now.saturating_duration_since(*at) < lasts
     }
 

@@ -285,8 +285,8 @@ impl Api {
         if path.ends_with("/events") {
             let event: Value = serde_json::from_slice(&body).unwrap();
             let text = |pointer: &str| event.pointer(pointer).unwrap().as_str().unwrap().to_owned();
-            let told = (text("/reason"), text("/involvedObject/name"), text("/message"));
-            self.state().events.push(told);
+            let words = (text("/reason"), text("/involvedObject/name"), text("/message"));
+            self.state().events.push(words);
             return Ok(reply(201, &event));
         }
         if parts.method == Method::PATCH {

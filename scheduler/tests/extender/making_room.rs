@@ -24,10 +24,10 @@ use crate::objects::{phase, placed_by_old_extender, units};
 use crate::world::World;
 
 /// The time from the first refusal to the first eviction.
-const AFTER: Duration = Duration::from_secs(10);
+pub(crate) const AFTER: Duration = Duration::from_secs(10);
 
 /// The time for which room is kept, besides grace periods of 30 s.
-const HOLD: Duration = Duration::from_secs(300);
+pub(crate) const HOLD: Duration = Duration::from_secs(300);
 
 /// A world with a maker of room for its extender.
 pub(crate) struct Making {
@@ -38,7 +38,7 @@ pub(crate) struct Making {
 
 impl Making {
     /// A node of two GPUs of 80 units, with five pods of 10 on each: 30 are free on each GPU, and 60 in sum.
-    fn hole(evicts: bool) -> Self {
+    pub(crate) fn hole(evicts: bool) -> Self {
         let mut world = World::making_room().with_node("n1", &[80, 80]);
         for at in 0..10 {
             world = world.with_pod(&running(&format!("low{at}"), "n1", at / 5, 10, 0));
@@ -52,6 +52,7 @@ impl Making {
             evicts,
             after: AFTER,
             per_hour,
+            below: 1_000_000,
             hold: HOLD,
         };
         let (maker, registry) = maker(&world, settings);
@@ -63,21 +64,21 @@ impl Making {
     }
 
     /// A pod of high priority that `filter` has refused on these nodes, with kube-scheduler's condition.
-    async fn refuse(&self, pod: &Value, nodes: &[&str]) {
+    pub(crate) async fn refuse(&self, pod: &Value, nodes: &[&str]) {
         self.world.api.put(pod);
         self.world.apply_pod(pod);
         assert_eq!(self.world.fitting(pod, nodes).await, Vec::<String>::new());
     }
 
     /// The pod `high` of 40 units, refused for as long as it takes until room is made.
-    async fn high(&self) -> Value {
+    pub(crate) async fn high(&self) -> Value {
         let pod = important("high", 40, 1000);
         self.refuse(&pod, &["n1"]).await;
         advance(AFTER).await;
         pod
     }
 
-    async fn tick(&self) {
+    pub(crate) async fn tick(&self) {
         self.maker.tick().await;
         // The events are written by another task.
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -85,18 +86,18 @@ impl Making {
     }
 
     /// Ends a pod: the API server forgets it, and the watch shows that.
-    fn end(&self, name: &str) {
+    pub(crate) fn end(&self, name: &str) {
         let pod = running(name, "n1", 0, 10, 0);
         let pod = self.world.api.pod(&pod);
         self.world.api.remove(&pod);
         self.world.delete_pod(&pod);
     }
 
-    fn nominated(&self, pod: &Value) -> Value {
+    pub(crate) fn nominated(&self, pod: &Value) -> Value {
         self.world.api.pod(pod)["status"]["nominatedNodeName"].clone()
     }
 
-    fn metric(&self, name: &str) -> String {
+    pub(crate) fn metric(&self, name: &str) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).unwrap();
         let found = text
@@ -105,7 +106,7 @@ impl Making {
         found.unwrap_or("0").to_owned()
     }
 
-    fn outcome(&self, outcome: &str) -> String {
+    pub(crate) fn outcome(&self, outcome: &str) -> String {
         self.metric(&format!("make_room_total{{outcome=\"{outcome}\"}}"))
     }
 }
@@ -407,7 +408,7 @@ async fn three_refused_plans_are_enough() {
 }
 
 /// Two pods have to go, and the budget of the second is used up between its dry run and its eviction.
-async fn half_evicted() -> (Making, Value) {
+pub(crate) async fn half_evicted() -> (Making, Value) {
     let world = World::making_room().with_node("n1", &[80]);
     let world = world
         .with_pod(&running("first", "n1", 0, 40, 5))

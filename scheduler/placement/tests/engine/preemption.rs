@@ -228,7 +228,7 @@ fn a_hinted_pod_keeps_its_room_unless_its_priority_is_lower() {
     let (mut fleet, id) = node_of(1, &[]);
     let hinted = OwnerId::from("expected");
     let placement = fleet
-        .choose_devices(id, &gib(1, 40), placement::DevicePolicy::Binpack, Hints::Respect)
+        .choose_devices(id, &gib(1, 40), DevicePolicy::Binpack, Hints::Respect)
         .unwrap();
     assert!(fleet.hint(&hinted, id, &placement));
     let preemption = Preemption {

@@ -245,6 +245,7 @@ fn plans(case: &Case) -> Plans {
     let promised = Promised::new();
     let planned = PlannedPod {
         rules: &rules,
+        below: i32::MAX,
         demand: &demand,
         promised: &promised,
     };
