@@ -120,6 +120,20 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
     verdict.or_else(|| is_refused.then(waits))
 }
 
+/// The state of the pods of a hold; `None` if there is none for this pod.
+fn facts_of(memory: &PodMemory, index: &Index, uid: &str) -> Option<HoldFacts> {
+    let hold = memory.rooms.get(uid)?;
+    let facts = hold.facts(index);
+    let is_outranked =
+        facts.preemptor == PreemptorState::Unnominated && is_outranked(memory, index, hold, now());
+    let preemptor = if is_outranked {
+        PreemptorState::Elsewhere
+    } else {
+        facts.preemptor
+    };
+    Some(HoldFacts { preemptor, ..facts })
+}
+
 impl RoomMaker {
     /// The maker of room for the pods that `extender` refuses.
     pub fn new(
@@ -235,7 +249,7 @@ impl RoomMaker {
     fn next_step(&self, uid: &str) -> Option<(Step, Hold, bool)> {
         let index = self.extender.index().read();
         let mut memory = self.extender.memory();
-        let facts = self.facts(&memory, &index, uid)?;
+        let facts = facts_of(&memory, &index, uid)?;
         let hold = memory.rooms.get_mut(uid)?;
         let step = hold.step(facts, now());
         let is_kept = matches!(
@@ -244,20 +258,6 @@ impl RoomMaker {
         );
         let is_lost = is_kept && facts.preemptor != PreemptorState::Binding && !index.hints().is_hinted(uid);
         Some((step, hold.clone(), is_lost))
-    }
-
-    /// The state of the pods of a hold; `None` if there is none for this pod.
-    fn facts(&self, memory: &PodMemory, index: &Index, uid: &str) -> Option<HoldFacts> {
-        let hold = memory.rooms.get(uid)?;
-        let facts = hold.facts(index);
-        let is_outranked =
-            facts.preemptor == PreemptorState::Unnominated && is_outranked(memory, index, hold, now());
-        let preemptor = if is_outranked {
-            PreemptorState::Elsewhere
-        } else {
-            facts.preemptor
-        };
-        Some(HoldFacts { preemptor, ..facts })
     }
 
     async fn take(&self, (step, hold): (Step, Hold)) {
@@ -526,7 +526,7 @@ impl RoomMaker {
     /// The state of the pod of a hold; `None` if there is no hold.
     fn state(&self, uid: &str) -> Option<PreemptorState> {
         let index = self.extender.index().read();
-        let facts = self.facts(&self.extender.memory(), &index, uid);
+        let facts = facts_of(&self.extender.memory(), &index, uid);
         facts.map(|facts| facts.preemptor)
     }
 
@@ -582,7 +582,7 @@ impl RoomMaker {
                 _ => break,
             }
             match self.evict((pod, priority), victim, node).await {
-                Ok(held) => evicted.add(held),
+                Ok(freed) => evicted.add(freed),
                 Err(WriteError::Gone) => {}
                 Err(WriteError::Refused(_)) if evicted.is_empty() && pending.is_empty() => {
                     self.drop_plan(uid).await;
@@ -646,7 +646,7 @@ impl RoomMaker {
         let mut pending = hold.pending.iter();
         for victim in pending.by_ref() {
             match self.evict_again(hold, found.priority(), victim).await {
-                Ok(held) => evicted.add(held),
+                Ok(freed) => evicted.add(freed),
                 Err(WriteError::Gone) => {}
                 Err(WriteError::Refused(_)) => left.push(victim.clone()),
                 Err(WriteError::Unknown(_) | WriteError::NotLeading) => {

@@ -669,6 +669,10 @@ impl HintQueue {
         let Some((id, entry)) = cluster.fleet.node_id(node).zip(cluster.pods.get(uid)) else {
             return;
         };
+        // The devices of an assumption are reserved; a hint beside them would count twice.
+        if entry.bound().is_some() {
+            return;
+        }
         let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, uid, &entry.facts) else {
             return;
         };

@@ -264,7 +264,7 @@ mod tests {
             n_bytes < 1024 + 150,
             "{n_bytes} bytes for each pod, its share of the tables included"
         );
-        let n_bits = pods.pods.values().map(|pod| pod.nodes.0.capacity() * 8).max();
-        assert_eq!(n_bits, Some(632), "the set of a pod");
+        let n_bytes = pods.pods.values().map(|pod| pod.nodes.0.capacity() * 8).max();
+        assert_eq!(n_bytes, Some(632), "the set of a pod");
     }
 }

@@ -985,7 +985,7 @@ impl Run {
     }
 }
 
-/// Whatever fails, and at whichever write: nothing is evicted but the plan of a nominated pod of higher priority, nothing twice, and
+/// With any fault at any write nothing is evicted but the plan of a nominated pod of higher priority, nothing twice, and
 /// no nomination outlasts its time.
 async fn play(history: History) -> Result<(), TestCaseError> {
     let mut run = Run::new(&history);

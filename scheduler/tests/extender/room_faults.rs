@@ -9,6 +9,7 @@ use tokio::time::{Instant, advance, sleep};
 use crate::api::Fault;
 use crate::making_room::{AFTER, HOLD, Making, half_evicted, important, running};
 use crate::objects::units;
+use crate::read_api::{api_of, read};
 use crate::world::World;
 
 /// A moment within a request that takes a second.
@@ -373,4 +374,66 @@ async fn each_pod_has_its_turn() {
         advance(Duration::from_secs(1)).await;
     }
     assert_eq!(making.world.api.evicted(), ["a"]);
+}
+
+/// Pods of the priority that the flag names, and more important ones, stay even if the waiting pod is more important still.
+#[rstest]
+#[case::below(999_999, 1)]
+#[case::at_the_limit(1_000_000, 0)]
+#[case::above(1_500_000, 0)]
+#[tokio::test(start_paused = true)]
+async fn pods_from_the_limit_on_stay(#[case] priority: i32, #[case] n_evicted: usize) {
+    let world = World::making_room().with_node("n1", &[80]);
+    let world = world.with_pod(&running("a", "n1", 0, 50, priority));
+    let making = Making::of(world, true, 60);
+    let pod = important("high", 40, 2_000_000);
+    making.refuse(&pod, &["n1"]).await;
+    advance(AFTER).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), n_evicted);
+}
+
+/// Another node has room, and kube-scheduler does not ask about it: its own filters refuse it, or it is in no sample.
+#[tokio::test(start_paused = true)]
+async fn the_refusal_by_a_sample_counts_for_its_nodes() {
+    let names: Vec<String> = (0..101).map(|at| format!("n{at:03}")).collect();
+    let mut world = World::making_room();
+    for (at, name) in names.iter().enumerate() {
+        world = world.with_node(name, &[if [0, 100].contains(&at) { 80 } else { 10 }]);
+    }
+    let world = world.with_pod(&running("a", "n000", 0, 50, 0));
+    let making = Making::of(world, true, 60);
+    let sample: Vec<&str> = names.iter().take(100).map(String::as_str).collect();
+    making.refuse(&important("high", 40, 1000), &sample).await;
+    advance(AFTER).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["a"]);
+}
+
+/// An explanation says what is done for a waiting pod, before its turn, after it, and if kube-scheduler has nominated it.
+#[tokio::test(start_paused = true)]
+async fn explanations_say_what_is_done() {
+    let making = Making::hole(true);
+    let explained = async || {
+        let path = "/v1/pods/default/high/explain";
+        read(&making.world, &api_of(&making.world, false), path)
+            .await
+            .to_string()
+    };
+    let pod = making.high().await;
+    assert!(
+        explained().await.contains("--make-room-after"),
+        "{}",
+        explained().await
+    );
+    making.tick().await;
+    let text = explained().await;
+    assert!(text.contains("it evicts 1 pod with 10 MiB on GPU"), "{text}");
+    making.world.api.nominate(&pod, &json!("n9"));
+    making.tick().await;
+    let text = explained().await;
+    assert!(
+        text.contains("kube-scheduler has nominated it to a node"),
+        "{text}"
+    );
 }

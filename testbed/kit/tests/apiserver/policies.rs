@@ -541,7 +541,7 @@ async fn policies_confine_the_token_of_a_replica_to_its_certificates(
 }
 
 /// A server with the policies of the component make-room, and the replica `s-0` as the leader.
-async fn server_led_by_s_0() -> Server {
+async fn server_led_by_s_0() -> ApiServer {
     let server = server().await;
     for file in [
         "scheduler-leader-crd.yaml",
