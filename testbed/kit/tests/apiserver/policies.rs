@@ -564,7 +564,6 @@ async fn server_led_by_s_0() -> ApiServer {
 #[case::phase(json!({"status": {"phase": "Failed"}}), 403)]
 #[case::label(json!({"metadata": {"labels": {"a": "b"}}}), 403)]
 #[case::annotation(json!({"metadata": {"annotations": {"a": "b"}}}), 403)]
-#[case::finalizer(json!({"metadata": {"finalizers": ["a/b"]}}), 403)]
 #[tokio::test]
 async fn policies_confine_the_status_of_pods_for_each_field_manager(
     #[case] change: Value,
