@@ -253,7 +253,7 @@ fn the_image_of_the_second_kube_scheduler_has_the_version_of_the_api_server(
 #[case::up_to_1_37("v1.37.1", true)]
 #[case::from_1_38("v1.38.0", false)]
 fn room_is_made_only_up_to_the_version_that_does_it_itself(#[case] server: &str, #[case] is_applied: bool) {
-    let objects = rendered("registry.k8s.io/kube-scheduler:v1.37.0");
+    let objects = rendered("registry.k8s.io/kube-scheduler:v1.33.6");
     let scene = Scene::new(&[
         ("version", server),
         ("rendered", &format!("{objects}        - --make-room=evict\n")),
