@@ -1,4 +1,5 @@
-//! Time of one decision to make room: 5,000 nodes of eight GPUs, each with a pod of low priority, and a pod that no GPU has room for.
+//! Time of one decision to make room: 5,000 nodes of eight GPUs, each with a pod of low priority, and a pod that no GPU has room
+//! for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

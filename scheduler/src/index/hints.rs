@@ -660,8 +660,8 @@ impl HintQueue {
         }
     }
 
-    /// Begins to keep for a pod the room on a node that these pods will have freed: the part that is free, and the rest as it becomes
-    /// free.
+    /// Begins to keep for a pod the room on a node that these pods will have freed: the part that is free, and the rest as it
+    /// becomes free.
     pub(super) fn begin_room(&mut self, cluster: &mut Cluster, uid: &str, node: &str, freeing: &[OwnerId]) {
         self.made.end(uid);
         let owner = cluster.owner(uid);
