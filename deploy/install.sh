@@ -55,6 +55,10 @@ if [ -n "$image" ]; then
     fi
 fi
 if [ "$(minor "$newer")" -ge 38 ] 2>/dev/null; then misfit=resolvable; else misfit=unresolvable; fi
+if [ "$misfit" = resolvable ] && [ -n "$image" ] && grep -q -e --make-room=evict "$work/rendered.yaml"; then
+    echo "kube-scheduler $newer evicts pods by itself: remove the component make-room from $1." >&2
+    exit 1
+fi
 sed -e "s|\(image: *registry.k8s.io/kube-scheduler\):.*|\1:$newer|" -e "s|--misfit-nodes=unresolvable|--misfit-nodes=$misfit|" \
     "$work/rendered.yaml" >"$work/objects.yaml"
 

@@ -131,9 +131,14 @@ impl Recorder {
 
     /// Records a warning about a pod.
     pub fn warn(&self, pod: impl Into<Subject>, reason: &'static str, message: String) {
+        self.pod(pod, EventType::Warning, reason, message);
+    }
+
+    /// Records an event about a pod.
+    pub fn pod(&self, pod: impl Into<Subject>, severity: EventType, reason: &'static str, message: String) {
         self.send(Event {
             subject: pod.into(),
-            severity: EventType::Warning,
+            severity,
             reason,
             message,
         });

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +31,11 @@ pub const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Annotation of a pod that requests no amounts and wants to see all GPUs of its node: `"true"`.
 pub const ALL_DEVICES: &str = "gpushare/all-devices";
 
-/// Annotation of a pod that no plan moves: `"false"`.
+/// Annotation of a pod that no plan moves, and that is not evicted so that another pod has room: `"false"`.
 pub const EVICT: &str = "gpushare/evict";
+
+/// The namespace of the cluster's own components.
+const SYSTEM_NAMESPACE: &str = "kube-system";
 
 /// The type of the pod condition in which kube-scheduler reports its last attempt.
 const POD_SCHEDULED: &str = "PodScheduled";
@@ -85,6 +88,12 @@ pub struct PodSpec {
     /// The priority; kube-scheduler may preempt the pod for one of higher priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
+    /// `Never` for a pod for which no other pod is evicted.
+    #[serde(skip_serializing)]
+    pub preemption_policy: Option<String>,
+    /// The time that the pod's processes have to end.
+    #[serde(skip_serializing)]
+    pub termination_grace_period_seconds: Option<i64>,
     /// Pod-level resources, which replace the sum over the containers for CPU and memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
@@ -311,6 +320,40 @@ impl Pod {
         let mut owners = self.metadata.owner_references.iter().flatten();
         let controller = owners.find(|owner| owner.controller == Some(true));
         controller.map(|owner| owner.kind.as_str())
+    }
+
+    /// Returns true if the pod may be evicted so that a more important pod has room: a controller creates another pod in its
+    /// place, on any node; it is no part of the cluster itself, and its annotation does not forbid it.
+    pub fn may_be_evicted(&self) -> bool {
+        self.controller_kind().is_some()
+            && !self.is_tied_to_node()
+            && self.metadata.namespace.as_deref() != Some(SYSTEM_NAMESPACE)
+            && self.annotation(EVICT) != Some("false")
+    }
+
+    /// The entry of this manager of fields, if it was the last to write the node that the pod is nominated to.
+    fn nomination_of(&self, manager: &str) -> Option<&ManagedFieldsEntry> {
+        let is_nomination = |entry: &&ManagedFieldsEntry| {
+            let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+            let nominated = fields.and_then(|fields| fields.pointer("/f:status/f:nominatedNodeName"));
+            entry.manager.as_deref() == Some(manager) && nominated.is_some()
+        };
+        let mut entries = self.metadata.managed_fields.iter().flatten();
+        self.nominated_node()?;
+        entries.find(is_nomination)
+    }
+
+    /// Returns true if this manager of fields was the last to write the node that the pod is nominated to.
+    pub fn is_nominated_by(&self, manager: &str) -> bool {
+        self.nomination_of(manager).is_some()
+    }
+
+    /// The time at which this manager of fields has nominated the pod, in seconds since 1970; `i64::MAX` if it is not known, and
+    /// `None` if the pod is nominated by another manager or not at all.
+    pub fn nominated_at_by(&self, manager: &str) -> Option<i64> {
+        let entry = self.nomination_of(manager)?;
+        let time = entry.time.as_ref();
+        Some(time.map_or(i64::MAX, |time| time.0.as_second()))
     }
 
     /// Returns true if the pod may hold devices of DRA drivers, which kubelet prepares before its containers start.

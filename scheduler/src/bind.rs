@@ -279,7 +279,8 @@ impl Binder {
     }
 }
 
-fn pod_path(pod: &PodId) -> String {
+/// The path of a pod at the API server.
+pub(crate) fn pod_path(pod: &PodId) -> String {
     format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)
 }
 

@@ -2,6 +2,7 @@
 
 mod filter;
 mod leader;
+mod make_room;
 mod webhooks;
 
 use std::net::SocketAddr;
@@ -18,10 +19,12 @@ use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 
 use crate::index::HintTimes;
+use crate::make_room::RoomSettings;
 use filter::PolicyArgs;
 pub use filter::{AnswerNodes, MisfitNodes, weights};
 use leader::LeaderArgs;
 pub use leader::LeaderElection;
+use make_room::MakeRoomArgs;
 use webhooks::WebhookArgs;
 pub use webhooks::{Admission, Certificates, Command, Webhooks};
 
@@ -80,6 +83,8 @@ pub struct Args {
         value_name = "unresolvable|resolvable"
     )]
     misfit_nodes: MisfitNodes,
+    #[command(flatten)]
+    make_room: MakeRoomArgs,
     /// Time for which filter keeps room for a pod on the node of its answer, or on the best of several, until the pod is bound.
     /// Longer for a pod that is nominated to that node (30m), or that waits for volumes or claims (10m). Raise it where pods
     /// wait longer for the rest of their group (coscheduling, Koordinator).
@@ -130,6 +135,8 @@ pub struct Scheduling {
     pub answer_nodes: AnswerNodes,
     /// The form in which filter reports nodes whose devices have no room.
     pub misfit_nodes: MisfitNodes,
+    /// The settings of the room that the leader makes by evictions; `None` if it makes none.
+    pub make_room: Option<RoomSettings>,
     /// The times for which room is kept for pods that are not bound yet.
     pub hints: HintTimes,
 }
@@ -247,6 +254,7 @@ impl TryFrom<Args> for Config {
                 weights: args.policies.weights(),
                 answer_nodes: args.answer_nodes,
                 misfit_nodes: args.misfit_nodes,
+                make_room: args.make_room.settings(args.misfit_nodes)?,
                 hints: HintTimes {
                     plain: args.hint_ttl,
                     // A pod that waits for volumes or claims keeps its room at least as long as any other pod.

@@ -55,6 +55,7 @@ use filter_clients::FilterClients;
 use inspect::ViewLimits;
 use name_lists::NameLists;
 use pod_memory::PodMemory;
+pub(crate) use preempt::{begin_hold, end_hold, is_outranked, promised_to_others};
 
 /// Limits the lines of the log about refused requests.
 static REFUSED_REQUESTS: LogLimit = LogLimit::new();
@@ -84,6 +85,8 @@ pub struct Extender {
     rules: Rules,
     answer_nodes: AnswerNodes,
     misfit_nodes: MisfitNodes,
+    /// True if filters note the pods for which room may be made.
+    makes_room: bool,
     access: Access,
     view_limits: ViewLimits,
     filter_clients: FilterClients,
@@ -170,6 +173,7 @@ impl Extender {
             rules: Rules::default(),
             answer_nodes: AnswerNodes::default(),
             misfit_nodes: MisfitNodes::default(),
+            makes_room: false,
             access: Access::new(serving.demands_certificates()),
             view_limits: ViewLimits::default(),
             filter_clients: FilterClients::default(),
@@ -203,6 +207,15 @@ impl Extender {
         Self { misfit_nodes, ..self }
     }
 
+    /// Lets filters note the pods for which room may be made.
+    #[must_use]
+    pub fn making_room(self) -> Self {
+        Self {
+            makes_room: true,
+            ..self
+        }
+    }
+
     /// The state that requests are answered from.
     pub fn index(&self) -> &Shared<Index> {
         &self.index
@@ -223,12 +236,14 @@ impl Extender {
         self.leadership().is_leading()
     }
 
-    fn memory(&self) -> MutexGuard<'_, PodMemory> {
+    /// State of pods from one request to the next. A function that needs the index too locks that first.
+    pub(crate) fn memory(&self) -> MutexGuard<'_, PodMemory> {
         // A panic ends the process in release builds, so that only tests meet a poisoned lock.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leadership(&self) -> &Leadership {
+    /// The permission of this replica to decide.
+    pub(crate) fn leadership(&self) -> &Leadership {
         self.binder.leadership()
     }
 

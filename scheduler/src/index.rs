@@ -17,6 +17,7 @@ mod group_members;
 mod group_rooms;
 mod group_view;
 mod hints;
+mod made_rooms;
 mod moving;
 mod node_filter;
 mod node_state;
@@ -28,6 +29,7 @@ mod pod_groups;
 mod pods;
 mod record;
 mod resource_demand;
+mod room_facts;
 mod snapshot;
 mod started_groups;
 mod tried_placements;
@@ -48,6 +50,8 @@ use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
 use tokio::sync::Notify;
 
+pub(crate) use eviction::ROOM_MANAGER;
+
 pub use assume_times::AssumeTimes;
 pub use assumption::{AssumeError, Assumed, Assumptions};
 pub use group_members::MembersToPlace;
@@ -60,8 +64,9 @@ pub use pod_groups::{GroupOfPod, GroupStore};
 pub use pods::{AssumptionState, Phase};
 pub use proto::device::RawDevice;
 pub use resource_demand::ResourceDemand;
+pub use room_facts::{RoomFacts, RoomNominee, WaitingPod};
 pub use snapshot::Snapshot;
-pub use victims::{Preemptor, Promised};
+pub use victims::{NodeRoom, Preemptor, Promised, RoomSearch, RoomVictim};
 
 use crate::accounting::PodFacts;
 use crate::bind::PodId;
@@ -73,6 +78,7 @@ use cluster::Cluster;
 use failing::FailingNodes;
 use plugins::Plugins;
 use pod_groups::PodGroups;
+use pods::PodEntry;
 use resource_demand::requests_devices;
 
 /// Nodes, devices, pods, and the devices that pods hold.
@@ -302,6 +308,23 @@ impl Index {
     /// Returns true if a node may take the successor of a pod that moves, by all rules but amounts.
     pub fn allows_successor(&self, node: &str, rules: &PodRules, demand: &ResourceDemand<'_>) -> bool {
         plan_facts::allows(&self.cluster, node, rules, demand)
+    }
+
+    /// The facts by which the leader makes room.
+    pub fn room_facts(&self) -> RoomFacts<'_> {
+        RoomFacts {
+            cluster: &self.cluster,
+        }
+    }
+
+    /// Begins to keep, for a pod, the room on a node that these pods will have freed.
+    pub fn begin_room(&mut self, uid: &str, node: &str, freeing: &[OwnerId]) {
+        self.hints.begin_room(&mut self.cluster, uid, node, freeing);
+    }
+
+    /// Ends what [`Self::begin_room`] has begun: the room is free for all pods, unless the pod is nominated to the node.
+    pub fn end_room(&mut self, uid: &str) {
+        self.hints.end_room(&mut self.cluster, uid);
     }
 
     /// The demand of a pod, which is compared with nodes; `None` if the pod requests no devices.

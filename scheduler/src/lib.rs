@@ -16,6 +16,7 @@ pub mod inventory;
 mod keyed_lock;
 pub mod kube_scheduler;
 pub mod leader;
+pub mod make_room;
 pub mod metrics;
 pub mod offline;
 pub mod page;

@@ -3,6 +3,7 @@
 //! Gauges of state are read from the index at scrape time, so they cannot drift from it.
 
 mod allocations;
+mod making_room;
 mod unplaced;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::index::{Shared, Snapshot};
 use crate::leader::Leadership;
 pub use allocations::{AllocationSnapshot, GpuSnapshot, NamespaceSnapshot};
+pub use making_room::RoomMetrics;
 use unplaced::{UnplacedPods, UnplacedSummary};
 
 /// Upper bounds of the buckets of request times, in seconds: fine where filters are, wide enough for binds.

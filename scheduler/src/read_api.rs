@@ -44,6 +44,7 @@ use tokio_util::sync::CancellationToken;
 use crate::certificates::metrics::CertificateMetrics;
 use crate::extender::{Denied, Extender, json};
 use crate::index::{Index, Shared};
+use crate::make_room::answer_about;
 use computing_slot::ComputingSlot;
 use daemon::http_server::{ClientCertificate, ClientName};
 pub use explain::explain;
@@ -408,7 +409,15 @@ async fn explain_pod(
         })
     };
     match api.computing.compute(&caller, evaluate).await {
-        Ok(Some(explanation)) => respond(&explanation),
+        Ok(Some(mut explanation)) => {
+            // Only the leader makes room, so that other replicas have no answer.
+            if explanation.node.is_none() {
+                explanation
+                    .summary
+                    .extend(answer_about(&api.extender, &explanation.uid));
+            }
+            respond(&explanation)
+        }
         Ok(None) => {
             let text = format!("there is no pod {pod:?} that asks for devices\n");
             (StatusCode::NOT_FOUND, text).into_response()

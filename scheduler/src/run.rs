@@ -38,7 +38,8 @@ use crate::extender::pod_memory::sweep_memory;
 use crate::extender::{Extender, bind, health_router, requeue, router};
 use crate::index::{Index, RawDevice, Shared};
 use crate::leader::{BIND_TIMEOUT, Leadership};
-use crate::metrics::{Metrics, register_watches};
+use crate::make_room::RoomMaker;
+use crate::metrics::{Metrics, RoomMetrics, register_watches};
 use crate::page;
 use crate::pod_group_watch::{self, WatchStates};
 use crate::read_api::{self, ReadApi};
@@ -111,6 +112,8 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     let tls = tls::begin(&config, &client, &namespace, &mut registry, &mut process.tasks)?;
     let webhooks = webhooks(&config, &index, &mut registry);
     let lags = Lags::register(&mut registry);
+    let make_room = config.scheduling.make_room;
+    let make_room = make_room.map(|settings| (settings, RoomMetrics::register(&mut registry)));
     let pod_group_watches = WatchStates::register(&mut registry);
     let metrics = MetricsText::new(registry);
     let read_api = ReadApi::new(Arc::clone(&extender), process.stop.clone());
@@ -125,7 +128,8 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     watch_objects(&connection, &index, &lags, &replica, &mut process.tasks);
     watch_pod_groups(&connection, &index, &pod_group_watches, &mut process.tasks);
 
-    // Tasks. None of them decides where a pod goes: they check binds without an outcome, wake refused pods, and write events.
+    // Tasks. None of them decides where a pod goes: they check binds without an outcome, wake refused pods, make room, and write
+    // events.
     let tasks = &mut process.tasks;
     let (recorder, writer) = events::recorder(&connection, "gpushare-scheduler", None);
     tasks.spawn("events", writer.run());
@@ -139,6 +143,11 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
         bind::sweep_unseen(Arc::clone(&extender)),
     );
     tasks.spawn("sweep of pods that are gone", sweep_memory(Arc::clone(&extender)));
+    if let Some((settings, room_metrics)) = make_room {
+        let writers = (client.clone(), recorder.clone());
+        let maker = RoomMaker::new(Arc::clone(&extender), writers, room_metrics, settings);
+        tasks.spawn("room by evictions", maker.run());
+    }
     let room = Room::new(client, namespace);
     tasks.spawn(
         "announcements of room",
@@ -159,7 +168,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     process.serve("extender", server);
 
     // Farewell. The election begins last: a process that cannot listen on one of its addresses must not become the leader.
-    let farewell = replica.begin(&connection, recorder, index, &mut process);
+    let farewell = replica.begin((connection.client, recorder), index, &mut process);
     process.serve_until_signal(farewell).await
 }
 
@@ -222,11 +231,16 @@ fn extender(
 ) -> Extender {
     let metrics = Metrics::register(registry, index.clone(), leadership);
     let binder = Binder::new(client.clone(), BIND_TIMEOUT, leadership.clone());
-    Extender::new(index.clone(), metrics, binder, &config.serving)
+    let extender = Extender::new(index.clone(), metrics, binder, &config.serving)
         .with_token_reviews(client.clone())
         .with_rules(config.admission.rules.clone())
         .with_answer_nodes(config.scheduling.answer_nodes)
-        .with_misfit_nodes(config.scheduling.misfit_nodes)
+        .with_misfit_nodes(config.scheduling.misfit_nodes);
+    if config.scheduling.make_room.is_some() {
+        extender.making_room()
+    } else {
+        extender
+    }
 }
 
 /// The watch lags of the kinds of objects that decisions depend on.

@@ -43,6 +43,8 @@ mod groups;
 mod holding;
 #[path = "extender/leading.rs"]
 mod leading;
+#[path = "extender/making_room.rs"]
+mod making_room;
 #[path = "extender/model_based.rs"]
 mod model_based;
 #[path = "extender/objects.rs"]
@@ -66,6 +68,8 @@ mod readers;
 mod repeated;
 #[path = "extender/requests.rs"]
 mod requests;
+#[path = "extender/room_faults.rs"]
+mod room_faults;
 #[path = "extender/served.rs"]
 mod served;
 #[path = "extender/topology.rs"]

@@ -40,6 +40,7 @@ mod expected;
 mod gangs;
 mod isolation;
 mod kubelet_accounting;
+mod making_room;
 mod migration;
 mod needs;
 mod network_faults;
@@ -156,7 +157,7 @@ const GROUPS: &[Group] = &[
         stages: &[ScenarioStage::Waiting],
     },
     Group {
-        lists: &[openings::SCENARIOS],
+        lists: &[openings::SCENARIOS, making_room::SCENARIOS],
         needs: Needs::Testbed("a scheduler with other flags, at a known address"),
         stages: &[ScenarioStage::Waiting],
     },

@@ -304,6 +304,26 @@ impl Fleet {
         choose_devices(node, request, policy, self.context(hints))
     }
 
+    /// [`Self::choose_devices`] once these owners have gone.
+    ///
+    /// # Errors
+    /// The reason for which there is no room then.
+    pub fn choose_devices_without(
+        &self,
+        gone: &[OwnerId],
+        node: NodeId,
+        request: NodeRequest<'_>,
+        policy: DevicePolicy,
+        hints: Hints<'_>,
+    ) -> Result<Placement, Reason> {
+        let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
+        let mut copy = node.copy_with_hints(|owner| hints.counts(owner));
+        for owner in gone {
+            copy.remove_held(owner.as_str());
+        }
+        choose_devices(&copy, request, policy, self.context(Hints::Respect))
+    }
+
     /// The score of a node for a request after the best choice of its devices; 0 if there is no room.
     ///
     /// GPU memory alone counts, unless the policy weighs resources.

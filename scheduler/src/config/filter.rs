@@ -168,7 +168,7 @@ impl FromStr for AnswerNodes {
 
 /// The form in which filter reports nodes whose devices have no room for a pod, while evicting pods might make some.
 ///
-/// Until 1.36 kube-scheduler looks for victims on a node that is reported resolvable, finds none if the node's sums have
+/// Until 1.37 kube-scheduler looks for victims on a node that is reported resolvable, finds none if the node's sums have
 /// room, and treats that as an error. Later versions ask the extender about such nodes, without victims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MisfitNodes {

@@ -79,6 +79,10 @@ fn policies_and_weights_are_read_from_flags() {
 #[case::open_to_all_of_ipv6(&["--listen=[::]:12345"], "or listen on 127.0.0.1")]
 #[case::open_on_one_address(&["--listen=10.0.0.1:12345"], "--certificate-secret")]
 #[case::plain_tokens(&["--read-listen=0.0.0.0:1", "--certificate-secret=s"], "tokens would be sent in plain text. Set --tls-dir")]
+#[case::room_twice(&["--make-room=evict", "--misfit-nodes=resolvable"], "--make-room must be off with --misfit-nodes resolvable")]
+#[case::room_reported_twice(&["--make-room=report", "--misfit-nodes=resolvable"], "--make-room must be off with --misfit-nodes resolvable")]
+#[case::room_by_another_word(&["--make-room=on"], "possible values: off, report, evict")]
+#[case::room_per_hour(&["--make-room-per-hour=-1"], "--make-room-per-hour")]
 #[case::unknown(&["--memory-unit", "GiB"], "unexpected argument")]
 fn invalid_flags_are_refused(#[case] flags: &[&str], #[case] expected: &str) {
     let error = parse(flags).unwrap_err();
@@ -149,6 +153,30 @@ fn leader_election_is_off_unless_the_flag_is_set() {
         .unwrap();
     let settings = (beside.kube_scheduler_lease.as_deref(), beside.fences_bindings);
     assert_eq!(settings, (Some("k"), true));
+}
+
+#[test]
+fn no_room_is_made_unless_the_flag_says_so() {
+    assert!(
+        parse(&["--misfit-nodes=resolvable"])
+            .unwrap()
+            .scheduling
+            .make_room
+            .is_none()
+    );
+    let room = parse(&["--make-room=report"])
+        .unwrap()
+        .scheduling
+        .make_room
+        .unwrap();
+    let times = [room.after, room.hold].map(|time| time.as_secs());
+    assert_eq!((room.evicts, times, room.per_hour), (false, [10, 300], 60));
+    let room = parse(&["--make-room=evict"])
+        .unwrap()
+        .scheduling
+        .make_room
+        .unwrap();
+    assert!(room.evicts);
 }
 
 #[test]

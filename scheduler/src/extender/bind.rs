@@ -158,6 +158,7 @@ pub(super) async fn answer(
         Ok(devices) => {
             extender.memory().retries.forget(&uid);
             extender.memory().waiting.forget(&uid);
+            extender.memory().rooms.note_bound(&uid, now());
             extender.metrics.note_bound(&uid, now());
             info!(pod = pod_shown, node = node_shown, devices, "bound");
             String::new()

@@ -19,10 +19,11 @@ use super::requeue::{MIN_SAMPLE, SampleRetries};
 use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::api_server::shorten;
-use crate::bind::is_pod_identity;
+use crate::bind::{PodId, is_pod_identity};
 use crate::config::MisfitNodes;
 use crate::index::{Attempt, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
 use crate::leader::NotLeading;
+use crate::make_room::preemptor::check_spec;
 use crate::metrics::Metrics;
 
 /// The text for every node of a sample: the number of nodes refused for each reason differs from sample to sample, and
@@ -159,13 +160,16 @@ fn answer_once(
     let texts = filter.refusal_texts(&demand, &evaluation, &outcome);
     // Read under the same lock as the evaluation: room that opens after it was not taken into account.
     let openings = index.openings();
+    let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
+    // The identity in a request is anyone's; state is kept only for pods that can exist.
+    let can_exist = is_pod_identity(pod.uid(), namespace.unwrap_or_default(), name.unwrap_or_default());
+    if extender.makes_room && can_exist {
+        filter.note_for_room(&demand, &evaluation, &outcome);
+    }
     // The facts of a pod that the watch shows are newer than those of any request.
     let unseen_facts = facts.filter(|_| index.pod(pod.uid()).is_none());
     drop(index);
 
-    let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
-    // The identity in a request is anyone's; state is kept only for pods that can exist.
-    let can_exist = is_pod_identity(pod.uid(), namespace.unwrap_or_default(), name.unwrap_or_default());
     if can_exist {
         let mut memory = extender.memory();
         if let Some(facts) = unseen_facts {
@@ -406,6 +410,40 @@ impl<'r> Filter<'_, 'r> {
             }
         }
         texts
+    }
+
+    /// Notes the nodes that have no room on devices for the pod, if the leader may make some, or forgets the pod if it fits.
+    fn note_for_room(&self, demand: &Demand<'_>, evaluation: &Evaluation<'r>, outcome: &Outcome) {
+        let pod = &self.request.pod;
+        match outcome {
+            // kube-scheduler asks about the nominated node alone, before it asks about the others.
+            Outcome::Refused(_) | Outcome::SampleRefused(..) if pod.nominated_node().is_some() => return,
+            // A sample's refusal counts for its nodes: kube-scheduler's own filters may refuse the nodes that have room.
+            Outcome::Refused(_) | Outcome::SampleRefused(..) if demand.has_devices() => {}
+            _ => return self.extender.memory().refused.forget(pod.uid()),
+        }
+        if let Err(why) = check_spec(pod) {
+            let mut memory = self.extender.memory();
+            memory.refused.forget(pod.uid());
+            return memory.rooms.reject(pod.uid(), why, self.now);
+        }
+        let nodes = self.request.names.nodes(self.index);
+        let lacking = evaluation
+            .misfits
+            .iter()
+            .filter(|(_, misfit)| misfit.reason.is_lack_of_room());
+        let lacking = lacking.filter_map(|(idx, _)| nodes.get(*idx).copied().flatten());
+        let id = PodId {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: pod.uid().to_owned(),
+        };
+        let created = pod.metadata.creation_timestamp.as_ref();
+        let created = created.map_or(i64::MAX, |created| created.0.as_second());
+        let mut memory = self.extender.memory();
+        memory
+            .refused
+            .refuse((id, pod.priority(), created), lacking, self.now);
     }
 
     /// Returns true if kube-scheduler may know more nodes than the request has.

@@ -12,6 +12,8 @@ use super::recent_pods::RecentPods;
 use super::recheck::Recheck;
 use super::requeue::{SampleRetries, WaitingPods};
 use crate::accounting::PodFacts;
+use crate::make_room::Rooms;
+use crate::make_room::refused_pods::RefusedPods;
 
 /// Time between two sweeps. A pod that no watch shows, or that requests no devices, is forgotten after one or two sweeps without
 /// a request about it.
@@ -19,7 +21,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// State of pods from one request to the next. All of it is lost with the process.
 #[derive(Debug, Default)]
-pub(super) struct PodMemory {
+pub(crate) struct PodMemory {
     /// The fields of pods that filter requests had and no watch has shown yet.
     pub(super) facts: RecentPods<PodFacts>,
     pub(super) avoided_nodes: AvoidedNodes,
@@ -28,6 +30,9 @@ pub(super) struct PodMemory {
     pub(super) retries: SampleRetries,
     pub(super) waiting: WaitingPods,
     pub(super) recheck: Recheck,
+    /// The pods for which the leader may make room, with the nodes that refused them.
+    pub(crate) refused: RefusedPods,
+    pub(crate) rooms: Rooms,
 }
 
 impl PodMemory {

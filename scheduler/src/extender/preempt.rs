@@ -12,9 +12,11 @@ use proto::extender::{ExtenderPreemptionArgs, ExtenderPreemptionResult, MetaVict
 use proto::pod::Pod;
 
 use super::evaluation::Demand;
+use super::pod_memory::PodMemory;
 use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
 use crate::index::{Index, Preemptor, Promised, ResourceDemand};
+use crate::make_room::Hold;
 
 /// The time after which no further nodes are searched if there is a candidate: kube-scheduler waits for the answer, and further
 /// candidates only give it a choice.
@@ -39,11 +41,21 @@ pub(super) struct NamedVictims {
     /// The time of the answer.
     at: Instant,
     by_node: BTreeMap<Box<str>, Box<[OwnerId]>>,
+    /// True if the leader evicts these pods by itself, and no answer has named them.
+    is_for_room: bool,
     /// The number of times `filter` has refused the pod its nominated node because these victims had not ended.
     n_refusals: u32,
 }
 
 impl NamedVictims {
+    /// Returns true if kube-scheduler may be evicting the victims on a node. It evicts on one of the named nodes, and shows which
+    /// by the nomination of the pod a moment later.
+    fn may_be_evicted_on(&self, index: &Index, (uid, node): (&str, &str), now: Instant) -> bool {
+        let is_recent = now.saturating_duration_since(self.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
+        let nominated = index.nominated_node(uid);
+        nominated.map_or(is_recent, |nominated| nominated == node)
+    }
+
     /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows. `nominated` is the
     /// pod's nominated node.
     fn are_awaited(&self, index: &Index, nominated: Option<&str>, now: Instant) -> bool {
@@ -52,7 +64,8 @@ impl NamedVictims {
             Some(_) => DELETED_WITHIN,
             None => DELETED_WITHIN_WITHOUT_NOMINATION,
         };
-        let is_recent = now.saturating_duration_since(self.at) < limit;
+        // The leader knows which pods it evicts.
+        let is_recent = !self.is_for_room && now.saturating_duration_since(self.at) < limit;
         // Without a nomination kube-scheduler may have chosen any of the nodes.
         let victims: Vec<&OwnerId> = match on_nominated {
             Some(victims) => victims.iter().collect(),
@@ -125,14 +138,15 @@ fn find_candidates(
     let is_waiting = {
         let index = extender.index.read();
         let mut memory = extender.memory();
+        let is_being_made = memory.rooms.holds(pod.uid());
         let named = memory.victims.get_mut(pod.uid());
-        named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))
+        is_being_made || named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))
     };
     if is_waiting {
         extender.metrics.count_candidates("waiting", proposals.len());
         return BTreeMap::new();
     }
-    let promised = victims_of_other_pods(extender, pod.uid(), began);
+    let promised = promised_to_others(extender, pod.uid(), began);
     let preemptor = Preemptor::new(pod, resources, depends_on_other_pods, &promised);
     let mut candidates = BTreeMap::new();
     for (node, proposed) in proposals {
@@ -151,21 +165,24 @@ fn find_candidates(
             candidates.insert(node, victims);
         }
     }
-    remember_victims(extender, pod.uid(), &candidates, began);
+    if !remember_victims(extender, pod.uid(), &candidates, began) {
+        return BTreeMap::new();
+    }
     candidates
 }
 
 /// Remembers the victims that the answer names on each node, so that later requests know that the pod may be waiting for their
-/// end.
+/// end. Returns false if the leader has begun to make room for the pod meanwhile, or to evict one of the victims for another pod,
+/// so that no victims may be named.
 fn remember_victims(
     extender: &Extender,
     uid: &str,
     candidates: &BTreeMap<String, MetaVictims>,
     now: Instant,
-) {
+) -> bool {
     // Without a candidate nothing is evicted, and the victims of an earlier answer may still be under way.
     if candidates.is_empty() || uid.is_empty() {
-        return;
+        return true;
     }
     let index = extender.index.read();
     let mut by_node = BTreeMap::new();
@@ -176,25 +193,79 @@ fn remember_victims(
     let named = NamedVictims {
         at: now,
         by_node,
+        is_for_room: false,
         n_refusals: 0,
     };
-    extender.memory().victims.insert(uid, named);
+    // Under one lock, so that kube-scheduler and the leader never evict pods for one pod, or one pod for two, at the same time.
+    let mut memory = extender.memory();
+    let is_promised = memory.rooms.of_others(uid).any(|(node, freeing)| {
+        let mut victims = named.by_node.get(node).into_iter().flatten();
+        victims.any(|victim| freeing.contains(victim))
+    });
+    let may_be_named = !is_promised && !memory.rooms.holds(uid);
+    if may_be_named {
+        memory.victims.insert(uid, named);
+    }
+    may_be_named
 }
 
-/// The victims on each node that were named for other pods: their room is promised to those pods.
-fn victims_of_other_pods(extender: &Extender, uid: &str, now: Instant) -> Promised {
+/// Begins a hold in memory; returns false if kube-scheduler may be evicting pods for the pod.
+pub(crate) fn begin_hold(extender: &Extender, hold: Hold, now: Instant) -> bool {
+    let uid = hold.pod.uid.clone();
+    let named = NamedVictims {
+        at: now,
+        by_node: BTreeMap::from([(hold.node.clone(), hold.freeing.as_slice().into())]),
+        is_for_room: true,
+        n_refusals: 0,
+    };
+    let index = extender.index.read();
+    let mut memory = extender.memory();
+    let earlier = memory.victims.get_mut(&uid);
+    if earlier.is_some_and(|earlier| !earlier.is_for_room && earlier.are_awaited(&index, None, now)) {
+        return false;
+    }
+    memory.victims.insert(&uid, named);
+    memory.rooms.hold(hold);
+    true
+}
+
+/// Ends a hold in memory.
+pub(crate) fn end_hold(extender: &Extender, uid: &str) {
+    let mut memory = extender.memory();
+    memory.rooms.release(uid);
+    memory.victims.remove(uid);
+}
+
+/// Returns true if kube-scheduler evicts pods on the node of a hold for a more important pod. It removes the nominations of less
+/// important pods to that node then.
+pub(crate) fn is_outranked(memory: &PodMemory, index: &Index, hold: &Hold, now: Instant) -> bool {
+    let priority = |uid: &str| index.rules_of(uid).map(|rules| rules.priority);
+    let own = priority(&hold.pod.uid);
+    let mut named = memory.victims.iter();
+    named.any(|(other, named)| {
+        !named.is_for_room
+            && named.by_node.contains_key(&hold.node)
+            && named.may_be_evicted_on(index, (other, &hold.node), now)
+            && priority(other) > own
+    })
+}
+
+/// The pods on each node that go for other pods: their room is promised to those pods.
+pub(crate) fn promised_to_others(extender: &Extender, uid: &str, now: Instant) -> Promised {
     let mut promised = Promised::new();
     let index = extender.index.read();
-    for (other, named) in extender.memory().victims.iter() {
+    let memory = extender.memory();
+    for (node, freeing) in memory.rooms.of_others(uid) {
+        let promised = promised.entry(node.into()).or_default();
+        promised.extend(freeing.iter().cloned());
+    }
+    for (other, named) in memory.victims.iter() {
         // The victims of a bound pod have served their purpose.
         if other == uid || !index.is_pending(other) {
             continue;
         }
-        let nominated = index.nominated_node(other);
-        let is_recent = now.saturating_duration_since(named.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
         for (node, victims) in &named.by_node {
-            // kube-scheduler evicts on one of the named nodes, and shows which by the nomination a moment later.
-            if nominated.map_or(is_recent, |nominated| *nominated == **node) {
+            if named.may_be_evicted_on(&index, (other, node), now) {
                 let promised = promised.entry(node.clone()).or_default();
                 promised.extend(victims.iter().cloned());
             }
@@ -217,8 +288,10 @@ pub(super) fn awaited_victims_text(
 ) -> Option<&'static str> {
     let [first, second] = VICTIMS_NOT_ENDED;
     let mut memory = extender.memory();
+    let is_being_made = memory.rooms.holds_on(pod.uid(), node);
     let named = memory.victims.get_mut(pod.uid());
-    if let Some(named) = named.filter(|named| named.are_awaited(index, Some(node), now)) {
+    let is_awaited = |named: &&mut NamedVictims| is_being_made || named.are_awaited(index, Some(node), now);
+    if let Some(named) = named.filter(is_awaited) {
         named.n_refusals = named.n_refusals.wrapping_add(1);
         return Some(if named.n_refusals % 2 == 1 { first } else { second });
     }

@@ -35,6 +35,12 @@ impl<T> RecentPods<T> {
         replaced
     }
 
+    /// Forgets the value of a pod.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.young.remove(uid);
+        self.old.remove(uid);
+    }
+
     /// The value of a pod, which counts as used now.
     pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut T> {
         // A use makes the value young again, so that it outlives those that are not used.

@@ -329,6 +329,8 @@ impl Assumptions<'_> {
         self.cluster.fleet.clear_host_use(uid);
         if is_unseen {
             self.remove_pod(uid);
+        } else {
+            self.hints.resume_room(self.cluster, uid);
         }
     }
 

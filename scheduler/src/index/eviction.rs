@@ -7,7 +7,13 @@ use placement::OwnerId;
 use proto::pod::Pod;
 use rustc_hash::FxHashMap;
 
-/// The fields by which kube-scheduler chooses victims, of a pod that asks for device resources.
+/// The manager of fields under which the leader nominates a pod to the node on which it makes room for it.
+pub(crate) const ROOM_MANAGER: &str = "gpushare-make-room";
+
+/// The grace period of a pod that names none, in seconds: Kubernetes' default.
+const DEFAULT_GRACE: i64 = 30;
+
+/// The fields by which kube-scheduler, and the leader that makes room, choose victims, of a pod that asks for device resources.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Eviction {
     pub(super) rank: EvictionRank,
@@ -18,6 +24,10 @@ pub(super) struct Eviction {
     pub(super) labels: BTreeMap<String, String>,
     /// The node in `status.nominatedNodeName`, which kube-scheduler keeps for the pod.
     pub(super) nominated: Option<Box<str>>,
+    /// The time at which the leader has nominated the pod, in seconds since 1970; `None` if kube-scheduler has, or nothing has.
+    pub(super) nominated_for_room: Option<i64>,
+    /// The seconds that the pod's processes have to end, if the leader may evict it to make room for another.
+    pub(super) evictable_within: Option<u32>,
 }
 
 /// A pod's importance compared with other pods: priority, then the earlier start.
@@ -58,6 +68,8 @@ impl Eviction {
             repels: pod.spec.affinity.pod_anti_affinity.is_required,
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             nominated: pod.nominated_node().map(Into::into),
+            nominated_for_room: pod.nominated_at_by(ROOM_MANAGER),
+            evictable_within: pod.may_be_evicted().then(|| grace_seconds(pod)),
         }
     }
 
@@ -65,6 +77,12 @@ impl Eviction {
     pub(super) fn is_admitted(&self) -> bool {
         self.rank.started != EvictionRank::default().started
     }
+}
+
+/// The seconds that a pod's processes have to end.
+fn grace_seconds(pod: &Pod) -> u32 {
+    let grace = pod.spec.termination_grace_period_seconds;
+    u32::try_from(grace.unwrap_or(DEFAULT_GRACE)).unwrap_or(0)
 }
 
 /// Pods that use CPU and memory of a node and ask for no devices, by UID.

@@ -23,6 +23,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use super::cluster::Cluster;
 use super::gangs::{FilteredMember, Gangs};
 use super::group_rooms::{GroupRooms, MemberOutcome, MemberStep};
+use super::made_rooms::MadeRooms;
 use super::pod_groups::GroupOfPod;
 use super::resource_demand::ResourceDemand;
 use super::tried_placements::TriedPlacements;
@@ -112,6 +113,7 @@ pub struct HintQueue {
     gangs: Gangs,
     pub(super) rooms: GroupRooms,
     tried: TriedPlacements,
+    made: MadeRooms,
     /// Pods whose hint expired, with the time until which they rest: they get no other hint, so that other pods get the room.
     resting: FxHashMap<OwnerId, Instant>,
     /// The pods of `resting` in the order in which their rests began; an entry that differs from `resting` is outdated.
@@ -205,6 +207,7 @@ impl HintQueue {
             gangs: Gangs::default(),
             rooms: GroupRooms::default(),
             tried: TriedPlacements::default(),
+            made: MadeRooms::default(),
             resting: FxHashMap::default(),
             rest_queue: VecDeque::new(),
             nominees: FxHashMap::default(),
@@ -583,6 +586,13 @@ impl HintQueue {
     /// Updates the hint of an unbound pod by the attempt that a watch shows.
     pub(super) fn update_attempt(&mut self, cluster: &mut Cluster, uid: &str, shown: &Attempt) {
         let times = self.times;
+        // An error of kube-scheduler removes a nomination, and does not end the room that the leader makes for the pod.
+        let made = self.made.node_of(uid).filter(|_| shown.nominated.is_none());
+        let made = made.map(|node| Attempt {
+            nominated: Some(node.into()),
+            ..shown.clone()
+        });
+        let shown = made.as_ref().unwrap_or(shown);
         if let Some(mut hint) = self.take_hint(uid) {
             if hint.update(shown, times) {
                 let owner = cluster.owner(uid);
@@ -629,19 +639,77 @@ impl HintQueue {
                 continue;
             };
             if let Some(node) = cluster.fleet.node_id(&name) {
-                let hint = Hint {
-                    node: name,
-                    group: None,
-                    lasts: self.times.nominated,
-                    end: None,
-                    version: None,
-                    failure: None,
-                    is_nominated: true,
-                    is_unasked: false,
-                    survives_error: true,
-                };
+                let hint = self.hint_of_nominee(name);
                 self.keep(cluster, (node, None), &demand, hint);
             }
+        }
+    }
+
+    /// The hint of a pod that is nominated to a node.
+    fn hint_of_nominee(&self, node: Box<str>) -> Hint {
+        Hint {
+            node,
+            group: None,
+            lasts: self.times.nominated,
+            end: None,
+            version: None,
+            failure: None,
+            is_nominated: true,
+            is_unasked: false,
+            survives_error: true,
+        }
+    }
+
+    /// Begins to keep for a pod the room on a node that these pods will have freed: the part that is free, and the rest as it
+    /// becomes free.
+    pub(super) fn begin_room(&mut self, cluster: &mut Cluster, uid: &str, node: &str, freeing: &[OwnerId]) {
+        self.made.end(uid);
+        let owner = cluster.owner(uid);
+        self.made.begin(owner, node, freeing);
+        let Some((id, entry)) = cluster.fleet.node_id(node).zip(cluster.pods.get(uid)) else {
+            return;
+        };
+        // The devices of an assumption are reserved; a hint beside them would count twice.
+        if entry.bound().is_some() {
+            return;
+        }
+        let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, uid, &entry.facts) else {
+            return;
+        };
+        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(uid));
+        let fleet = &cluster.fleet;
+        let chosen = fleet.choose_devices_without(freeing, id, demand.devices(), policy, hints);
+        if let Ok(placement) = chosen {
+            self.take_hint(uid);
+            let hint = self.hint_of_nominee(node.into());
+            self.keep(cluster, (id, Some(&placement)), &demand, hint);
+        }
+    }
+
+    /// Keeps the room that is made for a pod again, after its binding has failed.
+    pub(super) fn resume_room(&mut self, cluster: &mut Cluster, uid: &str) {
+        if let Some(node) = self.made.node_of(uid).map(Box::<str>::from) {
+            let freeing = self.made.freeing(uid);
+            self.begin_room(cluster, uid, &node, &freeing);
+        }
+    }
+
+    /// Notes that a pod has ended.
+    pub(super) fn note_ended(&mut self, cluster: &mut Cluster, uid: &str) {
+        if self.made.note_ended(uid) {
+            // kube-scheduler may have seen the end before this process, and been refused once more.
+            cluster.note_silent_opening();
+        }
+    }
+
+    /// Ends the room that is made for a pod, even if the pod is nominated to the node still.
+    pub(super) fn end_room(&mut self, cluster: &mut Cluster, uid: &str) {
+        let Some(node) = self.made.end(uid) else { return };
+        if self.hints.get(uid).is_some_and(|hint| hint.node == node) {
+            self.unhint(cluster, uid);
+            // `unhint` counts no opening, so `keep_for_nominees` would skip the room that is free now.
+            self.n_openings_tried = u64::MAX;
+            self.keep_for_nominees(cluster);
         }
     }
 
@@ -727,7 +795,8 @@ impl HintQueue {
         }
     }
 
-    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
+    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens. Room
+    /// that is made for the pod lasts until [`Self::end_room`], as the binding may fail.
     pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
         self.nominees.remove(uid);
         self.gangs.remove_member(uid);

@@ -334,6 +334,7 @@ impl ObjectStore<Pod> for Index {
 /// Removes a pod that requests device resources, with its hint and its holdings.
 fn remove_pod(index: &mut Index, uid: &str) {
     index.hints.end_hint(&mut index.cluster, uid, None);
+    index.hints.note_ended(&mut index.cluster, uid);
     index.cluster.remove_pod(uid);
 }
 

@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 
-use placement::PodProfile;
+use placement::{OwnerId, PodProfile};
 
 use super::eviction::Eviction;
 use super::moving::Moving;
 use crate::accounting::{Bound, PodFacts};
-use crate::bind::PodBinding;
+use crate::bind::{PodBinding, PodId};
 use crate::kube_scheduler::PodRules;
 
 /// A pod that requests device resources.
@@ -85,6 +85,15 @@ impl PodEntry {
             eviction: Eviction::default(),
             moving: None,
             list: 0,
+        }
+    }
+
+    /// The identity of the pod, whose UID is its key.
+    pub(super) fn id(&self, uid: &OwnerId) -> PodId {
+        PodId {
+            namespace: self.facts.namespace.to_string(),
+            name: self.facts.name.to_string(),
+            uid: uid.to_string(),
         }
     }
 

@@ -7,28 +7,65 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use placement::{Evictable, HostAmounts, NodeView, OwnerId, Preemption, Victims};
+use placement::{Evictable, EvictionCost, HostAmounts, NodeView, OwnerId, Preemption, Victims};
 use proto::extender::{MetaPod, MetaVictims};
 use proto::pod::Pod;
 use proto::resource::is_gpu_resource;
-use proto::totals::named_requests;
+use proto::totals::{CPU, MEMORY, named_requests};
 
 use super::budgets::Budget;
 use super::cluster::Cluster;
-use super::eviction::EvictionRank;
+use super::eviction::{Eviction, EvictionRank};
 use super::node_filter::NodeFilter;
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
+use crate::bind::PodId;
+use crate::kube_scheduler::PodRules;
 
 /// The pod that preempts others, and the amounts that it asks for.
 #[derive(Debug)]
 pub struct Preemptor<'a> {
-    pod: &'a Pod,
+    priority: i32,
+    /// Only pods below this priority may be evicted for the pod.
+    victims_below: i32,
     demand: &'a ResourceDemand<'a>,
     depends_on_other_pods: bool,
     promised: &'a Promised,
+    /// True if the leader evicts the victims, and not kube-scheduler.
+    makes_room: bool,
     /// The pod's requests for all resources except CPU and memory, by name. kube-scheduler sums these up by node too.
     named_requests: Vec<(String, u64)>,
+}
+
+/// The outcome of the search for room on one node that no victims are proposed for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RoomSearch {
+    /// The pod fits as it is, or once pods that are leaving have ended.
+    NeedsNoEviction,
+    /// The pod fits once these pods have gone.
+    Evictions(NodeRoom),
+    /// No permitted eviction helps.
+    Nothing,
+}
+
+/// The room that evictions make on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeRoom {
+    /// The cost by which nodes are compared.
+    pub cost: EvictionCost,
+    /// The pods to evict, by falling importance.
+    pub victims: Vec<RoomVictim>,
+    /// The victims, and the pods that are leaving anyway and whose room the pod needs.
+    pub freeing: Vec<OwnerId>,
+}
+
+/// A pod that is evicted so that another has room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomVictim {
+    /// The pod.
+    pub pod: PodId,
+    /// The seconds that its processes have to end.
+    pub grace_seconds: u32,
 }
 
 /// The victims that make room for other preemptors, by node.
@@ -55,12 +92,93 @@ impl<'a> Preemptor<'a> {
         promised: &'a Promised,
     ) -> Self {
         Self {
-            pod,
+            priority: pod.priority(),
+            victims_below: pod.priority(),
             demand,
             depends_on_other_pods,
             promised,
+            makes_room: false,
             named_requests: named_requests(pod).into_iter().collect(),
         }
+    }
+
+    /// A waiting pod that kube-scheduler proposes no victims for: the leader may evict pods of lower priority, and of one below
+    /// `below`, that a controller replaces.
+    pub fn for_room(
+        rules: &PodRules,
+        below: i32,
+        demand: &'a ResourceDemand<'a>,
+        promised: &'a Promised,
+    ) -> Self {
+        let mut named_requests = Vec::new();
+        for (name, amount) in &rules.requests {
+            if ![CPU, MEMORY].contains(&&**name) {
+                named_requests.push((name.to_string(), *amount));
+            }
+        }
+        Self {
+            priority: rules.priority,
+            victims_below: rules.priority.min(below),
+            demand,
+            depends_on_other_pods: false,
+            promised,
+            makes_room: true,
+            named_requests,
+        }
+    }
+
+    /// The pods to evict on a node so that the pod fits there. Evictions that violate a disruption budget are not among them.
+    pub fn room_on(&self, filter: NodeFilter<'_>, node: &str) -> RoomSearch {
+        let none_proposed = MetaVictims::default();
+        let Some(search) = self.search(filter, node, &none_proposed) else {
+            return RoomSearch::Nothing;
+        };
+        let pods = search.evictable();
+        let found = search.victims(&pods).filter(|victims| victims.n_violations == 0);
+        let Some(found) = found else {
+            return RoomSearch::Nothing;
+        };
+        let mut victims = Vec::new();
+        for owner in &found.owners {
+            let entry = filter.cluster.pods.get(owner);
+            if let Some(entry) = entry.filter(|entry| !entry.eviction.is_leaving) {
+                victims.push(RoomVictim {
+                    pod: entry.id(owner),
+                    grace_seconds: entry.eviction.evictable_within.unwrap_or_default(),
+                });
+            }
+        }
+        if victims.is_empty() {
+            return RoomSearch::NeedsNoEviction;
+        }
+        RoomSearch::Evictions(NodeRoom {
+            cost: found.cost,
+            victims,
+            freeing: found.owners,
+        })
+    }
+
+    /// The search on a node; `None` if the node cannot serve the pod even without other pods.
+    fn search<'s>(
+        &'s self,
+        filter: NodeFilter<'s>,
+        node: &str,
+        proposed: &'s MetaVictims,
+    ) -> Option<VictimSearch<'s>> {
+        filter.check_served(node, self.demand).ok()?;
+        let (cluster, fleet) = (filter.cluster, &filter.cluster.fleet);
+        let mut budgets = Vec::with_capacity(cluster.budgets.len());
+        for ((namespace, _), budget) in &cluster.budgets {
+            budgets.push((&**namespace, budget));
+        }
+        Some(VictimSearch {
+            cluster,
+            view: fleet.view(fleet.node_id(node)?)?,
+            preemptor: self,
+            proposed,
+            proposed_uids: proposed.pods.iter().map(|pod| pod.uid.as_str()).collect(),
+            budgets,
+        })
     }
 
     /// The victims by which the pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
@@ -72,35 +190,14 @@ impl<'a> Preemptor<'a> {
         node: &str,
         proposed: &MetaVictims,
     ) -> Option<MetaVictims> {
-        filter.check_served(node, self.demand).ok()?;
-        let (cluster, fleet) = (filter.cluster, &filter.cluster.fleet);
-        let id = fleet.node_id(node)?;
-        let mut budgets = Vec::with_capacity(cluster.budgets.len());
-        for ((namespace, _), budget) in &cluster.budgets {
-            budgets.push((&**namespace, budget));
-        }
-        let search = VictimSearch {
-            cluster,
-            view: fleet.view(id)?,
-            preemptor: self,
-            proposed,
-            proposed_uids: proposed.pods.iter().map(|pod| pod.uid.as_str()).collect(),
-            budgets,
-        };
+        let search = self.search(filter, node, proposed)?;
         let pods = search.evictable();
-        let allowed: Vec<i64> = search.budgets.iter().map(|(_, budget)| budget.allowed).collect();
-        let preemption = Preemption {
-            pods: &pods,
-            budgets: &allowed,
-            must_free: &search.must_free(&pods),
-            outranked: &search.outranked_hints(),
-        };
-        let victims = fleet.preempt(id, self.demand.devices(), preemption)?;
+        let victims = search.victims(&pods)?;
         if victims.owners.is_empty() {
             // As far as the index knows no eviction is needed, so kube-scheduler has a reason of its own.
             return (!proposed.pods.is_empty()).then(|| proposed.clone());
         }
-        Some(search.with_violations(&victims, &pods, &allowed))
+        Some(search.with_violations(&victims, &pods))
     }
 
     /// The amounts that a pod's eviction frees, in the order of kube-scheduler's sums: CPU, memory, the number of pods, and each
@@ -115,6 +212,23 @@ impl<'a> Preemptor<'a> {
 }
 
 impl VictimSearch<'_> {
+    /// The cheapest of these pods by whose eviction the preemptor fits; `None` if the eviction of all does not help.
+    fn victims(&self, pods: &[Evictable]) -> Option<Victims> {
+        let preemption = Preemption {
+            pods,
+            budgets: &self.allowed(),
+            must_free: &self.must_free(pods),
+            outranked: &self.outranked_hints(),
+        };
+        let demand = self.preemptor.demand.devices();
+        self.cluster.fleet.preempt(self.view.id(), demand, preemption)
+    }
+
+    /// The number of evictions that each budget allows.
+    fn allowed(&self) -> Vec<i64> {
+        self.budgets.iter().map(|(_, budget)| budget.allowed).collect()
+    }
+
     /// The pods that may be evicted for the preemptor: those that hold devices of the node, and those that kube-scheduler
     /// proposes.
     fn evictable(&self) -> Vec<Evictable> {
@@ -127,12 +241,11 @@ impl VictimSearch<'_> {
             let bound = entry.facts.bound.as_deref();
             // kube-scheduler does not see an assumed pod on the node before its binding, and cannot evict it.
             let is_here = entry.list != 0 && bound.is_some_and(|bound| *bound.node == *self.view.name());
-            if !is_here
-                || eviction.rank.priority >= self.preemptor.pod.priority()
-                || self.is_promised(owner.as_str())
-            {
+            if !is_here || !self.may_go(eviction) || self.is_promised(owner.as_str()) {
                 continue;
             }
+            // The leader does not evict a pod again that is leaving, so that no budget is drawn on.
+            let is_evicted_already = self.preemptor.makes_room && eviction.is_leaving;
             pods.push(Evictable {
                 owner: owner.clone(),
                 priority: eviction.rank.priority,
@@ -141,7 +254,11 @@ impl VictimSearch<'_> {
                 // A proposed pod may be in the way by more than amounts: anti-affinity, ports or volumes.
                 is_forced: self.proposed_uids.contains(owner.as_str())
                     && (eviction.repels || self.preemptor.depends_on_other_pods),
-                budgets: self.budgets_of(entry),
+                budgets: if is_evicted_already {
+                    Vec::new()
+                } else {
+                    self.budgets_of(entry)
+                },
                 frees: self
                     .preemptor
                     .sums_freed(self.cluster, owner.as_str(), entry.facts.host),
@@ -149,6 +266,16 @@ impl VictimSearch<'_> {
         }
         self.add_proposed(&mut pods);
         pods
+    }
+
+    /// Returns true if a pod may be a victim of the preemptor, or leaves without an eviction.
+    fn may_go(&self, eviction: &Eviction) -> bool {
+        let is_less_important = eviction.rank.priority < self.preemptor.victims_below;
+        if self.preemptor.makes_room {
+            eviction.is_leaving || (is_less_important && eviction.evictable_within.is_some())
+        } else {
+            is_less_important
+        }
     }
 
     /// Returns true if the eviction of this pod from the node makes room for another preemptor.
@@ -177,7 +304,7 @@ impl VictimSearch<'_> {
         // kube-scheduler lists victims by falling importance, so a pod that the index does not know is at most as important as
         // the one before it.
         let mut last = EvictionRank {
-            priority: self.preemptor.pod.priority().saturating_sub(1),
+            priority: self.preemptor.priority.saturating_sub(1),
             started: i64::MIN,
         };
         for pod in &self.proposed.pods {
@@ -259,8 +386,8 @@ impl VictimSearch<'_> {
             free = free.saturating_sub(cluster.requested(held.owner.as_str(), resource));
         }
         // kube-scheduler counts the pods that it keeps the node for, unless they are less important.
-        let pod = self.preemptor.pod;
-        for (node, requests) in cluster.nominees(pod.uid(), pod.priority()) {
+        let Preemptor { priority, demand, .. } = self.preemptor;
+        for (node, requests) in cluster.nominees(demand.uid, *priority) {
             if node == self.view.name() {
                 free = free.saturating_sub(requests.get(resource).copied().unwrap_or(0));
             }
@@ -268,14 +395,16 @@ impl VictimSearch<'_> {
         Some(amount.saturating_sub(free))
     }
 
-    /// The pods whose hints on the node do not count: the preemptor itself, and less important ones.
+    /// The pods whose hints on the node do not count: the preemptor itself, and less important ones if kube-scheduler evicts the
+    /// victims, as it then removes the nominations of these pods to the node.
     fn outranked_hints(&self) -> Vec<OwnerId> {
+        let removes_nominations = !self.preemptor.makes_room;
         let mut outranked = Vec::new();
         for owner in self.view.hinted() {
             let entry = self.cluster.pods.get(owner);
             let is_outranked =
-                entry.is_some_and(|entry| entry.eviction.rank.priority < self.preemptor.pod.priority());
-            if is_outranked || owner.as_str() == self.preemptor.pod.uid() {
+                entry.is_some_and(|entry| entry.eviction.rank.priority < self.preemptor.priority);
+            if (removes_nominations && is_outranked) || owner.as_str() == self.preemptor.demand.uid {
                 outranked.push(owner.clone());
             }
         }
@@ -283,7 +412,7 @@ impl VictimSearch<'_> {
     }
 
     /// The victims in the form of kube-scheduler's answer, with the number of evictions that violate a budget.
-    fn with_violations(&self, victims: &Victims, pods: &[Evictable], allowed: &[i64]) -> MetaVictims {
+    fn with_violations(&self, victims: &Victims, pods: &[Evictable]) -> MetaVictims {
         let mut chosen = MetaVictims {
             pods: Vec::with_capacity(victims.owners.len()),
             n_pdb_violations: i64::try_from(victims.n_violations).unwrap_or(i64::MAX),
@@ -303,7 +432,7 @@ impl VictimSearch<'_> {
         // added.
         if has_unknown_pods {
             let is_proposed = |pod: &&Evictable| self.proposed_uids.contains(pod.owner.as_str());
-            let n_known = placement::n_violations(pods.iter().filter(is_proposed), allowed);
+            let n_known = placement::n_violations(pods.iter().filter(is_proposed), &self.allowed());
             let n_known = i64::try_from(n_known).unwrap_or(i64::MAX);
             let n_unknown = self.proposed.n_pdb_violations.saturating_sub(n_known).max(0);
             chosen.n_pdb_violations = chosen.n_pdb_violations.saturating_add(n_unknown);

@@ -15,9 +15,12 @@ use tracing::{error, info, warn};
 
 use super::PodName;
 use crate::api_server;
+use crate::config::MisfitNodes;
 
 /// The name of kube-scheduler's container in the shipped manifests of a second kube-scheduler.
 const CONTAINER: &str = "kube-scheduler";
+/// The first minor version of kube-scheduler that asks extenders about nodes which they refuse, without victims (kubernetes#135486).
+const ASKS_ABOUT_MISFITS: (u32, u32) = (1, 38);
 /// Pause between two comparisons: the API server may be upgraded while the pod runs.
 const INTERVAL: Duration = Duration::from_secs(3600);
 /// Pause after a comparison that failed.
@@ -89,13 +92,28 @@ fn advice(image: &str, server: &str) -> Option<String> {
     })
 }
 
+/// The advice to the operator if --misfit-nodes does not fit the version of kube-scheduler; `None` also for a tag without a version.
+fn flag_advice(image: &str, misfit_nodes: MisfitNodes) -> Option<String> {
+    let scheduler = Version::of_image(image)?;
+    let asks = (scheduler.major, scheduler.minor) >= ASKS_ABOUT_MISFITS;
+    let fitting = match (asks, misfit_nodes) {
+        (true, MisfitNodes::Unresolvable) => "resolvable",
+        (false, MisfitNodes::Resolvable) => "unresolvable",
+        (true, MisfitNodes::Resolvable) | (false, MisfitNodes::Unresolvable) => return None,
+    };
+    Some(format!(
+        "kube-scheduler {scheduler} takes --misfit-nodes={fitting}: only from 1.38 on it asks the extender about nodes whose sums have \
+         room. deploy/install.sh sets the flag; with `resolvable`, --make-room must be off"
+    ))
+}
+
 /// Compares the versions now and every hour, until the future is dropped.
-pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName) {
+pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName, misfit_nodes: MisfitNodes) {
     let mut last_advice = None;
     loop {
         let pause = match versions(&client, &pod).await {
             Ok((image, server)) => {
-                let advice = advice(&image, &server);
+                let advice = advice(&image, &server).or_else(|| flag_advice(&image, misfit_nodes));
                 if advice.is_none() {
                     info!(image, server, "the second kube-scheduler");
                 }
@@ -175,6 +193,22 @@ mod tests {
             assert_eq!(advice.is_none(), expected, "{advice:?}");
             assert!(advice.is_none_or(|text| text.contains(tag) && text.contains("v1.36.2")));
         }
+    }
+
+    #[rstest]
+    #[case::before("v1.37.2", MisfitNodes::Unresolvable, None)]
+    #[case::too_early("v1.37.2", MisfitNodes::Resolvable, Some("--misfit-nodes=unresolvable"))]
+    #[case::from_then_on("v1.38.0-alpha.1", MisfitNodes::Resolvable, None)]
+    #[case::forgotten("v1.38.0", MisfitNodes::Unresolvable, Some("--misfit-nodes=resolvable"))]
+    #[case::unknown("latest", MisfitNodes::Resolvable, None)]
+    fn the_flag_on_misfits_belongs_to_a_version(
+        #[case] tag: &str,
+        #[case] misfit_nodes: MisfitNodes,
+        #[case] expected: Option<&str>,
+    ) {
+        let advice = flag_advice(&format!("registry.k8s.io/kube-scheduler:{tag}"), misfit_nodes);
+        assert_eq!(advice.is_some(), expected.is_some(), "{advice:?}");
+        assert!(expected.is_none_or(|flag| advice.unwrap().contains(flag)));
     }
 
     #[rstest]

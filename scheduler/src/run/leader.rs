@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use daemon::api_server::Connection;
 use daemon::events::Recorder;
 use daemon::panics::named;
 use daemon::process::Process;
+use kube::Client;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Config, MisfitNodes};
 use crate::index::{Index, Shared};
 use crate::leader::elector::{Elector, ElectorSettings, take_over_alone};
 use crate::leader::version_check::watch_version;
@@ -26,6 +26,8 @@ pub(super) struct OwnReplica {
     pub(super) barrier: WatchBarrier,
     /// The settings of the election; `None` for a replica without others.
     settings: Option<ElectorSettings>,
+    /// The form in which filter reports nodes without room, which belongs to kube-scheduler's version.
+    misfit_nodes: MisfitNodes,
 }
 
 impl OwnReplica {
@@ -48,14 +50,14 @@ impl OwnReplica {
             leadership,
             barrier,
             settings,
+            misfit_nodes: config.scheduling.misfit_nodes,
         }
     }
 
     /// Begins to take part in the election, or to decide alone. Returns the farewell: the wait after a signal, before the end.
     pub(super) fn begin(
         self,
-        connection: &Connection,
-        recorder: Recorder,
+        (client, recorder): (Client, Recorder),
         index: Shared<Index>,
         process: &mut Process,
     ) -> impl Future<Output = ()> + use<> {
@@ -71,11 +73,15 @@ impl OwnReplica {
             resigned.cancel();
             return farewell(Duration::ZERO, resigned);
         };
-        let client = connection.client.clone();
         if settings.election.kube_scheduler_lease.is_some() {
             process.tasks.spawn(
                 "version of kube-scheduler",
-                watch_version(client.clone(), recorder.clone(), settings.pod.clone()),
+                watch_version(
+                    client.clone(),
+                    recorder.clone(),
+                    settings.pod.clone(),
+                    self.misfit_nodes,
+                ),
             );
         }
         let elector = Elector::new((client, recorder), settings, self.leadership, index, self.barrier);

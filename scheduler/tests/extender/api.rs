@@ -7,6 +7,9 @@ use std::time::Duration;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use kube::client::Body;
+use proto::pod::Pod;
+use scheduler::index::{Index, Shared};
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 /// The fault of one request.
@@ -47,6 +50,28 @@ struct State {
     users: BTreeMap<String, String>,
     rights: Vec<(String, String)>,
     reviews: Vec<Value>,
+    /// Faults of the next evictions, dry runs among them; `None` for one without.
+    evictions: VecDeque<Option<Fault>>,
+    /// Faults of the next nominations; `None` for one without.
+    nominations: VecDeque<Option<Fault>>,
+    /// UIDs of evicted pods, in order, once for each eviction that was carried out.
+    evicted: Vec<String>,
+    /// The number of further evictions that budgets allow of pods with each label `app`.
+    budgets: BTreeMap<String, i64>,
+    /// The reason, the pod and the message of every event.
+    events: Vec<(String, String, String)>,
+    n_nominations: usize,
+    /// UIDs of the pods whose eviction was tried since the last nomination.
+    tried: Vec<String>,
+    /// The pods that were tried before each nomination, by the UID of the nominated pod.
+    plans: BTreeMap<String, Vec<String>>,
+    /// The times of nominations by the leader that hold, by UID.
+    nominated_at: BTreeMap<String, tokio::time::Instant>,
+    /// Evictions that must not be.
+    wrongs: Vec<String>,
+    last_version: u64,
+    /// The index that sees changes by evictions and nominations at once, as a watch shows them.
+    watcher: Option<Shared<Index>>,
 }
 
 /// The server; clones share it.
@@ -86,6 +111,25 @@ impl Api {
     /// The pod as it is stored.
     pub(crate) fn pod(&self, pod: &Value) -> Value {
         self.state().pods[&path(pod)].clone()
+    }
+
+    /// The pod as it is stored; `None` if it is gone.
+    pub(crate) fn find(&self, pod: &Value) -> Option<Value> {
+        self.state().pods.get(&path(pod)).cloned()
+    }
+
+    /// All pods. Nominations have their age by the clock of the runtime.
+    pub(crate) fn all(&self) -> Vec<Value> {
+        let state = self.state();
+        let mut pods: Vec<Value> = state.pods.values().cloned().collect();
+        for pod in &mut pods {
+            let at = state.nominated_at.get(pod["metadata"]["uid"].as_str().unwrap());
+            if let Some(at) = at {
+                let time = jiff::Timestamp::now() - at.elapsed();
+                pod["metadata"]["managedFields"][0]["time"] = time.to_string().into();
+            }
+        }
+        pods
     }
 
     /// Faults of the next POSTs, in order.
@@ -142,6 +186,73 @@ impl Api {
         self.state().users.remove(token);
     }
 
+    /// Faults of the next evictions, in order; dry runs count.
+    pub(crate) fn fail_evictions(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
+        self.state().evictions.extend(faults);
+    }
+
+    /// Faults of the next nominations, in order.
+    pub(crate) fn fail_nominations(&self, faults: impl IntoIterator<Item = Option<Fault>>) {
+        self.state().nominations.extend(faults);
+    }
+
+    /// The names of evicted pods, once for each eviction that was carried out.
+    pub(crate) fn evicted(&self) -> Vec<String> {
+        let state = self.state();
+        let evicted = state.evicted.iter();
+        evicted
+            .map(|uid| uid.trim_start_matches("uid-").to_owned())
+            .collect()
+    }
+
+    /// The number of nominations that were asked for, to a node or to none.
+    pub(crate) fn n_nominations(&self) -> usize {
+        self.state().n_nominations
+    }
+
+    /// Sets the number of further evictions of pods with this label `app`.
+    pub(crate) fn set_budget(&self, app: &str, allowed: i64) {
+        self.state().budgets.insert(app.to_owned(), allowed);
+    }
+
+    /// The reason, the pod and the message of every event.
+    pub(crate) fn events(&self) -> Vec<(String, String, String)> {
+        self.state().events.clone()
+    }
+
+    /// Evictions that no plan of a more important pod named, or of pods that were leaving already.
+    pub(crate) fn wrongs(&self) -> Vec<String> {
+        self.state().wrongs.clone()
+    }
+
+    /// The longest time for which a nomination by the leader has held, of pods without a node.
+    pub(crate) fn longest_nomination(&self) -> Duration {
+        let state = self.state();
+        let mut longest = Duration::ZERO;
+        for pod in state.pods.values() {
+            let at = state.nominated_at.get(pod["metadata"]["uid"].as_str().unwrap());
+            if pod["spec"]["nodeName"].is_null()
+                && let Some(at) = at
+            {
+                longest = longest.max(at.elapsed());
+            }
+        }
+        longest
+    }
+
+    /// Forgets the faults of requests to come.
+    pub(crate) fn heal(&self) {
+        let mut state = self.state();
+        state.evictions.clear();
+        state.nominations.clear();
+        state.gets.clear();
+    }
+
+    /// Shows an index the changes that evictions and nominations make, at once; or no longer.
+    pub(crate) fn show_to(&self, index: Option<Shared<Index>>) {
+        self.state().watcher = index;
+    }
+
     /// Every review of a token or of a right that was asked for.
     pub(crate) fn reviews(&self) -> Vec<Value> {
         self.state().reviews.clone()
@@ -162,7 +273,29 @@ impl Api {
         if path.ends_with("reviews") {
             return self.review(&path, serde_json::from_slice(&body).unwrap()).await;
         }
+        if path.ends_with("/eviction") {
+            let fault = self.state().evictions.pop_front().flatten();
+            let is_dry = parts
+                .uri
+                .query()
+                .is_some_and(|query| query.contains("dryRun=All"));
+            let eviction = serde_json::from_slice(&body).unwrap();
+            return carry_out(fault, || self.evict(&path, &eviction, is_dry)).await;
+        }
+        if path.ends_with("/events") {
+            let event: Value = serde_json::from_slice(&body).unwrap();
+            let text = |pointer: &str| event.pointer(pointer).unwrap().as_str().unwrap().to_owned();
+            let words = (text("/reason"), text("/involvedObject/name"), text("/message"));
+            self.state().events.push(words);
+            return Ok(reply(201, &event));
+        }
         if parts.method == Method::PATCH {
+            if path.ends_with("/status") {
+                let fault = self.state().nominations.pop_front().flatten();
+                self.state().n_nominations += 1;
+                let object = serde_json::from_slice(&body).unwrap();
+                return carry_out(fault, || self.apply_nomination(&parts, &object)).await;
+            }
             return self.apply(&parts, &body);
         }
         let fault = self.note(&parts.method, &body);
@@ -171,33 +304,7 @@ impl Api {
             Method::POST => self.bind(&path, &serde_json::from_slice(&body).unwrap()),
             _ => self.get(&path),
         };
-        match fault {
-            None => Ok(done()),
-            Some(Fault::Status(status)) => Ok(failure(status, "made to fail")),
-            Some(Fault::StatusAfterwards(status)) => {
-                done();
-                Ok(failure(status, "made to fail afterwards"))
-            }
-            Some(Fault::Busy(seconds)) => {
-                let mut reply = failure(429, "too many requests");
-                reply.headers_mut().insert("retry-after", seconds.into());
-                Ok(reply)
-            }
-            Some(Fault::Hang) => std::future::pending().await,
-            Some(Fault::HangAfterwards) => {
-                done();
-                std::future::pending().await
-            }
-            Some(Fault::Break) => Err(std::io::ErrorKind::ConnectionReset.into()),
-            Some(Fault::BreakAfterwards) => {
-                done();
-                Err(std::io::ErrorKind::ConnectionReset.into())
-            }
-            Some(Fault::Slow(time)) => {
-                tokio::time::sleep(time).await;
-                Ok(done())
-            }
-        }
+        carry_out(fault, done).await
     }
 
     /// Records a request, and returns its fault.
@@ -256,6 +363,116 @@ impl Api {
         Ok(reply(201, &review))
     }
 
+    /// Evicts a pod as the Eviction API does: the pod is leaving from then on.
+    fn evict(&self, path: &str, eviction: &Value, is_dry: bool) -> Response<Body> {
+        let path = path.strip_suffix("/eviction").unwrap();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let Some(pod) = state.pods.get_mut(path) else {
+            return failure(404, "pods not found");
+        };
+        if pod["metadata"]["uid"] != eviction["deleteOptions"]["preconditions"]["uid"] {
+            return failure(409, "Precondition failed: UID in precondition");
+        }
+        let is_leaving = pod["metadata"].get("deletionTimestamp").is_some();
+        let app = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
+        if let Some(allowed) = state.budgets.get_mut(app).filter(|_| !is_leaving) {
+            if *allowed <= 0 {
+                return failure(
+                    429,
+                    "Cannot evict pod as it would violate the pod's disruption budget.",
+                );
+            }
+            *allowed -= i64::from(!is_dry);
+        }
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        if is_dry {
+            state.tried.push(uid);
+        } else {
+            state.evicted.push(uid.clone());
+            if is_leaving {
+                state.wrongs.push(format!("{uid} was leaving"));
+            }
+            state.last_version += 1;
+            pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+            pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
+            let pod = pod.clone();
+            let is_planned = state.pods.values().any(|other| {
+                let plan = state.plans.get(other["metadata"]["uid"].as_str().unwrap());
+                other["status"]["nominatedNodeName"] == pod["spec"]["nodeName"]
+                    && other["spec"]["priority"].as_i64() > pod["spec"]["priority"].as_i64()
+                    && plan.is_some_and(|plan| plan.contains(&uid))
+            });
+            if !is_planned {
+                state.wrongs.push(format!(
+                    "{uid} is in no plan of a nominated pod of higher priority"
+                ));
+            }
+            drop(guard);
+            self.show(&pod);
+        }
+        reply(201, &json!({"kind": "Status", "status": "Success", "code": 201}))
+    }
+
+    /// Applies the nomination in the status of a pod, if the preconditions hold.
+    fn apply_nomination(&self, parts: &http::request::Parts, changes: &Value) -> Response<Body> {
+        let path = parts.uri.path().strip_suffix("/status").unwrap();
+        let query = parts.uri.query().unwrap_or_default();
+        let manager = query
+            .split('&')
+            .find_map(|part| part.strip_prefix("fieldManager="));
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let Some(pod) = state.pods.get_mut(path) else {
+            return failure(404, "pods not found");
+        };
+        if pod["metadata"]["uid"] != changes["metadata"]["uid"] {
+            return failure(422, "metadata.uid: field is immutable");
+        }
+        if pod["metadata"]["resourceVersion"] != changes["metadata"]["resourceVersion"] {
+            return failure(409, "the object has been modified");
+        }
+        let node = &changes["status"]["nominatedNodeName"];
+        nominate(pod, node, manager.unwrap());
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        if node.is_null() {
+            state.nominated_at.remove(&uid);
+        } else {
+            state.plans.insert(uid.clone(), std::mem::take(&mut state.tried));
+            state.nominated_at.insert(uid, tokio::time::Instant::now());
+        }
+        state.last_version += 1;
+        pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+        let pod = pod.clone();
+        drop(guard);
+        self.show(&pod);
+        reply(200, &pod)
+    }
+
+    /// Nominates a pod as kube-scheduler does, whatever its version is.
+    pub(crate) fn nominate(&self, pod: &Value, node: &Value) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        state.last_version += 1;
+        let pod = state.pods.get_mut(&path(pod)).unwrap();
+        nominate(pod, node, "kube-scheduler");
+        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        state.nominated_at.remove(&uid);
+        pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+        let pod = pod.clone();
+        drop(guard);
+        self.show(&pod);
+    }
+
+    /// Shows a pod to the index that watches.
+    fn show(&self, pod: &Value) {
+        let watcher = self.state().watcher.clone();
+        if let Some(index) = watcher {
+            let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+            index.write().apply(pod);
+        }
+    }
+
     fn bind(&self, path: &str, binding: &Value) -> Response<Body> {
         let path = path.strip_suffix("/binding").unwrap();
         let mut state = self.state();
@@ -288,6 +505,45 @@ impl Drop for Posting {
     fn drop(&mut self) {
         self.0.state().n_posting -= 1;
     }
+}
+
+/// Answers a request with its fault.
+async fn carry_out(fault: Option<Fault>, done: impl FnOnce() -> Response<Body>) -> Reply {
+    match fault {
+        None => Ok(done()),
+        Some(Fault::Status(status)) => Ok(failure(status, "made to fail")),
+        Some(Fault::StatusAfterwards(status)) => {
+            done();
+            Ok(failure(status, "made to fail afterwards"))
+        }
+        Some(Fault::Busy(seconds)) => {
+            let mut reply = failure(429, "too many requests");
+            reply.headers_mut().insert("retry-after", seconds.into());
+            Ok(reply)
+        }
+        Some(Fault::Hang) => std::future::pending().await,
+        Some(Fault::HangAfterwards) => {
+            done();
+            std::future::pending().await
+        }
+        Some(Fault::Break) => Err(std::io::ErrorKind::ConnectionReset.into()),
+        Some(Fault::BreakAfterwards) => {
+            done();
+            Err(std::io::ErrorKind::ConnectionReset.into())
+        }
+        Some(Fault::Slow(time)) => {
+            tokio::time::sleep(time).await;
+            Ok(done())
+        }
+    }
+}
+
+/// Sets the node that a pod is nominated to, with the manager of the field.
+fn nominate(pod: &mut Value, node: &Value, manager: &str) {
+    pod["status"]["nominatedNodeName"] = node.clone();
+    let fields = json!({"f:status": {"f:nominatedNodeName": {}}});
+    let entry = json!({"manager": manager, "operation": "Update", "subresource": "status", "fieldsType": "FieldsV1", "fieldsV1": fields});
+    pod["metadata"]["managedFields"] = if node.is_null() { json!([]) } else { json!([entry]) };
 }
 
 fn path(pod: &Value) -> String {

@@ -26,12 +26,12 @@ use crate::model_based::{N_NODES, Run, node_name, steps};
 use crate::objects::{device, node, on, pod, shared, units};
 use crate::world::World;
 
-fn api_of(world: &World, demands_credentials: bool) -> Router {
+pub(crate) fn api_of(world: &World, demands_credentials: bool) -> Router {
     let api = ReadApi::new(Arc::clone(&world.extender), CancellationToken::new());
     router(&Arc::new(api), "", demands_credentials)
 }
 
-async fn read(world: &World, router: &Router, path: &str) -> Value {
+pub(crate) async fn read(world: &World, router: &Router, path: &str) -> Value {
     let (status, text) = world.send_to(router, "GET", path, Body::empty()).await;
     assert_eq!(status, StatusCode::OK, "{text}");
     serde_json::from_str(&text).unwrap()

@@ -68,6 +68,11 @@ impl World {
         .listed()
     }
 
+    /// An empty cluster, all listed, whose filters note the pods for which room may be made.
+    pub(crate) fn making_room() -> Self {
+        Self::configured(&offline::serving(), Leadership::alone(), Extender::making_room).listed()
+    }
+
     fn configured(
         serving: &Serving,
         leadership: Leadership,

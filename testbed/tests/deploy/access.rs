@@ -8,7 +8,9 @@ use kit::rbac::{
 };
 use rstest::rstest;
 
-use crate::render::{documents, render};
+use serde_json::Value;
+
+use crate::render::{documents, render, render_with};
 use crate::{all, daemons, find, items, read, texts};
 
 const SCHEDULER_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
@@ -67,6 +69,34 @@ fn the_scheduler_writes_events_of_nodes() {
             );
         }
     }
+}
+
+/// The component adds the rights to evict, to nominate and to write events everywhere, and the flag that makes use of them.
+#[rstest]
+#[case::alone(&["components/make-room"])]
+#[case::beside_a_second_kube_scheduler(&["components/second-scheduler", "components/make-room"])]
+fn making_room_is_a_component_of_its_own(#[case] components: &[&str]) {
+    let objects = render_with("base", components);
+    let without: Vec<&str> = components
+        .iter()
+        .copied()
+        .filter(|name| !name.ends_with("make-room"))
+        .collect();
+    let granted = |objects: &[Value]| -> BTreeSet<String> {
+        let rbac = Rbac::of(objects).unwrap();
+        rbac.granted(SCHEDULER_ACCOUNT)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    };
+    let base = render_with("base", &without);
+    let (before, after) = (granted(&base), granted(&objects));
+    let added: Vec<&String> = after.difference(&before).collect();
+    assert_eq!(added, ["create pods/eviction", "patch pods/status"]);
+    let args = daemons::SCHEDULER.pod(&objects)["containers"][0]["args"].to_string();
+    assert!(args.contains("--make-room=evict"), "{args}");
+    let args = daemons::SCHEDULER.pod(&base)["containers"][0]["args"].to_string();
+    assert!(!args.contains("--make-room"), "{args}");
 }
 
 #[rstest]

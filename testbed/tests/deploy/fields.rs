@@ -65,6 +65,7 @@ fn kinds() -> Vec<(&'static str, &'static str, Known)> {
 #[case::webhooks(render_with("base", &["components/webhooks", "components/guard-bindings", "components/fail-closed"]))]
 #[case::webhooks_cert_manager(render_base_with("components/webhooks-cert-manager"))]
 #[case::evict_pods(render_base_with("components/evict-pods"))]
+#[case::make_room(render_base_with("components/make-room"))]
 #[case::runtime_class(render_base_with("components/nvidia-runtime-class"))]
 #[case::driver_root(render_with("base", &["components/driver-root", "components/gpu-operator", "components/selinux", "components/read-only-etc"]))]
 #[case::runtime_hook(render_base_with("components/nri"))]

@@ -248,6 +248,25 @@ fn the_image_of_the_second_kube_scheduler_has_the_version_of_the_api_server(
     }
 }
 
+/// From 1.38 on kube-scheduler evicts for such pods itself, and the scheduler would not start with both flags.
+#[rstest]
+#[case::up_to_1_37("v1.37.1", true)]
+#[case::from_1_38("v1.38.0", false)]
+fn room_is_made_only_up_to_the_version_that_does_it_itself(#[case] server: &str, #[case] is_applied: bool) {
+    let objects = rendered("registry.k8s.io/kube-scheduler:v1.33.6");
+    let scene = Scene::new(&[
+        ("version", server),
+        ("rendered", &format!("{objects}        - --make-room=evict\n")),
+        ("wanted", "Deployment/n/d\n"),
+    ]);
+    let output = scene.run("install.sh", &["folder"]);
+    assert_eq!(output.status.success(), is_applied, "{}", said(&output));
+    assert_eq!(
+        said(&output).contains("remove the component make-room"),
+        !is_applied
+    );
+}
+
 const FROM_BASE: [(&str, &str); 6] = [
     ("version", "v1.36.2"),
     ("rendered", "kind: Service\n"),

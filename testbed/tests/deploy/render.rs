@@ -277,6 +277,7 @@ fn every_kustomization_is_tested() {
     components/gpu-operator/kustomization.yaml
     components/guard-bindings/kustomization.yaml
     components/hami-core/kustomization.yaml
+    components/make-room/kustomization.yaml
     components/measure-memory/kustomization.yaml
     components/nri/kustomization.yaml
     components/nvidia-runtime-class/kustomization.yaml

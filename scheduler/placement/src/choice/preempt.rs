@@ -67,11 +67,13 @@ pub struct Victims {
     pub owners: Vec<OwnerId>,
     /// The number of these pods whose eviction violates a disruption budget.
     pub n_violations: usize,
+    /// The cost of their eviction: of several nodes the one with the least cost is the best.
+    pub cost: EvictionCost,
 }
 
 /// The cost of evicting a set of pods, in the order in which kube-scheduler compares nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct EvictionCost {
+pub struct EvictionCost {
     /// Number of victims whose eviction violates a disruption budget.
     n_violations: usize,
     /// The priority of the most important victim.
@@ -87,9 +89,10 @@ struct EvictionCost {
 /// does not help.
 pub(crate) fn preempt(node: &Node, request: NodeRequest<'_>, preemption: Preemption<'_>) -> Option<Victims> {
     let mut search = VictimSearch::new(node, request, preemption);
-    let (_, victims) = search.best()?;
+    let (cost, victims) = search.best()?;
     let order = search.by_importance(&victims);
     Some(Victims {
+        cost,
         n_violations: n_violations(order.iter().copied(), preemption.budgets),
         owners: order.iter().map(|pod| pod.owner.clone()).collect(),
     })

@@ -123,3 +123,11 @@ pub struct NodeId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
+
+impl NodeId {
+    /// The number of the node: below the number of nodes that the fleet has had at one time, and free for another node once the
+    /// node is gone.
+    pub const fn number(self) -> u32 {
+        self.index
+    }
+}

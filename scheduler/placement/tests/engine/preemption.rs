@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use placement::{
-    DeviceRef, DeviceType, Evictable, Fleet, HeldMemory, HeldPart, Hints, Holdings, Memory, NodeId,
-    NodeRequest, OwnerId, Preemption, RequestedGpus, RequestedMemory, ShareRequest, Victims,
+    DevicePolicy, DeviceRef, DeviceType, Evictable, Fleet, HeldMemory, HeldPart, Hints, Holdings, Memory,
+    NodeId, NodeRequest, OwnerId, Preemption, Reason, RequestedGpus, RequestedMemory, ShareRequest, Victims,
 };
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
@@ -228,7 +228,7 @@ fn a_hinted_pod_keeps_its_room_unless_its_priority_is_lower() {
     let (mut fleet, id) = node_of(1, &[]);
     let hinted = OwnerId::from("expected");
     let placement = fleet
-        .choose_devices(id, &gib(1, 40), placement::DevicePolicy::Binpack, Hints::Respect)
+        .choose_devices(id, &gib(1, 40), DevicePolicy::Binpack, Hints::Respect)
         .unwrap();
     assert!(fleet.hint(&hinted, id, &placement));
     let preemption = Preemption {
@@ -471,4 +471,56 @@ fn unhealthy_gpus_are_not_freed() {
         names(fleet.preempt(id, NodeRequest::from(&gib(1, 60)), preemption)),
         Some(vec!["b".to_owned()])
     );
+}
+
+/// The devices on which a hint keeps the room that victims are still holding.
+#[test]
+fn devices_are_chosen_as_if_victims_had_gone() {
+    let (mut fleet, id) = one_node(&[80 << 10, 80 << 10]);
+    for running in [running("a", 0, &[(0, 50)]), running("b", 0, &[(1, 50)])] {
+        fleet.hold(&running.pod.owner, "n", running.holding());
+    }
+    let share = ShareRequest {
+        devices: 1,
+        memory: RequestedMemory::Bytes(60 * GIB),
+        core: 0,
+        slots: 1,
+    };
+    let request = NodeRequest {
+        gpus: RequestedGpus::Share(share),
+        ..NodeRequest::default()
+    };
+    let choose = |fleet: &Fleet, gone: &[OwnerId]| {
+        let hints = Hints::RespectOthers("new");
+        fleet.choose_devices_without(gone, id, request, DevicePolicy::Fill, hints)
+    };
+    assert_eq!(choose(&fleet, &[]).map(drop), Err(Reason::Memory));
+    let chosen = choose(&fleet, &["b".into()]).unwrap();
+    assert_eq!(chosen.shares[0].minor, 1);
+    // The hint keeps the free part at once, and the rest as soon as the victim has gone.
+    let small = ShareRequest {
+        memory: RequestedMemory::Bytes(GIB),
+        ..share
+    };
+    assert!(fleet.hint(&"new".into(), id, &chosen));
+    fleet.release("a");
+    hold_all(&mut fleet, 0);
+    assert_eq!(fleet.fit(id, &small, Hints::Respect), Err(Reason::Memory));
+    fleet.release("b");
+    let medium = ShareRequest {
+        memory: RequestedMemory::Bytes(20 * GIB),
+        ..share
+    };
+    assert_eq!(
+        fleet.fit(id, &medium, Hints::Respect),
+        Ok(()),
+        "20 of 80 GiB are not kept"
+    );
+    assert_eq!(fleet.check(), []);
+}
+
+/// Fills a GPU.
+fn hold_all(fleet: &mut Fleet, minor: u32) {
+    let filler = running("filler", 0, &[(minor, 80)]);
+    fleet.hold(&filler.pod.owner, "n", filler.holding());
 }

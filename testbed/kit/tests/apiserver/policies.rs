@@ -539,3 +539,81 @@ async fn policies_confine_the_token_of_a_replica_to_its_certificates(
         .unwrap();
     assert_eq!(answer.code, code, "{}", answer.text);
 }
+
+/// A server with the policies of the component make-room, and the replica `s-0` as the leader.
+async fn server_led_by_s_0() -> ApiServer {
+    let server = server().await;
+    for file in [
+        "scheduler-leader-crd.yaml",
+        "../components/make-room/admission.yaml",
+    ] {
+        apply(&server, file).await;
+    }
+    let spec = json!({"holderIdentity": "s-0_1", "acquireTime": "2026-01-01T00:00:00Z"});
+    let metadata = json!({"name": "gpushare-scheduler", "namespace": "gpushare-system"});
+    let leader = json!({"apiVersion": "gpushare.io/v1alpha1", "kind": "SchedulerLeader", "metadata": metadata, "spec": spec});
+    assert_eq!(post(&server, "s-0", LEADERS, &leader).await, 201);
+    server
+}
+
+/// The rules for a pod's status hold for every name of a field manager, as the client chooses it.
+#[rstest]
+#[case::a_nomination(json!({"status": {"nominatedNodeName": "n1"}}), 200)]
+#[case::condition_of_kube_scheduler(json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}), 200)]
+#[case::condition_of_kubelet(json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}), 403)]
+#[case::phase(json!({"status": {"phase": "Failed"}}), 403)]
+#[case::label(json!({"metadata": {"labels": {"a": "b"}}}), 403)]
+#[case::annotation(json!({"metadata": {"annotations": {"a": "b"}}}), 403)]
+#[tokio::test]
+async fn policies_confine_the_status_of_pods_for_each_field_manager(
+    #[case] change: Value,
+    #[case] expected: u16,
+    #[values("gpushare-make-room", "kube-scheduler", "another")] manager: &str,
+) {
+    let server = server_led_by_s_0().await;
+    assert_eq!(post(&server, ADMIN, PODS, &pod("p")).await, 201);
+    let path = format!("{PODS}/p/status?fieldManager={manager}");
+    assert_eq!(
+        code_of(&server, "s-0", Method::PATCH, &path, &change).await,
+        expected
+    );
+}
+
+/// The component make-room lets the leader evict and nominate, and do nothing else with the same rights.
+#[rstest]
+#[case::an_eviction("s-0", Method::POST, "default", "eviction", json!({"deleteOptions": {"preconditions": {"uid": "UID"}}}), 201)]
+#[case::without_a_uid("s-0", Method::POST, "default", "eviction", json!({}), 403)]
+#[case::of_the_cluster("s-0", Method::POST, "kube-system", "eviction", json!({"deleteOptions": {"preconditions": {"uid": "UID"}}}), 403)]
+#[case::not_the_leader("s-1", Method::POST, "default", "eviction", json!({"deleteOptions": {"preconditions": {"uid": "UID"}}}), 403)]
+#[case::another_user(ADMIN, Method::POST, "kube-system", "eviction", json!({}), 201)]
+#[case::a_nomination("s-0", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1"}}), 200)]
+#[case::nomination_by_another("s-1", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1"}}), 403)]
+#[case::a_phase("s-0", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1", "phase": "Failed"}}), 403)]
+#[case::a_condition("s-0", Method::PATCH, "default", "status", json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}), 403)]
+#[case::a_label("s-0", Method::PATCH, "default", "status", json!({"metadata": {"labels": {"a": "b"}}, "status": {"nominatedNodeName": "n1"}}), 403)]
+#[tokio::test]
+async fn policies_confine_the_making_of_room(
+    #[case] token: &str,
+    #[case] method: Method,
+    #[case] namespace: &str,
+    #[case] subresource: &str,
+    #[case] mut body: Value,
+    #[case] expected: u16,
+) {
+    let server = server_led_by_s_0().await;
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    assert_eq!(post(&server, ADMIN, &pods, &pod("p")).await, 201);
+    let found = ask(&server, ADMIN, Method::GET, &format!("{pods}/p"), &Value::Null).await;
+    let found: Value = serde_json::from_str(&found.text).unwrap();
+    let uid = found["metadata"]["uid"].clone();
+    if let Some(slot) = body.pointer_mut("/deleteOptions/preconditions/uid") {
+        *slot = uid;
+    }
+    if subresource == "eviction" {
+        body["apiVersion"] = "policy/v1".into();
+        body["kind"] = "Eviction".into();
+        body["metadata"] = json!({"name": "p", "namespace": namespace});
+    }
+    let path = format!("{pods}/p/{subresource}?fieldManager=gpushare-make-room");
+    assert_eq!(code_of(&server, token, method, &path, &body).await, expected);
+}

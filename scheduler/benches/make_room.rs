@@ -1,0 +1,103 @@
+//! Time of one decision to make room: 5,000 nodes of eight GPUs, each with a pod of low priority, and a pod that no GPU has room
+//! for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use daemon::events;
+use kube::Client;
+use prometheus_client::registry::Registry;
+use scheduler::extender::{Extender, filter};
+use scheduler::make_room::{RoomMaker, RoomSettings};
+use scheduler::metrics::RoomMetrics;
+use scheduler::offline;
+use serde_json::{Value, json};
+
+const N_NODES: usize = 5_000;
+const N_GPUS: usize = 8;
+
+fn name(at: usize) -> String {
+    format!("node-{at:05}.example.internal")
+}
+
+fn node(at: usize) -> Value {
+    json!({
+        "metadata": {"name": name(at), "annotations": {"aliyun.com/gpu-mem-unit": "MiB"}},
+        "status": {"capacity": {"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "655360Mi"}},
+    })
+}
+
+fn device(at: usize) -> Value {
+    let gpu = |minor: usize| {
+        let resources = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "81920Mi", "koordinator.sh/gpu-memory-ratio": "100"});
+        json!({"type": "gpu", "id": format!("GPU-{at:08}-{minor}"), "minor": minor, "health": true, "resources": resources})
+    };
+    json!({"metadata": {"name": name(at)}, "spec": {"devices": (0..N_GPUS).map(gpu).collect::<Vec<_>>()}})
+}
+
+/// A pod of a controller that holds half of one GPU's memory.
+fn holder(at: usize, minor: usize) -> Value {
+    let record = json!({"gpu": [{"minor": minor, "id": format!("GPU-{at:08}-{minor}"), "resources": {"koordinator.sh/gpu-memory": "40960Mi"}}]});
+    json!({
+        "metadata": {
+            "name": format!("holder-{at}-{minor}"), "namespace": "default", "uid": format!("uid-{at}-{minor}"),
+            "annotations": {"scheduling.koordinator.sh/device-allocated": record.to_string()},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
+        },
+        "spec": {
+            "nodeName": name(at), "priority": minor,
+            "containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "40960Mi"}}}],
+        },
+        "status": {"phase": "Running"},
+    })
+}
+
+fn important() -> Value {
+    let limits = json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "41000Mi"});
+    let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"});
+    json!({
+        "metadata": {"name": "high", "namespace": "default", "uid": "uid-high"},
+        "spec": {"priority": 1000, "containers": [{"name": "c", "resources": {"limits": limits}}]},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    })
+}
+
+/// An extender that has refused the pod on all nodes.
+fn extender() -> Extender {
+    let nodes = || 0..N_NODES;
+    let holders = nodes().flat_map(|at| (0..N_GPUS).map(move |minor| holder(at, minor)));
+    let pods = holders.chain([important()]);
+    let extender = offline::extender(nodes().map(node), nodes().map(device), pods).making_room();
+    let names: Vec<String> = nodes().map(name).collect();
+    let body = json!({"Pod": important(), "NodeNames": names}).to_string();
+    let _ = filter::answer(&extender, body.as_bytes(), Instant::now());
+    extender
+}
+
+fn bench(criterion: &mut Criterion) {
+    let runtime = tokio::runtime::Runtime::new();
+    let _entered = runtime.as_ref().map(tokio::runtime::Runtime::enter);
+    let refuse_connection = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Err::<http::Response<kube::client::Body>, _>(std::io::Error::from(
+            std::io::ErrorKind::ConnectionRefused,
+        ))
+    });
+    let client = Client::new(refuse_connection, "default");
+    let (recorder, _) = events::recorder(&client.clone().into(), "bench", None);
+    let settings = RoomSettings {
+        evicts: false,
+        after: Duration::ZERO,
+        per_hour: 0,
+        below: 1_000_000,
+        hold: Duration::ZERO,
+    };
+    let metrics = RoomMetrics::register(&mut Registry::default());
+    let maker = RoomMaker::new(Arc::new(extender()), (client, recorder), metrics, settings);
+    criterion.bench_function("make room, 5,000 nodes and 40,000 pods", |bencher| {
+        bencher.iter(|| assert_eq!(maker.search(), Some(64), "as many nodes as are searched at most"));
+    });
+}
+
+criterion_group!(benches, bench);
+criterion_main!(benches);

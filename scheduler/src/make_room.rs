@@ -1,0 +1,733 @@
+//! Makes room for pods of high priority that no single GPU takes although GPUs have enough memory in sum: the leader evicts less
+//! important pods.
+//!
+//! kube-scheduler up to 1.37 looks for victims only on nodes that its own filters refuse, and goes by the sums of a node. It asks
+//! the extender about the other nodes alone, so that a node which `filter` refuses for devices is one on which the end of pods
+//! helps, and on which nothing else keeps the pod away. The leader remembers these nodes ([`refused_pods`]) and decides once a
+//! second about one pod ([`plan`]). It nominates the pod to the node before it evicts, so that the room is kept
+//! ([`hold`]). From 1.38 on kube-scheduler asks `preempt` about such nodes, and this module is off.
+
+mod hold;
+mod plan;
+pub(crate) mod preemptor;
+pub(crate) mod refused_pods;
+mod rooms;
+mod words;
+mod writes;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use daemon::events::{EventType, Recorder, Subject};
+use kube::Client;
+use placement::NodeId;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use crate::accounting::PodFacts;
+use crate::bind::PodId;
+use crate::extender::pod_memory::PodMemory;
+use crate::extender::{Extender, begin_hold, end_hold, is_outranked, promised_to_others};
+use crate::index::{Index, NodeRoom, ROOM_MANAGER, RoomSearch, RoomVictim};
+use crate::kube_scheduler::PodRules;
+use crate::leader::now;
+use crate::metrics::RoomMetrics;
+pub(crate) use hold::Hold;
+use hold::{HoldFacts, PreemptorState, Step};
+use plan::{Plan, PlannedPod, Plans};
+use preemptor::{NotPreemptor, check_spec};
+use refused_pods::{RefusedPod, RefusedPods};
+pub(crate) use rooms::Rooms;
+use rooms::Verdict;
+use words::EvictedPods;
+use writes::{RoomWriter, WriteError};
+
+/// Time between two decisions.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time within which the watch shows a pod that kube-scheduler has asked about.
+const NEW_FOR: Duration = Duration::from_secs(30);
+
+/// The time within which the watch has to show a nomination. If it does not, the decision may have been made on old facts.
+const SHOWN_WITHIN: Duration = Duration::from_secs(5);
+
+/// The reason for which a plan is dropped that no answer came for.
+const NO_ANSWER: &str = "the API server does not answer";
+
+/// Pause between two looks at whether the watch shows a nomination.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Settings of this module, by the flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomSettings {
+    /// True if pods are evicted; otherwise events alone say which could be.
+    pub evicts: bool,
+    /// Time from the first refusal of a pod to the first eviction for it.
+    pub after: Duration,
+    /// The most pods that are evicted in an hour.
+    pub per_hour: usize,
+    /// Only pods below this priority are evicted.
+    pub below: i32,
+    /// Time for which room is kept, besides the grace period of the pods that are evicted.
+    pub hold: Duration,
+}
+
+/// Makes room for one pod after the other.
+#[expect(missing_debug_implementations, reason = "a client of the API server has none")]
+pub struct RoomMaker {
+    extender: Arc<Extender>,
+    writer: RoomWriter,
+    recorder: Recorder,
+    metrics: RoomMetrics,
+    settings: RoomSettings,
+}
+
+/// A pod whose turn it is, copied from the index.
+#[derive(Debug)]
+struct NextPod {
+    pod: PodId,
+    facts: PodFacts,
+    rules: PodRules,
+    first_refused: Instant,
+    nodes: Vec<NodeId>,
+}
+
+/// The outcome of one plan.
+#[derive(Debug)]
+enum Carried {
+    /// Evictions are accepted, or are tried again by the hold.
+    Out {
+        /// True if some eviction is accepted.
+        has_evicted: bool,
+    },
+    /// Nothing was evicted, and the next plan may be tried.
+    Refused,
+    /// Nothing was evicted, and the pod is looked at again later.
+    Dropped(&'static str),
+}
+
+/// The last answer about a waiting pod in a sentence for people; `None` if there is none.
+pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
+    let index = extender.index().read();
+    let memory = extender.memory();
+    let is_refused = memory.refused.contains(uid);
+    if is_refused && index.nominated_node(uid).is_some() && !memory.rooms.holds(uid) {
+        return Some(Verdict::not_preemptor(NotPreemptor::Nominated).text);
+    }
+    let waits = || Verdict::waits_for_its_turn().text;
+    let verdict = memory.rooms.verdict(uid).map(str::to_owned);
+    verdict.or_else(|| is_refused.then(waits))
+}
+
+/// The state of the pods of a hold; `None` if there is none for this pod.
+fn facts_of(memory: &PodMemory, index: &Index, uid: &str) -> Option<HoldFacts> {
+    let hold = memory.rooms.get(uid)?;
+    let facts = hold.facts(index);
+    let is_outranked =
+        facts.preemptor == PreemptorState::Unnominated && is_outranked(memory, index, hold, now());
+    let preemptor = if is_outranked {
+        PreemptorState::Elsewhere
+    } else {
+        facts.preemptor
+    };
+    Some(HoldFacts { preemptor, ..facts })
+}
+
+impl RoomMaker {
+    /// The maker of room for the pods that `extender` refuses.
+    pub fn new(
+        extender: Arc<Extender>,
+        (client, recorder): (Client, Recorder),
+        metrics: RoomMetrics,
+        settings: RoomSettings,
+    ) -> Self {
+        let writer = RoomWriter::new(client, extender.leadership().clone());
+        Self {
+            extender,
+            writer,
+            recorder,
+            metrics,
+            settings,
+        }
+    }
+
+    /// Makes room while this replica leads, until the process ends.
+    pub async fn run(self) {
+        let mut ticks = interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.tick().await;
+        }
+    }
+
+    /// Goes on with the rooms that are being made, then decides about one more pod.
+    pub async fn tick(&self) {
+        if self.extender.leadership().check(now()).is_err() {
+            self.forget();
+            return;
+        }
+        if self.extender.index().read().ready().is_err() {
+            return;
+        }
+        if self.settings.evicts {
+            self.adopt();
+            self.keep_rooms().await;
+        }
+        if let Some(preemptor) = self.next_preemptor() {
+            self.decide(&preemptor).await;
+        }
+        let n_pending = self.extender.memory().rooms.n_held();
+        self.metrics.set_pending(n_pending);
+    }
+
+    /// Forgets all pods and rooms, since another replica leads.
+    fn forget(&self) {
+        let held = {
+            let mut memory = self.extender.memory();
+            memory.refused = RefusedPods::default();
+            memory.rooms.clear()
+        };
+        self.metrics.set_pending(0);
+        for uid in held {
+            self.extender.index().write().end_room(&uid);
+            end_hold(&self.extender, &uid);
+        }
+    }
+
+    /// Takes over the rooms that an earlier leader has begun to make.
+    fn adopt(&self) {
+        let nominees = self.extender.index().read().room_facts().nominees();
+        for nominee in nominees {
+            if self.extender.memory().rooms.holds(&nominee.pod.uid) {
+                continue;
+            }
+            let PodId { namespace, name, .. } = nominee.pod.clone();
+            let age = jiff::Timestamp::now()
+                .as_second()
+                .saturating_sub(nominee.nominated_at);
+            let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
+            if self.hold(Hold::adopted(nominee, self.settings.hold, age, now())) {
+                info!(pod = name, namespace, "room that another replica began to make");
+            }
+        }
+    }
+
+    /// Begins to keep a room in memory and in the index; returns false if kube-scheduler may be evicting pods for the pod.
+    fn hold(&self, hold: Hold) -> bool {
+        let (uid, node, freeing) = (hold.pod.uid.clone(), hold.node.clone(), hold.freeing.clone());
+        let is_begun = begin_hold(&self.extender, hold, now());
+        if is_begun {
+            self.extender.index().write().begin_room(&uid, &node, &freeing);
+        }
+        is_begun
+    }
+
+    /// Ends a room in memory and in the index.
+    fn release(&self, uid: &str) {
+        end_hold(&self.extender, uid);
+        self.extender.index().write().end_room(uid);
+    }
+
+    /// Takes the next step of each room that is being made.
+    async fn keep_rooms(&self) {
+        let uids = self.extender.memory().rooms.held();
+        for uid in uids {
+            let Some((step, hold, is_lost)) = self.next_step(&uid) else {
+                continue;
+            };
+            if is_lost {
+                let mut index = self.extender.index().write();
+                index.begin_room(&uid, &hold.node, &hold.freeing);
+            }
+            self.take((step, hold)).await;
+        }
+    }
+
+    /// The next step of a hold, and whether the room of its waiting pod is not kept: hints have a limited number and time.
+    fn next_step(&self, uid: &str) -> Option<(Step, Hold, bool)> {
+        let index = self.extender.index().read();
+        let mut memory = self.extender.memory();
+        let facts = facts_of(&memory, &index, uid)?;
+        let hold = memory.rooms.get_mut(uid)?;
+        let step = hold.step(facts, now());
+        let is_kept = matches!(
+            step,
+            Step::Wait | Step::Evict | Step::GiveUpEvictions | Step::Nominate
+        );
+        let is_lost = is_kept && facts.preemptor != PreemptorState::Binding && !index.hints().is_hinted(uid);
+        Some((step, hold.clone(), is_lost))
+    }
+
+    async fn take(&self, (step, hold): (Step, Hold)) {
+        let uid = hold.pod.uid.as_str();
+        match step {
+            Step::Wait => {}
+            Step::End => {
+                if let Some((first_refused, bound_at)) = hold.first_refused.zip(hold.bound_at) {
+                    self.metrics
+                        .observe(bound_at.saturating_duration_since(first_refused));
+                }
+                self.release(uid);
+            }
+            Step::Nominate => {
+                // A failure is tried again with the next tick.
+                let _ = self.nominate(&hold.pod, Some(&hold.node)).await;
+            }
+            Step::Evict => self.evict_pending(&hold).await,
+            Step::GiveUpEvictions => {
+                self.give_up_pending(uid);
+                self.metrics.count("refused");
+            }
+            Step::WithdrawLate => {
+                self.metrics.count("late");
+                self.settle(&hold.pod, Verdict::late());
+                self.drop_plan(uid).await;
+            }
+            Step::Withdraw => self.withdraw(&hold).await,
+        }
+    }
+
+    /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold lasts until the watch shows that:
+    /// the next tick tries again, and nothing takes the nomination for that of an earlier leader.
+    async fn withdraw(&self, hold: &Hold) {
+        let uid = hold.pod.uid.as_str();
+        self.extender.index().write().end_room(uid);
+        if let Err(error) = self.nominate(&hold.pod, None).await
+            && !matches!(error, WriteError::Gone)
+        {
+            warn!(pod = hold.pod.name, %error, "the nomination of a pod is removed later");
+            return;
+        }
+        if !self.extender.index().read().room_facts().is_nominee(uid) {
+            self.release(uid);
+        }
+    }
+
+    /// Nominates a pod to a node, or removes its nomination, unless kube-scheduler has written another one.
+    async fn nominate(&self, pod: &PodId, node: Option<&str>) -> Result<(), WriteError> {
+        let Some(found) = self.writer.read(pod).await? else {
+            return Err(WriteError::Gone);
+        };
+        let is_bound = found
+            .spec
+            .node_name
+            .as_deref()
+            .is_some_and(|node| !node.is_empty());
+        let is_ours = found.is_nominated_by(ROOM_MANAGER);
+        // kube-scheduler's nomination wins, and a bound pod needs none.
+        let is_free = match node {
+            Some(_) => found.nominated_node().is_none(),
+            None => is_ours,
+        };
+        if is_bound || !is_free {
+            return Ok(());
+        }
+        self.writer.nominate(&found, pod, node).await
+    }
+
+    /// The next pod to make room for.
+    fn next_preemptor(&self) -> Option<NextPod> {
+        let index = self.extender.index().read();
+        let facts = index.room_facts();
+        let mut memory = self.extender.memory();
+        let (is_waiting, now) = (|uid: &str| facts.waiting(uid).is_some(), now());
+        memory.refused.retain(|uid, first_refused| {
+            // A pod that no watch shows yet may just be new.
+            let is_new = now.saturating_duration_since(first_refused) < NEW_FOR;
+            is_waiting(uid) || (is_new && !index.is_shown(uid))
+        });
+        memory.rooms.retain_verdicts(is_waiting);
+        let n_refused = memory.refused.len();
+        let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
+        for refused in memory.refused.by_importance() {
+            let uid = refused.id.uid.as_str();
+            // Of pods of one priority, the one whose turn is longest ago.
+            let looked_at = memory.rooms.looked_at(uid);
+            if next.is_some_and(|(at, known)| known.priority > refused.priority || at <= looked_at) {
+                continue;
+            }
+            let Some(waiting) = facts.waiting(uid) else {
+                continue;
+            };
+            let attempt = waiting.rules.last_attempt.as_ref();
+            let is_tried = attempt.is_some_and(|attempt| preemptor::is_refusal(&attempt.reason));
+            let waited = now.saturating_duration_since(refused.first_refused);
+            let is_next = is_tried
+                && waiting.nominated.is_none()
+                && waited >= self.settings.after
+                && !memory.rooms.holds(uid)
+                && !memory.rooms.is_settled(uid, n_refused, now);
+            if is_next {
+                next = Some((looked_at, refused));
+            }
+        }
+        let (_, refused) = next?;
+        let waiting = facts.waiting(&refused.id.uid)?;
+        Some(NextPod {
+            pod: refused.id.clone(),
+            facts: waiting.facts.clone(),
+            rules: waiting.rules.clone(),
+            first_refused: refused.first_refused,
+            nodes: memory.refused.nodes_of(&refused.id.uid),
+        })
+    }
+
+    /// Searches for room for the pod whose turn it is, and changes nothing; returns the number of nodes that were searched, for
+    /// benchmarks.
+    pub fn search(&self) -> Option<usize> {
+        let preemptor = self.next_preemptor()?;
+        let uid = preemptor.pod.uid.as_str();
+        let demand = self.extender.index().read().demand(uid, &preemptor.facts);
+        let demand = demand.ok().flatten()?;
+        let planned = PlannedPod {
+            rules: &preemptor.rules,
+            below: self.settings.below,
+            demand: &demand,
+            promised: &promised_to_others(&self.extender, uid, now()),
+        };
+        let plans = planned.plans(self.extender.index(), &preemptor.nodes, now);
+        Some(plans.n_searched)
+    }
+
+    /// Decides about one pod, and carries the decision out.
+    async fn decide(&self, preemptor: &NextPod) {
+        let uid = preemptor.pod.uid.as_str();
+        let demand = self.extender.index().read().demand(uid, &preemptor.facts);
+        let Ok(Some(demand)) = demand else {
+            return self.extender.memory().refused.forget(uid);
+        };
+        let promised = promised_to_others(&self.extender, uid, now());
+        let planned = PlannedPod {
+            rules: &preemptor.rules,
+            below: self.settings.below,
+            demand: &demand,
+            promised: &promised,
+        };
+        let plans = planned.plans(self.extender.index(), &preemptor.nodes, now);
+        let verdict = self.carry_out(preemptor, planned, &plans).await;
+        self.record(&preemptor.pod, verdict);
+    }
+
+    /// Carries out the best plan whose evictions the API server accepts.
+    async fn carry_out(&self, preemptor: &NextPod, planned: PlannedPod<'_>, plans: &Plans) -> Verdict {
+        // Pods that are leaving may never end: after a while the pod does not wait for them any more.
+        let waited = now().saturating_duration_since(preemptor.first_refused);
+        if let Some(node) = &plans.free
+            && waited < self.settings.after + self.settings.hold
+        {
+            return Verdict::waits(node);
+        }
+        let Some(best) = plans.best.first() else {
+            return Verdict::no_victims(plans.n_searched);
+        };
+        if !self.settings.evicts {
+            return Verdict::possible(&self.sentence(best));
+        }
+        for plan in &plans.best {
+            let n_victims = plan.room.victims.len();
+            let n_left = self.extender.memory().rooms.n_left(self.settings.per_hour, now());
+            if n_victims > n_left {
+                return Verdict::over_budget(self.settings.per_hour);
+            }
+            let sentence = self.sentence(plan);
+            match self.carry_out_plan(preemptor, planned, plan).await {
+                Carried::Out { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
+                Carried::Dropped(why) => return Verdict::dropped(why),
+                Carried::Refused => {}
+            }
+        }
+        Verdict::refused()
+    }
+
+    /// Carries out one plan: checks all evictions, nominates the pod, waits for the watch to show that, and evicts.
+    async fn carry_out_plan(
+        &self,
+        preemptor: &NextPod,
+        planned: PlannedPod<'_>,
+        Plan { node, room }: &Plan,
+    ) -> Carried {
+        for victim in &room.victims {
+            match self.writer.try_eviction(&victim.pod).await {
+                Ok(()) => {}
+                Err(error @ (WriteError::Refused(_) | WriteError::Gone)) => {
+                    let PodId { namespace, name, .. } = &victim.pod;
+                    info!(pod = name, namespace, %error, "the eviction of a pod would be refused");
+                    return Carried::Refused;
+                }
+                Err(_) => return Carried::Dropped(NO_ANSWER),
+            }
+        }
+        let pod = &preemptor.pod;
+        let found = match self.writer.read(pod).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return Carried::Dropped("the pod is gone"),
+            Err(_) => return Carried::Dropped(NO_ANSWER),
+        };
+        if preemptor::check(&found, preemptor.nodes.len()).is_err() {
+            return Carried::Dropped("the pod needs no room any more");
+        }
+        // Before the write: filter reports the node resolvable from now on, and nothing is promised to others.
+        if !self.hold(self.hold_of(preemptor, node, room)) {
+            return Carried::Dropped("kube-scheduler is evicting pods for it");
+        }
+        match self.writer.nominate(&found, pod, Some(node)).await {
+            Ok(()) => {}
+            Err(WriteError::Unknown(_)) => {
+                // It may have been written.
+                self.drop_plan(&pod.uid).await;
+                return Carried::Dropped(NO_ANSWER);
+            }
+            Err(_) => {
+                self.release(&pod.uid);
+                return Carried::Dropped("kube-scheduler has changed the pod meanwhile");
+            }
+        }
+        if !self.is_confirmed(preemptor, planned, node, room).await {
+            self.drop_plan(&pod.uid).await;
+            return Carried::Dropped("the cluster has changed meanwhile");
+        }
+        self.evict_planned(preemptor, node, room).await
+    }
+
+    /// The hold of a plan before its first write.
+    fn hold_of(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> Hold {
+        let grace = room.victims.iter().map(|victim| victim.grace_seconds).max();
+        let grace = Duration::from_secs(grace.unwrap_or(0).into());
+        Hold {
+            pod: preemptor.pod.clone(),
+            node: node.into(),
+            freeing: room.freeing.clone(),
+            pending: Vec::new(),
+            retried_until: now(),
+            until: now() + self.settings.hold + grace,
+            first_refused: Some(preemptor.first_refused),
+            bound_at: None,
+            is_dropped: false,
+            in_vain_since: None,
+        }
+    }
+
+    /// Removes the nomination of a plan for which nothing is evicted, or whose time is up.
+    async fn drop_plan(&self, uid: &str) {
+        let hold = {
+            let mut memory = self.extender.memory();
+            let Some(hold) = memory.rooms.get_mut(uid) else {
+                return;
+            };
+            // If the API server does not answer now, the next tick tries again.
+            hold.is_dropped = true;
+            hold.clone()
+        };
+        self.withdraw(&hold).await;
+    }
+
+    /// The state of the pod of a hold; `None` if there is no hold.
+    fn state(&self, uid: &str) -> Option<PreemptorState> {
+        let index = self.extender.index().read();
+        let facts = facts_of(&self.extender.memory(), &index, uid);
+        facts.map(|facts| facts.preemptor)
+    }
+
+    /// Waits until the watch shows the nomination, and with it all changes before it; returns true if the plan is still the one
+    /// to carry out then.
+    async fn is_confirmed(
+        &self,
+        preemptor: &NextPod,
+        planned: PlannedPod<'_>,
+        node: &str,
+        room: &NodeRoom,
+    ) -> bool {
+        let uid = preemptor.pod.uid.as_str();
+        let began = now();
+        loop {
+            let is_shown = {
+                let index = self.extender.index().read();
+                let waiting = index.room_facts().waiting(uid);
+                waiting.map(|waiting| waiting.nominated == Some(node))
+            };
+            match is_shown {
+                Some(true) => break,
+                Some(false) => {}
+                None => return false,
+            }
+            if now().saturating_duration_since(began) >= SHOWN_WITHIN {
+                return false;
+            }
+            sleep(POLL).await;
+        }
+        // `preempt` may have named a victim for another pod between the search and the hold.
+        let promised = &promised_to_others(&self.extender, uid, now());
+        let planned = PlannedPod { promised, ..planned };
+        let found = planned.search(&self.extender.index().read(), node);
+        matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims)
+    }
+
+    /// Evicts the victims of a plan by falling importance.
+    async fn evict_planned(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> Carried {
+        let (pod, priority) = (&preemptor.pod, preemptor.rules.priority);
+        let uid = pod.uid.as_str();
+        let (mut evicted, mut pending) = (EvictedPods::default(), Vec::new());
+        let mut is_answering = true;
+        for victim in &room.victims {
+            // The pod may be deleted, or bound, between two evictions.
+            match self.state(uid) {
+                Some(PreemptorState::Nominated { is_free: false }) if is_answering => {}
+                // The pod is nominated again, and then the evictions go on.
+                Some(PreemptorState::Nominated { is_free: false } | PreemptorState::Unnominated) => {
+                    pending.push(victim.clone());
+                    continue;
+                }
+                _ => break,
+            }
+            match self.evict((pod, priority), victim, node).await {
+                Ok(freed) => evicted.add(freed),
+                Err(WriteError::Gone) => {}
+                Err(WriteError::Refused(_)) if evicted.is_empty() && pending.is_empty() => {
+                    self.drop_plan(uid).await;
+                    return Carried::Refused;
+                }
+                Err(error) => {
+                    is_answering = matches!(error, WriteError::Refused(_));
+                    pending.push(victim.clone());
+                }
+            }
+        }
+        let has_evicted = !evicted.is_empty();
+        if !has_evicted && pending.is_empty() {
+            self.drop_plan(uid).await;
+            return Carried::Dropped("the pod needs no room any more");
+        }
+        self.announce(pod, &evicted, node);
+        if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
+            (hold.pending, hold.retried_until) = (pending, Hold::end_of_retries(now()));
+        }
+        Carried::Out { has_evicted }
+    }
+
+    /// Records the event of the pod that others were evicted for.
+    fn announce(&self, pod: &PodId, evicted: &EvictedPods, node: &str) {
+        if !evicted.is_empty() {
+            self.event(pod, "MakingRoom", format!("evicted {}", evicted.on(node)));
+        }
+    }
+
+    /// Evicts one pod of a node for another, and counts it; returns the memory that it holds of each GPU.
+    async fn evict(
+        &self,
+        (preemptor, priority): (&PodId, i32),
+        victim: &RoomVictim,
+        node: &str,
+    ) -> Result<BTreeMap<u32, u64>, WriteError> {
+        let held = self.held_by(node, std::slice::from_ref(victim));
+        self.writer.evict(&victim.pod).await?;
+        self.extender.memory().rooms.note_evicted(now());
+        self.metrics.count_victim();
+        let PodId { namespace, name, .. } = preemptor;
+        info!(pod = victim.pod.name, namespace = victim.pod.namespace, for_pod = %format_args!("{namespace}/{name}"), priority, "evicted a pod to make room");
+        let text = format!("evicted to make room for the pod {namespace}/{name} of priority {priority}");
+        self.event(&victim.pod, "EvictedForRoom", text);
+        Ok(held)
+    }
+
+    /// Tries the evictions of a hold again that the API server has not accepted.
+    async fn evict_pending(&self, hold: &Hold) {
+        let uid = hold.pod.uid.as_str();
+        // The watch may be late.
+        let Ok(Some(found)) = self.writer.read(&hold.pod).await else {
+            return;
+        };
+        let is_nominated = found.is_nominated_by(ROOM_MANAGER) && found.nominated_node() == Some(&*hold.node);
+        if !is_nominated || check_spec(&found).is_err() {
+            return;
+        }
+        let (mut evicted, mut left) = (EvictedPods::default(), Vec::new());
+        let mut pending = hold.pending.iter();
+        for victim in pending.by_ref() {
+            match self.evict_again(hold, found.priority(), victim).await {
+                Ok(freed) => evicted.add(freed),
+                Err(WriteError::Gone) => {}
+                Err(WriteError::Refused(_)) => left.push(victim.clone()),
+                Err(WriteError::Unknown(_) | WriteError::NotLeading) => {
+                    left.push(victim.clone());
+                    break;
+                }
+            }
+        }
+        left.extend(pending.cloned());
+        self.announce(&hold.pod, &evicted, &hold.node);
+        let mut memory = self.extender.memory();
+        if !evicted.is_empty() && memory.rooms.note_first_eviction(uid) {
+            self.metrics.count("evicted");
+        }
+        if let Some(hold) = memory.rooms.get_mut(uid) {
+            hold.pending = left;
+        }
+    }
+
+    /// Tries the eviction of a pod again, unless it is leaving, or may not be evicted any more.
+    async fn evict_again(
+        &self,
+        hold: &Hold,
+        priority: i32,
+        victim: &RoomVictim,
+    ) -> Result<BTreeMap<u32, u64>, WriteError> {
+        // An eviction without an answer may have been carried out.
+        let found = self.writer.read(&victim.pod).await?;
+        let found = found
+            .filter(|found| !found.is_deleting())
+            .ok_or(WriteError::Gone)?;
+        if !found.may_be_evicted() {
+            return Err(WriteError::Refused("the pod must not be evicted".to_owned()));
+        }
+        self.evict((&hold.pod, priority), victim, &hold.node).await
+    }
+
+    fn give_up_pending(&self, uid: &str) {
+        if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
+            hold.pending.clear();
+        }
+    }
+
+    /// The memory of each GPU that the pods of a plan hold.
+    fn held_by(&self, node: &str, victims: &[RoomVictim]) -> BTreeMap<u32, u64> {
+        let index = self.extender.index().read();
+        let victims = victims.iter().map(|victim| victim.pod.uid.as_str());
+        index.room_facts().held_by(node, victims)
+    }
+
+    /// A plan in words.
+    fn sentence(&self, Plan { node, room }: &Plan) -> String {
+        words::pods_on(room.victims.len(), &self.held_by(node, &room.victims), node)
+    }
+
+    /// Records the answer about a pod: metrics and an event, if it differs from the last one.
+    fn record(&self, pod: &PodId, verdict: Verdict) {
+        let outcome = verdict.outcome;
+        let possible = verdict.event.clone();
+        if self.settle(pod, verdict) {
+            if let Some(outcome) = outcome {
+                self.metrics.count(outcome);
+            }
+            if let Some(text) = possible {
+                self.event(pod, "RoomPossible", text);
+            }
+        }
+    }
+
+    /// Keeps the answer about a pod; returns true if it differs from the last one.
+    fn settle(&self, pod: &PodId, verdict: Verdict) -> bool {
+        self.extender.memory().rooms.settle(&pod.uid, verdict, now())
+    }
+
+    fn event(&self, pod: &PodId, reason: &'static str, text: String) {
+        let subject = Subject {
+            kind: "Pod",
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        };
+        self.recorder.pod(subject, EventType::Normal, reason, text);
+    }
+}

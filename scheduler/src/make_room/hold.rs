@@ -1,0 +1,258 @@
+//! Room that is being made for one pod: it is kept on a node, to which the pod is nominated, until the pod is bound, or time is up.
+//!
+//! The decision about each next step is a function of the index and the time. [`super`] carries it out.
+
+use std::time::{Duration, Instant};
+
+use placement::OwnerId;
+
+use crate::bind::PodId;
+use crate::index::{Index, RoomNominee, RoomVictim};
+
+/// The time for which an eviction that the API server refuses is tried again.
+const RETRIED_FOR: Duration = Duration::from_secs(30);
+
+/// The time within which the watch shows that another replica's plan has not come to nothing.
+const SHOWN_FREE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Room that is being made for one pod on one node.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) pod: PodId,
+    pub(crate) node: Box<str>,
+    /// The pods that free the room.
+    pub(crate) freeing: Vec<OwnerId>,
+    /// The pods whose eviction the API server has not accepted yet.
+    pub(super) pending: Vec<RoomVictim>,
+    /// The end of the time for which `pending` is tried.
+    pub(super) retried_until: Instant,
+    /// The end of the hold.
+    pub(super) until: Instant,
+    /// The time of the first refusal of the pod; `None` if another replica made the plan.
+    pub(super) first_refused: Option<Instant>,
+    /// The time at which the pod was bound.
+    pub(crate) bound_at: Option<Instant>,
+    /// True if the plan was dropped, so that the nomination has to be removed.
+    pub(super) is_dropped: bool,
+    /// The time since which all pods have gone and the node still has no room; only of another replica's plan.
+    pub(super) in_vain_since: Option<Instant>,
+}
+
+/// The next step of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing has to be done.
+    Wait,
+    /// Evictions are tried again.
+    Evict,
+    /// No further eviction is tried; the room that is free already stays kept.
+    GiveUpEvictions,
+    /// The pod is nominated again, since an error of kube-scheduler has removed the nomination.
+    Nominate,
+    /// The pod is bound or gone, or kube-scheduler has nominated it to another node.
+    End,
+    /// The nomination is removed, since time is up.
+    WithdrawLate,
+    /// The nomination is removed, since the plan was dropped, or another replica's plan has come to nothing.
+    Withdraw,
+}
+
+/// The state of the pod of a hold, as the index shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HoldFacts {
+    pub(super) preemptor: PreemptorState,
+    /// True if some pod that frees the room has not ended.
+    pub(super) is_awaited: bool,
+}
+
+/// The state of the pod that room is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PreemptorState {
+    /// The pod is bound, deleted or leaving.
+    Gone,
+    /// The binding of the pod is being written.
+    Binding,
+    /// The pod waits, and kube-scheduler has nominated it to another node, or evicts pods on the node for a more important one.
+    Elsewhere,
+    /// The pod waits, and is nominated to no node.
+    Unnominated,
+    /// The pod waits and is nominated to the node.
+    Nominated {
+        /// True if all of the room is free.
+        is_free: bool,
+    },
+}
+
+impl Hold {
+    /// The hold of a plan that another replica has begun this long ago.
+    pub(super) fn adopted(nominee: RoomNominee, lasts: Duration, age: Duration, now: Instant) -> Self {
+        let grace = Duration::from_secs(nominee.grace_seconds.into());
+        Self {
+            pod: nominee.pod,
+            node: nominee.node,
+            freeing: nominee.leaving,
+            pending: Vec::new(),
+            retried_until: now,
+            until: now + (lasts + grace).saturating_sub(age),
+            first_refused: None,
+            bound_at: None,
+            is_dropped: false,
+            in_vain_since: None,
+        }
+    }
+
+    /// The end of the time for which evictions that are refused from `now` on are tried again.
+    pub(super) fn end_of_retries(now: Instant) -> Instant {
+        now + RETRIED_FOR
+    }
+
+    /// The state of the hold's pods.
+    pub(super) fn facts(&self, index: &Index) -> HoldFacts {
+        let (uid, facts) = (self.pod.uid.as_str(), index.room_facts());
+        let preemptor = match facts.waiting(uid) {
+            Some(waiting) if waiting.nominated == Some(&*self.node) => {
+                let demand = index.demand(uid, waiting.facts).ok().flatten();
+                let fit = demand.map(|demand| index.filter().fit(&self.node, &demand));
+                PreemptorState::Nominated {
+                    is_free: fit.is_some_and(|fit| fit.is_ok()),
+                }
+            }
+            Some(waiting) if waiting.nominated.is_some() => PreemptorState::Elsewhere,
+            Some(_) => PreemptorState::Unnominated,
+            None if self.bound_at.is_none() && index.assumption_state(uid).is_some() => {
+                PreemptorState::Binding
+            }
+            None => PreemptorState::Gone,
+        };
+        let mut freeing = self.freeing.iter();
+        HoldFacts {
+            preemptor,
+            is_awaited: freeing.any(|pod| index.is_victim_leaving(pod.as_str()).is_some()),
+        }
+    }
+
+    /// The next step, by the state of the pods.
+    pub(super) fn step(&mut self, facts: HoldFacts, now: Instant) -> Step {
+        let is_free = match facts.preemptor {
+            PreemptorState::Gone | PreemptorState::Elsewhere => return Step::End,
+            PreemptorState::Binding => return Step::Wait,
+            _ if self.is_dropped => return Step::Withdraw,
+            _ if now >= self.until => return Step::WithdrawLate,
+            // The nomination is all that is known of another replica's plan.
+            PreemptorState::Unnominated if self.first_refused.is_none() => return Step::End,
+            PreemptorState::Unnominated => return Step::Nominate,
+            PreemptorState::Nominated { is_free } => is_free,
+        };
+        if is_free {
+            // The pod needs no further eviction.
+            self.pending.clear();
+        }
+        if !self.pending.is_empty() {
+            return if now < self.retried_until {
+                Step::Evict
+            } else {
+                Step::GiveUpEvictions
+            };
+        }
+        let is_in_vain = self.first_refused.is_none() && !is_free && !facts.is_awaited;
+        if !is_in_vain {
+            self.in_vain_since = None;
+            return Step::Wait;
+        }
+        let since = *self.in_vain_since.get_or_insert(now);
+        if now.saturating_duration_since(since) < SHOWN_FREE_WITHIN {
+            Step::Wait
+        } else {
+            Step::Withdraw
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const FREE: PreemptorState = PreemptorState::Nominated { is_free: true };
+    const NOMINATED: PreemptorState = PreemptorState::Nominated { is_free: false };
+
+    fn pod(name: &str) -> PodId {
+        PodId {
+            namespace: "d".to_owned(),
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+        }
+    }
+
+    /// A hold of 300 s, whose evictions are tried for 30 s.
+    fn hold(n_pending: usize, is_adopted: bool, began: Instant) -> Hold {
+        let victim = RoomVictim {
+            pod: pod("v"),
+            grace_seconds: 30,
+        };
+        Hold {
+            pod: pod("p"),
+            node: "n1".into(),
+            freeing: vec![OwnerId::from("uid-v")],
+            pending: vec![victim; n_pending],
+            retried_until: Hold::end_of_retries(began),
+            until: began + Duration::from_secs(300),
+            first_refused: (!is_adopted).then_some(began),
+            bound_at: None,
+            is_dropped: false,
+            in_vain_since: None,
+        }
+    }
+
+    #[rstest]
+    #[case::deleted(PreemptorState::Gone, 0, 5, Step::End)]
+    #[case::nominated_elsewhere(PreemptorState::Elsewhere, 1, 5, Step::End)]
+    #[case::an_error_of_kube_scheduler(PreemptorState::Unnominated, 1, 5, Step::Nominate)]
+    #[case::not_nominated_again_when_time_is_up(PreemptorState::Unnominated, 0, 300, Step::WithdrawLate)]
+    #[case::bound_at_the_last_moment(PreemptorState::Gone, 0, 300, Step::End)]
+    #[case::victims_end(NOMINATED, 0, 5, Step::Wait)]
+    #[case::a_budget_is_used_up(NOMINATED, 1, 5, Step::Evict)]
+    #[case::a_budget_stays_used_up(NOMINATED, 1, 30, Step::GiveUpEvictions)]
+    #[case::room_without_the_last_one(FREE, 1, 5, Step::Wait)]
+    #[case::its_binding_is_written(PreemptorState::Binding, 0, 300, Step::Wait)]
+    #[case::kept_until_the_pod_is_tried(FREE, 0, 299, Step::Wait)]
+    #[case::a_victim_does_not_go(NOMINATED, 0, 300, Step::WithdrawLate)]
+    #[case::the_pod_is_not_bound(FREE, 0, 300, Step::WithdrawLate)]
+    fn steps(
+        #[case] preemptor: PreemptorState,
+        #[case] n_pending: usize,
+        #[case] after: u64,
+        #[case] expected: Step,
+    ) {
+        let began = Instant::now();
+        let facts = HoldFacts {
+            preemptor,
+            is_awaited: true,
+        };
+        let step = hold(n_pending, false, began).step(facts, began + Duration::from_secs(after));
+        assert_eq!(step, expected);
+    }
+
+    /// Between nomination and evictions another replica may have ended: its plan is not known, and nothing more is evicted for it.
+    #[test]
+    fn another_replicas_plan_is_dropped_once_its_victims_have_ended_in_vain() {
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut hold = hold(0, true, began);
+        let facts = |preemptor, is_awaited| HoldFacts {
+            preemptor,
+            is_awaited,
+        };
+        assert_eq!(hold.step(facts(NOMINATED, true), at(20)), Step::Wait);
+        assert_eq!(hold.step(facts(NOMINATED, false), at(21)), Step::Wait);
+        assert_eq!(hold.step(facts(FREE, false), at(22)), Step::Wait);
+        assert_eq!(hold.step(facts(NOMINATED, false), at(60)), Step::Wait);
+        assert_eq!(
+            hold.clone()
+                .step(facts(PreemptorState::Unnominated, false), at(61)),
+            Step::End
+        );
+        assert_eq!(hold.step(facts(NOMINATED, false), at(70)), Step::Withdraw);
+    }
+}

@@ -1,0 +1,246 @@
+//! The rooms that are being made, the last answer about each waiting pod, and the evictions of the last hour.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::hold::Hold;
+use super::preemptor::NotPreemptor;
+
+/// The time whose evictions are limited.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Time after which a pod for which no room can be made is looked at again: other pods have their turn meanwhile.
+const LOOKED_AT_AGAIN: Duration = Duration::from_secs(30);
+
+/// Time after which a pod is looked at again whose state was changing.
+const LOOKED_AT_SOON: Duration = Duration::from_secs(3);
+
+/// The rooms that are being made, and what is known of the pods that wait for one.
+#[derive(Debug, Default)]
+pub(crate) struct Rooms {
+    /// By UID of the pod.
+    held: BTreeMap<Box<str>, Hold>,
+    /// By UID of the pod, with the time.
+    verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
+    /// The times of evictions, the earliest first.
+    evicted: VecDeque<Instant>,
+}
+
+/// The answer about a waiting pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    /// The outcome as metrics count it; `None` if they do not.
+    pub(super) outcome: Option<&'static str>,
+    /// A sentence for people.
+    pub(super) text: String,
+    /// The text of an event of the pod, if it has one.
+    pub(super) event: Option<String>,
+}
+
+impl Verdict {
+    fn new(outcome: Option<&'static str>, text: String) -> Self {
+        Self {
+            outcome,
+            text,
+            event: None,
+        }
+    }
+
+    /// Pods are evicted, or will be as soon as the API server answers.
+    pub(super) fn evicts(plan: &str, has_evicted: bool) -> Self {
+        let text = format!("The scheduler makes room for it: it evicts {plan}.");
+        Self::new(has_evicted.then_some("evicted"), text)
+    }
+
+    /// Pods could be evicted, and the flag forbids it.
+    pub(super) fn possible(plan: &str) -> Self {
+        let text =
+            format!("The scheduler could make room for it by the eviction of {plan}; --make-room is report.");
+        Self {
+            event: Some(format!("room can be made by the eviction of {plan}")),
+            ..Self::new(Some("reported"), text)
+        }
+    }
+
+    /// The pod is none of those that room is made for.
+    pub(super) fn not_preemptor(why: NotPreemptor) -> Self {
+        Self::new(
+            None,
+            format!("The scheduler makes no room for it by evictions: {why}."),
+        )
+    }
+
+    /// No decision about the pod has been made yet.
+    pub(super) fn waits_for_its_turn() -> Self {
+        let text = "The scheduler decides about room for it by evictions once it has waited for a while (--make-room-after), a pod a \
+                    second."
+            .to_owned();
+        Self::new(None, text)
+    }
+
+    /// No permitted eviction helps.
+    pub(super) fn no_victims(n_searched: usize) -> Self {
+        let text = format!(
+            "The scheduler makes no room for it: on none of the {n_searched} nodes that were searched the eviction of pods helps that \
+             have a lower priority and a controller, that no disruption budget protects, and that go for no other pod."
+        );
+        Self::new(Some("no_victims"), text)
+    }
+
+    /// The evictions of the last hour are as many as are allowed.
+    pub(super) fn over_budget(per_hour: usize) -> Self {
+        let text = format!(
+            "The scheduler makes no room for it now: more than {per_hour} pods would be evicted within an hour (--make-room-per-hour)."
+        );
+        Self::new(Some("over_budget"), text)
+    }
+
+    /// The API server refuses the evictions.
+    pub(super) fn refused() -> Self {
+        let text = "The scheduler makes no room for it: the API server refuses the eviction of a pod that would have to go.";
+        Self::new(Some("refused"), text.to_owned())
+    }
+
+    /// Pods are leaving that make enough room.
+    pub(super) fn waits(node: &str) -> Self {
+        let text = format!(
+            "It fits on {node} as soon as pods have ended that are leaving, so that no pod is evicted for it."
+        );
+        Self::new(None, text)
+    }
+
+    /// The plan was dropped before an eviction.
+    pub(super) fn dropped(why: &'static str) -> Self {
+        Self::new(None, format!("A plan to make room for it was dropped: {why}."))
+    }
+
+    /// The pod was not bound in time.
+    pub(super) fn late() -> Self {
+        let text = "Room was made for it, and it was not bound in time (--make-room-hold).".to_owned();
+        Self::new(None, text)
+    }
+}
+
+impl Rooms {
+    /// Begins a hold.
+    pub(crate) fn hold(&mut self, hold: Hold) {
+        self.held.insert(hold.pod.uid.as_str().into(), hold);
+    }
+
+    pub(super) fn get(&self, uid: &str) -> Option<&Hold> {
+        self.held.get(uid)
+    }
+
+    pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut Hold> {
+        self.held.get_mut(uid)
+    }
+
+    /// Notes that a pod is bound.
+    pub(crate) fn note_bound(&mut self, uid: &str, now: Instant) {
+        if let Some(hold) = self.held.get_mut(uid) {
+            hold.bound_at = Some(now);
+        }
+    }
+
+    /// Ends a hold.
+    pub(crate) fn release(&mut self, uid: &str) {
+        self.held.remove(uid);
+    }
+
+    /// Returns true if room is being made for a pod.
+    pub(crate) fn holds(&self, uid: &str) -> bool {
+        self.held.contains_key(uid)
+    }
+
+    /// Returns true if room is being made for a pod on this node.
+    pub(crate) fn holds_on(&self, uid: &str, node: &str) -> bool {
+        self.held.get(uid).is_some_and(|hold| *hold.node == *node)
+    }
+
+    /// The UIDs of the pods that room is being made for.
+    pub(super) fn held(&self) -> Vec<Box<str>> {
+        self.held.keys().cloned().collect()
+    }
+
+    /// The number of rooms that are being made.
+    pub(super) fn n_held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// The holds of other pods.
+    pub(crate) fn of_others(&self, uid: &str) -> impl Iterator<Item = (&str, &[placement::OwnerId])> {
+        let others = self.held.values().filter(move |hold| hold.pod.uid != uid);
+        others.map(|hold| (&*hold.node, &*hold.freeing))
+    }
+
+    /// Forgets everything but the evictions of the last hour; returns the UIDs of the pods that room was being made for.
+    pub(super) fn clear(&mut self) -> Vec<Box<str>> {
+        self.verdicts.clear();
+        std::mem::take(&mut self.held).into_keys().collect()
+    }
+
+    /// Keeps the reason for which no room is made for a pod, whatever is free.
+    pub(crate) fn reject(&mut self, uid: &str, why: NotPreemptor, now: Instant) {
+        self.settle(uid, Verdict::not_preemptor(why), now);
+    }
+
+    /// Keeps the answer about a pod; returns true if it differs from the last one.
+    pub(super) fn settle(&mut self, uid: &str, verdict: Verdict, now: Instant) -> bool {
+        let last = self.verdicts.get(uid);
+        let differs = last.is_none_or(|(last, _)| *last != verdict);
+        self.verdicts.insert(uid.into(), (verdict, now));
+        differs
+    }
+
+    /// Notes that a pod was evicted for another; returns true if it is the first one of a plan.
+    pub(super) fn note_first_eviction(&mut self, uid: &str) -> bool {
+        let verdict = self.verdicts.get_mut(uid);
+        verdict.is_some_and(|(verdict, _)| verdict.outcome.replace("evicted").is_none())
+    }
+
+    /// Returns true if the pod has an answer that is not worth another search yet. Of `n_waiting` pods one has its turn in each
+    /// second, so that this long after its turn each other pod has had its own.
+    pub(super) fn is_settled(&self, uid: &str, n_waiting: usize, now: Instant) -> bool {
+        let Some((verdict, at)) = self.verdicts.get(uid) else {
+            return false;
+        };
+        let lasts = match verdict.outcome {
+            Some(_) => LOOKED_AT_AGAIN,
+            None => LOOKED_AT_SOON,
+        };
+        let round = Duration::from_secs(u64::try_from(n_waiting).unwrap_or(u64::MAX));
+        let lasts = lasts.max(round);
+        now.saturating_duration_since(*at) < lasts
+    }
+
+    /// The time of the last answer about a pod; `None` if there is none.
+    pub(super) fn looked_at(&self, uid: &str) -> Option<Instant> {
+        self.verdicts.get(uid).map(|(_, at)| *at)
+    }
+
+    /// Forgets the answers about pods that do not wait any more.
+    pub(super) fn retain_verdicts(&mut self, waits: impl Fn(&str) -> bool) {
+        self.verdicts.retain(|uid, _| waits(uid));
+    }
+
+    /// The last answer about a pod, in a sentence for people.
+    pub(crate) fn verdict(&self, uid: &str) -> Option<&str> {
+        Some(&self.verdicts.get(uid)?.0.text)
+    }
+
+    /// Notes an eviction.
+    pub(super) fn note_evicted(&mut self, now: Instant) {
+        self.evicted.push_back(now);
+    }
+
+    /// The number of pods that may still be evicted within this hour.
+    pub(super) fn n_left(&mut self, per_hour: usize, now: Instant) -> usize {
+        let is_past = |at: &Instant| now.saturating_duration_since(*at) >= HOUR;
+        while self.evicted.front().is_some_and(is_past) {
+            self.evicted.pop_front();
+        }
+        per_hour.saturating_sub(self.evicted.len())
+    }
+}

@@ -1,0 +1,141 @@
+//! The writes by which room is made: the nomination of a pod, and the evictions of others.
+//!
+//! As for bindings, nothing is sent unless this replica leads until the write is certainly over. Preconditions make the API server
+//! refuse a write about another state of the pod than the one that the decision was made on.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use kube::Client;
+use proto::pod::Pod;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::api_server::{Answer, send, send_as};
+use crate::bind::{PodId, pod_path};
+use crate::index::ROOM_MANAGER;
+use crate::leader::{BIND_TIMEOUT, Leadership, now};
+
+/// The longest time of one write, as for bindings.
+const WRITE_LIMIT: Duration = BIND_TIMEOUT;
+
+/// Writes nominations and evictions to the API server.
+#[derive(Clone)]
+pub(super) struct RoomWriter {
+    client: Client,
+    leadership: Leadership,
+}
+
+/// The reason for which a write was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    /// The API server refuses it, and has written nothing: a budget is used up, or the pod is not as it was.
+    #[error("{0}")]
+    Refused(String),
+    /// The pod is gone.
+    #[error("the pod is gone")]
+    Gone,
+    /// It may have been carried out.
+    #[error("outcome unknown: {0}")]
+    Unknown(String),
+    /// Nothing was sent: this replica may not lead until the write is over.
+    #[error("nothing is sent: this replica may not lead for long enough")]
+    NotLeading,
+}
+
+impl RoomWriter {
+    /// A writer that writes while `leadership` allows it.
+    pub(super) fn new(client: Client, leadership: Leadership) -> Self {
+        Self { client, leadership }
+    }
+
+    /// Reads a pod; `None` if there is none of this UID any more.
+    pub(super) async fn read(&self, pod: &PodId) -> Result<Option<Pod>, WriteError> {
+        let answer = send(&self.client, Method::GET, &pod_path(pod), None).await;
+        match outcome(answer) {
+            Ok(answer) => {
+                let found: Pod = serde_json::from_slice(&answer.body)
+                    .map_err(|error| WriteError::Unknown(format!("the pod cannot be read: {error}")))?;
+                Ok(Some(found).filter(|found| found.uid() == pod.uid))
+            }
+            Err(WriteError::Gone) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Has the API server check the eviction of a pod, and evicts nothing.
+    pub(super) async fn try_eviction(&self, pod: &PodId) -> Result<(), WriteError> {
+        self.post_eviction(pod, "&dryRun=All").await
+    }
+
+    /// Evicts a pod, and no successor of its name.
+    pub(super) async fn evict(&self, pod: &PodId) -> Result<(), WriteError> {
+        self.post_eviction(pod, "").await
+    }
+
+    async fn post_eviction(&self, pod: &PodId, query: &str) -> Result<(), WriteError> {
+        let PodId { namespace, name, uid } = pod;
+        let eviction = json!({
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        });
+        let path = format!("{}/eviction?{}{query}", pod_path(pod), given_up());
+        self.write(send(&self.client, Method::POST, &path, Some(&eviction)))
+            .await
+    }
+
+    /// Nominates a pod to a node, or to none, if the pod is still as it was read.
+    pub(super) async fn nominate(
+        &self,
+        found: &Pod,
+        pod: &PodId,
+        node: Option<&str>,
+    ) -> Result<(), WriteError> {
+        let PodId { namespace, name, uid } = pod;
+        let version = &found.metadata.resource_version;
+        let metadata = json!({"namespace": namespace, "name": name, "uid": uid, "resourceVersion": version});
+        let status = node.map_or_else(|| json!({}), |node| json!({"nominatedNodeName": node}));
+        let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status});
+        // Applied, so that the API server notes whose nomination it is: the next leader, and the end of a hold, go by that.
+        let path = format!(
+            "{}/status?{}&fieldManager={ROOM_MANAGER}&force=true",
+            pod_path(pod),
+            given_up()
+        );
+        let apply = "application/apply-patch+yaml";
+        let written = send_as(&self.client, Method::PATCH, &path, apply, Some(&object));
+        self.write(written).await
+    }
+
+    /// Sends one write, if this replica leads until it is over. The election waits for it before the replica resigns.
+    async fn write(&self, write: impl Future<Output = Result<Answer, String>>) -> Result<(), WriteError> {
+        let began = self.leadership.begin_bind(now());
+        let _in_work = began.map_err(|_| WriteError::NotLeading)?;
+        if !self.leadership.covers(now(), now() + WRITE_LIMIT) {
+            return Err(WriteError::NotLeading);
+        }
+        match timeout(WRITE_LIMIT, write).await {
+            Ok(answer) => outcome(answer).map(drop),
+            Err(_) => Err(WriteError::Unknown(format!("no answer within {WRITE_LIMIT:?}"))),
+        }
+    }
+}
+
+/// The parameter by which the API server gives up a write in time too, so that one whose answer is lost does not happen much later.
+fn given_up() -> String {
+    format!("timeout={}s", WRITE_LIMIT.as_secs())
+}
+
+/// The outcome of a request by its answer.
+fn outcome(answer: Result<Answer, String>) -> Result<Answer, WriteError> {
+    let answer = answer.map_err(WriteError::Unknown)?;
+    match answer.status {
+        status if status.is_success() => Ok(answer),
+        StatusCode::NOT_FOUND => Err(WriteError::Gone),
+        status if status == StatusCode::REQUEST_TIMEOUT || status.is_server_error() => {
+            Err(WriteError::Unknown(answer.message()))
+        }
+        _ => Err(WriteError::Refused(answer.message())),
+    }
+}

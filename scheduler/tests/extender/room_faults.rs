@@ -1,0 +1,439 @@
+//! Room that the leader makes by evictions while other pods want it too, requests fail, and kube-scheduler acts meanwhile.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use serde_json::{Value, json};
+use tokio::time::{Instant, advance, sleep};
+
+use crate::api::Fault;
+use crate::making_room::{AFTER, HOLD, Making, half_evicted, important, running};
+use crate::objects::units;
+use crate::read_api::{api_of, read};
+use crate::world::World;
+
+/// A moment within a request that takes a second.
+const MEANWHILE: Duration = Duration::from_millis(300);
+
+/// A node of one GPU of 80 units with five pods of 10: 30 units are free.
+fn one_gpu() -> Making {
+    let mut world = World::making_room().with_node("n1", &[80]);
+    for at in 0..5 {
+        world = world.with_pod(&running(&format!("low{at}"), "n1", 0, 10, 0));
+    }
+    Making::of(world, true, 60)
+}
+
+/// The answer of `preempt` for a pod, by kube-scheduler's proposal of these victims on `n1`.
+async fn victims(making: &Making, pod: &Value, proposed: &[&str]) -> Value {
+    let uid = |name: &&str| json!({"UID": format!("uid-{name}")});
+    let uids: Vec<Value> = proposed.iter().map(uid).collect();
+    let proposal = json!({"n1": {"Pods": uids, "NumPDBViolations": 0}});
+    let body = json!({"Pod": pod, "NodeNameToMetaVictims": proposal}).to_string();
+    let (_, text) = making
+        .world
+        .send("POST", "/gpushare-scheduler/preempt", body)
+        .await;
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    answer["NodeNameToMetaVictims"]["n1"]["Pods"].clone()
+}
+
+/// Each of two pods gets 40 units of its own, although the second is the more important one.
+#[tokio::test(start_paused = true)]
+async fn two_rooms_on_one_gpu_are_two_rooms() {
+    let making = one_gpu();
+    let first = making.high().await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), 1);
+    let second = important("higher", 40, 2000);
+    making.refuse(&second, &["n1"]).await;
+    advance(AFTER).await;
+    let mut n_ended = 0;
+    for _ in 0..40 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+        let evicted = making.world.api.evicted();
+        for name in evicted.iter().skip(n_ended) {
+            making.end(name);
+        }
+        n_ended = evicted.len();
+    }
+    assert_eq!(n_ended, 5);
+    for pod in [&first, &second] {
+        let shown = making.world.api.pod(pod);
+        assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
+        assert_eq!(making.world.bind(&shown, "n1").await, "");
+        making.world.see(pod);
+    }
+}
+
+/// The hint of a less important pod is as much in the way of the pod as one of its own priority.
+#[tokio::test(start_paused = true)]
+async fn room_that_is_kept_for_another_pod_is_not_counted_on() {
+    let world = World::making_room().with_node("n1", &[80, 80]);
+    let world = world
+        .with_pod(&running("a", "n1", 0, 50, 0))
+        .with_pod(&running("b", "n1", 1, 80, 3));
+    let making = Making::of(world, true, 60);
+    let mut nominee = important("nominee", 30, 10);
+    nominee["status"]["nominatedNodeName"] = "n1".into();
+    making.world.api.put(&nominee);
+    making.world.apply_pod(&nominee);
+    let pod = important("high", 60, 1000);
+    making.refuse(&pod, &["n1"]).await;
+    advance(AFTER).await;
+    making.tick().await;
+    assert_eq!(
+        making.world.api.evicted(),
+        ["b"],
+        "without `a` 50 units would be free"
+    );
+    making.end("b");
+    for pod in [&pod, &nominee] {
+        let shown = making.world.api.pod(pod);
+        assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
+    }
+}
+
+/// kube-scheduler evicts pods on the node for a more important pod, and removes the nomination of the less important one.
+#[tokio::test(start_paused = true)]
+async fn a_preemption_for_a_more_important_pod_ends_the_room() {
+    let making = one_gpu();
+    let pod = making.high().await;
+    making.tick().await;
+    let first = making.world.api.evicted().remove(0);
+    let more_important = important("higher", 40, 2000);
+    making.refuse(&more_important, &["n1"]).await;
+    let proposed = if first == "low0" { "low1" } else { "low0" };
+    let named = victims(&making, &more_important, &[proposed]).await;
+    assert_eq!(named.as_array().map(Vec::len), Some(1), "{named}");
+    making.world.api.nominate(&pod, &Value::Null);
+    making.world.api.nominate(&more_important, &json!("n1"));
+    making.end(&first);
+    making.end(named[0]["UID"].as_str().unwrap().trim_start_matches("uid-"));
+    making.tick().await;
+    let shown = making.world.api.pod(&more_important);
+    assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
+    assert_eq!(making.nominated(&pod), Value::Null);
+}
+
+/// The API server refuses the binding, and the pod waits again: its room stays kept.
+#[tokio::test(start_paused = true)]
+async fn a_failed_bind_does_not_lose_the_room() {
+    let making = Making::hole(true);
+    let pod = making.high().await;
+    making.tick().await;
+    making.end(&making.world.api.evicted().remove(0));
+    let shown = making.world.api.pod(&pod);
+    assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
+    making.world.api.fail_posts([Fault::Status(403)]);
+    assert_ne!(making.world.bind(&pod, "n1").await, "");
+    let replacement = units("replacement", 40);
+    assert_eq!(
+        making.world.fitting(&replacement, &["n1"]).await,
+        Vec::<String>::new()
+    );
+    making.tick().await;
+    assert_eq!(making.metric("make_room_pending"), "1");
+    assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
+}
+
+/// A decision falls into the time in which the binding is written.
+#[tokio::test(start_paused = true)]
+async fn a_binding_under_way_does_not_end_the_room() {
+    let making = Making::hole(true);
+    let pod = making.high().await;
+    making.tick().await;
+    making.end(&making.world.api.evicted().remove(0));
+    making.world.api.fail_posts([Fault::Slow(Duration::from_secs(1))]);
+    let decide = async {
+        sleep(MEANWHILE).await;
+        making.tick().await;
+        assert_eq!(making.metric("make_room_pending"), "1");
+    };
+    let (failure, ()) = tokio::join!(making.world.bind(&pod, "n1"), decide);
+    assert_eq!(failure, "");
+    making.world.see(&pod);
+    making.tick().await;
+    assert_eq!(making.metric("make_room_seconds_count"), "1");
+    assert_eq!(making.metric("make_room_pending"), "0");
+}
+
+/// An error of kube-scheduler removes the nomination between two evictions: the second pod still goes, as the first has.
+#[tokio::test(start_paused = true)]
+async fn a_nomination_lost_between_two_evictions_does_not_end_them() {
+    let world = World::making_room().with_node("n1", &[80]);
+    let world = world
+        .with_pod(&running("first", "n1", 0, 40, 5))
+        .with_pod(&running("second", "n1", 0, 40, 3));
+    let making = Making::of(world, true, 60);
+    let pod = important("high", 80, 1000);
+    making.refuse(&pod, &["n1"]).await;
+    advance(AFTER).await;
+    let slow = Some(Fault::Slow(Duration::from_secs(1)));
+    making.world.api.fail_evictions([None, None, slow]);
+    let lose = async {
+        sleep(MEANWHILE).await;
+        making.world.api.nominate(&pod, &Value::Null);
+    };
+    tokio::join!(making.tick(), lose);
+    for _ in 0..3 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.world.api.evicted(), ["first", "second"]);
+    assert_eq!(making.nominated(&pod), "n1");
+}
+
+/// Between the choice of the victims and the nomination kube-scheduler is given one of them for another pod.
+#[tokio::test(start_paused = true)]
+async fn a_victim_that_preempt_has_named_meanwhile_is_not_counted_on() {
+    let world = World::making_room().with_node("n1", &[80]);
+    let world = world.with_pod(&running("a", "n1", 0, 50, 0));
+    let making = Making::of(world, true, 60);
+    let pod = making.high().await;
+    let other = important("higher", 40, 2000);
+    making.world.api.put(&other);
+    making.world.apply_pod(&other);
+    let slow = Some(Fault::Slow(Duration::from_secs(1)));
+    making.world.api.fail_evictions([slow]);
+    let preempt = async {
+        sleep(MEANWHILE).await;
+        victims(&making, &other, &["a"]).await
+    };
+    let ((), named) = tokio::join!(making.tick(), preempt);
+    assert_eq!(named, json!([{"UID": "uid-a"}]));
+    assert_eq!(making.world.api.evicted(), Vec::<String>::new());
+    assert_eq!(making.nominated(&pod), Value::Null);
+}
+
+/// The changes after which an eviction is not tried again, though the watch does not show them yet.
+#[rstest]
+#[case::none(|_: &Making, _: &Value| {}, 2)]
+#[case::the_pod_is_deleted(|making: &Making, pod: &Value| making.world.api.remove(pod), 1)]
+#[case::the_pod_is_bound(|making: &Making, pod: &Value| {
+    let mut pod = making.world.api.pod(pod);
+    pod["spec"]["nodeName"] = "n9".into();
+    making.world.api.put(&pod);
+}, 1)]
+#[case::the_eviction_is_forbidden(|making: &Making, _: &Value| {
+    let mut second = making.world.api.pod(&running("second", "n1", 0, 40, 3));
+    second["metadata"]["annotations"]["gpushare/evict"] = "false".into();
+    making.world.api.put(&second);
+}, 1)]
+#[tokio::test(start_paused = true)]
+async fn evictions_are_not_tried_again_on_old_facts(
+    #[case] change: fn(&Making, &Value),
+    #[case] n_evicted: usize,
+) {
+    let (making, pod) = half_evicted().await;
+    making.world.api.show_to(None);
+    change(&making, &pod);
+    making.world.api.set_budget("a", 1);
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), n_evicted);
+}
+
+/// The API server does not answer, or answers that the pod has changed, when time is up.
+#[rstest]
+#[case::no_answer(Fault::Break, 2)]
+#[case::a_conflict(Fault::Status(409), 1)]
+#[tokio::test(start_paused = true)]
+async fn room_is_free_when_time_is_up(#[case] fault: Fault, #[case] n_faults: usize) {
+    let making = Making::hole(true);
+    let pod = making.high().await;
+    making.tick().await;
+    let victim = making.world.api.evicted().remove(0);
+    making.end(&victim);
+    making.world.api.fail_nominations(vec![Some(fault); n_faults]);
+    advance(HOLD + Duration::from_secs(30)).await;
+    making.tick().await;
+    assert_eq!(making.nominated(&pod), "n1", "the request has failed");
+    let replacement = units("replacement", 40);
+    assert_eq!(making.world.fitting(&replacement, &["n1"]).await, ["n1"]);
+    for _ in 0..n_faults {
+        advance(Duration::from_secs(1)).await;
+        making.tick().await;
+    }
+    assert_eq!(
+        (making.nominated(&pod), making.outcome("late")),
+        (Value::Null, "1".to_owned())
+    );
+    assert_eq!(making.metric("make_room_pending"), "0");
+}
+
+/// The watch shows the removal of a nomination late: it is not taken for one of an earlier leader.
+#[tokio::test(start_paused = true)]
+async fn a_late_watch_does_not_bring_back_a_room() {
+    let making = Making::hole(true);
+    let pod = making.high().await;
+    making.tick().await;
+    making.world.api.show_to(None);
+    advance(HOLD + Duration::from_secs(30)).await;
+    for _ in 0..10 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(
+        (making.nominated(&pod), making.outcome("late")),
+        (Value::Null, "1".to_owned())
+    );
+    assert_eq!(making.world.api.n_nominations(), 2);
+    making.world.see(&pod);
+    making.tick().await;
+    assert_eq!(making.metric("make_room_pending"), "0");
+}
+
+/// A victim with a finalizer outlasts the room: `preempt` serves the pod again.
+#[tokio::test(start_paused = true)]
+async fn preempt_serves_a_pod_whose_room_was_late() {
+    let making = one_gpu();
+    let pod = making.high().await;
+    making.tick().await;
+    let first = making.world.api.evicted().remove(0);
+    advance(HOLD + Duration::from_secs(30)).await;
+    making.tick().await;
+    assert_eq!(making.nominated(&pod), Value::Null);
+    let proposed = if first == "low0" { "low1" } else { "low0" };
+    let named = victims(&making, &making.world.api.pod(&pod), &[proposed]).await;
+    assert_ne!(named, Value::Null);
+}
+
+/// Five pods have to go, and the API server answers no eviction.
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_does_not_answer_holds_up_no_other_room() {
+    let mut world = World::making_room().with_node("n1", &[80]);
+    for at in 0..5 {
+        world = world.with_pod(&running(&format!("low{at}"), "n1", 0, 16, 0));
+    }
+    let making = Making::of(world, true, 60);
+    let pod = important("high", 80, 1000);
+    making.refuse(&pod, &["n1"]).await;
+    advance(AFTER).await;
+    let dry_runs = [None; 5];
+    let faults = dry_runs.into_iter().chain([Some(Fault::Hang); 10]);
+    making.world.api.fail_evictions(faults);
+    for _ in 0..2 {
+        let began = Instant::now();
+        making.tick().await;
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+    assert_eq!(making.outcome("evicted"), "0");
+    assert_eq!(making.world.api.events(), Vec::new(), "no pod was evicted");
+    making.world.api.heal();
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), 5);
+    assert_eq!(making.outcome("evicted"), "1");
+    let events = making.world.api.events();
+    let making_room = events.iter().find(|event| event.0 == "MakingRoom").unwrap();
+    assert_eq!(making_room.2, "evicted 5 pods with 80 MiB on GPU 0 of n1");
+}
+
+/// The last pod ends by itself, so that no eviction was given up.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_fits_by_itself_is_not_counted_as_refused() {
+    let (making, _) = half_evicted().await;
+    making.end("first");
+    making.end("second");
+    for _ in 0..40 {
+        advance(Duration::from_secs(1)).await;
+        making.tick().await;
+    }
+    assert_eq!(making.outcome("refused"), "0");
+}
+
+/// The event names the pods that were evicted, and their memory.
+#[tokio::test(start_paused = true)]
+async fn an_event_counts_the_evicted_pods_alone() {
+    let (making, _) = half_evicted().await;
+    let texts = || -> Vec<String> {
+        let events = making.world.api.events().into_iter();
+        events
+            .filter(|event| event.0 == "MakingRoom")
+            .map(|event| event.2)
+            .collect()
+    };
+    assert_eq!(texts(), ["evicted 1 pod with 40 MiB on GPU 0 of n1"]);
+}
+
+/// 31 pods for which no room can be made do not keep a less important one from its turn.
+#[tokio::test(start_paused = true)]
+async fn each_pod_has_its_turn() {
+    let mut alone = running("alone", "n0", 0, 80, 0);
+    alone["metadata"]["ownerReferences"] = json!([]);
+    let world = World::making_room().with_node("n0", &[80]).with_node("n1", &[80]);
+    let world = world.with_pod(&alone).with_pod(&running("a", "n1", 0, 50, 0));
+    let making = Making::of(world, true, 60);
+    for at in 0..31 {
+        let pod = important(&format!("higher{at}"), 40, 2000);
+        making.refuse(&pod, &["n0"]).await;
+    }
+    making.high().await;
+    for _ in 0..40 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.world.api.evicted(), ["a"]);
+}
+
+/// Pods of the priority that the flag names, and more important ones, stay even if the waiting pod is more important still.
+#[rstest]
+#[case::below(999_999, 1)]
+#[case::at_the_limit(1_000_000, 0)]
+#[case::above(1_500_000, 0)]
+#[tokio::test(start_paused = true)]
+async fn pods_from_the_limit_on_stay(#[case] priority: i32, #[case] n_evicted: usize) {
+    let world = World::making_room().with_node("n1", &[80]);
+    let world = world.with_pod(&running("a", "n1", 0, 50, priority));
+    let making = Making::of(world, true, 60);
+    let pod = important("high", 40, 2_000_000);
+    making.refuse(&pod, &["n1"]).await;
+    advance(AFTER).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), n_evicted);
+}
+
+/// Another node has room, and kube-scheduler does not ask about it: its own filters refuse it, or it is in no sample.
+#[tokio::test(start_paused = true)]
+async fn the_refusal_by_a_sample_counts_for_its_nodes() {
+    let names: Vec<String> = (0..101).map(|at| format!("n{at:03}")).collect();
+    let mut world = World::making_room();
+    for (at, name) in names.iter().enumerate() {
+        world = world.with_node(name, &[if [0, 100].contains(&at) { 80 } else { 10 }]);
+    }
+    let world = world.with_pod(&running("a", "n000", 0, 50, 0));
+    let making = Making::of(world, true, 60);
+    let sample: Vec<&str> = names.iter().take(100).map(String::as_str).collect();
+    making.refuse(&important("high", 40, 1000), &sample).await;
+    advance(AFTER).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["a"]);
+}
+
+/// An explanation says what is done for a waiting pod, before its turn, after it, and if kube-scheduler has nominated it.
+#[tokio::test(start_paused = true)]
+async fn explanations_say_what_is_done() {
+    let making = Making::hole(true);
+    let explained = async || {
+        let path = "/v1/pods/default/high/explain";
+        read(&making.world, &api_of(&making.world, false), path)
+            .await
+            .to_string()
+    };
+    let pod = making.high().await;
+    assert!(
+        explained().await.contains("--make-room-after"),
+        "{}",
+        explained().await
+    );
+    making.tick().await;
+    let text = explained().await;
+    assert!(text.contains("it evicts 1 pod with 10 MiB on GPU"), "{text}");
+    making.world.api.nominate(&pod, &json!("n9"));
+    making.tick().await;
+    let text = explained().await;
+    assert!(
+        text.contains("kube-scheduler has nominated it to a node"),
+        "{text}"
+    );
+}
