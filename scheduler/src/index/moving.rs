@@ -1,5 +1,6 @@
 //! The fields of bound pods by which a plan moves them: what keeps a pod on its node, and the nodes that its successor may go to.
 
+use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -14,6 +15,9 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 /// The keys by which node affinity names nodes.
 const NAME_KEYS: [&str; 2] = [HOSTNAME, "metadata.name"];
 
+/// The number of rules with which those of a pod are compared first.
+const N_LAST: usize = 8;
+
 /// A bound pod as a plan moves it: the rules of its successor, or what keeps it from moving by its own fields.
 pub(super) type Moving = Result<Arc<PodRules>, Box<Obstacle>>;
 
@@ -21,6 +25,9 @@ pub(super) type Moving = Result<Arc<PodRules>, Box<Obstacle>>;
 #[derive(Debug, Default)]
 pub(super) struct SharedRules {
     by_hash: FxHashMap<u64, Arc<PodRules>>,
+    /// Rules that were looked for in the map last: most pods have those of one of a few templates, and a comparison costs less than
+    /// a hash.
+    last: VecDeque<Arc<PodRules>>,
     /// The number of rules in use when those out of use were dropped last.
     n_used: usize,
 }
@@ -31,13 +38,31 @@ impl SharedRules {
         if let Some(obstacle) = obstacle(pod) {
             return Err(Box::new(obstacle));
         }
+        let PodSpec {
+            node_selector,
+            affinity,
+            tolerations,
+            ..
+        } = &pod.spec;
+        let affinity = &affinity.node_affinity.required;
+        let is_same = |rules: &&Arc<PodRules>| {
+            rules.node_selector == *node_selector
+                && rules.affinity == *affinity
+                && rules.tolerations == *tolerations
+        };
+        if let Some(rules) = self.last.iter().find(is_same) {
+            return Ok(Arc::clone(rules));
+        }
         // A plan compares CPU, memory and devices itself, so that pods that differ by these share their rules.
-        Ok(self.share(PodRules {
-            node_selector: pod.spec.node_selector.clone(),
-            affinity: pod.spec.affinity.node_affinity.required.clone(),
-            tolerations: pod.spec.tolerations.clone(),
+        let rules = self.share(PodRules {
+            node_selector: node_selector.clone(),
+            affinity: affinity.clone(),
+            tolerations: tolerations.clone(),
             ..PodRules::default()
-        }))
+        });
+        self.last.push_front(Arc::clone(&rules));
+        self.last.truncate(N_LAST);
+        Ok(rules)
     }
 
     fn share(&mut self, rules: PodRules) -> Arc<PodRules> {
