@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod devices;
+mod directory_events;
 mod file_version;
 mod fnv;
 pub mod inject;

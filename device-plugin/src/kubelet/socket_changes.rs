@@ -1,21 +1,18 @@
 //! Notices that socket files in kubelet's device plugin directory come or go.
 //!
-//! One watch serves all resources, so that a node at rest wakes the plugin for none of them. Says only that something may have
-//! changed; the files themselves are compared by whoever is told.
+//! One watch serves all resources, so that a node at rest wakes the plugin for none of them. It shows that something may have
+//! changed; [`registration`](super::registration) compares the files.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use daemon::tick::next_tick;
-use futures::StreamExt;
-use inotify::{EventMask, Inotify, WatchMask};
+use inotify::WatchMask;
 use tokio::sync::watch;
 
+use crate::directory_events::DirectoryEvents;
 use crate::logged_error::LoggedError;
-
-/// Size, in bytes, of the buffer for events of inotify.
-const BUFFER: usize = 4 << 10;
 
 /// Notes each change of a socket file in a directory until the task is dropped. As long as the directory cannot be watched, every
 /// `interval` counts as a change.
@@ -36,30 +33,18 @@ pub async fn watch_sockets(dir: PathBuf, interval: Duration, changes: watch::Sen
 
 /// Notes the changes until the directory itself is removed or renamed.
 async fn follow(dir: &Path, changes: &watch::Sender<()>) -> io::Result<()> {
-    let inotify = Inotify::init()?;
     let files = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
-    inotify.watches().add(
-        dir,
-        files | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR,
-    )?;
+    let mut events = DirectoryEvents::of(dir, files)?;
     // Files may have come and gone before.
     changes.send_replace(());
-    let mut events = inotify.into_event_stream(vec![0; BUFFER])?;
-    while let Some(event) = events.next().await {
-        let event = event?;
-        if event
-            .mask
-            .intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF)
-        {
-            return Ok(());
-        }
-        // kubelet writes its checkpoint in the same directory. Lost events (an overflow) have no name.
+    while let Some(event) = events.next().await? {
+        // kubelet writes its checkpoint in the same directory. An event without a name may stand for one of a socket.
         let name = event.name.as_deref().map(Path::new);
         if name.is_none_or(|name| name.extension().is_some_and(|extension| extension == "sock")) {
             changes.send_replace(());
         }
     }
-    Err(io::Error::other("the watch of the directory has ended"))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
-use inotify::{EventMask, EventOwned, Inotify, WatchMask};
+use inotify::{EventMask, EventOwned, WatchMask};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use crate::directory_events::DirectoryEvents;
 use crate::logged_error::LoggedError;
 
 use super::SpecDir;
@@ -35,9 +35,6 @@ const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 
 /// Number of waits of starts in a row without a read after which the runtime counts as no longer reading.
 const MOST_MISSED: u32 = 3;
-
-/// Size, in bytes, of the buffer for events of inotify: it has room for some hundreds.
-const BUFFER: usize = 32 << 10;
 
 /// The last event that was seen of one spec file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,24 +128,15 @@ impl Readers {
     /// Applies the events of the directory until the directory itself is removed or renamed.
     async fn apply_events(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
-        let inotify = Inotify::init()?;
         let files = WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE | WatchMask::OPEN;
-        inotify.watches().add(
-            dir,
-            files | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR,
-        )?;
-        let mut events = inotify.into_event_stream(vec![0; BUFFER])?;
-        while let Some(event) = events.next().await {
-            let EventOwned { mask, name, .. } = event?;
-            if mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF) {
-                return Ok(());
-            }
+        let mut events = DirectoryEvents::of(dir, files)?;
+        while let Some(EventOwned { mask, name, .. }) = events.next().await? {
             // An event of the directory itself has no name.
             if let Some(file) = name.as_deref().and_then(OsStr::to_str) {
                 self.state.send_if_modified(|state| state.apply(file, mask));
             }
         }
-        Err(io::Error::other("the watch of the directory has ended"))
+        Ok(())
     }
 
     /// Forgets the events of a file that the plugin is about to write, so that only a read after that counts.
@@ -255,7 +243,11 @@ pub(crate) fn prompt(specs: &SpecDir) {
 mod tests {
     use rstest::rstest;
 
+    use futures::StreamExt;
+    use inotify::Inotify;
+
     use super::*;
+    use crate::directory_events::BUFFER;
     use crate::inject::cdi::{Edits, SpecDir};
 
     fn mask(event: &str) -> EventMask {
