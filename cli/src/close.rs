@@ -23,9 +23,9 @@ pub(crate) async fn close(
     node: &str,
     gpus: &[u32],
 ) -> CommandResult {
-    check_minors(connection, node, gpus)
-        .await
-        .map_or_else(|| Ok(()), |sentence| Err(CommandFailure::Refused(sentence)))?;
+    if let Some(sentence) = check_minors(connection, node, gpus).await {
+        return Err(CommandFailure::Refused(sentence));
+    }
     let text = add(connection, node, gpus).await?;
     screen.print(&format!("{text}\n"))?;
     Ok(ExitCode::SUCCESS)

@@ -95,9 +95,9 @@ struct NextPod {
 
 /// The outcome of one plan.
 #[derive(Debug)]
-enum Carried {
+enum PlanOutcome {
     /// Evictions are accepted, or are tried again by the hold.
-    Out {
+    Evicts {
         /// True if some eviction is accepted.
         has_evicted: bool,
     },
@@ -241,7 +241,7 @@ impl RoomMaker {
                 let mut index = self.extender.index().write();
                 index.begin_room(&uid, &hold.node, &hold.freeing);
             }
-            self.take((step, hold)).await;
+            self.take_step(step, &hold).await;
         }
     }
 
@@ -260,7 +260,7 @@ impl RoomMaker {
         Some((step, hold.clone(), is_lost))
     }
 
-    async fn take(&self, (step, hold): (Step, Hold)) {
+    async fn take_step(&self, step: Step, hold: &Hold) {
         let uid = hold.pod.uid.as_str();
         match step {
             Step::Wait => {}
@@ -275,7 +275,7 @@ impl RoomMaker {
                 // A failure is tried again with the next tick.
                 let _ = self.nominate(&hold.pod, Some(&hold.node)).await;
             }
-            Step::Evict => self.evict_pending(&hold).await,
+            Step::Evict => self.evict_pending(hold).await,
             Step::GiveUpEvictions => {
                 self.give_up_pending(uid);
                 self.metrics.count("refused");
@@ -285,7 +285,7 @@ impl RoomMaker {
                 self.settle(&hold.pod, Verdict::late());
                 self.drop_plan(uid).await;
             }
-            Step::Withdraw => self.withdraw(&hold).await,
+            Step::Withdraw => self.withdraw(hold).await,
         }
     }
 
@@ -433,9 +433,9 @@ impl RoomMaker {
             }
             let sentence = self.sentence(plan);
             match self.carry_out_plan(preemptor, planned, plan).await {
-                Carried::Out { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
-                Carried::Dropped(why) => return Verdict::dropped(why),
-                Carried::Refused => {}
+                PlanOutcome::Evicts { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
+                PlanOutcome::Dropped(why) => return Verdict::dropped(why),
+                PlanOutcome::Refused => {}
             }
         }
         Verdict::refused()
@@ -447,46 +447,46 @@ impl RoomMaker {
         preemptor: &NextPod,
         planned: PlannedPod<'_>,
         Plan { node, room }: &Plan,
-    ) -> Carried {
+    ) -> PlanOutcome {
         for victim in &room.victims {
             match self.writer.try_eviction(&victim.pod).await {
                 Ok(()) => {}
                 Err(error @ (WriteError::Refused(_) | WriteError::Gone)) => {
                     let PodId { namespace, name, .. } = &victim.pod;
                     info!(pod = name, namespace, %error, "the eviction of a pod would be refused");
-                    return Carried::Refused;
+                    return PlanOutcome::Refused;
                 }
-                Err(_) => return Carried::Dropped(NO_ANSWER),
+                Err(_) => return PlanOutcome::Dropped(NO_ANSWER),
             }
         }
         let pod = &preemptor.pod;
         let found = match self.writer.read(pod).await {
             Ok(Some(found)) => found,
-            Ok(None) => return Carried::Dropped("the pod is gone"),
-            Err(_) => return Carried::Dropped(NO_ANSWER),
+            Ok(None) => return PlanOutcome::Dropped("the pod is gone"),
+            Err(_) => return PlanOutcome::Dropped(NO_ANSWER),
         };
         if preemptor::check(&found, preemptor.nodes.len()).is_err() {
-            return Carried::Dropped("the pod needs no room any more");
+            return PlanOutcome::Dropped("the pod needs no room any more");
         }
         // Before the write: filter reports the node resolvable from now on, and nothing is promised to others.
         if !self.hold(self.hold_of(preemptor, node, room)) {
-            return Carried::Dropped("kube-scheduler is evicting pods for it");
+            return PlanOutcome::Dropped("kube-scheduler is evicting pods for it");
         }
         match self.writer.nominate(&found, pod, Some(node)).await {
             Ok(()) => {}
             Err(WriteError::Unknown(_)) => {
                 // It may have been written.
                 self.drop_plan(&pod.uid).await;
-                return Carried::Dropped(NO_ANSWER);
+                return PlanOutcome::Dropped(NO_ANSWER);
             }
             Err(_) => {
                 self.release(&pod.uid);
-                return Carried::Dropped("kube-scheduler has changed the pod meanwhile");
+                return PlanOutcome::Dropped("kube-scheduler has changed the pod meanwhile");
             }
         }
         if !self.is_confirmed(preemptor, planned, node, room).await {
             self.drop_plan(&pod.uid).await;
-            return Carried::Dropped("the cluster has changed meanwhile");
+            return PlanOutcome::Dropped("the cluster has changed meanwhile");
         }
         self.evict_planned(preemptor, node, room).await
     }
@@ -565,7 +565,7 @@ impl RoomMaker {
     }
 
     /// Evicts the victims of a plan by falling importance.
-    async fn evict_planned(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> Carried {
+    async fn evict_planned(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> PlanOutcome {
         let (pod, priority) = (&preemptor.pod, preemptor.rules.priority);
         let uid = pod.uid.as_str();
         let (mut evicted, mut pending) = (EvictedPods::default(), Vec::new());
@@ -586,7 +586,7 @@ impl RoomMaker {
                 Err(WriteError::Gone) => {}
                 Err(WriteError::Refused(_)) if evicted.is_empty() && pending.is_empty() => {
                     self.drop_plan(uid).await;
-                    return Carried::Refused;
+                    return PlanOutcome::Refused;
                 }
                 Err(error) => {
                     is_answering = matches!(error, WriteError::Refused(_));
@@ -597,13 +597,13 @@ impl RoomMaker {
         let has_evicted = !evicted.is_empty();
         if !has_evicted && pending.is_empty() {
             self.drop_plan(uid).await;
-            return Carried::Dropped("the pod needs no room any more");
+            return PlanOutcome::Dropped("the pod needs no room any more");
         }
         self.announce(pod, &evicted, node);
         if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
             (hold.pending, hold.retried_until) = (pending, Hold::end_of_retries(now()));
         }
-        Carried::Out { has_evicted }
+        PlanOutcome::Evicts { has_evicted }
     }
 
     /// Records the event of the pod that others were evicted for.

@@ -83,7 +83,7 @@ impl SharedRules {
     }
 }
 
-/// What keeps a pod on its node, as far as its own fields show it.
+/// The reason for which a pod must stay on its node, as far as its own fields show it.
 fn obstacle(pod: &Pod) -> Option<Obstacle> {
     let Some(controller) = pod.controller_kind() else {
         return Some(Obstacle::NoController);

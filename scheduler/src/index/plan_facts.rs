@@ -39,7 +39,7 @@ pub struct HolderFacts {
     pub priority: i32,
     /// Seconds for which it has run.
     pub run_seconds: u64,
-    /// What keeps it from moving, if anything does.
+    /// The reason for which it must not move; `None` if there is none.
     pub stays: Option<Obstacle>,
 }
 

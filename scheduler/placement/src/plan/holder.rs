@@ -24,12 +24,12 @@ pub struct Holder<'a> {
     pub priority: i32,
     /// Seconds for which it has run.
     pub run_seconds: u64,
-    /// What keeps it from moving, as far as the caller knows; `None` if nothing does.
+    /// The reason for which it must not move, as far as the caller knows; `None` if there is none.
     pub stays: Option<Obstacle>,
 }
 
 impl Holder<'_> {
-    /// What keeps the pod from moving before a place is looked for.
+    /// The reason for which the pod stays whatever places there are for its successor.
     pub(super) fn obstacle(&self, min_run_seconds: u64) -> Option<Obstacle> {
         let is_unknown = self.request.gpus == RequestedGpus::Nothing;
         let is_young = self.run_seconds < min_run_seconds;

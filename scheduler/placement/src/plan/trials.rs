@@ -247,7 +247,7 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// What keeps the holder from moving now, if anything does; nothing is moved.
+    /// Tries the move of a holder, and takes it back; returns the reason for which it is not possible now.
     pub(super) fn without_place(&mut self, one: &Movable) -> Option<Obstacle> {
         let obstacle = self.make(one).err();
         if obstacle.is_none() {
