@@ -3,9 +3,9 @@
 //!
 //! kube-scheduler up to 1.37 looks for victims only on nodes that its own filters refuse, and goes by the sums of a node. It asks
 //! the extender about the other nodes alone, so that a node which `filter` refuses for devices is one on which the end of pods
-//! helps, and on which nothing else keeps the pod away. The leader remembers these nodes ([`refused_pods`]) and decides once a
-//! second about one pod ([`plan`]). It nominates the pod to the node before it evicts, so that the room is kept
-//! ([`hold`]). From 1.38 on kube-scheduler asks `preempt` about such nodes, and this module is off.
+//! helps, and on which nothing else keeps the pod away. The leader remembers these nodes (`refused_pods`) and decides once a
+//! second about one pod (`plan`). It nominates the pod to the node before it evicts, so that the room is kept
+//! (`hold`). From 1.38 on kube-scheduler asks `preempt` about such nodes, and this module is off.
 
 mod hold;
 mod plan;

@@ -1,7 +1,7 @@
 //! The source of a node's devices: this machine, or a file.
 //!
 //! A [`DeviceSource`] lists the devices ([`DeviceSource::discover`]) and watches them from threads of its own
-//! ([`DeviceSource::watch`]). It reports [`Observation`]s and decides nothing: the module `health` decides whether a device is
+//! ([`DeviceSource::watch`]). It reports [`Observations`] and decides nothing: the module `health` decides whether a device is
 //! healthy. It knows neither kubelet nor the API server.
 
 use std::time::Duration;
