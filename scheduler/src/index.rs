@@ -41,7 +41,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use placement::{Fleet, NodeId, NodeView, OwnerId, Placement, Policies, ResourceWeights};
+use placement::{Fleet, NextModel, NodeId, NodeView, OwnerId, Placement, Policies, ResourceWeights};
 use proto::node::Node;
 use proto::pod::{Pod, Taint};
 use proto::pod_group::PodGroupApi;
@@ -92,8 +92,10 @@ pub struct Index {
     pod_groups: PodGroups,
     /// Issues the assume times that binds write into records.
     assume_times: AssumeTimes,
-    /// The number of changes of the workload at the last refresh of its model.
-    n_changes_at_refresh: u64,
+    /// The number of changes of the workload when its model was last due.
+    n_changes_when_due: u64,
+    /// Is notified when a workload model is due; `None` if it then takes effect at once.
+    model_due: Option<Arc<Notify>>,
     node_list: List,
     device_list: List,
     pod_list: List,
@@ -139,7 +141,8 @@ impl Index {
             hints: HintQueue::new(HintTimes::all(hint_ttl)),
             pod_groups: PodGroups::default(),
             assume_times: AssumeTimes::default(),
-            n_changes_at_refresh: 0,
+            n_changes_when_due: 0,
+            model_due: None,
             node_list: first,
             device_list: first,
             pod_list: first,
@@ -231,6 +234,16 @@ impl Index {
     /// Problems of the annotations by which GPUs are closed for maintenance, by node name.
     pub fn closing_problems(&self) -> &BTreeMap<Box<str>, String> {
         &self.cluster.closing_problems
+    }
+
+    /// From now on, notifies the caller when a workload model is due, in place of putting it into effect at once.
+    pub fn announce_due_models(&mut self) -> Arc<Notify> {
+        Arc::clone(self.model_due.get_or_insert_default())
+    }
+
+    /// Puts a workload model of this index's fleet into effect.
+    pub fn set_workload_model(&mut self, next: NextModel) {
+        self.cluster.fleet.set_model(next);
     }
 
     /// Is notified when [`Self::closing_problems`] change.

@@ -18,6 +18,7 @@ pub mod kube_scheduler;
 pub mod leader;
 pub mod make_room;
 pub mod metrics;
+mod next_model;
 pub mod offline;
 pub mod page;
 mod pod_group_watch;

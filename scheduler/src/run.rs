@@ -40,6 +40,7 @@ use crate::index::{Index, RawDevice, Shared};
 use crate::leader::{BIND_TIMEOUT, Leadership};
 use crate::make_room::RoomMaker;
 use crate::metrics::{Metrics, RoomMetrics, register_watches};
+use crate::next_model;
 use crate::page;
 use crate::pod_group_watch::{self, WatchStates};
 use crate::read_api::{self, ReadApi};
@@ -137,6 +138,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
         "events about closed GPUs",
         closing_events::record(index.clone(), replica.leadership.clone(), recorder.clone()),
     );
+    tasks.spawn("workload model", next_model::keep_current(index.clone()));
     tasks.spawn("history", Arc::clone(&read_api).record_history());
     tasks.spawn(
         "sweep of unsettled binds",

@@ -3,4 +3,5 @@
 
 pub(crate) mod cache;
 pub(crate) mod evaluation;
+pub(crate) mod next_model;
 pub(crate) mod node_list;

@@ -3,9 +3,11 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::batch::cache::ScoreCache;
 use crate::batch::evaluation::BatchEvaluation;
+use crate::batch::next_model::NextModel;
 #[cfg(any(test, feature = "check"))]
 use crate::check::{Violation, check, check_group};
 use crate::choice::admit::{ReserveError, admit};
@@ -35,6 +37,8 @@ pub struct Fleet {
     weights: ResourceWeights,
     workload: Workload,
     model: WorkloadModel,
+    /// The number of the latest workload model, whether it took effect or not.
+    n_models: AtomicU64,
     cache: ScoreCache,
 }
 
@@ -58,6 +62,7 @@ impl Fleet {
             weights: self.weights.clone(),
             workload: self.workload.clone(),
             model: self.model.clone(),
+            n_models: AtomicU64::new(self.model.number),
             ..Self::default()
         }
     }
@@ -419,9 +424,14 @@ impl Fleet {
 
     /// The settings of a choice under the workload model in effect.
     pub(crate) fn context<'a>(&'a self, hints: Hints<'a>) -> ChoiceContext<'a> {
+        self.context_by(&self.model, hints)
+    }
+
+    /// The settings of a choice under a workload model.
+    pub(crate) fn context_by<'a>(&'a self, model: &'a WorkloadModel, hints: Hints<'a>) -> ChoiceContext<'a> {
         ChoiceContext {
             weights: &self.weights,
-            model: &self.model,
+            model,
             hints,
         }
     }
@@ -429,7 +439,7 @@ impl Fleet {
 
 /// The workload model, by which the policy `fill` looks ahead.
 impl Fleet {
-    /// The pods that ask for GPUs. Changes take effect with the next [refresh](Self::refresh_workload_model) of the model.
+    /// The pods that ask for GPUs. Changes take effect with the [next model](Self::next_model).
     pub fn workload(&self) -> &Workload {
         &self.workload
     }
@@ -439,18 +449,30 @@ impl Fleet {
         &mut self.workload
     }
 
-    /// Computes the workload model of the present pods; returns false if it is the same.
-    ///
-    /// CPU-only pods on nodes with GPUs are added to the pods of `workload`. The simulations of all GPU models take
-    /// milliseconds.
-    pub fn refresh_workload_model(&mut self) -> bool {
+    /// The workload model of the present pods, CPU-only pods on nodes with GPUs included; `None` if it is the one in effect.
+    pub fn next_model(&self) -> Option<NextModel> {
         let sample = self.workload.sample(self.nodes.cpu_only.workload());
-        let is_new = self.model.expect(sample);
-        if is_new {
-            self.cache.clear();
-            self.nodes.clear_values();
+        if sample == *self.model.sample() {
+            return None;
         }
-        is_new
+        let number = 1 + self.n_models.fetch_add(1, Ordering::Relaxed);
+        let model = self.model.with_sample(sample, number);
+        let cache = self.cache.without_results(self.nodes.slots.len());
+        Some(NextModel::new(model, cache))
+    }
+
+    /// Puts a workload model of this fleet into effect.
+    pub fn set_model(&mut self, next: NextModel) {
+        let NextModel { mut model, cache, .. } = next;
+        // A node with another model of GPU may have come since the model began.
+        model.add_gpu_models_of(&self.model);
+        (self.model, self.cache) = (model, cache);
+    }
+
+    /// Puts the workload model of the present pods into effect at once; returns false if it is so already. The next request of each
+    /// kind then simulates all nodes.
+    pub fn refresh_workload_model(&mut self) -> bool {
+        self.next_model().map(|next| self.set_model(next)).is_some()
     }
 
     /// The pods that the model expects: each kind, and its number in a thousand pods, the commonest first. Empty

@@ -34,6 +34,7 @@ mod trial;
 
 pub use batch::cache::CachedResult;
 pub use batch::evaluation::BatchEvaluation;
+pub use batch::next_model::NextModel;
 pub use batch::node_list::NodeList;
 #[cfg(any(test, feature = "check"))]
 pub use check::Violation;

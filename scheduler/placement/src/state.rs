@@ -12,3 +12,4 @@ pub(crate) mod node;
 pub(crate) mod node_copy;
 pub(crate) mod nodes;
 pub(crate) mod occupancy;
+pub(crate) mod value_cache;

@@ -44,8 +44,8 @@ impl Trial {
         policies: Policies,
     ) -> Result<Score, Reason> {
         let node = self.copies.get_mut(copy).ok_or(Reason::NoDevice)?;
-        // The fleet's workload model may have changed since the last call, and the copy by the last placement.
-        node.value_cache.take();
+        // The last placement has changed the copy.
+        node.value_cache.clear();
         score(node, request, policies, fleet.context(Hints::Respect))
     }
 
@@ -76,7 +76,7 @@ impl Trial {
         policies: Policies,
     ) -> Result<Placement, Reason> {
         let node = self.copies.get_mut(copy).ok_or(Reason::NoDevice)?;
-        node.value_cache.take();
+        node.value_cache.clear();
         let placement = choose_devices(node, request, policies.device, fleet.context(Hints::Respect))?;
         self.n_placements += 1;
         // No UID of a pod has a slash, so that this owner is none of the fleet's.

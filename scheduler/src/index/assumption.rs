@@ -197,6 +197,7 @@ impl Assumptions<'_> {
         self.hints.end_hint(self.cluster, &pod.uid, Some(node));
         self.cluster.fleet.set_host_use(&owner, node, facts.host);
         self.cluster.group_members.note_assumption(&pod.uid);
+        self.cluster.unbound.insert(owner);
         Ok(Assumed::Write {
             binding,
             assumed_at,
@@ -321,7 +322,8 @@ impl Assumptions<'_> {
         let Some(entry) = self.cluster.pods.get_mut(uid) else {
             return;
         };
-        (entry.assumption, entry.problem) = (None, None);
+        (entry.assumption, entry.problem, entry.contradicts) = (None, None, false);
+        self.cluster.doubtful.remove(uid);
         let is_unseen = entry.list == 0;
         self.cluster.group_members.note_assumption(uid);
         self.cluster.fleet.release(uid);

@@ -49,6 +49,9 @@ pub(super) struct Cluster {
     pub(super) allows_all_devices: bool,
     /// The enforcement of memory limits for pods that do not say which they demand.
     pub(super) enforcement: DemandedEnforcement,
+    /// The number of nodes that exist, and of those with GPUs to share.
+    pub(super) n_existing: usize,
+    pub(super) n_gpu_nodes: usize,
     /// The number of nodes whose memory unit is not known.
     pub(super) n_unknown_units: usize,
     /// The number of GPUs that are closed for maintenance.
@@ -65,6 +68,8 @@ pub(super) struct Cluster {
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
     /// Those of `pods` that no watch has shown bound.
     pub(super) unbound: BTreeSet<OwnerId>,
+    /// Those of `pods` whose record is counted conservatively, or contradicts what they request or were given.
+    pub(super) doubtful: FxHashSet<OwnerId>,
     /// Those of `pods` with `status.nominatedNodeName`: kube-scheduler keeps that node for them.
     pub(super) nominated: FxHashSet<OwnerId>,
     /// Pods that use only CPU and memory of their nodes.
@@ -93,6 +98,8 @@ impl Cluster {
             ended: FxHashMap::default(),
             allows_all_devices: false,
             enforcement: DemandedEnforcement::Any,
+            n_existing: 0,
+            n_gpu_nodes: 0,
             n_unknown_units: 0,
             n_closed_gpus: 0,
             closing_problems: BTreeMap::new(),
@@ -101,6 +108,7 @@ impl Cluster {
             n_nodes_by_unit: BTreeMap::new(),
             pods: FxHashMap::default(),
             unbound: BTreeSet::new(),
+            doubtful: FxHashSet::default(),
             nominated: FxHashSet::default(),
             plain: PlainPods::default(),
             budgets: Budgets::default(),
@@ -237,7 +245,8 @@ impl Cluster {
             self.drop_unknown_node(name);
             return;
         }
-        // The count spares filters the look-up of every node's unit while all units are known.
+        // The counts spare filters and scrapes a look at every node.
+        self.n_gpu_nodes -= usize::from(state.shares_gpus());
         self.n_unknown_units -= usize::from(state.is_unit_unknown());
         if let Some(unit) = state.unit()
             && let Some(n_nodes) = self.n_nodes_by_unit.get_mut(&unit)
@@ -250,6 +259,7 @@ impl Cluster {
         self.n_closed_gpus -= state.n_closed_gpus();
         state.report = report;
         self.n_closed_gpus += state.n_closed_gpus();
+        self.n_gpu_nodes += usize::from(state.shares_gpus());
         self.n_unknown_units += usize::from(state.is_unit_unknown());
         if let Some(unit) = state.unit() {
             *self.n_nodes_by_unit.entry(unit).or_default() += 1;
@@ -321,6 +331,7 @@ impl Cluster {
             // Kubernetes never unbinds a pod; after a restore of etcd a watch may show an older version of it.
             if was_bound {
                 (entry.problem, entry.contradicts) = (None, false);
+                self.doubtful.remove(uid);
                 self.fleet.release(uid);
             }
             self.unbound.insert(owner);
@@ -337,6 +348,7 @@ impl Cluster {
         self.fleet.release(uid);
         self.nominated.remove(uid);
         self.unbound.remove(uid);
+        self.doubtful.remove(uid);
         let Some(entry) = self.pods.remove(uid) else {
             return;
         };
@@ -471,6 +483,11 @@ impl Cluster {
             self.fleet.release(owner.as_str());
         } else {
             self.fleet.hold(owner, &bound.node, account.holdings);
+        }
+        if problem.is_some() || account.contradicts {
+            self.doubtful.insert(owner.clone());
+        } else {
+            self.doubtful.remove(owner);
         }
         (entry.problem, entry.contradicts) = (problem, account.contradicts);
     }

@@ -26,9 +26,9 @@ use crate::inventory::{self, DeviceReport};
 use crate::kube_scheduler::NodeFacts;
 use crate::watch::ObjectStore;
 
-/// The workload model is refreshed once one in this many of all pods has come or gone.
+/// A new workload model is due once one in this many of all pods has come or gone.
 const PODS_PER_CHANGE: u64 = 32;
-/// The least number of pods that have come or gone at a refresh, in clusters of few pods.
+/// The least number of pods that have come or gone when a workload model is due, in clusters of few pods.
 const MIN_CHANGES: u64 = 16;
 
 impl ObjectStore<Node> for Index {
@@ -54,7 +54,7 @@ impl ObjectStore<Node> for Index {
         if state.node.as_ref() != Some(&trimmed) {
             set_soft_taints(&mut self.cluster.soft_taints, name, &trimmed.spec.taints);
             let isolation_before = state.isolation().map(str::to_owned);
-            state.node = Some(trimmed);
+            self.cluster.n_existing += usize::from(state.node.replace(trimmed).is_none());
             if state.isolation() != isolation_before.as_deref() {
                 // Pods that demand the provider fit now, though nothing of the inventory has changed.
                 self.cluster.fleet.note_opening();
@@ -116,7 +116,8 @@ fn forget_node(index: &mut Index, name: &str) {
     index.cluster.plugins.forget_node(name);
     index.cluster.fleet.set_host(name, None);
     if let Some(state) = index.cluster.nodes.get_mut(name) {
-        (state.node, state.facts) = (None, NodeFacts::default());
+        index.cluster.n_existing -= usize::from(state.node.take().is_some());
+        state.facts = NodeFacts::default();
         index.cluster.refresh_node(name);
     }
 }
@@ -287,7 +288,7 @@ impl ObjectStore<Pod> for Index {
         self.cluster.put_host_use(&pod, requested, list);
         self.cluster.account_kubelet_allocations(uid);
         self.hints.keep_for_nominees(&mut self.cluster);
-        refresh_workload_if_due(self);
+        renew_model_if_due(self);
     }
 
     /// Removes a pod with all that it holds.
@@ -298,7 +299,7 @@ impl ObjectStore<Pod> for Index {
         remove_pod(self, pod.uid());
         self.cluster.group_members.remove(pod.uid());
         self.cluster.remove_host_use(pod.uid());
-        refresh_workload_if_due(self);
+        renew_model_if_due(self);
         self.cluster.ended.remove(pod.uid());
         self.cluster.account_kubelet_allocations(pod.uid());
         self.hints.keep_for_nominees(&mut self.cluster);
@@ -324,10 +325,10 @@ impl ObjectStore<Pod> for Index {
             self.began_with_pending = entries
                 .any(|entry| entry.facts.bound.is_none() && requests_devices(&self.cluster, &entry.facts));
         }
+        renew_model(self);
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
         self.hints.keep_for_nominees(&mut self.cluster);
-        refresh_workload(self);
     }
 }
 
@@ -338,18 +339,24 @@ fn remove_pod(index: &mut Index, uid: &str) {
     index.cluster.remove_pod(uid);
 }
 
-/// Refreshes the workload model of the policies that look ahead if enough pods have come or gone since the last time.
-fn refresh_workload_if_due(index: &mut Index) {
+/// Renews the workload model of the policies that look ahead if enough pods have come or gone since the last time.
+fn renew_model_if_due(index: &mut Index) {
     let workload = index.cluster.fleet.workload();
-    let n_changes = workload.n_changes().abs_diff(index.n_changes_at_refresh);
+    let n_changes = workload.n_changes().abs_diff(index.n_changes_when_due);
     if index.pod_list.synced && n_changes >= max(MIN_CHANGES, workload.n_pods() / PODS_PER_CHANGE) {
-        refresh_workload(index);
+        renew_model(index);
     }
 }
 
-fn refresh_workload(index: &mut Index) {
-    index.n_changes_at_refresh = index.cluster.fleet.workload().n_changes();
-    index.cluster.fleet.refresh_workload_model();
+fn renew_model(index: &mut Index) {
+    index.n_changes_when_due = index.cluster.fleet.workload().n_changes();
+    match &index.model_due {
+        Some(due) if index.pod_list.synced => due.notify_one(),
+        // No request is answered before the end of the first list, and the first one needs the model.
+        _ => {
+            index.cluster.fleet.refresh_workload_model();
+        }
+    }
 }
 
 /// Removes every trace of the pods that the complete list did not show.

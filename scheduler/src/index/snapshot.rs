@@ -39,16 +39,19 @@ impl Snapshot {
     pub(super) fn of(cluster: &Cluster) -> Self {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let (mut n_pending, mut n_assumed, mut n_conservative, mut n_contradicting) = (0, 0, 0, 0);
-        for entry in cluster.pods.values() {
-            let is_undecided = entry.facts.bound.is_none() && entry.assumption.is_none();
-            n_pending += u64::from(is_undecided && requests_devices(cluster, &entry.facts));
-            n_assumed += u64::from(entry.assumption.is_some());
+        // Not all pods are gone through: they are many, and filters wait meanwhile.
+        for entry in cluster.unbound.iter().filter_map(|uid| cluster.pods.get(uid)) {
+            let is_assumed = entry.assumption.is_some();
+            n_pending += u64::from(!is_assumed && requests_devices(cluster, &entry.facts));
+            n_assumed += u64::from(is_assumed);
+        }
+        for entry in cluster.doubtful.iter().filter_map(|uid| cluster.pods.get(uid)) {
             n_conservative += u64::from(entry.problem.is_some());
             n_contradicting += u64::from(entry.contradicts);
         }
         Self {
-            n_nodes: count(cluster.nodes.values().filter(|node| node.exists()).count()),
-            n_gpu_nodes: count(cluster.nodes.values().filter(|node| node.shares_gpus()).count()),
+            n_nodes: count(cluster.n_existing),
+            n_gpu_nodes: count(cluster.n_gpu_nodes),
             n_closed_gpus: count(cluster.n_closed_gpus),
             n_pods: count(cluster.fleet.n_owners()),
             n_pending,

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::Policies;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proto::node::Node;
 use proto::pod::Pod;
 use proto::resource::ResourceNames;
 use rstest::rstest;
@@ -291,4 +294,119 @@ fn the_workload_model_counts_pods_that_the_scheduler_bound(
         index.apply(serde_json::from_value::<Pod>(pod).unwrap());
     }
     assert_eq!(index.fleet().expected_workload().len(), n_kinds);
+}
+
+/// A change of the state that a snapshot counts.
+#[derive(Clone, Debug)]
+enum Change {
+    /// A node with this number of GPUs exists, or none.
+    Node(&'static str, Option<u8>),
+    /// A pod as a watch shows it, with these annotations on a node; unbound without them.
+    Pod(&'static str, Option<Value>),
+    Delete(&'static str),
+    Assume(&'static str),
+    /// Takes back the assumption that was made last.
+    Forget,
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let pod = || select(&["p", "q", "r"][..]);
+    let node = select(&["n0", "n1"][..]);
+    let old = |gpu: &str, units: &str| json!({"ALIYUN_COM_GPU_MEM_IDX": gpu, "ALIYUN_COM_GPU_MEM_POD": units, "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+    // A good record, one of a GPU that is gone, one of more than the pod requests, none.
+    let records = vec![old("0", "1"), old("7", "1"), old("0", "50"), json!({})];
+    prop_oneof![
+        (node, prop::option::of(0..3_u8)).prop_map(|(node, n)| Change::Node(node, n)),
+        (pod(), prop::option::of(select(records))).prop_map(|(pod, record)| Change::Pod(pod, record)),
+        pod().prop_map(Change::Delete),
+        pod().prop_map(Change::Assume),
+        Just(Change::Forget),
+    ]
+}
+
+/// The counts of a snapshot that are kept with every change, from all nodes and pods: nodes, of these with GPUs, assumed pods,
+/// pods that are counted conservatively, and pods whose records contradict.
+fn counted(index: &Index) -> [u64; 5] {
+    let count = |n: usize| u64::try_from(n).unwrap();
+    let (nodes, pods) = (&index.cluster.nodes, &index.cluster.pods);
+    [
+        nodes.values().filter(|node| node.exists()).count(),
+        nodes.values().filter(|node| node.shares_gpus()).count(),
+        pods.values().filter(|pod| pod.assumption.is_some()).count(),
+        pods.values().filter(|pod| pod.problem.is_some()).count(),
+        pods.values().filter(|pod| pod.contradicts).count(),
+    ]
+    .map(count)
+}
+
+fn take_change(index: &mut Index, change: &Change, assumed: &mut Option<(&'static str, u64)>) {
+    let now = Instant::now();
+    match change {
+        Change::Node(name, n_gpus) => {
+            let gpus = n_gpus.unwrap_or(0);
+            let capacity = json!({"aliyun.com/gpu-count": gpus.to_string(), "aliyun.com/gpu-mem": (u32::from(gpus) * 100).to_string()});
+            let node = json!({"metadata": {"name": name}, "status": {"capacity": capacity}});
+            let node: Node = serde_json::from_value(node).unwrap();
+            if n_gpus.is_some() {
+                index.apply(node);
+            } else {
+                index.delete(&node);
+            }
+        }
+        Change::Pod(name, record) => {
+            let mut shown = pod(name);
+            if let Some(record) = record {
+                shown["metadata"]["annotations"] = record.clone();
+                shown["spec"]["nodeName"] = json!("n1");
+            }
+            let shown: Pod = serde_json::from_value(shown).unwrap();
+            index.apply(shown);
+        }
+        Change::Delete(name) => index.delete(&serde_json::from_value::<Pod>(pod(name)).unwrap()),
+        Change::Assume(name) => {
+            let id = PodId {
+                namespace: "d".to_owned(),
+                name: (*name).to_owned(),
+                uid: (*name).to_owned(),
+            };
+            let result = index.assumptions().assume(&id, &facts(name), "n1", 1, now);
+            if let Ok(Assumed::Write { assumed_at, .. }) = result {
+                *assumed = Some((name, assumed_at));
+            }
+        }
+        Change::Forget => {
+            if let Some((name, assumed_at)) = assumed.take() {
+                index.assumptions().forget(name, assumed_at);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_snapshot_counts_all_nodes_and_pods(changes in prop::collection::vec(change(), 1..40)) {
+        let mut index = Index::new(ResourceNames::default(), Policies::default(), Duration::from_secs(60));
+        let mut assumed = None;
+        for change in changes {
+            take_change(&mut index, &change, &mut assumed);
+            let shown = index.snapshot();
+            let counts = [shown.n_nodes, shown.n_gpu_nodes, shown.n_assumed, shown.n_conservative, shown.n_contradicting];
+            prop_assert_eq!(counts, counted(&index), "{:?}", change);
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_counts_doubtful_records() {
+    let mut index = index();
+    let record = |gpu: &str, units: &str| json!({"ALIYUN_COM_GPU_MEM_IDX": gpu, "ALIYUN_COM_GPU_MEM_POD": units, "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+    for (name, record) in [
+        ("p", record("7", "1")),
+        ("q", record("0", "50")),
+        ("r", record("0", "1")),
+    ] {
+        take_change(&mut index, &Change::Pod(name, Some(record)), &mut None);
+    }
+    let shown = index.snapshot();
+    assert_eq!((shown.n_conservative, shown.n_contradicting), (2, 1));
 }

@@ -3,6 +3,8 @@
 //!
 //! For each kind of request there is one word per node: the node's version at its evaluation, and the result. Words are read
 //! and written whole and without locks, so that concurrent requests share them. A word of another version does not count.
+//!
+//! Scores depend on the workload model, so that each model has a cache of its own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,14 +30,14 @@ const REFUSED: u32 = 1 << (RESULT_BITS - 1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedResult(u32);
 
-/// Everything that a result depends on besides the node.
+/// Everything that a result depends on besides the node and the workload model.
 #[derive(Debug, PartialEq)]
-struct RequestKey {
+pub(crate) struct RequestKey {
     gpus: RequestedGpus,
     others: Box<[DeviceRequest]>,
     constraints: Option<Constraints>,
     host: HostAmounts,
-    policies: Policies,
+    pub(crate) policies: Policies,
 }
 
 impl CachedResult {
@@ -74,7 +76,7 @@ impl RequestKey {
     }
 
     /// A request of the kind that the key stands for.
-    fn request(&self) -> NodeRequest<'_> {
+    pub(crate) fn request(&self) -> NodeRequest<'_> {
         NodeRequest {
             gpus: self.gpus,
             others: &self.others,
@@ -87,8 +89,17 @@ impl RequestKey {
 /// The results of all kinds of requests.
 #[derive(Debug, Default)]
 pub(crate) struct ScoreCache {
-    /// The results of each kind, in the order of their last use.
-    known: Mutex<Vec<(RequestKey, Arc<CachedScores>)>>,
+    /// In the order of their last use.
+    known: Mutex<Vec<KnownKind>>,
+}
+
+/// A kind of request with results.
+#[derive(Debug)]
+struct KnownKind {
+    key: Arc<RequestKey>,
+    scores: Arc<CachedScores>,
+    /// False if the results were computed before a request of the kind came.
+    is_requested: bool,
 }
 
 impl ScoreCache {
@@ -104,29 +115,51 @@ impl ScoreCache {
         // From the end: the equal pods of a Job or Deployment come in a row.
         let found = known
             .iter()
-            .rposition(|(key, _)| key.policies == policies && key.request() == *request);
-        let (key, mut scores) = if let Some(at) = found {
+            .rposition(|kind| kind.key.policies == policies && kind.key.request() == *request);
+        let mut kind = if let Some(at) = found {
             // Pushed to the end of the list again below, which is in the order of use.
             known.remove(at)
         } else {
             if known.len() >= MAX_REQUESTS {
                 known.remove(0);
             }
-            let key = RequestKey::new(request, policies);
-            (key, Arc::new(CachedScores::new(n_nodes)))
+            KnownKind::new(Arc::new(RequestKey::new(request, policies)), n_nodes)
         };
+        kind.is_requested = true;
         // Requests that still hold the smaller copy lose the results that they add, but read no wrong ones.
-        if scores.words.len() < n_nodes {
-            scores = Arc::new(scores.grown(n_nodes));
+        if kind.scores.words.len() < n_nodes {
+            kind.scores = Arc::new(kind.scores.grown(n_nodes));
         }
-        known.push((key, Arc::clone(&scores)));
+        let scores = Arc::clone(&kind.scores);
+        known.push(kind);
         scores
     }
 
-    /// Drops all cached results, for a change of the workload model, on which scores depend.
-    pub(crate) fn clear(&mut self) {
-        let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
-        known.clear();
+    /// A cache for another workload model, with the kinds that were requested under this one but none of their results.
+    pub(crate) fn without_results(&self, n_nodes: usize) -> Self {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let requested = known.iter().filter(|kind| kind.is_requested);
+        let kinds = requested.map(|kind| KnownKind::new(Arc::clone(&kind.key), n_nodes));
+        Self {
+            known: Mutex::new(kinds.collect()),
+        }
+    }
+
+    /// The kind that was used at this place from the latest, and its results; `None` beyond the last.
+    pub(crate) fn kind(&self, place: usize) -> Option<(Arc<RequestKey>, Arc<CachedScores>)> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let kind = known.iter().nth_back(place)?;
+        Some((Arc::clone(&kind.key), Arc::clone(&kind.scores)))
+    }
+}
+
+impl KnownKind {
+    fn new(key: Arc<RequestKey>, n_nodes: usize) -> Self {
+        Self {
+            key,
+            scores: Arc::new(CachedScores::new(n_nodes)),
+            is_requested: false,
+        }
     }
 }
 
@@ -154,6 +187,11 @@ impl CachedScores {
             word.store(known.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         grown
+    }
+
+    /// The number of nodes for whose results there is room.
+    pub(crate) fn n_nodes(&self) -> usize {
+        self.words.len()
     }
 
     /// The result on a node of this version, if it is known.

@@ -74,6 +74,14 @@ impl<'a> BatchEvaluation<'a> {
         }
     }
 
+    /// The same evaluation with the cached results of its kind of request under these policies.
+    pub(crate) fn with_scores(self, policies: Policies, scores: Arc<CachedScores>) -> Self {
+        Self {
+            cached: Some((policies, scores)),
+            ..self
+        }
+    }
+
     /// The result of [`Fleet::fit`](crate::Fleet::fit) and [`Fleet::score`](crate::Fleet::score) on a node: from the cache,
     /// unless the node has changed since the last equal request.
     ///

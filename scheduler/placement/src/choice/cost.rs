@@ -33,21 +33,28 @@ const LEFT_BITS: u32 = 15;
 /// The workload model: the pods that are expected, and their simulation on every model of GPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkloadModel {
+    /// Differs from that of every other model of the fleet.
+    pub(crate) number: u64,
     sample: Sample,
     by_gpu: FxHashMap<GpuModel, Simulation>,
 }
 
 impl WorkloadModel {
-    /// Replaces the sample of expected pods and simulates it; returns false if it is the same sample.
-    pub(crate) fn expect(&mut self, sample: Sample) -> bool {
-        if sample == self.sample {
-            return false;
+    /// The model of these expected pods on the same models of GPU.
+    pub(crate) fn with_sample(&self, sample: Sample, number: u64) -> Self {
+        let gpus = self.by_gpu.keys();
+        Self {
+            number,
+            by_gpu: gpus.map(|gpu| (*gpu, Simulation::new(&sample, *gpu))).collect(),
+            sample,
         }
-        for (gpu, simulation) in &mut self.by_gpu {
-            *simulation = Simulation::new(&sample, *gpu);
+    }
+
+    /// Adds the models of GPU that another workload model has.
+    pub(crate) fn add_gpu_models_of(&mut self, other: &Self) {
+        for gpu in other.by_gpu.keys() {
+            self.add_gpu_model(*gpu);
         }
-        self.sample = sample;
-        true
     }
 
     /// Adds the simulation for nodes with this model of GPU, unless there is one.
@@ -126,7 +133,7 @@ impl<'a> CostBasis<'a> {
         let compute = || simulation.map_or((0, 0), |simulation| measure(simulation, &gpus, host));
         // The node caches the values for requests that count every hint, as most requests do.
         let (value, unusable) = if node.hints.iter().all(|hint| hints.counts(&hint.owner)) {
-            *node.value_cache.get_or_init(compute)
+            node.value_cache.get_or_compute(model.number, compute)
         } else {
             compute()
         };

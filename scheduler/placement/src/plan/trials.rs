@@ -326,7 +326,7 @@ impl<'a> Trials<'a> {
         copy.n_changes += 1;
         copy.scores.clear();
         change(&mut copy.node);
-        copy.node.value_cache.take();
+        copy.node.value_cache.clear();
     }
 
     /// Takes the last change of a copy back; a copy without a difference is dropped.
@@ -342,7 +342,7 @@ impl<'a> Trials<'a> {
         copy.scores.clear();
         change(&mut copy.node);
         copy.node.host.used = used;
-        copy.node.value_cache.take();
+        copy.node.value_cache.clear();
     }
 }
 

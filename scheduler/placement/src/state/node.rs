@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts, subtract};
 use crate::data::device::{Device, DeviceRef};
@@ -12,6 +12,7 @@ use crate::data::ident::OwnerId;
 use crate::data::inventory::{GPUS, GpuModel, Inventory};
 use crate::state::charges::{charges, charges_of_all, gpu_charges};
 use crate::state::hardware::HardwareClass;
+use crate::state::value_cache::ValueCache;
 
 /// Most rows (one for each GPU) that are kept inside the node; nodes rarely have more GPUs.
 const N_IN_PLACE: usize = 8;
@@ -28,9 +29,8 @@ pub(crate) struct Node {
     pub(crate) host: Host,
     /// The model of its GPUs; `None` if the node has no GPUs.
     pub(crate) model: Option<GpuModel>,
-    /// The node's value and its unusable idle capacity with every hint counted; empty again at each change of the node or of the
-    /// workload model.
-    pub(crate) value_cache: OnceLock<(u32, u32)>,
+    /// The node's value and its unusable idle capacity with every hint counted; empty again at each change of the node.
+    pub(crate) value_cache: ValueCache,
     /// True if a request without constraints may break a rule although there is room: the partition table binds, or a pod
     /// has exclusive use of devices.
     pub(crate) has_rules: bool,
@@ -117,7 +117,7 @@ impl Node {
             hardware: None,
             host: Host::default(),
             model: None,
-            value_cache: OnceLock::new(),
+            value_cache: ValueCache::default(),
             has_rules: false,
             rows: Rows::default(),
             flags: Box::default(),

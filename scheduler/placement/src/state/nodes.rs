@@ -80,6 +80,14 @@ pub(crate) struct NodeSummary {
     pub(crate) class: Option<EquivalenceClassId>,
 }
 
+impl NodeVersion {
+    /// The node of this version, at this index.
+    pub(crate) fn node_at(self, index: u32) -> NodeId {
+        let generation = self.generation;
+        NodeId { index, generation }
+    }
+}
+
 impl Nodes {
     /// The node with this identifier, unless it is gone.
     #[inline]
@@ -313,20 +321,13 @@ impl Nodes {
         self.remove_if_idle(used.node_index);
     }
 
-    /// Drops the cached values of all nodes, which depend on the workload model.
-    pub(crate) fn clear_values(&mut self) {
-        for node in self.slots.iter_mut().filter_map(|slot| slot.node.as_mut()) {
-            node.value_cache.take();
-        }
-    }
-
     /// Changes a node, and updates everything that follows from it.
     fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
         let slot = self.slots.get_mut(index as usize)?;
         let node = slot.node.as_mut()?;
         let result = change(node);
         // Every change may change the node's value, which is computed again when a request needs it.
-        node.value_cache.take();
+        node.value_cache.clear();
         // The node enters its new class before it leaves the old one: most often both are the same.
         let key = has_class(node).then(|| key_with(node, Hints::Ignore));
         let summary = NodeSummary {

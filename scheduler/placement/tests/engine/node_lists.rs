@@ -2,8 +2,8 @@
 
 use placement::RequestedMemory::Units;
 use placement::{
-    BatchEvaluation, CachedResult, Fleet, Hints, HostAmounts, NodeList, NodePolicy, PodProfile, Policies,
-    Reason, Score, ShareRequest,
+    BatchEvaluation, CachedResult, Fleet, Hints, HostAmounts, NextModel, NodeList, NodePolicy, PodProfile,
+    Policies, Reason, Score, ShareRequest,
 };
 use proptest::prelude::*;
 
@@ -22,6 +22,10 @@ enum Step {
     Unhint(u32),
     /// The workload model is computed again, with one more pod that asks for this much of a GPU in percent.
     Refresh(u32),
+    /// The same, but the model takes effect with the step `TakeEffect`, after results by it have been computed.
+    BeginModel(u32),
+    Prepare,
+    TakeEffect,
     /// A request of one of the kinds by a pod, under a policy.
     Ask(usize, u32, NodePolicy),
 }
@@ -35,6 +39,9 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(pod, node, n)| Step::Hint(pod, node, n)),
         pod.clone().prop_map(Step::Unhint),
         (10..100_u32).prop_map(Step::Refresh),
+        (10..100_u32).prop_map(Step::BeginModel),
+        Just(Step::Prepare),
+        Just(Step::TakeEffect),
         (
             0..3_usize,
             pod,
@@ -46,6 +53,69 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn name(node: u32) -> String {
     format!("n{node}")
+}
+
+/// A fleet, and the workload model that takes effect there next.
+struct Changed {
+    fleet: Fleet,
+    next: Option<NextModel>,
+}
+
+impl Changed {
+    fn new() -> Self {
+        let mut fleet = Fleet::new();
+        for node in 0..N_NODES {
+            let inventory = inventory(&name(node), &[100, 60 + 10 * u64::from(node)]);
+            fleet.set_inventory(&name(node), inventory);
+        }
+        Self { fleet, next: None }
+    }
+
+    /// Takes a step that changes the fleet.
+    fn take(&mut self, step: &Step) {
+        let fleet = &mut self.fleet;
+        match *step {
+            Step::Hold(pod, node, n) => hold(fleet, &format!("p{pod}"), &name(node), on_minor(0, Units(n))),
+            Step::Release(pod) => {
+                fleet.release(&format!("p{pod}"));
+            }
+            Step::Hint(pod, node, n) => {
+                let id = fleet.node_id(&name(node)).unwrap();
+                let owner = format!("p{pod}").as_str().into();
+                let chosen = fleet.choose_devices(id, &units(20), Policies::default().device, Hints::Respect);
+                for _ in 0..n {
+                    if let Ok(placement) = &chosen {
+                        fleet.hint(&owner, id, placement);
+                    }
+                }
+            }
+            Step::Unhint(pod) => {
+                fleet.unhint(&format!("p{pod}"));
+            }
+            Step::Refresh(percent) => {
+                self.count(percent);
+                self.fleet.refresh_workload_model();
+                self.next = None;
+            }
+            Step::BeginModel(percent) => {
+                self.count(percent);
+                self.next = self.fleet.next_model();
+            }
+            Step::TakeEffect => {
+                if let Some(next) = self.next.take() {
+                    fleet.set_model(next);
+                }
+            }
+            Step::Prepare | Step::Ask(..) => {}
+        }
+    }
+
+    /// Counts one more pod that asks for this much of a GPU in percent.
+    fn count(&mut self, percent: u32) {
+        let gpus = (&ratio(percent)).into();
+        let host = HostAmounts::default();
+        self.fleet.workload_mut().add(PodProfile { gpus, host });
+    }
 }
 
 /// The results on each node of a list, one by one.
@@ -64,43 +134,32 @@ fn one_by_one(
 
 proptest! {
     #[test]
-    fn a_list_has_the_results_of_its_nodes(names in Just((0..=N_NODES).collect::<Vec<u32>>()).prop_shuffle(), steps in prop::collection::vec(step(), 1..60)) {
-        let mut fleet = Fleet::new();
-        for node in 0..N_NODES {
-            fleet.set_inventory(&name(node), inventory(&name(node), &[100, 60 + 10 * u64::from(node)]));
-        }
+    fn a_list_has_the_results_of_its_nodes(names in Just((0..=N_NODES).collect::<Vec<u32>>()).prop_shuffle(), steps in prop::collection::vec(step(), 1..80)) {
+        // The second fleet computes nothing by a model before it takes effect.
+        let mut fleets = [Changed::new(), Changed::new()];
         // The last number has no node, and one node is not in the list.
         let names = &names[1..];
-        let nodes = names.iter().map(|node| fleet.node_id(&name(*node))).collect();
+        let nodes = names.iter().map(|node| fleets[0].fleet.node_id(&name(*node))).collect();
         let list = NodeList::new(nodes).unwrap();
         let kinds: [ShareRequest; 3] = [units(30), units(70), ratio(100)];
         for step in steps {
+            for fleet in &mut fleets {
+                fleet.take(&step);
+            }
             match step {
-                Step::Hold(pod, node, n) => hold(&mut fleet, &format!("p{pod}"), &name(node), on_minor(0, Units(n))),
-                Step::Release(pod) => { fleet.release(&format!("p{pod}")); }
-                Step::Hint(pod, node, n) => {
-                    let id = fleet.node_id(&name(node)).unwrap();
-                    let owner = format!("p{pod}").as_str().into();
-                    let chosen = fleet.choose_devices(id, &units(20), Policies::default().device, Hints::Respect);
-                    for _ in 0..n {
-                        if let Ok(placement) = &chosen { fleet.hint(&owner, id, placement); }
-                    }
-                }
-                Step::Unhint(pod) => { fleet.unhint(&format!("p{pod}")); }
-                Step::Refresh(percent) => {
-                    fleet.workload_mut().add(PodProfile { gpus: (&ratio(percent)).into(), host: HostAmounts::default() });
-                    fleet.refresh_workload_model();
-                }
+                Step::Prepare => if let Some(next) = &mut fleets[0].next { next.prepare(&fleets[0].fleet); }
                 Step::Ask(kind, pod, node) => {
                     let (uid, policies) = (format!("p{pod}"), Policies { node, ..Policies::default() });
                     let hints = Hints::RespectOthers(&uid);
+                    let [fleet, plain] = fleets.each_ref().map(|changed| &changed.fleet);
                     let mut batch = fleet.evaluation(&kinds[kind], hints);
                     let read = |results: &[CachedResult]| results.iter().map(|result| result.get()).collect::<Vec<_>>();
                     let found = list.evaluate(&mut batch, policies, Err(Reason::NoDevice), read);
-                    let expected = one_by_one(&fleet, &mut fleet.evaluation(&kinds[kind], hints), policies, names);
+                    let expected = one_by_one(plain, &mut plain.evaluation(&kinds[kind], hints), policies, names);
                     let has_hint = names.iter().filter_map(|node| fleet.view(fleet.node_id(&name(*node))?)).any(|view| view.hinted().any(|owner| owner.as_str() == uid));
                     prop_assert_eq!(found, (!has_hint).then_some(expected));
                 }
+                _ => {}
             }
         }
     }

@@ -1,0 +1,28 @@
+//! Puts new workload models into effect once their results are there.
+//!
+//! The index says when a model is due. Its results are computed a few at a time, each time under a lock of its own, so that
+//! neither a request nor an update waits for them.
+
+use tokio::task::spawn_blocking;
+
+use crate::index::{Index, Shared};
+
+/// Prepares each model that is due and puts it into effect. Ends if a preparation panics.
+pub(crate) async fn keep_current(index: Shared<Index>) {
+    let due = index.write().announce_due_models();
+    loop {
+        due.notified().await;
+        let index = index.clone();
+        if spawn_blocking(move || replace_model(&index)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Puts the workload model of the present pods into effect.
+fn replace_model(index: &Shared<Index>) {
+    let next = index.read().fleet().next_model();
+    let Some(mut next) = next else { return };
+    while next.prepare(index.read().fleet()) {}
+    index.write().set_workload_model(next);
+}
