@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use placement::{DeviceView, NodeId, NodeView, RequestedGpus};
+use placement::{DeviceView, NodeId, RequestedGpus};
 
 use crate::index::{Index, Shared, view};
 use crate::inventory::record_id;
@@ -62,13 +62,12 @@ pub struct GpuSnapshot {
 }
 
 impl AllocationSnapshot {
-    /// Reads all GPUs, those of a few nodes under each lock: filters wait while one is held, with 15,000 nodes under one lock
-    /// for up to
-    /// 0.3 s.
+    /// Reads all GPUs, those of a few nodes under each lock: filters wait while one is held, with 15,000 nodes under one lock for
+    /// up to 0.3 s.
     pub fn read(index: &Shared<Index>) -> Self {
         let (nodes, typical) = {
             let index = index.read();
-            let nodes: Vec<_> = index.fleet().nodes().map(NodeView::id).collect();
+            let nodes: Vec<_> = index.fleet().node_versions().map(|(node, _)| node).collect();
             (nodes, view::typical_requests(index.fleet()))
         };
         let mut snapshot = Self::default();
@@ -80,7 +79,7 @@ impl AllocationSnapshot {
 
     /// Reads all GPUs of an index at one moment.
     pub fn of(index: &Index) -> Self {
-        let nodes: Vec<_> = index.fleet().nodes().map(NodeView::id).collect();
+        let nodes: Vec<_> = index.fleet().node_versions().map(|(node, _)| node).collect();
         let mut snapshot = Self::default();
         snapshot.add(index, &nodes, &view::typical_requests(index.fleet()));
         snapshot.sorted()

@@ -284,14 +284,18 @@ impl StatePublisher {
 
     /// Finds the nodes that may have changed since the last renewal, by their versions.
     fn changes(&self) -> Changes {
-        let index = self.index.read();
-        let typical = view::typical_requests(index.fleet());
-        let all_plugins_serve = index.all_plugins_serve();
+        let (versions, typical, all_plugins_serve, (total, pods)) = {
+            let index = self.index.read();
+            let versions: Vec<_> = index.fleet().node_versions().collect();
+            let typical = view::typical_requests(index.fleet());
+            let pending = view::pending_pods(index.filter(), MAX_PENDING);
+            (versions, typical, index.all_plugins_serve(), pending)
+        };
         let may_have_away = !all_plugins_serve || !self.all_plugins_served;
         let typical_is_same = typical == self.typical;
         let mut nodes = Vec::new();
         let mut n_known = 0;
-        for (id, version) in index.fleet().node_versions() {
+        for (id, version) in versions {
             let Some((known, name)) = self.rendered.get(&id) else {
                 nodes.push((id, version));
                 continue;
@@ -301,7 +305,8 @@ impl StatePublisher {
             // A node's version shows neither the end of an assumption, nor the absence of its plugin, nor other typical requests.
             let is_same = shown.is_none_or(|node| {
                 let name = name.as_deref().unwrap_or_default();
-                let plugin_is_same = !may_have_away || node.plugin == index.filter().plugin_problem(name);
+                let plugin_is_same =
+                    !may_have_away || node.plugin == self.index.read().filter().plugin_problem(name);
                 !node.has_assumed && plugin_is_same && typical_is_same
             });
             if *known != version || !is_same {
@@ -311,10 +316,9 @@ impl StatePublisher {
         let mut gone = Vec::new();
         // The numbers show that no node is gone, as in almost every renewal.
         if n_known < self.rendered.len() {
-            let is_gone = |id: &&NodeId| index.fleet().view(**id).is_none();
+            let is_gone = |id: &&NodeId| self.index.read().fleet().view(**id).is_none();
             gone.extend(self.rendered.keys().filter(is_gone).copied());
         }
-        let (total, pods) = view::pending_pods(index.filter(), MAX_PENDING);
         Changes {
             nodes,
             gone,
