@@ -143,8 +143,8 @@ fn node(name: &str, gib_of_gpus: &[u64]) -> NodeSetup {
     }
 }
 
-/// The pause after which the scheduler's workload model (the mix of pods that it expects) includes the last pod, also on a busy
-/// machine: the scheduler renews the model every 100 ms.
+/// The pause after which a workload model (the mix of pods that the scheduler expects) that the last pod has made due is in
+/// effect, also on a busy machine.
 const MODEL_REFRESH: Duration = Duration::from_secs(1);
 
 /// Waits until kube-scheduler has tried to schedule a pod, and the workload model includes the pod. The next pod is created
@@ -348,14 +348,15 @@ impl Demo {
         self.delete(&names).await
     }
 
-    /// Deletes pods and waits until they are gone.
+    /// Deletes pods, each once the one before is gone: a workload model that is due meanwhile has the same pods in every run.
     async fn delete(&self, names: &[String]) -> Result<()> {
         for name in names {
             self.pods.delete(name).await?;
+            let gone = |snapshot: &ClusterSnapshot| snapshot.pod(name).is_none().then_some(());
+            let what = format!("{name} to be gone");
+            self.cluster.until(&what, DEADLINE, gone).await?;
         }
-        let gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(names).then_some(());
-        let what = format!("{} to be gone", names.join(", "));
-        self.cluster.until(&what, DEADLINE, gone).await
+        Ok(())
     }
 
     /// Sends the extender a filter request, as kube-scheduler would; returns the nodes that fit and the reasons
