@@ -8,6 +8,7 @@ mod unplaced;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use daemon::watch::WatchLag;
@@ -39,6 +40,9 @@ const BUCKETS: [f64; 24] = [
 const PLACEMENT_BUCKETS: [f64; 16] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0,
 ];
+
+/// Pods that are looked up under one lock.
+const PODS_PER_LOCK: usize = 256;
 
 /// A verb of the extender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -305,20 +309,36 @@ struct StateGauges {
     leadership: Leadership,
 }
 
+impl StateGauges {
+    /// Forgets the pods that are bound or gone.
+    fn forget_placed(&self, now: Instant) {
+        for some in self.unplaced.ages(now).chunks(PODS_PER_LOCK) {
+            let mut gone = Vec::new();
+            let index = self.index.read();
+            for (uid, age) in some {
+                let is_waiting = match index.pod(uid) {
+                    Some(_) => index.is_pending(uid),
+                    // The watch may not have shown the pod yet.
+                    None => UnplacedPods::is_new(*age),
+                };
+                if !is_waiting {
+                    gone.push(Arc::clone(uid));
+                }
+            }
+            drop(index);
+            self.unplaced.forget(&gone);
+        }
+    }
+}
+
 impl Collector for StateGauges {
     /// Writes all gauges of the state as the index has it now.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Copied out first, so that no lock is held while the text is written.
-        let (snapshot, unplaced) = {
-            let index = self.index.read();
-            let is_waiting = |uid: &str, age| match index.pod(uid) {
-                Some(_) => index.is_pending(uid),
-                // The watch may not have shown the pod yet.
-                None => UnplacedPods::is_new(age),
-            };
-            let snapshot: Snapshot = index.snapshot();
-            (snapshot, self.unplaced.summarize(Instant::now(), is_waiting))
-        };
+        let snapshot: Snapshot = self.index.read().snapshot();
+        let now = Instant::now();
+        self.forget_placed(now);
+        let unplaced = self.unplaced.summarize(now);
         let help = "Whether a kind of object has been seen whole";
         let mut family = encoder.encode_descriptor("synced", help, None, MetricType::Gauge)?;
         for (kind, synced) in snapshot.synced {

@@ -457,7 +457,7 @@ impl Fleet {
         }
         let number = 1 + self.n_models.fetch_add(1, Ordering::Relaxed);
         let model = self.model.with_sample(sample, number);
-        let cache = self.cache.without_results(self.nodes.slots.len());
+        let cache = self.cache.without_results();
         Some(NextModel::new(model, cache))
     }
 

@@ -66,7 +66,7 @@ pub(super) struct Cluster {
     n_nodes_by_unit: BTreeMap<u64, usize>,
     /// Pods that request device resources and are not terminal, by UID. Boxed like nodes.
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
-    /// Those of `pods` that no watch has shown bound.
+    /// Those of `pods` that no watch has shown bound, the assumed ones included.
     pub(super) unbound: BTreeSet<OwnerId>,
     /// Those of `pods` whose record is counted conservatively, or contradicts what they request or were given.
     pub(super) doubtful: FxHashSet<OwnerId>,
@@ -139,8 +139,10 @@ impl Cluster {
         assumption.filter(|assumption| assumption.state.assumed_at == assumed_at)
     }
 
+    /// The assumptions of all pods.
     pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
-        self.pods.values().filter_map(|entry| entry.assumption.as_deref())
+        let unbound = self.unbound.iter().filter_map(|uid| self.pods.get(uid));
+        unbound.filter_map(|entry| entry.assumption.as_deref())
     }
 
     /// The amount of a resource that a pod requests; 0 for a pod that requests no device resources.

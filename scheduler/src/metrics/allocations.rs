@@ -8,7 +8,7 @@ use crate::index::{Index, Shared, view};
 use crate::inventory::record_id;
 
 /// Nodes that are read under one lock.
-const NODES_PER_LOCK: usize = 16;
+const NODES_PER_LOCK: usize = 8;
 
 /// All GPUs in numbers, and what pods hold of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

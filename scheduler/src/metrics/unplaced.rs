@@ -26,7 +26,7 @@ struct UnplacedPod {
 
 /// The pods that are not bound yet, by UID. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UnplacedPods(Arc<Mutex<FxHashMap<Box<str>, UnplacedPod>>>);
+pub(super) struct UnplacedPods(Arc<Mutex<FxHashMap<Arc<str>, UnplacedPod>>>);
 
 /// The pods that are not bound yet, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,25 +56,32 @@ impl UnplacedPods {
         Some(now.duration_since(pod.first_asked))
     }
 
-    /// Counts the pods, and forgets those for which `is_waiting` returns false. `is_waiting` gets the UID of a pod and the time
-    /// since its first filter.
-    pub(super) fn summarize(
-        &self,
-        now: Instant,
-        is_waiting: impl Fn(&str, Duration) -> bool,
-    ) -> UnplacedSummary {
+    /// The pods, each with the time since its first filter.
+    pub(super) fn ages(&self, now: Instant) -> Vec<(Arc<str>, Duration)> {
+        let pods = self.lock();
+        let ages = pods
+            .iter()
+            .map(|(uid, pod)| (Arc::clone(uid), now.duration_since(pod.first_asked)));
+        ages.collect()
+    }
+
+    /// Forgets pods that wait no longer.
+    pub(super) fn forget(&self, gone: &[Arc<str>]) {
+        let mut pods = self.lock();
+        for uid in gone {
+            pods.remove(uid);
+        }
+    }
+
+    /// Counts the pods.
+    pub(super) fn summarize(&self, now: Instant) -> UnplacedSummary {
         let mut summary = UnplacedSummary::default();
         // Always there, so that a graph shows 0 and not a gap.
         summary.by_reason.insert(FITS, 0);
-        self.lock().retain(|uid, pod| {
-            let age = now.duration_since(pod.first_asked);
-            let is_kept = is_waiting(uid, age);
-            if is_kept {
-                *summary.by_reason.entry(pod.reason).or_default() += 1;
-                summary.oldest = summary.oldest.max(age);
-            }
-            is_kept
-        });
+        for pod in self.lock().values() {
+            *summary.by_reason.entry(pod.reason).or_default() += 1;
+            summary.oldest = summary.oldest.max(now.duration_since(pod.first_asked));
+        }
         summary
     }
 
@@ -83,7 +90,7 @@ impl UnplacedPods {
         age < GRACE
     }
 
-    fn lock(&self) -> MutexGuard<'_, FxHashMap<Box<str>, UnplacedPod>> {
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<Arc<str>, UnplacedPod>> {
         // No code panics with the lock held; the entries are independent of each other in any case.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,7 +109,7 @@ mod tests {
         pods.note_filter("a", Some("core"), at(10));
         pods.note_filter("b", Some("memory"), at(20));
         pods.note_filter("c", None, at(25));
-        let summary = pods.summarize(at(30), |_, _| true);
+        let summary = pods.summarize(at(30));
         assert_eq!(
             summary.by_reason,
             [("core", 1), ("fits", 1), ("memory", 1)].into()
@@ -114,7 +121,11 @@ mod tests {
             None,
             "a repeated bind is not a second placement"
         );
-        let summary = pods.summarize(at(41), |uid, _| uid == "c");
+        let ages = pods.ages(at(41));
+        assert_eq!(ages.len(), 2);
+        assert!(ages.contains(&("b".into(), Duration::from_secs(21))));
+        pods.forget(&["b".into()]);
+        let summary = pods.summarize(at(41));
         assert_eq!(summary.by_reason, [("fits", 1)].into());
         assert_eq!(summary.oldest, Duration::from_secs(16));
     }

@@ -22,7 +22,7 @@ use crate::index::{Index, Shared, view};
 /// The age at which a snapshot is renewed: clients see changes at most this much later.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// Nodes that are copied under one read lock.
-const NODES_PER_LOCK: usize = 16;
+const NODES_PER_LOCK: usize = 4;
 /// Most namespaces that are reviewed for one client, those on the most nodes first; names in other namespaces are hidden.
 const MAX_REVIEWED: usize = 32;
 /// Most pending pods of a snapshot.

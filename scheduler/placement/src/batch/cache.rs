@@ -123,43 +123,49 @@ impl ScoreCache {
             if known.len() >= MAX_REQUESTS {
                 known.remove(0);
             }
-            KnownKind::new(Arc::new(RequestKey::new(request, policies)), n_nodes)
+            KnownKind::new(Arc::new(RequestKey::new(request, policies)))
         };
         kind.is_requested = true;
-        // Requests that still hold the smaller copy lose the results that they add, but read no wrong ones.
-        if kind.scores.words.len() < n_nodes {
-            kind.scores = Arc::new(kind.scores.grown(n_nodes));
-        }
-        let scores = Arc::clone(&kind.scores);
+        let scores = kind.scores_of(n_nodes);
         known.push(kind);
         scores
     }
 
     /// A cache for another workload model, with the kinds that were requested under this one but none of their results.
-    pub(crate) fn without_results(&self, n_nodes: usize) -> Self {
+    pub(crate) fn without_results(&self) -> Self {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let requested = known.iter().filter(|kind| kind.is_requested);
-        let kinds = requested.map(|kind| KnownKind::new(Arc::clone(&kind.key), n_nodes));
+        let kinds = requested.map(|kind| KnownKind::new(Arc::clone(&kind.key)));
         Self {
             known: Mutex::new(kinds.collect()),
         }
     }
 
-    /// The kind that was used at this place from the latest, and its results; `None` beyond the last.
-    pub(crate) fn kind(&self, place: usize) -> Option<(Arc<RequestKey>, Arc<CachedScores>)> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let kind = known.iter().nth_back(place)?;
-        Some((Arc::clone(&kind.key), Arc::clone(&kind.scores)))
+    /// The kind at this place from the latest used, and its results, with room for `n_nodes`; `None` beyond the last.
+    pub(crate) fn kind(&self, place: usize, n_nodes: usize) -> Option<(Arc<RequestKey>, Arc<CachedScores>)> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let kind = known.iter_mut().nth_back(place)?;
+        Some((Arc::clone(&kind.key), kind.scores_of(n_nodes)))
     }
 }
 
 impl KnownKind {
-    fn new(key: Arc<RequestKey>, n_nodes: usize) -> Self {
+    /// A kind without results and without room for any.
+    fn new(key: Arc<RequestKey>) -> Self {
         Self {
             key,
-            scores: Arc::new(CachedScores::new(n_nodes)),
+            scores: Arc::new(CachedScores::new(0)),
             is_requested: false,
         }
+    }
+
+    /// The results, with room for `n_nodes`.
+    fn scores_of(&mut self, n_nodes: usize) -> Arc<CachedScores> {
+        // Requests that still hold the smaller copy lose the results that they add, but read no wrong ones.
+        if self.scores.words.len() < n_nodes {
+            self.scores = Arc::new(self.scores.grown(n_nodes));
+        }
+        Arc::clone(&self.scores)
     }
 }
 
@@ -182,16 +188,12 @@ impl CachedScores {
     /// A copy with room for nodes that have come since, and for some more.
     fn grown(&self, n_nodes: usize) -> Self {
         // A quarter more than needed, so that a growing cluster does not copy all results with every new node.
-        let grown = Self::new(n_nodes + n_nodes / 4);
+        let spare = if self.words.is_empty() { 0 } else { n_nodes / 4 };
+        let grown = Self::new(n_nodes + spare);
         for (word, known) in grown.words.iter().zip(&self.words) {
             word.store(known.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         grown
-    }
-
-    /// The number of nodes for whose results there is room.
-    pub(crate) fn n_nodes(&self) -> usize {
-        self.words.len()
     }
 
     /// The result on a node of this version, if it is known.

@@ -10,7 +10,7 @@ use crate::data::holding::Hints;
 use crate::fleet::Fleet;
 
 /// Most results that are computed at a time, about 3 µs each.
-const RESULTS_AT_ONCE: usize = 32;
+const RESULTS_AT_ONCE: usize = 16;
 
 /// Most nodes that are looked at at a time, a few nanoseconds each if their results are known.
 const NODES_AT_ONCE: usize = 4096;
@@ -46,13 +46,12 @@ impl NextModel {
     /// Computes a few more results, for tenths of a millisecond; returns false once nearly all are there.
     pub fn prepare(&mut self, fleet: &Fleet) -> bool {
         let (mut n_results, mut n_nodes) = (RESULTS_AT_ONCE, NODES_AT_ONCE);
-        while let Some((key, scores)) = self.cache.kind(self.kind) {
+        let n_slots = fleet.nodes.slots.len();
+        while let Some((key, scores)) = self.cache.kind(self.kind, n_slots) {
             let context = fleet.context_by(&self.model, Hints::Respect);
             let batch = BatchEvaluation::new(&fleet.nodes, context, &self.cache, key.request());
             let mut batch = batch.with_scores(key.policies, Arc::clone(&scores));
-            // Nodes that have come since the results got their room are left to the first request.
-            let versions = fleet.nodes.versions.iter().take(scores.n_nodes());
-            for version in versions.skip(self.index as usize) {
+            for version in fleet.nodes.versions.iter().skip(self.index as usize) {
                 if n_results == 0 || n_nodes == 0 {
                     return true;
                 }
