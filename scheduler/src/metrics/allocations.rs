@@ -9,6 +9,8 @@ use crate::inventory::record_id;
 
 /// Nodes that are read under one lock.
 const NODES_PER_LOCK: usize = 8;
+/// The most GPUs that nodes usually have.
+const USUAL_GPUS: usize = 16;
 
 /// All GPUs in numbers, and what pods hold of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +74,8 @@ impl AllocationSnapshot {
         };
         let mut snapshot = Self::default();
         for nodes in nodes.chunks(NODES_PER_LOCK) {
+            // A growing list is copied before the lock is taken.
+            snapshot.gpus.reserve(NODES_PER_LOCK * USUAL_GPUS);
             snapshot.add(&index.read(), nodes, &typical);
         }
         snapshot.sorted()
