@@ -241,8 +241,8 @@ impl Index {
         Arc::clone(self.model_due.get_or_insert_default())
     }
 
-    /// Puts a workload model of this index's fleet into effect.
-    pub fn set_workload_model(&mut self, next: NextModel) {
+    /// Puts a workload model of this index's fleet into effect, and leaves the one before in its place.
+    pub fn set_workload_model(&mut self, next: &mut NextModel) {
         self.cluster.fleet.set_model(next);
     }
 

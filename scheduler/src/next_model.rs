@@ -23,6 +23,7 @@ pub(crate) async fn keep_current(index: Shared<Index>) {
 fn replace_model(index: &Shared<Index>) {
     let next = index.read().fleet().next_model();
     let Some(mut next) = next else { return };
+    next.simulate();
     while next.prepare(index.read().fleet()) {}
-    index.write().set_workload_model(next);
+    index.write().set_workload_model(&mut next);
 }

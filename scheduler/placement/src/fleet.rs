@@ -36,7 +36,7 @@ pub struct Fleet {
     pub(crate) nodes: Nodes,
     weights: ResourceWeights,
     workload: Workload,
-    model: WorkloadModel,
+    pub(crate) model: WorkloadModel,
     /// The number of the latest workload model, whether it took effect or not.
     n_models: AtomicU64,
     cache: ScoreCache,
@@ -456,23 +456,24 @@ impl Fleet {
             return None;
         }
         let number = 1 + self.n_models.fetch_add(1, Ordering::Relaxed);
-        let model = self.model.with_sample(sample, number);
-        let cache = self.cache.without_results();
-        Some(NextModel::new(model, cache))
+        let gpus = self.model.gpu_models().collect();
+        let model = WorkloadModel::new(number, sample);
+        Some(NextModel::new(model, gpus, self.cache.without_results()))
     }
 
-    /// Puts a workload model of this fleet into effect.
-    pub fn set_model(&mut self, next: NextModel) {
-        let NextModel { mut model, cache, .. } = next;
-        // A node with another model of GPU may have come since the model began.
-        model.add_gpu_models_of(&self.model);
-        (self.model, self.cache) = (model, cache);
+    /// Puts a workload model of this fleet into effect. `next` then holds the one before, whose results take a while to drop.
+    pub fn set_model(&mut self, next: &mut NextModel) {
+        // A node with another model of GPU may have come since the last preparation.
+        next.model.add_gpu_models_of(&self.model);
+        std::mem::swap(&mut self.model, &mut next.model);
+        std::mem::swap(&mut self.cache, &mut next.cache);
     }
 
     /// Puts the workload model of the present pods into effect at once; returns false if it is so already. The next request of each
     /// kind then simulates all nodes.
     pub fn refresh_workload_model(&mut self) -> bool {
-        self.next_model().map(|next| self.set_model(next)).is_some()
+        let next = self.next_model();
+        next.map(|mut next| self.set_model(&mut next)).is_some()
     }
 
     /// The pods that the model expects: each kind, and its number in a thousand pods, the commonest first. Empty

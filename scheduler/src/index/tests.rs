@@ -12,7 +12,7 @@ use proto::resource::ResourceNames;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{Assumed, Attempt, Index, Phase, Shared};
+use super::{Assumed, Attempt, Index, Phase, Shared, requests_devices};
 use crate::accounting::PodFacts;
 use crate::bind::{PodId, PodLookup};
 use crate::metrics::{AllocationSnapshot, NamespaceSnapshot};
@@ -324,14 +324,17 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// The counts of a snapshot that are kept with every change, from all nodes and pods: nodes, of these with GPUs, assumed pods,
-/// pods that are counted conservatively, and pods whose records contradict.
-fn counted(index: &Index) -> [u64; 5] {
+/// The counts of a snapshot that are kept with every change, from all nodes and pods: nodes, of these with GPUs, pending pods,
+/// assumed ones, pods that are counted conservatively, and pods whose records contradict.
+fn counted(index: &Index) -> [u64; 6] {
     let count = |n: usize| u64::try_from(n).unwrap();
     let (nodes, pods) = (&index.cluster.nodes, &index.cluster.pods);
     [
         nodes.values().filter(|node| node.exists()).count(),
         nodes.values().filter(|node| node.shares_gpus()).count(),
+        pods.values()
+            .filter(|pod| pod.bound().is_none() && requests_devices(&index.cluster, &pod.facts))
+            .count(),
         pods.values().filter(|pod| pod.assumption.is_some()).count(),
         pods.values().filter(|pod| pod.problem.is_some()).count(),
         pods.values().filter(|pod| pod.contradicts).count(),
@@ -390,7 +393,7 @@ proptest! {
         for change in changes {
             take_change(&mut index, &change, &mut assumed);
             let shown = index.snapshot();
-            let counts = [shown.n_nodes, shown.n_gpu_nodes, shown.n_assumed, shown.n_conservative, shown.n_contradicting];
+            let counts = [shown.n_nodes, shown.n_gpu_nodes, shown.n_pending, shown.n_assumed, shown.n_conservative, shown.n_contradicting];
             prop_assert_eq!(counts, counted(&index), "{:?}", change);
         }
     }

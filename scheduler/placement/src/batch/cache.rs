@@ -18,6 +18,9 @@ use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
 /// Most kinds of requests in the cache; a new one replaces the one that was evaluated longest ago. Each takes one word per node.
 const MAX_REQUESTS: usize = 128;
 
+/// Workload models without a request of a kind after which its results are not computed any more.
+const KEPT_MODELS: u32 = 3;
+
 /// Bits of a result; the rest of a word is a version, which repeats after 68 billion changes.
 const RESULT_BITS: u32 = 28;
 const VERSION_MASK: u64 = u64::MAX >> RESULT_BITS;
@@ -98,8 +101,8 @@ pub(crate) struct ScoreCache {
 struct KnownKind {
     key: Arc<RequestKey>,
     scores: Arc<CachedScores>,
-    /// False if the results were computed before a request of the kind came.
-    is_requested: bool,
+    /// The number of workload models since the last request of the kind.
+    n_models: u32,
 }
 
 impl ScoreCache {
@@ -125,17 +128,20 @@ impl ScoreCache {
             }
             KnownKind::new(Arc::new(RequestKey::new(request, policies)))
         };
-        kind.is_requested = true;
+        kind.n_models = 0;
         let scores = kind.scores_of(n_nodes);
         known.push(kind);
         scores
     }
 
-    /// A cache for another workload model, with the kinds that were requested under this one but none of their results.
+    /// A cache for the next workload model, with the kinds that were requested lately but none of their results.
     pub(crate) fn without_results(&self) -> Self {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let requested = known.iter().filter(|kind| kind.is_requested);
-        let kinds = requested.map(|kind| KnownKind::new(Arc::clone(&kind.key)));
+        let recent = known.iter().filter(|kind| kind.n_models < KEPT_MODELS);
+        let kinds = recent.map(|kind| KnownKind {
+            n_models: kind.n_models + 1,
+            ..KnownKind::new(Arc::clone(&kind.key))
+        });
         Self {
             known: Mutex::new(kinds.collect()),
         }
@@ -155,7 +161,7 @@ impl KnownKind {
         Self {
             key,
             scores: Arc::new(CachedScores::new(0)),
-            is_requested: false,
+            n_models: 0,
         }
     }
 

@@ -7,6 +7,7 @@ use crate::batch::cache::ScoreCache;
 use crate::batch::evaluation::BatchEvaluation;
 use crate::choice::cost::WorkloadModel;
 use crate::data::holding::Hints;
+use crate::data::inventory::GpuModel;
 use crate::fleet::Fleet;
 
 /// Most results that are computed at a time, about 3 µs each.
@@ -23,6 +24,8 @@ const MAX_ROUNDS: u32 = 4;
 pub struct NextModel {
     pub(crate) model: WorkloadModel,
     pub(crate) cache: ScoreCache,
+    /// The models of GPU on which the expected pods are not simulated yet.
+    gpus: Vec<GpuModel>,
     /// The place of the next kind and the index of the next node to look at.
     kind: usize,
     index: u32,
@@ -32,10 +35,11 @@ pub struct NextModel {
 }
 
 impl NextModel {
-    pub(crate) fn new(model: WorkloadModel, cache: ScoreCache) -> Self {
+    pub(crate) fn new(model: WorkloadModel, gpus: Vec<GpuModel>, cache: ScoreCache) -> Self {
         Self {
             model,
             cache,
+            gpus,
             kind: 0,
             index: 0,
             n_rounds: 0,
@@ -43,20 +47,30 @@ impl NextModel {
         }
     }
 
+    /// Simulates the expected pods on every model of GPU, for up to milliseconds. The fleet is not needed meanwhile.
+    pub fn simulate(&mut self) {
+        for gpu in std::mem::take(&mut self.gpus) {
+            self.model.add_gpu_model(gpu);
+        }
+    }
+
     /// Computes a few more results, for tenths of a millisecond; returns false once nearly all are there.
     pub fn prepare(&mut self, fleet: &Fleet) -> bool {
+        // A result by a model without the GPUs of a node would be wrong: such a node may have come a moment ago.
+        self.model.add_gpu_models_of(&fleet.model);
         let (mut n_results, mut n_nodes) = (RESULTS_AT_ONCE, NODES_AT_ONCE);
         let n_slots = fleet.nodes.slots.len();
         while let Some((key, scores)) = self.cache.kind(self.kind, n_slots) {
             let context = fleet.context_by(&self.model, Hints::Respect);
             let batch = BatchEvaluation::new(&fleet.nodes, context, &self.cache, key.request());
             let mut batch = batch.with_scores(key.policies, Arc::clone(&scores));
-            for version in fleet.nodes.versions.iter().skip(self.index as usize) {
+            let nodes = fleet.nodes.summaries.iter().zip(&fleet.nodes.versions);
+            for (summary, version) in nodes.skip(self.index as usize) {
                 if n_results == 0 || n_nodes == 0 {
                     return true;
                 }
                 n_nodes -= 1;
-                if scores.get(self.index, version.number).is_none() {
+                if summary.exists && scores.get(self.index, version.number).is_none() {
                     n_results -= 1;
                     self.n_computed += 1;
                     // The result is kept, a refusal too.

@@ -40,20 +40,19 @@ pub(crate) struct WorkloadModel {
 }
 
 impl WorkloadModel {
-    /// The model of these expected pods on the same models of GPU.
-    pub(crate) fn with_sample(&self, sample: Sample, number: u64) -> Self {
-        let gpus = self.by_gpu.keys();
+    /// The model of these expected pods, without any model of GPU yet.
+    pub(crate) fn new(number: u64, sample: Sample) -> Self {
         Self {
             number,
-            by_gpu: gpus.map(|gpu| (*gpu, Simulation::new(&sample, *gpu))).collect(),
             sample,
+            ..Self::default()
         }
     }
 
     /// Adds the models of GPU that another workload model has.
     pub(crate) fn add_gpu_models_of(&mut self, other: &Self) {
-        for gpu in other.by_gpu.keys() {
-            self.add_gpu_model(*gpu);
+        for gpu in other.gpu_models() {
+            self.add_gpu_model(gpu);
         }
     }
 
@@ -67,6 +66,10 @@ impl WorkloadModel {
 
     pub(crate) fn sample(&self) -> &Sample {
         &self.sample
+    }
+
+    pub(crate) fn gpu_models(&self) -> impl Iterator<Item = GpuModel> {
+        self.by_gpu.keys().copied()
     }
 }
 

@@ -17,6 +17,8 @@ enum Step {
     /// A pod holds units of a GPU of a node.
     Hold(u32, u32, u64),
     Release(u32),
+    /// A node has one GPU of this many units in place of its others: a model of GPU that no other node has.
+    Replace(u32, u64),
     /// Room is kept for a pod on a node, this often: the changes that the fleet remembers are about 4,000.
     Hint(u32, u32, u32),
     Unhint(u32),
@@ -35,6 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (pod.clone(), node.clone(), 1..90_u64).prop_map(|(pod, node, n)| Step::Hold(pod, node, n)),
         pod.clone().prop_map(Step::Release),
+        (node.clone(), 101..120_u64).prop_map(|(node, units)| Step::Replace(node, units)),
         (pod.clone(), node, prop_oneof![9 => Just(1_u32), 1 => Just(3000)])
             .prop_map(|(pod, node, n)| Step::Hint(pod, node, n)),
         pod.clone().prop_map(Step::Unhint),
@@ -79,6 +82,9 @@ impl Changed {
             Step::Release(pod) => {
                 fleet.release(&format!("p{pod}"));
             }
+            Step::Replace(node, units) => {
+                fleet.set_inventory(&name(node), inventory(&name(node), &[units]));
+            }
             Step::Hint(pod, node, n) => {
                 let id = fleet.node_id(&name(node)).unwrap();
                 let owner = format!("p{pod}").as_str().into();
@@ -102,8 +108,8 @@ impl Changed {
                 self.next = self.fleet.next_model();
             }
             Step::TakeEffect => {
-                if let Some(next) = self.next.take() {
-                    fleet.set_model(next);
+                if let Some(mut next) = self.next.take() {
+                    fleet.set_model(&mut next);
                 }
             }
             Step::Prepare | Step::Ask(..) => {}
