@@ -17,11 +17,16 @@ fn instructions(stage: &str, instruction: &str) -> Vec<String> {
 }
 
 #[rstest]
-#[case::scheduler(SCHEDULER, "scheduler", "65532:65532")]
-#[case::device_plugin(DEVICE_PLUGIN, "device-plugin", "0:0")]
-fn each_image_contains_its_binary(#[case] daemon: Daemon, #[case] stage: &str, #[case] user: &str) {
+#[case::scheduler(SCHEDULER, "scheduler", "dist", "65532:65532")]
+#[case::device_plugin(DEVICE_PLUGIN, "device-plugin", "dist-small", "0:0")]
+fn each_image_contains_its_binary(
+    #[case] daemon: Daemon,
+    #[case] stage: &str,
+    #[case] profile: &str,
+    #[case] user: &str,
+) {
     let build = format!(
-        "cargo build --profile dist --locked -p {} --bin {}",
+        "cargo build --profile {profile} --locked -p {} --bin {}",
         daemon.package, daemon.name
     );
     assert!(read("docker/Dockerfile").contains(&build), "{build}");
