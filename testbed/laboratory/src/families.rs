@@ -179,6 +179,8 @@ impl Task {
                 // The invented list of pods has its final length, and the order in which they arrive.
                 in_order: true,
                 check_every: 1000,
+                evictions: None,
+                joins: &[],
             };
             let outcome = run::run(job, &bar, stop).await;
             let Some(outcome) = outcome.with_context(|| format!("{label} {policy}"))? else {

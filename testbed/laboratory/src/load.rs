@@ -37,6 +37,7 @@ mod growth;
 mod histogram;
 mod injection;
 mod kept_connection;
+mod preemptors;
 mod requests;
 mod schedule;
 mod soak;

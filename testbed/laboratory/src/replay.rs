@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use proto::read_api::MAX_PLANNED_MOVES;
 use scheduler::config::AnswerNodes;
 use tokio::runtime::Handle;
 
@@ -18,6 +19,7 @@ use kit::console::{Bars, Console};
 use parallel::in_parallel;
 use plot::PlottedValue;
 use policy::{Policy, Reference};
+use queue::Evictions;
 use run::{Job, RunResult};
 use summary::Summary;
 use world::ReplayInput;
@@ -27,6 +29,7 @@ pub mod conditions;
 pub mod curve;
 pub mod engine;
 pub mod fragment;
+pub mod join;
 pub mod live;
 pub mod objects;
 pub mod occupancy;
@@ -34,6 +37,7 @@ pub mod parallel;
 pub mod plot;
 pub mod policy;
 pub mod portion;
+pub mod queue;
 pub mod reference;
 pub mod run;
 pub mod seen;
@@ -105,6 +109,12 @@ pub struct ReplayArgs {
     /// With --departures, multiply the life of pods by this factor, so that more of them are there together.
     #[arg(long, default_value_t = 1.0, value_parser = factor, requires = "departures")]
     stretch: f64,
+    /// With --departures, let pods wait that fit nowhere, a tenth of all pods at a high priority, and by these evictions for them.
+    #[arg(long, value_enum, requires = "departures")]
+    evictions: Option<Evictions>,
+    /// With --departures, plan to join free memory by at most so many moves, such as 1,5,20, once 95 % are allocated.
+    #[arg(long, value_name = "MOVES", value_delimiter = ',', requires = "departures", value_parser = moves)]
+    join: Vec<usize>,
     /// Check every invariant of the engine after this number of placements, and at the end.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     check_every: u32,
@@ -161,6 +171,15 @@ fn factor(text: &str) -> Result<f64, String> {
     factor.ok_or_else(|| "write a number from 0 to 10000, such as 1.3".to_owned())
 }
 
+/// Parses the most moves of a plan.
+fn moves(text: &str) -> Result<usize, String> {
+    let moves = text
+        .parse()
+        .ok()
+        .filter(|moves| (1..=MAX_PLANNED_MOVES).contains(moves));
+    moves.ok_or_else(|| format!("write a number from 1 to {MAX_PLANNED_MOVES}"))
+}
+
 /// A list of pods and the nodes that they are placed on (`world`), with the list's commonest kinds of pods (`typical`).
 struct PodList {
     name: String,
@@ -178,7 +197,7 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
         .iter()
         .map(|named| RunConditions::of(*named, args.overrides))
         .collect();
-    let plots = args.plots.clone();
+    let (plots, joins, waits) = (args.plots.clone(), args.join.clone(), args.evictions.is_some());
     let plan = ReplayPlan {
         lists,
         conditions,
@@ -189,6 +208,12 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
     console.finish();
     let summaries = summaries?;
     console.result(&summary::render(&summaries));
+    if waits {
+        console.result(&queue::render(&summaries));
+    }
+    if !joins.is_empty() {
+        console.result(&join::render(&summaries, &joins));
+    }
     console.json(&summaries);
     if let Some(dir) = plots {
         draw(&dir, &summaries, &console)?;
@@ -330,6 +355,8 @@ impl ReplayPlan {
             stretch: self.args.stretch,
             in_order: self.replays_own_pods(),
             check_every: self.args.check_every,
+            evictions: self.args.evictions,
+            joins: &self.args.join,
         };
         let outcome = run::run(job, &bar, stop).await.with_context(|| label)?;
         bar.end(&match outcome.as_ref().and_then(|outcome| outcome.curve.last()) {

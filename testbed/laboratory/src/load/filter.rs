@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::baseline::{Baseline, STEPS};
 use super::churn::Churn;
 use super::kept_connection::{KeptConnection, wire};
+use super::preemptors::{self, Preemptors};
 use super::requests::PreparedRequests;
 use super::throughput::Throughput;
 use super::viewers::Viewers;
@@ -50,6 +51,12 @@ pub struct FilterArgs {
     /// Clients that view all nodes meanwhile (`inspect`), one answer after the other.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     views: u32,
+    /// Refused pods of high priority that ask meanwhile, each about all nodes every 10 s. Needs eight pods for each node.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    preemptors: u32,
+    /// The scheduler's --make-room, 1 s after a refusal.
+    #[arg(long, default_value = "off")]
+    make_room: String,
     /// The number of requests for each number of names.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: u32,
@@ -158,8 +165,14 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     console.step(&format!("making {n_nodes} nodes and {n_pods} pods"));
     let (api, dir) = Rig::start().await?;
     fleet::fill(api.objects(), n_nodes, n_pods, args.pod_bytes)?;
+    let preemptors = match args.preemptors {
+        0 => Vec::new(),
+        n => preemptors::create(api.objects(), n_nodes, n)?,
+    };
     console.step("starting the scheduler");
-    let rig = Rig::with_scheduler(api, dir, &["--hint-ttl", HINT]).await?;
+    let make_room = ["--make-room", &args.make_room, "--make-room-after", "1s"];
+    let flags = [&["--hint-ttl", HINT], &make_room[..]].concat();
+    let rig = Rig::with_scheduler(api, dir, &flags).await?;
     let rss = rig.rss()?;
     let floor = Baseline::start(n_nodes).await?;
     let binds = args.binds_per_second;
@@ -171,6 +184,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
         .await?;
     }
     let churn = (binds > 0).then(|| Churn::start(rig.api.objects().clone(), &rig.url, n_nodes, binds));
+    let preemptors = (!preemptors.is_empty()).then(|| Preemptors::start(preemptors, &rig.url, n_nodes));
     let viewers = (args.views > 0).then(|| Viewers::start(rig.address, args.views));
     let mut sizes: Vec<u32> = args.names.iter().map(|n_names| *n_names.min(&n_nodes)).collect();
     sizes.sort_unstable();
@@ -226,7 +240,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
             throughput,
         });
     }
-    drop((churn, viewers));
+    drop((churn, viewers, preemptors));
     rig.stop().await;
     Ok(measured)
 }

@@ -15,7 +15,7 @@ use kit::apiserver::ApiObjects;
 use kit::pods::{set, set_in};
 
 const GPUS: u32 = 8;
-const GIB_OF_GPU: u32 = 16;
+pub(super) const GIB_OF_GPU: u32 = 16;
 pub(super) const DEVICES: &str = "devices.scheduling.koordinator.sh";
 pub(super) const NAMESPACE: &str = "default";
 

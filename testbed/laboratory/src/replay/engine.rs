@@ -17,26 +17,43 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 use kit::kube_scheduler::{OfflineAttempt, OfflineScheduler, SchedulerConfiguration, Ties};
 use kit::pods::{set, set_in};
 use placement::Policies;
 use proto::device::TYPE_GPU;
 use proto::quantity::Quantity;
+use proto::read_api::{PlanGoal, PlanLimits, PlanRequest};
 use proto::record::{DeviceAllocation, Record};
 use proto::resource::{GPU_CORE, GPU_MEMORY_RATIO};
 use scheduler::bind::PodId;
 use scheduler::config::AnswerNodes;
 use scheduler::extender::{Extender, filter, prioritize};
+use scheduler::index::{NodeRoom, Preemptor, Promised, RoomSearch};
 use scheduler::offline;
+use scheduler::read_api::plan;
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 use super::arrivals::Arrival;
+use super::join::JoinGain;
 use super::occupancy::{FreeRoom, GpuShare};
 use super::portion::real;
 use super::seen::read;
 use super::trace::PERCENT;
 use super::world::{ReplayInput, ReplayNode, ReplayPod};
+
+/// The most nodes that are searched for room, as in the scheduler: those with the fewest pods of lower priority.
+const MAX_SEARCHED: usize = 64;
+
+/// The place of a pod among others, where pods may be evicted.
+#[derive(Clone, Copy, Debug)]
+pub struct PodRank {
+    /// Its priority.
+    pub priority: i32,
+    /// The time of its start, in seconds.
+    pub started: i64,
+}
 
 /// Both schedulers, and the pod that they are placing.
 pub struct Engine<'w> {
@@ -129,12 +146,24 @@ impl<'w> Engine<'w> {
         })
     }
 
-    /// Plays a user who creates a pod, which becomes the current one.
-    pub fn create(&mut self, pod: &ReplayPod, arrival: &Arrival) -> Result<()> {
+    /// Plays a user who creates a pod, which becomes the current one. A pod with a rank has a controller, and may be evicted.
+    pub fn create(&mut self, pod: &ReplayPod, arrival: &Arrival, rank: Option<PodRank>) -> Result<()> {
         self.shown = pod.object.clone();
         set_in(&mut self.shown, "metadata", "name", json!(arrival.name));
         set_in(&mut self.shown, "metadata", "uid", json!(uid(pod, arrival)));
         set(&mut self.shown, "status", json!({"phase": "Pending"}));
+        if let Some(PodRank { priority, started }) = rank {
+            let controller = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true});
+            set_in(
+                &mut self.shown,
+                "metadata",
+                "ownerReferences",
+                json!([controller]),
+            );
+            set_in(&mut self.shown, "spec", "priority", json!(priority));
+            let started = Timestamp::from_second(started)?.to_string();
+            set_in(&mut self.shown, "status", "startTime", json!(started));
+        }
         self.show()
     }
 
@@ -275,6 +304,52 @@ impl<'w> Engine<'w> {
             ..proto::pod::Pod::default()
         };
         ObjectStore::<proto::pod::Pod>::delete(&mut *self.verbs.extender.index().write(), &gone);
+    }
+
+    /// The best of these nodes to evict pods from so that the current pod fits, and the pods.
+    pub fn room(&self, nodes: &[usize]) -> Result<Option<(usize, NodeRoom)>> {
+        let index = self.verbs.extender.index().read();
+        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        let (Some(facts), Some(rules)) = (index.pod(uid), index.rules_of(uid)) else {
+            return Ok(None);
+        };
+        let Some(demand) = index.demand(uid, facts)? else {
+            return Ok(None);
+        };
+        let mut counted = Vec::new();
+        for node in nodes {
+            if let Some(id) = index.fleet().node_id(self.name(*node)?) {
+                let n_outranked = index.room_facts().n_outranked_on(id, rules.priority);
+                counted.extend((n_outranked > 0).then_some((n_outranked, *node)));
+            }
+        }
+        counted.sort_unstable();
+        let promised = Promised::new();
+        let preemptor = Preemptor::for_room(rules, i32::MAX, &demand, &promised);
+        let mut rooms = Vec::new();
+        for (_, node) in counted.into_iter().take(MAX_SEARCHED) {
+            if let RoomSearch::Evictions(room) = preemptor.room_on(index.filter(), self.name(node)?) {
+                rooms.push((node, room));
+            }
+        }
+        Ok(rooms.into_iter().min_by_key(|(node, room)| (room.cost, *node)))
+    }
+
+    /// The gain of the moves, at most so many, by which the largest free blocks of the nodes grow most.
+    pub fn join(&self, most: usize) -> Result<JoinGain> {
+        let request = PlanRequest {
+            goal: PlanGoal::Join {},
+            limits: PlanLimits {
+                max_moves: most,
+                min_run_seconds: 0,
+            },
+        };
+        let found = plan(self.verbs.extender.index(), &request, 0)?;
+        Ok(JoinGain {
+            most,
+            restarts: found.price.restarts,
+            bytes: found.gain,
+        })
     }
 
     /// Fails if an invariant of the engine does not hold, or if the engine counts other free amounts than `occupancy`.

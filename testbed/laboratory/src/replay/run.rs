@@ -1,7 +1,7 @@
 //! One run: a policy, a seed, and pods that come one by one, each placed before the next.
 //!
 //! A pod that fits nowhere, or that kube-scheduler does not try again by itself, is deleted: no pod waits, and
-//! none is preempted.
+//! none is preempted. With [`Job::evictions`] such pods wait until pods leave, and may be evicted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,11 +18,13 @@ use serde::Serialize;
 use super::arrivals::{Arrival, by_time, recorded, shuffled};
 use super::conditions::RunConditions;
 use super::curve::{Curve, Point, without_gaps};
-use super::engine::Engine;
+use super::engine::{Engine, PodRank};
 use super::fragment::{TypicalPod, fragment};
+use super::join::{JoinGain, NEARLY_FULL};
 use super::occupancy::{FreeRoom, GpuShare};
 use super::policy::Policy;
 use super::portion::{floor, percent, real};
+use super::queue::{Evictions, Queue, Waits};
 use super::reference::Chooser;
 use super::world::{ReplayInput, ReplayPod};
 use kit::console::Bar;
@@ -54,6 +56,10 @@ pub struct Job<'w> {
     pub in_order: bool,
     /// The number of placements between two checks of every invariant.
     pub check_every: u32,
+    /// With `departures`, pods wait that fit nowhere, and these evictions are made for those of high priority.
+    pub evictions: Option<Evictions>,
+    /// Most moves of each plan that is made once the cluster is nearly full.
+    pub joins: &'w [usize],
 }
 
 /// The result of one run.
@@ -80,6 +86,12 @@ pub struct RunResult {
     pub filter_micros: f64,
     /// The duration of the run.
     pub seconds: f64,
+    /// Waiting times and evictions, if pods wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits: Option<Waits>,
+    /// The gains of plans.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub joins: Vec<JoinGain>,
 }
 
 /// Places all pods of a job; `None` if it was stopped.
@@ -105,6 +117,9 @@ pub async fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Ru
             .with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
         bar.advance();
     }
+    if run.queue.is_some() {
+        run.depart_until(&arrivals, i64::MAX).await?;
+    }
     run.check()?;
     // The arrivals end before the pod that would exceed the wanted demand, so that the demand is not quite reached.
     let last = demand.map(|demand| usize::try_from(floor(percent(demand, capacity))).unwrap_or(0));
@@ -117,6 +132,7 @@ pub async fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Ru
         seed: job.seed,
         pods: arrivals.len(),
         curve,
+        waits: run.waits(&arrivals),
         filter_micros: run.engine.filter_micros(),
         seconds: began.elapsed().as_secs_f64(),
         ..run.result
@@ -147,6 +163,8 @@ struct ReplayRun<'w> {
     fragment: f64,
     /// GPU thousandths that the pods so far ask for, without those that have left.
     offered: i64,
+    /// The pods that wait, if refused pods do.
+    queue: Option<Queue>,
     /// The departures to come, the earliest first: the time, and the arrival's index.
     stays: BinaryHeap<Reverse<(i64, usize)>>,
     /// The places of the pods by the index of their arrival; `None` for a pod that was not placed or has left.
@@ -196,6 +214,7 @@ impl<'w> ReplayRun<'w> {
             fragment: fragments.iter().sum(),
             fragments,
             offered: world.present_demand(),
+            queue: job.evictions.map(Queue::new),
             stays: BinaryHeap::new(),
             places: Vec::new(),
             curve: Curve::default(),
@@ -206,35 +225,28 @@ impl<'w> ReplayRun<'w> {
 
     /// Handles the arrival of one pod: pods whose time is over leave first, then the pod is placed if it fits.
     async fn arrive(&mut self, arrivals: &[Arrival], arrival: &Arrival, at: usize) -> Result<()> {
-        let pod = self
-            .job
-            .world
-            .pods
-            .get(arrival.pod)
-            .context("there is no such pod")?;
+        let pod = self.pod(arrival)?;
+        let now = pod.stay.from.unwrap_or(0);
         if self.job.departures {
-            self.depart(arrivals, pod.stay.from.unwrap_or(i64::MIN));
-            self.stays
-                .extend(pod.stay.end(self.job.stretch).map(|end| Reverse((end, at))));
+            self.depart_until(arrivals, now).await?;
         }
-        self.engine.create(pod, arrival)?;
-        let place = self
-            .place(arrival.pod, pod)
-            .await
-            .with_context(|| format!("pod {}", arrival.name))?;
-        if let Some((node, parts)) = &place {
-            self.occupancy.put(*node, pod, parts);
-            self.measure(*node);
-            self.n_placed += 1;
-            // All invariants of a large cluster take longer than hundreds of placements.
-            if self.n_placed.is_multiple_of(self.job.check_every) {
-                self.check()?;
-            }
+        self.places.push(None);
+        if let Some(queue) = &mut self.queue {
+            queue.add(self.job.seed, &arrival.name, pod.demand(), now);
+            let nodes: Vec<usize> = (0..self.job.world.nodes.len()).collect();
+            self.seat(arrivals, at, &nodes, now).await?;
+            self.seat_waiting(arrivals, now).await?;
         } else {
-            self.result.unplaced += 1;
-            self.engine.delete(pod, arrival);
+            if self.job.departures {
+                self.stays
+                    .extend(pod.stay.end(self.job.stretch).map(|end| Reverse((end, at))));
+            }
+            self.engine.create(pod, arrival, self.rank(at, now))?;
+            if !self.settle(arrival, at).await? {
+                self.result.unplaced += 1;
+                self.engine.delete(pod, arrival);
+            }
         }
-        self.places.push(place);
         self.offered += pod.demand();
         let capacity = self.job.world.capacity();
         let fragment = 100.0 * self.fragment / real(capacity.max(1));
@@ -242,24 +254,188 @@ impl<'w> ReplayRun<'w> {
         self.curve
             .add(percent(self.offered, capacity), allocated, fragment);
         self.result.allocated.push(allocated);
+        if allocated >= NEARLY_FULL && self.result.joins.is_empty() {
+            let gains = self.job.joins.iter().map(|most| self.engine.join(*most));
+            self.result.joins = gains.collect::<Result<_>>()?;
+        }
         Ok(())
     }
 
-    /// Deletes the pods whose end has come.
-    fn depart(&mut self, arrivals: &[Arrival], now: i64) {
-        while let Some(Reverse((_, at))) = self.stays.peek().copied().filter(|Reverse((to, _))| *to <= now) {
-            self.stays.pop();
-            let Some(arrival) = arrivals.get(at) else { continue };
-            let Some(pod) = self.job.world.pods.get(arrival.pod) else {
-                continue;
-            };
-            self.offered -= pod.demand();
-            if let Some((node, parts)) = self.places.get_mut(at).and_then(Option::take) {
-                self.occupancy.remove(node, pod, &parts);
-                self.engine.delete(pod, arrival);
-                self.measure(node);
+    fn pod(&self, arrival: &Arrival) -> Result<&'w ReplayPod> {
+        let pod = self.job.world.pods.get(arrival.pod);
+        pod.context("there is no such pod")
+    }
+
+    /// The rank of a pod, where ranks matter.
+    fn rank(&self, at: usize, now: i64) -> Option<PodRank> {
+        let priority = match &self.queue {
+            Some(queue) => queue.priority(at),
+            None if self.job.joins.is_empty() => return None,
+            None => 0,
+        };
+        let started = now;
+        Some(PodRank { priority, started })
+    }
+
+    /// Places the engine's current pod; returns false if it fits nowhere.
+    async fn settle(&mut self, arrival: &Arrival, at: usize) -> Result<bool> {
+        let pod = self.pod(arrival)?;
+        let place = self.place(arrival.pod, pod).await;
+        let Some((node, parts)) = place.with_context(|| format!("pod {}", arrival.name))? else {
+            return Ok(false);
+        };
+        self.occupancy.put(node, pod, &parts);
+        self.measure(node);
+        self.n_placed += 1;
+        // All invariants of a large cluster take longer than hundreds of placements.
+        if self.n_placed.is_multiple_of(self.job.check_every) {
+            self.check()?;
+        }
+        if let Some(place) = self.places.get_mut(at) {
+            *place = Some((node, parts));
+        }
+        Ok(true)
+    }
+
+    /// Places a pod of the queue if it fits on one of these nodes, which have new room, or if pods may be evicted from them.
+    /// Evicted pods are placed elsewhere, or wait.
+    async fn seat(&mut self, arrivals: &[Arrival], at: usize, nodes: &[usize], now: i64) -> Result<()> {
+        let arrival = arrivals.get(at).context("there is no such pod")?;
+        let pod = self.pod(arrival)?;
+        let may_fit = |node: &usize| {
+            let free = self.occupancy.node(*node);
+            self.job.world.is_eligible(pod.eligible, *node)
+                && free.is_some_and(|free| free.cpu_free >= pod.cpu && free.n_with(pod.milli) >= pod.gpus)
+        };
+        if nodes.iter().any(may_fit) && self.seat_one(arrivals, at, now).await? {
+            return Ok(());
+        }
+        let may_preempt = self.queue.as_ref().is_some_and(|queue| queue.may_preempt(at));
+        if !may_preempt {
+            return Ok(());
+        }
+        self.engine.create(pod, arrival, self.rank(at, now))?;
+        let evicted = self.evict_for(arrivals, pod, nodes, now)?;
+        if !evicted.is_empty() {
+            self.seat_one(arrivals, at, now).await?;
+        }
+        for at in evicted {
+            self.seat_one(arrivals, at, now).await?;
+        }
+        Ok(())
+    }
+
+    /// Tries to place one pod of the queue.
+    async fn seat_one(&mut self, arrivals: &[Arrival], at: usize, now: i64) -> Result<bool> {
+        let arrival = arrivals.get(at).context("there is no such pod")?;
+        let pod = self.pod(arrival)?;
+        self.engine.create(pod, arrival, self.rank(at, now))?;
+        let is_placed = self.settle(arrival, at).await?;
+        if let Some(queue) = self.queue.as_mut().filter(|_| is_placed) {
+            queue.start(at, now);
+            let life = pod.stay.seconds(self.job.stretch);
+            self.stays.extend(life.map(|life| Reverse((now + life, at))));
+        }
+        Ok(is_placed)
+    }
+
+    /// Places waiting pods on the nodes that have new room.
+    async fn seat_waiting(&mut self, arrivals: &[Arrival], now: i64) -> Result<()> {
+        while let Some(queue) = self.queue.as_mut().filter(|queue| !queue.freed.is_empty()) {
+            let freed = std::mem::take(&mut queue.freed);
+            for at in queue.waiting() {
+                self.seat(arrivals, at, &freed, now).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Evicts pods from one of these nodes so that the engine's current pod, which is `pod`, fits there.
+    fn evict_for(
+        &mut self,
+        arrivals: &[Arrival],
+        pod: &ReplayPod,
+        nodes: &[usize],
+        now: i64,
+    ) -> Result<Vec<usize>> {
+        let (mut short, mut others) = (Vec::new(), Vec::new());
+        for node in nodes {
+            let free = self.occupancy.node(*node).context("there is no such node")?;
+            if !self.job.world.is_eligible(pod.eligible, *node) {
+                continue;
+            }
+            // kube-scheduler looks for victims where a sum of the node is short, and nowhere else.
+            if free.cpu_free < pod.cpu || free.gpu_free() < pod.demand() {
+                short.push(*node);
+            } else {
+                others.push(*node);
+            }
+        }
+        let by_kube_scheduler = || self.engine.room(&short);
+        let by_make_room = || self.engine.room(&others);
+        let found = match self.job.evictions {
+            None | Some(Evictions::None) => None,
+            Some(Evictions::MakeRoom) => by_make_room()?,
+            Some(Evictions::KubeScheduler) => by_kube_scheduler()?,
+            Some(Evictions::Both) => match by_kube_scheduler()? {
+                None => by_make_room()?,
+                found => found,
+            },
+        };
+        let mut evicted = Vec::new();
+        for victim in found.iter().flat_map(|(_, room)| &room.victims) {
+            let at = arrivals
+                .iter()
+                .position(|arrival| *arrival.name == *victim.pod.name);
+            let at = at.context("a victim never arrived")?;
+            if let Some(node) = self.leave(arrivals, at)? {
+                self.stays.retain(|Reverse((_, staying))| *staying != at);
+                evicted.push(at);
+                if let Some(queue) = &mut self.queue {
+                    queue.evict(at, node, now);
+                }
+            }
+        }
+        Ok(evicted)
+    }
+
+    /// Deletes a pod from its node; returns the node, if it was placed.
+    fn leave(&mut self, arrivals: &[Arrival], at: usize) -> Result<Option<usize>> {
+        let arrival = arrivals.get(at).context("there is no such pod")?;
+        let pod = self.pod(arrival)?;
+        let Some((node, parts)) = self.places.get_mut(at).and_then(Option::take) else {
+            return Ok(None);
+        };
+        self.occupancy.remove(node, pod, &parts);
+        self.engine.delete(pod, arrival);
+        self.measure(node);
+        Ok(Some(node))
+    }
+
+    /// Deletes the pods whose end has come, and gives their room to waiting pods at once.
+    async fn depart_until(&mut self, arrivals: &[Arrival], now: i64) -> Result<()> {
+        while let Some(Reverse((end, at))) =
+            self.stays.peek().copied().filter(|Reverse((end, _))| *end <= now)
+        {
+            self.stays.pop();
+            let arrival = arrivals.get(at).context("there is no such pod")?;
+            self.offered -= self.pod(arrival)?.demand();
+            let node = self.leave(arrivals, at)?;
+            if let Some(queue) = &mut self.queue {
+                queue.freed.extend(node);
+            }
+            self.seat_waiting(arrivals, end).await?;
+        }
+        Ok(())
+    }
+
+    /// Waiting times and evictions, if refused pods wait.
+    fn waits(&self, arrivals: &[Arrival]) -> Option<Waits> {
+        let mut asked = 0;
+        for pod in arrivals.iter().filter_map(|arrival| self.pod(arrival).ok()) {
+            asked += pod.demand() * pod.stay.seconds(self.job.stretch).unwrap_or(0);
+        }
+        self.queue.as_ref().map(|queue| queue.waits(asked))
     }
 
     /// Finds a place for a pod and binds it there; `None` if it fits nowhere or kube-scheduler would not try it again.

@@ -147,6 +147,29 @@ async fn departed_pods_free_their_room() {
     );
 }
 
+#[tokio::test]
+async fn evictions_shorten_the_waits_of_high_pods() {
+    let mut tables = Vec::new();
+    let mut mean_waits: Vec<f64> = Vec::new();
+    for evictions in ["none", "make-room", "kube-scheduler", "both"] {
+        let summaries = replayed(&format!(
+            "--policy fill --condition P --seeds 1-3 --tune 3 --departures --evictions {evictions} --join 1,5"
+        ))
+        .await;
+        let waits = summaries[0].runs.iter().map(|run| run.waits.as_ref().unwrap());
+        assert_eq!(
+            waits.clone().map(|waits| waits.left).sum::<usize>(),
+            0,
+            "all run at last"
+        );
+        mean_waits.push(waits.map(|waits| waits.high_hours[2]).sum::<f64>());
+        tables.extend([queue::render(&summaries), join::render(&summaries, &[1, 5])]);
+    }
+    let [none, make_room, kube_scheduler, both] = mean_waits.try_into().unwrap();
+    assert!(make_room < none && both <= kube_scheduler && kube_scheduler < none);
+    assert_snapshot!(tables.join("\n"));
+}
+
 /// All nodes but the last have one GPU, which kube-scheduler's sums take for two halves of different ones. It looks for 144 of
 /// 300 nodes: the last one is in the third sample, and the first refusal changes the pod's condition with any text.
 #[tokio::test]

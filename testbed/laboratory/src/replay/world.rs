@@ -85,8 +85,13 @@ pub struct Lifetime {
 impl Lifetime {
     /// The end of a pod whose life is multiplied by `stretch`.
     pub fn end(self, stretch: f64) -> Option<i64> {
+        Some(self.from.unwrap_or(0) + self.seconds(stretch)?)
+    }
+
+    /// The length of a life that is multiplied by `stretch`.
+    pub fn seconds(self, stretch: f64) -> Option<i64> {
         let (from, to) = (self.from.unwrap_or(0), self.to?);
-        Some(from + floor(real(to - from) * stretch))
+        Some(floor(real(to - from) * stretch))
     }
 }
 
