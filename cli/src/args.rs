@@ -1,5 +1,6 @@
 //! Flags and arguments, parsed and checked once; kubectl's own names where kubectl has them.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -276,7 +277,7 @@ pub(crate) struct PlanArgs {
 /// The flags by which `plan` makes the moves.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct EvictArgs {
-    /// Evict the pods, one after the other, once you have confirmed the plan. GPUs that become empty are closed first.
+    /// Evict the pods, one after the other unless --parallel says more, once you have confirmed the plan. GPUs that become empty are closed first.
     #[arg(long, global = true)]
     pub(crate) evict: bool,
     /// Evict without asking.
@@ -285,6 +286,9 @@ pub(crate) struct EvictArgs {
     /// Evict too if the goal cannot be reached.
     #[arg(long, global = true)]
     pub(crate) partial: bool,
+    /// Most pods that are evicted at a time, each of another controller.
+    #[arg(long, global = true, default_value = "1", value_name = "N")]
+    pub(crate) parallel: NonZeroUsize,
     /// Longest time until an evicted pod is gone and its successor has a node, such as 90s, 5m or 2h.
     #[arg(long, global = true, default_value = "5m", value_parser = duration, value_name = "TIME")]
     pub(crate) timeout: Duration,

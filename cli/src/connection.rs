@@ -51,6 +51,16 @@ impl ClusterConnection {
         })
     }
 
+    /// A connection by a client of the API server.
+    #[cfg(test)]
+    pub(crate) fn of(args: ConnectionArgs, client: Client) -> Self {
+        Self {
+            args,
+            client: Ok(client),
+            namespace: "default".to_owned(),
+        }
+    }
+
     pub(crate) fn client(&self) -> Result<Client, CommandFailure> {
         self.client.clone().map_err(CommandFailure::Kubeconfig)
     }

@@ -1,8 +1,8 @@
-//! `plan ... --evict`: makes the moves of a plan one by one, with the rights of the caller.
+//! `plan ... --evict`: makes the moves of a plan one by one, or a few at a time, with the rights of the caller.
 //!
 //! A move is an eviction by the Eviction API, which obeys disruption budgets; the pod's controller creates the successor, and
 //! kube-scheduler places it. So every move is checked and none is assumed: a new plan is made from the cluster as it is before
-//! each eviction. Only pods that the confirmed plan shows are evicted. The command waits a while if a new plan takes others or
+//! each eviction, or before those that are in flight together. Only pods that the confirmed plan shows are evicted. The command waits a while if a new plan takes others or
 //! does not reach the goal, and then stops; it ends if the goal is reached already. Goals that empty GPUs close these first, and
 //! never open them.
 
@@ -11,6 +11,7 @@ use std::io::{self, BufRead, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use futures::future::join_all;
 use http::StatusCode;
 use proto::read_api::{LeftPod, PlanAnswer, PlanRequest, PlannedMove};
 use serde_json::{Value, json};
@@ -66,8 +67,8 @@ enum Step {
 /// The next act of the command, by a new plan.
 #[derive(Debug, PartialEq, Eq)]
 enum Next<'p> {
-    /// Evict this pod.
-    Evict(&'p PlannedMove),
+    /// Evict these pods, as many of them at a time as the user allows.
+    Evict(Vec<&'p PlannedMove>),
     /// Look again a little later, as the reason in the sentence may pass.
     Wait(String),
     /// The goal is reached.
@@ -100,7 +101,8 @@ impl Progress {
         let empties = node_and_gpus(goal).is_some();
         let waits_for = plan.left.iter().find(|one| one.temporary);
         let may_move = |one: &&PlannedMove| !self.stay.contains(&one.uid);
-        let Some(next) = plan.moves.iter().find(may_move) else {
+        let mut moves = plan.moves.iter().filter(may_move).peekable();
+        let Some(next) = moves.peek() else {
             let sentence = |one: &LeftPod| format!("pod {} stays: {}", one.display_name(), one.reason);
             return match waits_for.map(sentence) {
                 _ if plan.reached && !empties => Next::Reached,
@@ -122,7 +124,11 @@ impl Progress {
                 next.display_name()
             ));
         }
-        Next::Evict(next)
+        Next::Evict(
+            moves
+                .take_while(|one| self.confirmed.contains(&one.uid))
+                .collect(),
+        )
     }
 }
 
@@ -163,25 +169,7 @@ impl Eviction<'_> {
                 "the names of some pods are hidden from you: --evict takes the right to list them".to_owned(),
             ));
         }
-        let mut progress = Progress {
-            max_moves: self.request.limits.max_moves,
-            is_partial: self.args.partial,
-            ..Progress::default()
-        };
-        progress
-            .confirmed
-            .extend(plan.moves.iter().map(|one| one.uid.clone()));
-        if closes.is_some() {
-            let waiting = plan.left.iter().filter(|one| one.temporary);
-            progress.confirmed.extend(waiting.map(|one| one.uid.clone()));
-        }
-        for one in &plan.moves {
-            if let Some(reason) = self.obstacle_of(one).await? {
-                self.screen
-                    .complain(&format!("pod {} stays: {reason}", one.display_name()));
-                progress.stay.insert(one.uid.clone());
-            }
-        }
+        let mut progress = self.progress_of(&plan).await?;
         if closes.is_none() && !progress.stay.is_empty() {
             self.screen
                 .complain("nothing was evicted, since the plan needs pods that must stay");
@@ -195,7 +183,7 @@ impl Eviction<'_> {
             let text = close::add(self.connection, node, gpus).await?;
             self.screen.complain(&text);
         }
-        let ended = self.make_moves(&mut progress).await;
+        let ended = self.make_moves(&mut progress, interrupted()).await;
         if let Some((node, gpus)) = closes {
             let text = format!(
                 "{} of node {node} stay closed: `{}` opens them",
@@ -223,6 +211,30 @@ impl Eviction<'_> {
         }
     }
 
+    /// The progress before the first move of a plan that the user has seen; names the pods that must not be evicted.
+    async fn progress_of(&self, plan: &PlanAnswer) -> Result<Progress, CommandFailure> {
+        let mut progress = Progress {
+            max_moves: self.request.limits.max_moves,
+            is_partial: self.args.partial,
+            ..Progress::default()
+        };
+        progress
+            .confirmed
+            .extend(plan.moves.iter().map(|one| one.uid.clone()));
+        if node_and_gpus(self.goal).is_some() {
+            let waiting = plan.left.iter().filter(|one| one.temporary);
+            progress.confirmed.extend(waiting.map(|one| one.uid.clone()));
+        }
+        for one in &plan.moves {
+            if let Some(reason) = self.obstacle_of(one).await? {
+                self.screen
+                    .complain(&format!("pod {} stays: {reason}", one.display_name()));
+                progress.stay.insert(one.uid.clone());
+            }
+        }
+        Ok(progress)
+    }
+
     /// Asks the user on the terminal.
     fn is_confirmed(&self, n_pods: usize) -> Result<bool, CommandFailure> {
         if !io::stdin().is_terminal() {
@@ -244,9 +256,12 @@ impl Eviction<'_> {
         Ok(["y", "yes"].contains(&line.trim().to_ascii_lowercase().as_str()))
     }
 
-    /// Makes moves, each by a new plan, until the goal is reached; returns the sentence for which it stops before that.
-    async fn make_moves(&mut self, progress: &mut Progress) -> Result<Option<String>, CommandFailure> {
-        let mut interrupted = interrupted();
+    /// Makes moves by new plans until the goal is reached; returns the sentence for which it stops before that.
+    async fn make_moves(
+        &mut self,
+        progress: &mut Progress,
+        mut interrupted: watch::Receiver<bool>,
+    ) -> Result<Option<String>, CommandFailure> {
         let mut n_stale = 0;
         let mut last_move = Instant::now();
         loop {
@@ -255,7 +270,7 @@ impl Eviction<'_> {
                 None => return Ok(Some("interrupted".to_owned())),
                 Some(plan) => plan?,
             };
-            let next = match progress.next(self.goal, &plan) {
+            let mut moves = match progress.next(self.goal, &plan) {
                 Next::Reached => return Ok(None),
                 Next::Stop(reason) => return Ok(Some(reason)),
                 Next::Wait(reason) if last_move.elapsed() >= MOST_REFUSED => return Ok(Some(reason)),
@@ -263,13 +278,13 @@ impl Eviction<'_> {
                     sleep(REFUSED_PAUSE).await;
                     continue;
                 }
-                Next::Evict(next) => next,
+                Next::Evict(moves) => moves,
             };
-            // The scheduler may not have seen the end of the last pod yet.
-            if progress.evicted.contains(&next.uid) {
+            // The scheduler may not have seen the end of the last pods yet.
+            if let Some(stale) = moves.first().filter(|one| progress.evicted.contains(&one.uid)) {
                 n_stale += 1;
                 if n_stale > MAX_STALE {
-                    let name = next.display_name();
+                    let name = stale.display_name();
                     return Ok(Some(format!(
                         "the scheduler still counts pod {name}, which was evicted"
                     )));
@@ -277,26 +292,70 @@ impl Eviction<'_> {
                 sleep(LOOK_PAUSE).await;
                 continue;
             }
-            match self.make(next, &interrupted).await? {
-                Step::Moved => {
-                    progress.n_moved += 1;
-                    (n_stale, last_move) = (0, Instant::now());
-                    progress.evicted.insert(next.uid.clone());
-                }
-                Step::Gone => {
-                    progress.evicted.insert(next.uid.clone());
-                }
-                Step::Left(reason) if node_and_gpus(self.goal).is_some() => {
-                    self.screen
-                        .complain(&format!("pod {} stays: {reason}", next.display_name()));
-                    progress.stay.insert(next.uid.clone());
-                }
-                Step::Left(reason) => {
-                    return Ok(Some(format!("pod {} stays: {reason}", next.display_name())));
-                }
-                Step::Stopped(reason) => return Ok(Some(reason)),
+            moves.retain(|one| !progress.evicted.contains(&one.uid));
+            let n_before = progress.n_moved;
+            let stopped = self.make_together(&moves, progress, &interrupted).await?;
+            if stopped.is_some() {
+                return Ok(stopped);
+            }
+            if progress.n_moved > n_before {
+                (n_stale, last_move) = (0, Instant::now());
             }
         }
+    }
+
+    /// Makes the first moves that may be in flight together; returns the sentences for which the command stops.
+    async fn make_together(
+        &self,
+        moves: &[&PlannedMove],
+        progress: &mut Progress,
+        interrupted: &watch::Receiver<bool>,
+    ) -> Result<Option<String>, CommandFailure> {
+        let mut together: Vec<(&PlannedMove, Result<String, Step>)> = Vec::new();
+        for one in moves {
+            let controller = self.controller_of(one).await?;
+            // Either of two pods of one controller would be taken for moved with the successor of the other.
+            let is_in_flight = |known: &Result<String, Step>| matches!((known, &controller), (Ok(known), Ok(uid)) if known == uid);
+            if !together.iter().any(|(_, known)| is_in_flight(known)) {
+                together.push((one, controller));
+            }
+            if together.len() >= self.args.parallel.get() {
+                break;
+            }
+        }
+        let made = together.into_iter().map(async |(one, controller)| {
+            let step = match controller {
+                Ok(controller) => self.make(one, &controller, interrupted).await,
+                Err(step) => Ok(step),
+            };
+            (one, step)
+        });
+        let (mut reasons, mut failed) = (Vec::new(), None);
+        for (one, step) in join_all(made).await {
+            let left = |reason| format!("pod {} stays: {reason}", one.display_name());
+            match step {
+                Ok(Step::Moved) => {
+                    progress.n_moved += 1;
+                    progress.evicted.insert(one.uid.clone());
+                }
+                Ok(Step::Gone) => {
+                    progress.evicted.insert(one.uid.clone());
+                }
+                Ok(Step::Left(reason)) if node_and_gpus(self.goal).is_some() => {
+                    self.screen.complain(&left(reason));
+                    progress.stay.insert(one.uid.clone());
+                }
+                Ok(Step::Left(reason)) => reasons.push(left(reason)),
+                Ok(Step::Stopped(reason)) => reasons.push(reason),
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        let stopped = (!reasons.is_empty()).then(|| reasons.join("; "));
+        let Some(failure) = failed else { return Ok(stopped) };
+        if let Some(stopped) = stopped {
+            self.screen.complain(&stopped);
+        }
+        Err(failure)
     }
 
     /// A new plan; `None` at Ctrl-C. The scheduler may restart meanwhile, or be busy with the plans of others.
@@ -349,33 +408,39 @@ impl Eviction<'_> {
         }
     }
 
-    /// Evicts a pod, and waits until it is gone and a successor has a node.
-    async fn make(
-        &self,
-        one: &PlannedMove,
-        interrupted: &watch::Receiver<bool>,
-    ) -> Result<Step, CommandFailure> {
-        let (pod, name) = (pod_path(one)?, one.display_name());
-        let Some(object) = self.connection.get("read the pod", &pod).await? else {
-            return Ok(Step::Gone);
+    /// The UID of the controller of a pod that is to be evicted; or the step if it ends here.
+    async fn controller_of(&self, one: &PlannedMove) -> Result<Result<String, Step>, CommandFailure> {
+        let object = self.connection.get("read the pod", &pod_path(one)?).await?;
+        let Some(object) = object.filter(|object| field(object, "/metadata/uid") == one.uid) else {
+            return Ok(Err(Step::Gone));
         };
-        if field(&object, "/metadata/uid") != one.uid {
-            return Ok(Step::Gone);
-        }
         // Another eviction of it may have its successor already.
         if object.pointer("/metadata/deletionTimestamp").is_some() {
-            return Ok(Step::Gone);
+            return Ok(Err(Step::Gone));
         }
         let Some(owner) = controller(&object) else {
-            return Ok(Step::Stopped(format!("pod {name} has no controller any more")));
+            let name = one.display_name();
+            return Ok(Err(Step::Stopped(format!(
+                "pod {name} has no controller any more"
+            ))));
         };
         if field(owner, "/kind") == "Job"
             && let Some(reason) = self.job_obstacle(one, owner).await
         {
-            return Ok(Step::Left(reason));
+            return Ok(Err(Step::Left(reason)));
         }
-        let controller = field(owner, "/uid").to_owned();
-        let before = self.pods_of(one, &controller).await?;
+        Ok(Ok(field(owner, "/uid").to_owned()))
+    }
+
+    /// Evicts a pod of a controller, and waits until it is gone and a successor has a node.
+    async fn make(
+        &self,
+        one: &PlannedMove,
+        controller: &str,
+        interrupted: &watch::Receiver<bool>,
+    ) -> Result<Step, CommandFailure> {
+        let (pod, name) = (pod_path(one)?, one.display_name());
+        let before = self.pods_of(one, controller).await?;
         let known: BTreeSet<&str> = before.iter().map(|pod| field(pod, "/metadata/uid")).collect();
         for is_dry in [true, false] {
             if let Some(step) = self.evict(one, &pod, is_dry, interrupted).await? {
@@ -384,7 +449,7 @@ impl Eviction<'_> {
         }
         let deadline = Instant::now() + self.args.timeout;
         loop {
-            let pods = match self.pods_of(one, &controller).await {
+            let pods = match self.pods_of(one, controller).await {
                 Err(failure)
                     if failure.is_temporary() && Instant::now() < deadline && !*interrupted.borrow() =>
                 {
@@ -549,101 +614,4 @@ async fn until_true(value: &mut watch::Receiver<bool>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use super::*;
-
-    fn empty_node() -> PlannedGoal {
-        PlannedGoal::EmptyNode {
-            node: "n1".to_owned(),
-        }
-    }
-
-    fn free() -> PlannedGoal {
-        PlannedGoal::Free {
-            bytes: 1,
-            gpus: 1,
-            on: None,
-        }
-    }
-
-    fn plan(reached: bool, moves: &[&str], left: &[(&str, bool)]) -> PlanAnswer {
-        let to_move = |uid: &&str| PlannedMove {
-            uid: (*uid).to_owned(),
-            ..PlannedMove::default()
-        };
-        let to_stay = |(uid, temporary): &(&str, bool)| LeftPod {
-            uid: (*uid).to_owned(),
-            temporary: *temporary,
-            ..LeftPod::default()
-        };
-        PlanAnswer {
-            reached,
-            moves: moves.iter().map(to_move).collect(),
-            left: left.iter().map(to_stay).collect(),
-            ..PlanAnswer::default()
-        }
-    }
-
-    /// The first three words.
-    fn words(reason: &str) -> String {
-        reason.split(' ').take(3).collect::<Vec<_>>().join(" ")
-    }
-
-    fn word(next: &Next<'_>) -> String {
-        match next {
-            Next::Evict(one) => format!("evict {}", one.uid),
-            Next::Reached => "reached".to_owned(),
-            Next::Wait(reason) => format!("wait: {}", words(reason)),
-            Next::Stop(reason) => words(reason),
-        }
-    }
-
-    /// Pods a and b were confirmed, of which b stays.
-    #[rstest]
-    #[case::confirmed(free(), plan(true, &["a", "x"], &[]), "evict a")]
-    #[case::not_confirmed(free(), plan(true, &["x", "a"], &[]), "wait: by now pod")]
-    #[case::not_confirmed_either(empty_node(), plan(true, &["x"], &[]), "wait: by now pod")]
-    #[case::nearest_while_a_budget_has_no_room(free(), plan(false, &["a"], &[("b", true)]), "wait: the goal can")]
-    #[case::out_of_reach(free(), plan(false, &["a"], &[("c", false)]), "wait: the goal can")]
-    #[case::nothing_helps(free(), plan(false, &[], &[("c", false)]), "no further move")]
-    #[case::reached(free(), plan(true, &[], &[("c", true)]), "reached")]
-    #[case::empty(empty_node(), plan(true, &[], &[("c", false)]), "reached")]
-    #[case::not_yet_empty(empty_node(), plan(true, &[], &[("c", true)]), "wait: pod c stays:")]
-    #[case::a_further_gain(PlannedGoal::Join, plan(true, &["x"], &[]), "wait: by now pod")]
-    #[case::all_but_one_that_stays(empty_node(), plan(true, &["b"], &[]), "reached")]
-    fn the_next_act(#[case] goal: PlannedGoal, #[case] plan: PlanAnswer, #[case] expected: &str) {
-        let progress = Progress {
-            confirmed: ["a", "b"].map(str::to_owned).into(),
-            stay: ["b".to_owned()].into(),
-            max_moves: 10,
-            ..Progress::default()
-        };
-        assert_eq!(word(&progress.next(&goal, &plan)), expected);
-    }
-
-    /// Later moves that would help too were not confirmed.
-    #[test]
-    fn a_join_ends_with_the_confirmed_moves() {
-        let progress = Progress {
-            confirmed: ["a".to_owned()].into(),
-            evicted: ["a".to_owned()].into(),
-            max_moves: 10,
-            ..Progress::default()
-        };
-        let plan = plan(true, &["x"], &[]);
-        assert_eq!(progress.next(&PlannedGoal::Join, &plan), Next::Reached);
-    }
-
-    #[rstest]
-    #[case::below(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 1}}), false)]
-    #[case::at(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 2}}), true)]
-    #[case::none_allowed(json!({"spec": {"backoffLimit": 0}}), true)]
-    #[case::default(json!({"spec": {}, "status": {"failed": 5}}), false)]
-    #[case::default_reached(json!({"status": {"failed": 6}}), true)]
-    #[case::per_index(json!({"spec": {"backoffLimit": 99, "backoffLimitPerIndex": 1}}), true)]
-    fn jobs_at_their_back_off_limit(#[case] job: Value, #[case] expected: bool) {
-        assert_eq!(at_back_off_limit(&job), expected);
-    }
-}
+mod tests;

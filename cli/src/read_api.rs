@@ -62,7 +62,7 @@ impl ReadApiClient {
     }
 
     /// Speaks HTTP over a stream to a pod or an address.
-    async fn handshake(
+    pub(crate) async fn handshake(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         at: String,
     ) -> Result<Self, CommandFailure> {

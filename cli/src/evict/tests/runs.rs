@@ -1,0 +1,224 @@
+//! Whole runs, with the faults that may come between.
+
+use super::world::{State, World, pod};
+use super::*;
+
+const EMPTY: [&str; 2] = ["empty-node", "n1"];
+
+/// A receiver by which nobody interrupts.
+fn undisturbed() -> watch::Receiver<bool> {
+    watch::channel(false).1
+}
+
+/// Pods a-0 and a-1 of one controller, and b-0 and c-0.
+fn world() -> World {
+    World::of(&["a-0", "a-1", "b-0", "c-0"])
+}
+
+/// The sentence for which a run stops.
+fn sentence(result: Result<Option<String>, CommandFailure>) -> String {
+    result.unwrap().unwrap_or_else(|| "reached".to_owned())
+}
+
+#[rstest]
+#[case::one(&[], 1)]
+#[case::two(&["--parallel", "2"], 2)]
+#[case::many(&["--parallel", "9"], 3)]
+#[tokio::test(start_paused = true)]
+async fn moves_in_flight(
+    #[case] flags: &[&str],
+    #[case] most: usize,
+    #[values(true, false)] has_budget: bool,
+) {
+    let world = world();
+    if has_budget {
+        world.state().budgets = vec!["a"];
+    }
+    let ended = world.evict_by(&[&EMPTY[..], flags].concat(), undisturbed()).await;
+    assert_eq!(sentence(ended.result), "reached");
+    let state = world.state();
+    assert_eq!(
+        (ended.n_moved, state.evicted.len(), state.most_down),
+        (4, 4, most)
+    );
+    assert!(
+        state.most_down_of.values().all(|most| *most == 1),
+        "{:?}",
+        state.most_down_of
+    );
+}
+
+/// The scheduler answers 503 while it makes the plans of others, or restarts.
+#[tokio::test(start_paused = true)]
+async fn a_plan_that_is_refused_is_asked_for_again() {
+    let world = world();
+    world.state().plan_faults = [(3, 503)].into();
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), ("reached", 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_scheduler_that_stays_away_is_a_failure() {
+    let world = world();
+    world.state().plan_faults = (3..1000).map(|n| (n, 503)).collect();
+    let before = Instant::now();
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert!(matches!(ended.result, Err(CommandFailure::NoReadApi { .. })));
+    assert_eq!(ended.n_moved, 1);
+    assert!(before.elapsed() >= MOST_REFUSED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_people_evict_each_pod_once() {
+    let world = world();
+    world.state().budgets = vec!["a"];
+    let (one, other) = tokio::join!(
+        world.evict_by(&EMPTY, undisturbed()),
+        world.evict_by(&EMPTY, undisturbed())
+    );
+    assert_eq!(
+        [sentence(one.result), sentence(other.result)],
+        ["reached", "reached"]
+    );
+    let mut evicted = world.state().evicted.clone();
+    evicted.sort();
+    assert_eq!(evicted, ["a-0", "a-1", "b-0", "c-0"]);
+}
+
+/// Another pod has the name by the time of the eviction.
+#[tokio::test(start_paused = true)]
+async fn a_pod_of_the_same_name_is_not_evicted() {
+    let world = world();
+    world.state().on_eviction = Some(Box::new(|state: &mut State, name, is_dry| {
+        if name == "b-0" && !is_dry {
+            let mut other = pod("b-0", "n2");
+            other["metadata"]["uid"] = json!("other");
+            state.pods.insert("b-0".to_owned(), other);
+        }
+    }));
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), ("reached", 3));
+    assert_eq!(world.state().evicted, ["a-0", "a-1", "c-0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_that_never_has_room_ends_the_run() {
+    let world = world();
+    let mut down = pod("b-1", "");
+    down["metadata"]["deletionTimestamp"] = json!(null);
+    world.state().pods.insert("b-1".to_owned(), down);
+    world.state().budgets = vec!["b"];
+    world.state().hides_budgets = true;
+    let before = Instant::now();
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert_eq!(sentence(ended.result), "pod team/b-0 may not be evicted: no");
+    assert_eq!(world.state().evicted, ["a-0", "a-1"]);
+    assert!(before.elapsed() >= MOST_REFUSED);
+}
+
+#[rstest]
+#[case::pod("a-1", "", "pod team/a-1 was evicted, and does not go after 300s")]
+#[case::successor("", "a-1", "pod team/a-1 is gone, and no successor has a node after 300s")]
+#[tokio::test(start_paused = true)]
+async fn a_move_that_does_not_end(
+    #[case] stuck: &'static str,
+    #[case] without: &'static str,
+    #[case] expected: &str,
+) {
+    let world = world();
+    world.state().stuck = stuck;
+    world.state().without_successor = without;
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), (expected, 1));
+    assert_eq!(world.state().evicted, ["a-0", "a-1"]);
+}
+
+/// A move of several that does not end keeps no other from its end, and none begins after it.
+#[tokio::test(start_paused = true)]
+async fn moves_beside_one_that_does_not_end() {
+    let world = world();
+    world.state().stuck = "a-0";
+    let ended = world
+        .evict_by(&[&EMPTY[..], &["--parallel", "2"]].concat(), undisturbed())
+        .await;
+    assert_eq!(
+        sentence(ended.result),
+        "pod team/a-0 was evicted, and does not go after 300s"
+    );
+    assert_eq!(ended.n_moved, 1);
+    assert_eq!(world.state().evicted, ["a-0", "b-0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_network_goes_in_the_middle() {
+    let world = world();
+    world.state().on_eviction = Some(Box::new(|state: &mut State, name, is_dry| {
+        state.is_away = name == "a-1" && !is_dry;
+    }));
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    let sentence = sentence(ended.result);
+    assert!(
+        sentence.starts_with("pod team/a-1 was evicted, and its successor cannot be seen: "),
+        "{sentence}"
+    );
+    assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_run_names_the_pod_that_waits() {
+    let world = world();
+    let (sender, interrupted) = watch::channel(false);
+    world.state().on_eviction = Some(Box::new(move |_: &mut State, name, is_dry| {
+        if name == "a-1" && !is_dry {
+            sender.send_replace(true);
+        }
+    }));
+    let ended = world.evict_by(&EMPTY, interrupted).await;
+    assert_eq!(
+        sentence(ended.result),
+        "interrupted: pod team/a-1 was evicted, and does not go yet"
+    );
+    assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 1));
+}
+
+/// Of four pods two may move.
+#[rstest]
+#[case::refused(&[], 0, json!(null))]
+#[case::partial(&["--partial"], 2, json!("all"))]
+#[tokio::test(start_paused = true)]
+async fn a_goal_out_of_reach(#[case] flags: &[&str], #[case] n_evicted: usize, #[case] closed: Value) {
+    let world = world();
+    let args = [&EMPTY[..], &["--max-moves", "2"], flags].concat();
+    let code = world.run(&args).await.unwrap();
+    assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(NOT_REACHED)));
+    let state = world.state();
+    assert_eq!((state.evicted.len(), &state.closed), (n_evicted, &closed));
+}
+
+#[rstest]
+#[case::some(json!("0,3"), &[0], json!("3"), "")]
+#[case::the_last(json!("3"), &[3], json!(null), "")]
+#[case::all(json!("0,3"), &[], json!(null), "")]
+#[case::one_of_all(json!("all"), &[0], json!("all"), "all GPUs of node n1 are closed: open all without --gpus")]
+#[tokio::test(start_paused = true)]
+async fn open_leaves_other_gpus_closed(
+    #[case] closed: Value,
+    #[case] gpus: &[u32],
+    #[case] expected: Value,
+    #[case] said: &str,
+) {
+    let world = world();
+    world.state().closed = closed;
+    let (connection, ..) = world.prepare(&EMPTY).await;
+    let opened = close::open(&connection, &Screen::PLAIN, "n1", gpus).await;
+    let text = opened
+        .err()
+        .map(|failure| failure.to_string())
+        .unwrap_or_default();
+    assert_eq!(
+        (world.state().closed.clone(), text.starts_with(said)),
+        (expected, true),
+        "{text}"
+    );
+    assert_eq!(text.is_empty(), said.is_empty());
+}
