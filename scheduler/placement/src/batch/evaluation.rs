@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::batch::cache::{CachedScores, ScoreCache};
 use crate::choice::cost::{cost_decides, cost_of_gpus};
-use crate::choice::node_choice::{ChoiceContext, gpus_by_rules, score};
+use crate::choice::node_choice::{ChoiceContext, gpus_by_rules, is_cheapest_share, score, score_from};
 use crate::data::holding::Hints;
 use crate::data::ident::NodeId;
 use crate::data::policy::{NodePolicy, Policies, Score};
@@ -95,6 +95,27 @@ impl<'a> BatchEvaluation<'a> {
             Some(cached) => cached,
             None => self.evaluate_uncached(node, version, policies),
         }
+    }
+
+    /// The score on a node, if there is room and it is at least `least`: less work than [`Self::evaluate`] where it is far lower.
+    pub(crate) fn evaluate_from(&mut self, least: Score, id: NodeId, policies: Policies) -> Option<Score> {
+        let node = self.nodes.get(id)?;
+        let score = if self.may_differ_by_owner(id.index) || !is_cheapest_share(node, self.request, policies)
+        {
+            self.evaluate(id, policies).ok()?
+        } else {
+            let version = self.nodes.version(id)?;
+            let scores = self.cached_scores(policies);
+            if let Some(known) = scores.get(id.index, version) {
+                known.ok()?
+            } else {
+                // A score that is too low stays unknown.
+                let score = score_from(least, node, self.request, self.context)?;
+                scores.set(id.index, version, Ok(score));
+                score
+            }
+        };
+        (score >= least).then_some(score)
     }
 
     /// The cached result on the node at an index, if it is of this version of the node. Always `None` before the first evaluation

@@ -133,7 +133,9 @@ impl<'a> CostBasis<'a> {
         let simulation = node.model.and_then(|gpu| model.by_gpu.get(&gpu));
         let gpus = FreeGpus::new(node.rows_with(hints).map(free_part));
         let host = node.host.free();
-        let compute = || simulation.map_or((0, 0), |simulation| measure(simulation, &gpus, host));
+        let measure =
+            |simulation: &Simulation| (simulation.value(&gpus, host), simulation.unusable(&gpus, host));
+        let compute = || simulation.map_or((0, 0), measure);
         // The node caches the values for requests that count every hint, as most requests do.
         let (value, unusable) = if node.hints.iter().all(|hint| hints.counts(&hint.owner)) {
             node.value_cache.get_or_compute(model.number, compute)
@@ -156,28 +158,42 @@ impl<'a> CostBasis<'a> {
 
     /// The cost of taking parts of GPUs, by their indices.
     pub(crate) fn cost_of(&self, taken: impl IntoIterator<Item = (usize, GpuPart)>) -> PlacementCost {
+        self.cost_up_to(u32::MAX, taken).unwrap_or_default()
+    }
+
+    /// The cost of taking parts of GPUs, by their indices; `None` if its rank is above `most` as the idle GPUs alone show, for
+    /// which no simulation is needed.
+    fn cost_up_to(
+        &self,
+        most: u32,
+        taken: impl IntoIterator<Item = (usize, GpuPart)>,
+    ) -> Option<PlacementCost> {
         let (mut gpus, mut size) = (self.gpus, 0);
         for (at, part) in taken {
             gpus.take(at, part);
             size += i64::from(part.size());
         }
-        // Without a simulation for its GPUs the node has no value, and only the idle part that is left decides.
-        let (value, unusable) = self
-            .simulation
-            .map_or((0, 0), |simulation| measure(simulation, &gpus, self.host_after));
         let broken = self.gpus.idle_value().saturating_sub(gpus.idle_value()) * self.idle_weight / 1000;
-        PlacementCost {
-            value_loss: i64::from(self.value) - i64::from(value) - size * PlacementCost::SCALE,
-            unusable: i64::from(unusable) - i64::from(self.unusable),
+        let value_loss = |value: u32| i64::from(self.value) - i64::from(value) - size * PlacementCost::SCALE;
+        // Without a simulation for its GPUs the node has no value, and only the idle part that is left decides.
+        let unusable = |simulation: &Simulation| simulation.unusable(&gpus, self.host_after);
+        let mut cost = PlacementCost {
+            value_loss: value_loss(
+                self.simulation
+                    .map_or(0, |simulation| simulation.most_value(&gpus)),
+            ),
+            unusable: i64::from(self.simulation.map_or(0, unusable)) - i64::from(self.unusable),
             broken: i64::try_from(broken).unwrap_or(0) * PlacementCost::SCALE,
             left: gpus.idle(),
+        };
+        if cost.rank() > most {
+            return None;
         }
+        if let Some(simulation) = self.simulation {
+            cost.value_loss = value_loss(simulation.value(&gpus, self.host_after));
+        }
+        Some(cost)
     }
-}
-
-/// The value and the unusable idle capacity of a node with these GPUs, CPU and memory free.
-fn measure(simulation: &Simulation, gpus: &FreeGpus, host: HostAmounts) -> (u32, u32) {
-    (simulation.value(gpus, host), simulation.unusable(gpus, host))
 }
 
 /// Returns true if the cost decides which GPU is taken: for one share without constraints. Otherwise it compares nodes only.
@@ -213,12 +229,13 @@ pub(crate) fn cost_of_gpus(
 /// The order of GPUs: rank of the cost; then memory, core and slots that the GPU has left; then its index.
 type CheapestKey = (u32, Memory, u32, u32, usize);
 
-/// The GPU on which a share costs least, and its cost.
+/// The GPU on which a share costs least, and its cost; `None` too if that has a rank above `most`.
 pub(crate) fn cheapest(
     node: &Node,
     need: ShareNeed,
     basis: &CostBasis<'_>,
     hints: Hints<'_>,
+    most: u32,
 ) -> Option<(usize, PlacementCost)> {
     let mut best: Option<(CheapestKey, PlacementCost)> = None;
     for (at, row) in node.rows_with(hints).enumerate() {
@@ -227,10 +244,13 @@ pub(crate) fn cheapest(
         if !amounts.within(row.free) || node.rows_with(hints).take(at).any(|known| known == row) {
             continue;
         }
-        let cost = basis.cost_of([(at, taken_part(amounts, row.total))]);
+        let most = best.map_or(most, |((rank, ..), _)| rank);
+        let Some(cost) = basis.cost_up_to(most, [(at, taken_part(amounts, row.total))]) else {
+            continue;
+        };
         let left = row.free.less(amounts);
         let key = (cost.rank(), left.memory, left.core, left.slots, at);
-        if best.is_none_or(|(best, _)| key < best) {
+        if cost.rank() <= most && best.is_none_or(|(best, _)| key < best) {
             best = Some((key, cost));
         }
     }

@@ -11,7 +11,7 @@ use crate::data::device::Device;
 use crate::data::holding::{Hints, Placement, Share};
 use crate::data::misfit::Misfit;
 use crate::data::policy::{
-    BEST, DevicePolicy, NodePolicy, Policies, ResourceWeights, Score, ScoringStrategy,
+    BEST, COST_END, DevicePolicy, NodePolicy, Policies, ResourceWeights, Score, ScoringStrategy,
 };
 use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
@@ -200,6 +200,30 @@ pub(crate) fn score(
     Ok(Score::of_share(sum, best))
 }
 
+/// Returns true if the score of a node is the cost of the one GPU on which a share costs least.
+pub(crate) fn is_cheapest_share(node: &Node, request: NodeRequest<'_>, policies: Policies) -> bool {
+    let has_cost = policies.node == NodePolicy::Fill && policies.device == DevicePolicy::Fill;
+    has_cost && cost_decides(node, request)
+}
+
+/// The score of such a node, if there is room and it is at least `least`: less work than [`score`] where it is far lower.
+pub(crate) fn score_from(
+    least: Score,
+    node: &Node,
+    request: NodeRequest<'_>,
+    context: ChoiceContext<'_>,
+) -> Option<Score> {
+    let hints = context.hints;
+    fit(node, request, hints).ok()?;
+    let RequestedGpus::Share(share) = request.gpus else {
+        return None;
+    };
+    let need = share_need(node, &share).ok()?;
+    let basis = CostBasis::new(node, context.look_ahead(request), hints);
+    let (_, cost) = cheapest(node, need, &basis, hints, least.rank_of_cost())?;
+    Some(Score::of_cost(cost.rank()))
+}
+
 /// The cost of the best choice of GPUs, or the reason for which there is no room.
 pub(crate) fn cost(
     node: &Node,
@@ -223,7 +247,7 @@ pub(crate) fn cost(
             let need = share_need(node, &share)?;
             if policy == DevicePolicy::Fill && cost_decides {
                 let basis = CostBasis::new(node, look_ahead, hints);
-                let (_, cost) = cheapest(node, need, &basis, hints).ok_or(Reason::TooFew)?;
+                let (_, cost) = cheapest(node, need, &basis, hints, COST_END).ok_or(Reason::TooFew)?;
                 return Ok(cost);
             }
             let order = context.order_without_cost(policy);

@@ -7,7 +7,7 @@ use crate::choice::gpu_room::share_need;
 use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::Device;
 use crate::data::holding::Hints;
-use crate::data::policy::{BEST, DevicePolicy, ResourceUsage, ResourceWeights, ScoringStrategy};
+use crate::data::policy::{BEST, COST_END, DevicePolicy, ResourceUsage, ResourceWeights, ScoringStrategy};
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus, ShareNeed, StatedAmounts};
 use crate::state::node::{Node, Row};
 
@@ -105,7 +105,7 @@ pub(crate) fn chosen_gpus<'a>(
     let (mut by_cost, mut n_by_order) = (None, need.devices);
     if let Some(look_ahead) = order.look_ahead_for(need) {
         let basis = CostBasis::new(node, look_ahead, hints);
-        (by_cost, n_by_order) = (cheapest(node, need, &basis, hints), 0);
+        (by_cost, n_by_order) = (cheapest(node, need, &basis, hints, COST_END), 0);
     }
     let mut last: Option<RowKey> = None;
     // Each step looks for the next best among the few GPUs of a node, so that nothing is allocated.

@@ -52,6 +52,8 @@ pub(crate) struct Simulation {
     sequences: Vec<Sequence>,
     /// CPU and memory that pods ask for per GPU, CPU-only pods included.
     host_per_gpu: HostAmounts,
+    /// True if memory is the larger part that each kind takes of a GPU, and so the size of the kind.
+    is_sized_by_memory: bool,
 }
 
 /// Pods that arrive one after the other.
@@ -154,6 +156,7 @@ impl Simulation {
         }
         Self {
             host_per_gpu: host_per_gpu(sample, &kinds),
+            is_sized_by_memory: kinds.iter().all(|(kind, _)| kind.part.core <= kind.part.memory),
             kinds,
             sequences,
         }
@@ -165,6 +168,15 @@ impl Simulation {
             .iter()
             .map(|sequence| sequence.simulate(*gpus, host))
             .sum()
+    }
+
+    /// The value is at most this, which takes no simulation: no sequence takes more than is free.
+    pub(crate) fn most_value(&self, gpus: &FreeGpus) -> u32 {
+        let most = gpus.parts().map(|part| {
+            let core = if self.is_sized_by_memory { 0 } else { part.core };
+            u32::from(part.memory.max(0).unsigned_abs()) + u32::from(core.max(0).unsigned_abs())
+        });
+        most.sum::<u32>() * u32::from(N_SEQUENCES)
     }
 
     /// Idle thousandths of GPUs that are of no use to a typical pod, summed over as many pods as there are sequences.

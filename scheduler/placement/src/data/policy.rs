@@ -129,6 +129,11 @@ impl Score {
         Self(BEST_SCORE.saturating_sub(rank))
     }
 
+    /// The rank of the cost whose score this is.
+    pub(crate) const fn rank_of_cost(self) -> u32 {
+        BEST_SCORE.saturating_sub(self.0)
+    }
+
     /// The points, in 27 bits.
     pub(crate) const fn points(self) -> u32 {
         self.0

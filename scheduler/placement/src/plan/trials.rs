@@ -1,7 +1,7 @@
 //! Trials of moves on copies of nodes: a pod is gone from its place, and its successor takes the best place that is left.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use rustc_hash::FxHashMap;
 
@@ -43,7 +43,8 @@ struct KindKey<'a> {
     nodes: Option<&'a [NodeId]>,
 }
 
-/// A kind of holders, with the nodes of the fleet that have room for their successors before any move, the best first.
+/// A kind of holders, with the best nodes of the fleet that have room for their successors before any move, the best first: more
+/// nodes than can have copies at one time.
 struct Kind<'a> {
     key: KindKey<'a>,
     ranked: Vec<(Score, NodeId)>,
@@ -307,7 +308,9 @@ impl<'a> Trials<'a> {
         };
         let known = self.kinds.iter().position(|kind| kind.key == key);
         known.unwrap_or_else(|| {
-            let ranked = key.rank(self.fleet);
+            // A move changes two nodes, also one that is tried, and closed GPUs a further one.
+            let n = self.limits.max_moves.saturating_add(2).saturating_mul(2);
+            let ranked = key.rank(self.fleet, n);
             self.kinds.push(Kind { key, ranked });
             self.kinds.len() - 1
         })
@@ -353,17 +356,23 @@ impl KindKey<'_> {
         is_listed && self.request.host.n_within(node.host.free()) > 0
     }
 
-    /// All nodes with room, the best first; of equal nodes the first by name, as in a filter.
-    fn rank(&self, fleet: &Fleet) -> Vec<(Score, NodeId)> {
+    /// The best nodes with room, `n` at most, the best first; of equal nodes the first by name, as in a filter.
+    fn rank(&self, fleet: &Fleet, n: usize) -> Vec<(Score, NodeId)> {
         let mut evaluation = fleet.evaluation(self.request, Hints::Respect);
-        let mut ranked = Vec::new();
+        // The worst of them is on top.
+        let mut best: BinaryHeap<(Reverse<Score>, &str, NodeId)> = BinaryHeap::new();
         for (id, node) in fleet.nodes.iter().filter(|(id, node)| self.allows(*id, node)) {
-            if let Ok(score) = evaluation.evaluate(id, self.policies) {
-                ranked.push((Reverse(score), &node.name, id));
+            let worst = best.peek().filter(|_| best.len() >= n);
+            let least = worst.map_or_else(Score::default, |(Reverse(score), ..)| *score);
+            if let Some(score) = evaluation.evaluate_from(least, id, self.policies) {
+                best.push((Reverse(score), &*node.name, id));
+            }
+            if best.len() > n {
+                best.pop();
             }
         }
-        ranked.sort_unstable();
-        ranked.into_iter().map(|(score, _, id)| (score.0, id)).collect()
+        let best = best.into_sorted_vec().into_iter();
+        best.map(|(score, _, id)| (score.0, id)).collect()
     }
 }
 

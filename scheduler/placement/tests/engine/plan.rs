@@ -425,6 +425,24 @@ fn plans_for_many_holders_can_be_made() {
     outcome.unwrap();
 }
 
+/// A plan of few moves orders few of the nodes.
+#[test]
+fn the_best_of_many_nodes_takes_the_successor() {
+    let mut runner = TestRunner::new(Config {
+        cases: 300,
+        failure_persistence: None,
+        ..Config::default()
+    });
+    let outcome = runner.run(&world(3..=12), |world| {
+        let world = world.with_copies(6);
+        let mut fleet = world.fleet();
+        world
+            .plan(&fleet)
+            .map_or(Ok(()), |found| replay(&world, &mut fleet, &found))
+    });
+    outcome.unwrap();
+}
+
 /// Room that is kept for a pod which is not bound yet is no place for a successor.
 #[test]
 fn hints_count_on_targets() {

@@ -125,6 +125,7 @@ proptest! {
         let simulation = Simulation::new(&profiles, MODEL);
         let free = FreeGpus::new(gpus.iter().copied());
         prop_assert_eq!(simulation.value(&free, host), expected);
+        prop_assert!(simulation.most_value(&free) >= expected);
         prop_assert_eq!(simulation.unusable(&free, host), naive_unusable(&profiles, &gpus, host));
     }
 }

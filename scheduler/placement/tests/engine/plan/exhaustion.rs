@@ -36,7 +36,10 @@ struct Walk<'w> {
 pub(super) fn place(world: &World, fleet: &Fleet, at: usize) -> Option<(NodeId, Placement)> {
     let (pod, request) = (&world.pods[at], world.request(at));
     let mut best = None;
-    for node in 0..world.nodes.len() {
+    // Of equal nodes the first by name.
+    let mut nodes: Vec<usize> = (0..world.nodes.len()).collect();
+    nodes.sort_by_key(|node| name(*node));
+    for node in nodes {
         let id = fleet.node_id(&name(node))?;
         let free = fleet.view(id).and_then(NodeView::host_free);
         let has_host = free.is_none_or(|free| {

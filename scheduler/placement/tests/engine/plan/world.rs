@@ -181,6 +181,21 @@ impl World {
         }
     }
 
+    /// The same beside copies of its nodes, each with a pod fewer than the one before; for one move at most.
+    pub(super) fn with_copies(mut self, n: usize) -> Self {
+        let (nodes, pods) = (self.nodes.clone(), self.pods.clone());
+        for copy in 1..=n {
+            self.nodes.extend(nodes.iter().cloned());
+            self.pods.extend(pods.iter().skip(copy).map(|pod| Pod {
+                name: format!("{}-{copy}", pod.name),
+                node: pod.node + copy * nodes.len(),
+                ..pod.clone()
+            }));
+        }
+        self.max_moves = self.max_moves.min(1);
+        self
+    }
+
     /// True if a pod may move before a place is looked for.
     pub(super) fn may_move(&self, at: usize) -> bool {
         let pod = &self.pods[at];
