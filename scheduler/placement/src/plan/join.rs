@@ -1,9 +1,14 @@
 //! Joining free memory: the moves by which the largest free blocks of the nodes grow most, one after the other.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
 
 use crate::data::amounts::Memory;
 use crate::data::device::Device;
+use crate::data::ident::OwnerId;
 use crate::plan::Plan;
 use crate::plan::trials::{Movable, Trials};
 use crate::state::node::Node;
@@ -17,6 +22,9 @@ struct Candidate {
     one: Movable,
 }
 
+/// The order in which moves are compared: the most growth first, of equal ones the cheapest. The last is the candidate's place.
+type Rank<'c> = (Reverse<Memory>, u128, i32, &'c OwnerId, usize);
+
 /// The plan by which the sum of the largest free blocks grows most.
 pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
     let mut candidates = Vec::new();
@@ -26,15 +34,20 @@ pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
         let index = id.index;
         candidates.extend(movable.map(|one| Candidate { index, one }));
     }
+    let mut ranking = Ranking::new(trials, &candidates);
     let mut gain = Memory::ZERO;
     while trials.n_moves() < trials.limits.max_moves {
-        let Some((best, gained)) = best_move(trials, &candidates) else {
+        let Some((best, gained)) = ranking.best_move(trials) else {
             break;
         };
         if trials.make(&best.one).is_err() {
             break;
         }
         gain = gain.plus(gained);
+        let to = trials.last().map(|made| made.to.index);
+        for index in to.into_iter().chain([best.index]) {
+            ranking.update(trials, index);
+        }
     }
     Plan {
         moves: trials.moves(),
@@ -45,36 +58,78 @@ pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
     }
 }
 
-/// The move by which the blocks grow most, of equal ones the cheapest, and their growth; `None` if none makes them grow.
-fn best_move<'c>(trials: &mut Trials<'_>, candidates: &'c [Candidate]) -> Option<(&'c Candidate, Memory)> {
-    let mut ranked = Vec::new();
-    for candidate in candidates {
-        let most = most_growth(trials, candidate);
-        if most > Memory::ZERO && !trials.is_moved(&candidate.one) {
-            let one = &candidate.one;
-            let key = (Reverse(most), one.price.total(), one.priority, &one.owner);
-            ranked.push((key, candidate));
-        }
-    }
-    ranked.sort_by_key(|(key, _)| *key);
-    let mut best: Option<(Memory, u128, &Candidate)> = None;
-    for ((Reverse(most), price, ..), candidate) in ranked.into_iter().take(MAX_COMPARED) {
-        // Those that follow have no more growth, and of equal growth no lower price.
-        if best.is_some_and(|(growth, of_best, _)| (most, Reverse(price)) <= (growth, Reverse(of_best))) {
-            break;
-        }
-        let Some(growth) = growth(trials, candidate) else {
-            continue;
-        };
-        if best.is_none_or(|(known, of_best, _)| (growth, Reverse(price)) > (known, Reverse(of_best))) {
-            best = Some((growth, price, candidate));
-        }
-    }
-    best.map(|(growth, _, candidate)| (candidate, growth))
+/// Holders by the most that their moves can gain, after the moves in effect.
+struct Ranking<'c> {
+    candidates: &'c [Candidate],
+    /// The places of the candidates of each node.
+    by_node: FxHashMap<u32, Range<usize>>,
+    /// The most growth by the move of each candidate.
+    most: Vec<Memory>,
+    /// The candidates whose moves may gain something.
+    ranked: BTreeSet<Rank<'c>>,
 }
 
-/// The most by which the move of a holder can make the block of its node grow.
-fn most_growth(trials: &Trials<'_>, candidate: &Candidate) -> Memory {
+impl<'c> Ranking<'c> {
+    fn new(trials: &Trials<'_>, candidates: &'c [Candidate]) -> Self {
+        let mut by_node: FxHashMap<u32, Range<usize>> = FxHashMap::default();
+        for (at, candidate) in candidates.iter().enumerate() {
+            by_node.entry(candidate.index).or_insert(at..at).end = at + 1;
+        }
+        let nodes: Vec<u32> = by_node.keys().copied().collect();
+        let mut ranking = Self {
+            candidates,
+            by_node,
+            most: vec![Memory::ZERO; candidates.len()],
+            ranked: BTreeSet::new(),
+        };
+        for index in nodes {
+            ranking.update(trials, index);
+        }
+        ranking
+    }
+
+    /// Ranks the candidates of a node again.
+    fn update(&mut self, trials: &Trials<'_>, index: u32) {
+        let block = block(trials, index);
+        for at in self.by_node.get(&index).cloned().into_iter().flatten() {
+            let (Some(candidate), Some(most)) = (self.candidates.get(at), self.most.get_mut(at)) else {
+                continue;
+            };
+            let one = &candidate.one;
+            let rank = |most| (Reverse(most), one.price.total(), one.priority, &one.owner, at);
+            self.ranked.remove(&rank(*most));
+            *most = most_growth(trials, candidate, block);
+            if *most > Memory::ZERO && !trials.is_moved(one) {
+                self.ranked.insert(rank(*most));
+            }
+        }
+    }
+
+    /// The move by which the blocks grow most, of equal ones the cheapest, and their growth; `None` if none makes them grow.
+    fn best_move(&self, trials: &mut Trials<'_>) -> Option<(&'c Candidate, Memory)> {
+        let mut best: Option<(Memory, u128, &Candidate)> = None;
+        for (Reverse(most), price, _, _, at) in self.ranked.iter().take(MAX_COMPARED) {
+            // Those that follow have no more growth, and of equal growth no lower price.
+            let is_last = |(growth, of_best, _)| (*most, Reverse(*price)) <= (growth, Reverse(of_best));
+            if best.is_some_and(is_last) {
+                break;
+            }
+            let Some(candidate) = self.candidates.get(*at) else {
+                continue;
+            };
+            let Some(growth) = growth(trials, candidate) else {
+                continue;
+            };
+            if best.is_none_or(|(known, of_best, _)| (growth, Reverse(*price)) > (known, Reverse(of_best))) {
+                best = Some((growth, *price, candidate));
+            }
+        }
+        best.map(|(growth, _, candidate)| (candidate, growth))
+    }
+}
+
+/// The most by which the move of a holder can make the block of its node grow beyond `block`.
+fn most_growth(trials: &Trials<'_>, candidate: &Candidate, block: Memory) -> Memory {
     let index = candidate.index;
     let gpus = trials.node(index).map_or(&[][..], Node::gpus);
     let mut most = Memory::ZERO;
@@ -84,7 +139,7 @@ fn most_growth(trials: &Trials<'_>, candidate: &Candidate) -> Memory {
             most = most.max(trials.free_of(index, *gpu).plus(*memory));
         }
     }
-    most.less(block(trials, index))
+    most.less(block)
 }
 
 /// The growth of all blocks by the move of a holder; `None` without any.
