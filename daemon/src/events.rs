@@ -21,7 +21,7 @@ use crate::api_server::{Backoff, Connection, one_line};
 /// Longest time of one request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// Most events in the channel to the writer, and most different events that wait there to be written; more are dropped.
+/// Most events in the channel to the writer, and most different events that wait there to be written; more are not recorded.
 const CAPACITY: usize = 64;
 
 /// Time after which an unwritten event is dropped: as long as the API server keeps events by default.
@@ -129,6 +129,17 @@ impl Recorder {
         self.source.host.as_deref().unwrap_or_default()
     }
 
+    /// Records a warning; returns false if too many events wait to be written, for a caller that comes again later.
+    pub fn try_warn(&self, subject: impl Into<Subject>, reason: &'static str, message: String) -> bool {
+        let event = Event {
+            subject: subject.into(),
+            severity: EventType::Warning,
+            reason,
+            message,
+        };
+        self.events.try_send(event).is_ok()
+    }
+
     /// Records a warning about a pod.
     pub fn warn(&self, pod: impl Into<Subject>, reason: &'static str, message: String) {
         self.pod(pod, EventType::Warning, reason, message);
@@ -173,9 +184,7 @@ impl Writer {
     /// Writes events until the task is dropped.
     pub async fn run(mut self) {
         loop {
-            while let Ok(event) = self.events.try_recv() {
-                add(&mut self.waiting, event);
-            }
+            self.receive();
             let Some(waiting) = self.waiting.pop_front() else {
                 match self.events.recv().await {
                     Some(event) => add(&mut self.waiting, event),
@@ -204,13 +213,22 @@ impl Writer {
         }
     }
 
+    /// Receives events as long as there is room for them; the others stay in the channel.
+    fn receive(&mut self) {
+        while self.waiting.len() < CAPACITY
+            && let Ok(event) = self.events.try_recv()
+        {
+            add(&mut self.waiting, event);
+        }
+    }
+
     /// Pauses after a failure, and receives events meanwhile: a full channel would drop them.
     async fn pause(&mut self) {
         let mut pause = std::pin::pin!(self.backoff.pause());
         loop {
             tokio::select! {
                 () = &mut pause => return,
-                Some(event) = self.events.recv() => add(&mut self.waiting, event),
+                Some(event) = self.events.recv(), if self.waiting.len() < CAPACITY => add(&mut self.waiting, event),
             }
         }
     }
@@ -290,19 +308,13 @@ fn add(waiting: &mut VecDeque<WaitingEvent>, event: Event) {
     let now = Utc::now();
     if let Some(known) = waiting.iter_mut().find(|known| known.event == event) {
         known.last_at = now;
-    } else if waiting.len() < CAPACITY {
+    } else {
         waiting.push_back(WaitingEvent {
             event,
             since: Instant::now(),
             first_at: now,
             last_at: now,
         });
-    } else {
-        debug!(
-            object = event.subject.name,
-            reason = event.reason,
-            "an event is dropped"
-        );
     }
 }
 

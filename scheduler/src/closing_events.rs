@@ -13,7 +13,7 @@ use crate::leader::Leadership;
 
 /// The reason of the events.
 const REASON: &str = "ClosedGPUsInvalid";
-/// Pause between two looks of a replica that does not lead at whether it leads now.
+/// Pause of a replica that does not lead, and of one whose recorder has no room for more events.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Records an event for each problem, once as long as the annotation is the same.
@@ -22,17 +22,35 @@ pub(crate) async fn record(index: Shared<Index>, leadership: Leadership, recorde
     let mut known = BTreeMap::new();
     loop {
         change.notified().await;
-        while !leadership.is_leading() {
+        while !record_new(&index, &leadership, &recorder, &mut known) {
             sleep(PAUSE).await;
         }
-        let problems = index.read().closing_problems().clone();
-        for (node, problem) in &problems {
-            if known.get(node) != Some(problem) {
-                recorder.warn(node_subject(node), REASON, problem.clone());
-            }
-        }
-        known = problems;
     }
+}
+
+/// Records the problems that are not known; returns false if some are left, as this replica does not lead or as thousands of nodes
+/// have problems at once.
+fn record_new(
+    index: &Shared<Index>,
+    leadership: &Leadership,
+    recorder: &Recorder,
+    known: &mut BTreeMap<Box<str>, String>,
+) -> bool {
+    if !leadership.is_leading() {
+        return false;
+    }
+    let problems = index.read().closing_problems().clone();
+    known.retain(|node, problem| problems.get(node) == Some(problem));
+    for (node, problem) in problems {
+        if known.contains_key(&node) {
+            continue;
+        }
+        if !recorder.try_warn(node_subject(&node), REASON, problem.clone()) {
+            return false;
+        }
+        known.insert(node, problem);
+    }
+    true
 }
 
 /// A node as the subject of an event. The UID is the node's name, as in kubelet's own events.
@@ -47,6 +65,8 @@ fn node_subject(name: &str) -> Subject {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use daemon::events;
     use http::{Request, Response};
     use http_body_util::BodyExt;
@@ -63,22 +83,22 @@ mod tests {
     use crate::watch::ObjectStore;
 
     /// A node of the old plugin with two GPUs.
-    fn node(closed: &str) -> Node {
+    fn node(name: &str, closed: &str) -> Node {
         let node = json!({
-            "metadata": {"name": "n1", "annotations": {"gpushare/closed-gpus": closed}},
+            "metadata": {"name": name, "annotations": {"gpushare/closed-gpus": closed}},
             "status": {"capacity": {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-mem": "20"}},
         });
         serde_json::from_value(node).unwrap()
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_value_that_names_no_gpu_is_an_event_of_the_node() {
-        let (sender, mut written) = mpsc::unbounded_channel();
+    /// An index whose problems are recorded, and the events that reach the API server.
+    fn start() -> (Shared<Index>, mpsc::UnboundedReceiver<Value>) {
+        let (sender, written) = mpsc::unbounded_channel();
         let service = service_fn(move |request: Request<Body>| {
             let sender = sender.clone();
             async move {
                 let body = request.into_body().collect().await?.to_bytes().to_vec();
-                sender.send(body.clone()).unwrap();
+                sender.send(serde_json::from_slice(&body).unwrap()).unwrap();
                 Ok::<_, kube::Error>(Response::new(Body::from(body)))
             }
         });
@@ -89,9 +109,15 @@ mod tests {
         let index = Shared::new(index);
         tokio::spawn(writer.run());
         tokio::spawn(record(index.clone(), Leadership::alone(), recorder));
+        (index, written)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_value_that_names_no_gpu_is_an_event_of_the_node() {
+        let (index, mut written) = start();
         for (closed, shown) in [("1,x", "1,x"), ("7", "7")] {
-            index.write().apply(node(closed));
-            let event: Value = serde_json::from_slice(&written.recv().await.unwrap()).unwrap();
+            index.write().apply(node("n1", closed));
+            let event = written.recv().await.unwrap();
             assert_eq!(event["involvedObject"]["kind"], "Node");
             assert_eq!(event["involvedObject"]["name"], "n1");
             assert_eq!(event["reason"], REASON);
@@ -101,5 +127,22 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    /// As `kubectl annotate nodes --all` writes them: far more than wait to be written at one time.
+    #[tokio::test(start_paused = true)]
+    async fn five_thousand_nodes_at_once_have_an_event_each() {
+        let (index, mut written) = start();
+        let names: BTreeSet<String> = (0..5000).map(|at| format!("n{at}")).collect();
+        for name in &names {
+            index.write().apply(node(name, "0,8"));
+        }
+        let mut seen = BTreeSet::new();
+        while seen.len() < names.len() {
+            let event = written.recv().await.unwrap();
+            let name = event["involvedObject"]["name"].as_str().unwrap().to_owned();
+            assert!(seen.insert(name), "each node has one event");
+        }
+        assert_eq!(seen, names);
     }
 }
