@@ -32,6 +32,13 @@ impl Trial {
         Some(self.copies.len() - 1)
     }
 
+    /// Opens all GPUs of a copy, as those of a node that is added are.
+    pub fn open(&mut self, copy: usize) {
+        if let Some(node) = self.copies.get_mut(copy) {
+            node.open();
+        }
+    }
+
     /// The score of a copy for a request.
     ///
     /// # Errors

@@ -290,7 +290,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Adds `count` empty copies of the node `like`: with its devices, labels and taints, and the pods of `DaemonSet`s.
+    /// Adds `count` empty copies of the node `like`: with its devices, none of them closed, its labels and taints, and the pods of
+    /// `DaemonSet`s.
     fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
         let shared = self.index;
         let requested = shared.read().requests_on_added(like);
@@ -304,6 +305,7 @@ impl<'a> Search<'a> {
                 .trial
                 .copy_empty(index.fleet(), node)
                 .ok_or_else(no_such_node)?;
+            self.trial.open(copy);
             let candidate = FitCandidate {
                 name: format!("{like}+{number}"),
                 facts: facts.clone(),

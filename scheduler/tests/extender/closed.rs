@@ -1,11 +1,13 @@
 //! GPUs that an administrator has closed by the Node's annotation: no verb gives them to a new pod, and their holders stay.
 
-use proto::read_api::{FitAnswer, FitRequest};
+use proto::node::Node;
+use proto::read_api::{AddedNodes, FitAnswer, FitRequest};
 use rstest::rstest;
+use scheduler::index::RawDevice;
 use scheduler::read_api::fit;
 use serde_json::{Value, json};
 
-use crate::objects::{annotated, node, on, units};
+use crate::objects::{annotated, device, node, on, units};
 use crate::world::World;
 
 impl World {
@@ -194,7 +196,50 @@ async fn a_holder_is_shown_after_the_gpu_was_closed() {
     let bound = world.api.pod(&holder);
     let restarted = World::new();
     restarted.close("n1", "all");
-    restarted.apply_device(&crate::objects::device("n1", &[100]));
+    restarted.apply_device(&device("n1", &[100]));
     restarted.apply_pod(&on(bound, "n1"));
     assert_eq!(restarted.used("n1").await, [40]);
+}
+
+/// A node like it that an autoscaler adds would not be closed.
+#[tokio::test(start_paused = true)]
+async fn added_copies_of_a_closed_node_are_open() {
+    let world = World::new().with_node("n1", &[100]);
+    world.close("n1", "all");
+    let mut request = FitRequest {
+        pod: serde_json::from_value(units("p", 100)).unwrap(),
+        replicas: 2,
+        ..FitRequest::default()
+    };
+    assert_eq!(fit(&world.index, &request).unwrap().fitting, 0);
+    request.add_nodes = vec![AddedNodes {
+        like: "n1".to_owned(),
+        count: 1,
+    }];
+    assert_eq!(fit(&world.index, &request).unwrap().fitting, 1);
+}
+
+/// As `kubectl annotate nodes --all` closes them: the answers to equal pods come from a cache.
+#[tokio::test(start_paused = true)]
+async fn filters_follow_five_thousand_annotations() {
+    let names: Vec<String> = (0..5000).map(|at| format!("n{at}")).collect();
+    let asked: Vec<&str> = names.iter().map(String::as_str).collect();
+    let world = World::new();
+    let devices: Vec<Value> = names.iter().map(|name| device(name, &[100, 100])).collect();
+    world.list::<RawDevice>(&devices);
+    for (at, (value, has_room)) in [
+        ("", true),
+        ("all", false),
+        ("1", true),
+        ("0,1", false),
+        ("", true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let closed = |name: &String| annotated(node(name, "MiB"), "gpushare/closed-gpus", value);
+        world.list::<Node>(&names.iter().map(closed).collect::<Vec<_>>());
+        let fitting = world.fitting(&units(&format!("p{at}"), 10), &asked).await;
+        assert_eq!(!fitting.is_empty(), has_room, "{value:?}");
+    }
 }

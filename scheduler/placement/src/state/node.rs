@@ -184,6 +184,18 @@ impl Node {
         self.update_free();
     }
 
+    /// Opens all GPUs of a copy outside the fleet.
+    pub(crate) fn open(&mut self) {
+        for gpu in self
+            .inventory
+            .iter_mut()
+            .flat_map(|inventory| inventory.gpus.iter_mut())
+        {
+            gpu.closed = false;
+        }
+        self.update_free();
+    }
+
     /// Returns true if nothing is known or counted of the node, so that its entry can be removed.
     pub(crate) fn is_idle(&self) -> bool {
         let is_host_unknown = self.host.total.is_none() && self.host.n_owners == 0;
