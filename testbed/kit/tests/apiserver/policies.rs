@@ -418,6 +418,7 @@ fn condition(kind: &str) -> Value {
 #[case::end_of_a_pod(Method::DELETE, ON_N1, Value::Null, 422)]
 #[case::new_pod(Method::POST, PODS, pod("new"), 422)]
 #[case::annotation_of_its_node(Method::PATCH, NODE, annotations(json!({"a": "b"})), 200)]
+#[case::closed_gpus(Method::PATCH, NODE, annotations(json!({"gpushare/closed-gpus": "0"})), 403)]
 #[case::label_of_its_node(Method::PATCH, NODE, label(), 403)]
 #[case::spec_of_its_node(Method::PATCH, NODE, json!({"spec": {"unschedulable": true}}), 403)]
 #[case::another_node(Method::PATCH, "/api/v1/nodes/n2", annotations(json!({"a": "b"})), 403)]
