@@ -1016,9 +1016,18 @@ async fn plans_and_closed_gpus(installed: &Installed) -> Result<()> {
     timeout(DEADLINE, is_gone).await.context("web never goes")?
 }
 
-/// Creates a pod in the place of each that goes, as the controller of a `ReplicaSet` does, until it is dropped.
-async fn replace_pods(pods: NamespacePods, n: usize) -> Result<()> {
+/// The disruption budget of the pods of [`replace_pods`].
+const BUDGET: &str = "moved";
+
+/// Creates a pod in the place of each that goes, as the controller of a `ReplicaSet` does, until it is dropped; and counts the
+/// evictions that their budget allows, one pod down at most.
+async fn replace_pods(api: ApiObjects, pods: NamespacePods, n: usize) -> Result<()> {
     let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "moved", "uid": "1", "controller": true}]);
+    let budget = json!({
+        "metadata": {"name": BUDGET, "namespace": "default"},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "moved"}}},
+    });
+    api.create("poddisruptionbudgets", budget)?;
     for number in 0.. {
         loop {
             let listed = pods
@@ -1029,6 +1038,11 @@ async fn replace_pods(pods: NamespacePods, n: usize) -> Result<()> {
                 .items
                 .iter()
                 .filter(|pod| pod.metadata.deletion_timestamp.is_none());
+            let n_healthy = live.clone().filter(|pod| is_running(pod)).count();
+            let status = json!({
+                "disruptionsAllowed": i64::from(n_healthy == n), "currentHealthy": n_healthy, "desiredHealthy": n - 1, "expectedPods": n,
+            });
+            api.patch_status("poddisruptionbudgets", "default", BUDGET, &status)?;
             if live.count() < n {
                 break;
             }
@@ -1045,10 +1059,11 @@ async fn replace_pods(pods: NamespacePods, n: usize) -> Result<()> {
 }
 
 /// `plan --evict` moves pods one after the other, once a controller has replaced each of them.
-async fn plans_move_pods(installed: &Installed) -> Result<()> {
+async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
     const N_PODS: usize = 3;
+    let api = installed.cluster.api().objects().clone();
     let places = || -> Result<Vec<String>> {
-        let pods = installed.cluster.api().objects().list("pods", None)?;
+        let pods = api.list("pods", None)?;
         let moved = pods
             .iter()
             .filter(|pod| pod["metadata"]["labels"]["app"] == "moved");
@@ -1064,7 +1079,7 @@ async fn plans_move_pods(installed: &Installed) -> Result<()> {
         anyhow::Ok(())
     };
     installed.run(&["close", "n2"]).await?;
-    let controller = tokio::spawn(replace_pods(installed.pods.clone(), N_PODS));
+    let controller = tokio::spawn(replace_pods(api.clone(), installed.pods.clone(), N_PODS));
     timeout(DEADLINE, until_on("n1"))
         .await
         .context("the pods never run")??;
@@ -1122,9 +1137,31 @@ async fn plans_move_pods(installed: &Installed) -> Result<()> {
         again.code == Some(0) && !again.error.contains("left n1"),
         "{again:?}"
     );
-    controller.abort();
     installed.run(&["open", "n1"]).await?;
-    for pod in installed.cluster.api().objects().list("pods", None)? {
+    // The leader ends in the middle, and the other replica makes the rest of the plans.
+    let command = installed.command(&[
+        "plan",
+        "empty-node",
+        "n2",
+        "--min-runtime",
+        "0s",
+        "--evict",
+        "--yes",
+    ]);
+    let mut evicting = Watching::start(command)?;
+    evicting.until_complains(" left n2; moved-").await?;
+    let leader = installed.replicas.leaders().pop().context("a replica leads")?;
+    installed.replicas.kill(&leader).await?;
+    evicting
+        .until_complains("the goal is reached: 3 pods moved")
+        .await?;
+    assert_eq!(places()?, vec!["n1"; N_PODS]);
+    installed.replicas.restart(&leader).await?;
+    installed.replicas.until_led_by_another_than("").await?;
+    controller.abort();
+    installed.run(&["open", "n2"]).await?;
+    api.delete("poddisruptionbudgets", "default", BUDGET, Some(0))?;
+    for pod in api.list("pods", None)? {
         if pod["metadata"]["labels"]["app"] == "moved" {
             installed
                 .pods
@@ -1315,7 +1352,7 @@ async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
     watching_goes_on_when_the_api_server_comes_back(&installed).await?;
     explain_and_fits(&installed).await?;
     steps_of_explain_succeed(&installed).await?;
-    plans_move_pods(&installed).await?;
+    plans_move_pods(&mut installed).await?;
     plans_and_closed_gpus(&installed).await?;
     selectors_select_rows(&installed).await?;
     names_are_shown_by_namespace(&installed).await?;

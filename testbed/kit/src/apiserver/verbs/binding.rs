@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::Selector;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::create::refuse;
@@ -9,8 +12,9 @@ use super::delete::{DeleteOptions, delete};
 use super::{ApiState, RequestTarget, WriteOptions};
 use crate::apiserver::object;
 use crate::apiserver::pod;
+use crate::apiserver::selector::has_labels;
 use crate::apiserver::status::{ApiError, InvalidField};
-use crate::apiserver::store::ObjectVersion;
+use crate::apiserver::store::{Key, ObjectVersion};
 
 /// Binds a pod to the node that a Binding names; its annotations and labels become the pod's in the same write.
 pub(crate) fn bind(
@@ -41,7 +45,10 @@ pub(crate) fn bind(
     Ok(state.store_unless_dry_run(target, bound, options.dry_run))
 }
 
-/// Evicts a pod: a deletion with the options that the Eviction carries.
+/// The collection of disruption budgets.
+const BUDGETS: &str = "policy/poddisruptionbudgets";
+
+/// Evicts a pod: a deletion with the options that the Eviction carries, if the pod's disruption budget has room.
 pub(crate) fn evict(
     state: &mut ApiState,
     target: &RequestTarget,
@@ -51,7 +58,47 @@ pub(crate) fn evict(
     let given = eviction.get("deleteOptions").cloned().unwrap_or_default();
     let mut deletion = DeleteOptions::read(&given, options.now);
     deletion.dry_run |= options.dry_run;
+    draw_on_budget(state, target, deletion.dry_run)?;
     delete(state, target, &deletion).map(drop)
+}
+
+/// Counts the eviction of a pod in the status of its disruption budget, which a controller writes. As in `EvictionREST.Create`, but for
+/// pods that do not run or are not ready, of which kube-apiserver may ignore the budget.
+fn draw_on_budget(state: &mut ApiState, target: &RequestTarget, dry_run: bool) -> Result<(), ApiError> {
+    let pod = state.current(target)?;
+    let guards = |budget: &Value| {
+        let selector = budget.pointer("/spec/selector").map(LabelSelector::deserialize);
+        let selector = selector.and_then(|selector| Selector::try_from(selector.ok()?).ok());
+        selector.is_some_and(|selector| has_labels(&selector, &pod.value))
+    };
+    let budgets = state.store.scan(BUDGETS, Some(&target.namespace), None);
+    let found = budgets.filter(|(_, budget)| guards(&budget.value));
+    let budgets: Vec<(Key, Arc<ObjectVersion>)> = found
+        .map(|(key, budget)| (key.clone(), Arc::clone(budget)))
+        .collect();
+    let Some((key, budget)) = budgets.first() else {
+        return Ok(());
+    };
+    if budgets.len() > 1 {
+        let why = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+        return Err(ApiError::new(500, why));
+    }
+    let allowed = budget
+        .value
+        .pointer("/status/disruptionsAllowed")
+        .and_then(Value::as_i64);
+    let allowed = allowed.unwrap_or(0);
+    if allowed <= 0 {
+        let why = "Cannot evict pod as it would violate the pod's disruption budget.";
+        return Err(ApiError::new(429, why));
+    }
+    if !dry_run {
+        let mut counted = Value::clone(&budget.value);
+        object::child(&mut counted, "status")
+            .insert("disruptionsAllowed".to_owned(), Value::from(allowed - 1));
+        state.store.put(BUDGETS, key.clone(), counted);
+    }
+    Ok(())
 }
 
 /// Checks the body of a binding: its kind, the pod's name, and the node that it names.
