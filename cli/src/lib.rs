@@ -33,6 +33,7 @@ mod source;
 mod top;
 mod ui;
 mod version;
+mod volumes;
 
 use std::process::ExitCode;
 

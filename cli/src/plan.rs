@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Node;
-use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest};
+use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PodVolumes};
 
 use crate::args::{PlanArgs, PlannedGoal};
 use crate::connection::ClusterConnection;
@@ -12,6 +12,7 @@ use crate::failure::{CommandFailure, CommandResult};
 use crate::format::{count, memory};
 use crate::output::{Colour, Screen, TextTable, text};
 use crate::source::AnswerSource;
+use crate::volumes;
 
 /// The exit code for a goal that names something which does not exist.
 const NO_SUCH_GOAL: u8 = 2;
@@ -54,19 +55,24 @@ pub(crate) fn no_such_goal(screen: &Screen, failure: CommandFailure) -> CommandR
 }
 
 /// The first plan, and the request for the others.
-async fn ask(
+pub(crate) async fn ask(
     connection: &ClusterConnection,
     source: &mut AnswerSource,
     args: &PlanArgs,
 ) -> Result<(PlanRequest, PlanAnswer), CommandFailure> {
-    let request = PlanRequest {
+    let mut request = PlanRequest {
         goal: goal(connection, &args.goal).await?,
         limits: PlanLimits {
             max_moves: args.max_moves,
             min_run_seconds: args.min_runtime.as_secs(),
+            volumes: PodVolumes::new(),
         },
     };
-    let answer = source.plan(&request).await?;
+    let mut answer = source.plan(&request).await?;
+    request.limits.volumes = volumes::of_pods(connection, &answer.left).await;
+    if !request.limits.volumes.is_empty() {
+        answer = source.plan(&request).await?;
+    }
     Ok((request, answer))
 }
 

@@ -14,6 +14,7 @@ use crate::pod_group::{DomainPolicy, GroupDomain};
 
 pub use plan::{
     LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanLimits, PlanPrice, PlanRequest, PlannedMove,
+    PodVolumes,
 };
 
 /// The version of the JSON; the first part of every path, as in `/v1/state`.

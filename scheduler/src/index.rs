@@ -54,11 +54,13 @@ pub(crate) use eviction::ROOM_MANAGER;
 
 pub use assume_times::AssumeTimes;
 pub use assumption::{AssumeError, Assumed, Assumptions};
+pub(crate) use budgets::Budget;
 pub use group_members::MembersToPlace;
 pub use group_rooms::{ChosenRoom, MemberOutcome, MemberStep};
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use node_filter::{NodeFilter, NodeFit};
 pub use openings::Openings;
+pub(crate) use plan_facts::PlanBudgets;
 pub use plan_facts::{HolderFacts, PlanFacts};
 pub use pod_groups::{GroupOfPod, GroupStore};
 pub use pods::{AssumptionState, Phase};
@@ -318,9 +320,9 @@ impl Index {
         PlanFacts::new(&self.cluster, &self.pod_groups)
     }
 
-    /// Returns true if a node may take the successor of a pod that moves, by all rules but amounts.
-    pub fn allows_successor(&self, node: &str, rules: &PodRules, demand: &ResourceDemand<'_>) -> bool {
-        plan_facts::allows(&self.cluster, node, rules, demand)
+    /// All disruption budgets, in any order.
+    pub(crate) fn budgets(&self) -> Vec<Arc<Budget>> {
+        self.cluster.budgets.values().cloned().collect()
     }
 
     /// The facts by which the leader makes room.

@@ -468,10 +468,12 @@ async fn plan_moves(
             .into_response();
     };
     let index = api.index().clone();
+    // This future is dropped if the caller disconnects, and the plan ends then.
+    let left = CancellationToken::new();
+    let _guard = left.clone().drop_guard();
     let computing = tokio::task::spawn_blocking(move || {
-        // Held until the plan is made, which goes on if its caller disconnects.
         let _permit = permit;
-        plan(&index, &request, unix_time().as_secs())
+        plan(&index, &request, unix_time().as_secs(), &|| left.is_cancelled())
     });
     match computing.await {
         Ok(Ok(mut answer)) => {

@@ -1,8 +1,10 @@
 //! `POST plan`: the moves by which a node or some of its GPUs become empty, or free memory comes together.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use crate::pod::is_default;
+use crate::pod::{NodeSelector, is_default};
 
 /// Largest number of moves of one plan; a request for more is refused with HTTP 400.
 pub const MAX_PLANNED_MOVES: usize = 1_000;
@@ -58,14 +60,21 @@ fn one() -> usize {
     1
 }
 
+/// The node affinity of the volumes of pods, by UID: those of a pod have to match a node together. Without any the volumes may be
+/// used on every node.
+pub type PodVolumes = BTreeMap<String, Vec<NodeSelector>>;
+
 /// The limits of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PlanLimits {
     /// Most moves, at most [`MAX_PLANNED_MOVES`]; 10 if absent.
     pub max_moves: usize,
     /// Pods that have run for fewer seconds stay; 300 if absent.
     pub min_run_seconds: u64,
+    /// The volumes of pods that the client has read. Other pods with claims stay, as the scheduler reads no volumes.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub volumes: PodVolumes,
 }
 
 impl Default for PlanLimits {
@@ -73,6 +82,7 @@ impl Default for PlanLimits {
         Self {
             max_moves: 10,
             min_run_seconds: 300,
+            volumes: PodVolumes::new(),
         }
     }
 }
@@ -141,6 +151,9 @@ pub struct LeftPod {
     /// True if the reason may pass within minutes: a disruption budget without room, or a pod that is being deleted.
     #[serde(skip_serializing_if = "is_default")]
     pub temporary: bool,
+    /// True if the pod stays because of its volumes, which [`PlanLimits::volumes`] may name.
+    #[serde(skip_serializing_if = "is_default")]
+    pub volumes: bool,
 }
 
 /// The price of moves.

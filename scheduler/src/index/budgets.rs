@@ -3,21 +3,26 @@
 //! Without the right to watch budgets the index has none, and kube-scheduler's own count of violations stands.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::{Selector, SelectorExt};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Budgets by namespace and name.
-pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Budget>;
+/// Budgets by namespace and name, shared with plans that are being made.
+pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Arc<Budget>>;
 
 /// The fields of a budget by which kube-scheduler counts violations.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
+    pub(crate) namespace: Box<str>,
+    pub(crate) name: Box<str>,
+    /// A label that all pods of the selection have, if the selector names one.
+    pub(crate) label: Option<(String, String)>,
     /// `None` if the budget has no selector that can be read.
     selector: Option<Selector>,
     /// The number of evictions that its status allows.
-    pub(super) allowed: i64,
+    pub(crate) allowed: i64,
     /// Names of pods whose eviction the API server has counted already.
     disrupted: FxHashSet<Box<str>>,
     /// The serial number of the newest list when a list or a watch event last showed it.
@@ -27,13 +32,21 @@ pub(super) struct Budget {
 impl Budget {
     /// Reads a budget that the list of this number, or a watch after it, shows.
     pub(super) fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
+        let (namespace, name) = namespace_and_name(budget);
+        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
+        let mut labels = selector
+            .iter()
+            .flat_map(|selector| &selector.match_labels)
+            .flatten();
         let mut read = Self {
+            namespace,
+            name,
+            label: labels.next().map(|(key, value)| (key.clone(), value.clone())),
             selector: None,
             allowed: 0,
             disrupted: FxHashSet::default(),
             list,
         };
-        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
         read.selector = selector.and_then(|selector| Selector::try_from(selector).ok());
         // Until the disruption controller has written a status, no eviction is allowed.
         if let Some(status) = &budget.status {
@@ -56,7 +69,7 @@ impl Budget {
     }
 
     /// Returns true if the Eviction API asks the budget about a pod of its namespace: the empty selector selects all pods there.
-    pub(super) fn guards(&self, labels: &BTreeMap<String, String>) -> bool {
+    pub(crate) fn guards(&self, labels: &BTreeMap<String, String>) -> bool {
         let selector = self.selector.as_ref();
         selector.is_some_and(|selector| selector.selects_all() || selector.matches(labels))
     }

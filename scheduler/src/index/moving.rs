@@ -19,7 +19,16 @@ const NAME_KEYS: [&str; 2] = [HOSTNAME, "metadata.name"];
 const N_LAST: usize = 8;
 
 /// A bound pod as a plan moves it: the rules of its successor, or what keeps it from moving by its own fields.
-pub(super) type Moving = Result<Arc<PodRules>, Box<Obstacle>>;
+pub(super) type Moving = Result<MovablePod, Box<Obstacle>>;
+
+/// A bound pod that its own fields let move.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MovablePod {
+    /// The rules of its successor.
+    pub(super) rules: Arc<PodRules>,
+    /// True if it has claims of volumes that outlast it, which may bind it to its node.
+    pub(super) has_claims: bool,
+}
 
 /// Rules of successors, of which pods of one template share one.
 #[derive(Debug, Default)]
@@ -50,8 +59,11 @@ impl SharedRules {
                 && rules.affinity == *affinity
                 && rules.tolerations == *tolerations
         };
+        // The claim of an ephemeral volume goes with the pod.
+        let has_claims = pod.spec.volumes.iter().any(|volume| volume.is_claimed);
         if let Some(rules) = self.last.iter().find(is_same) {
-            return Ok(Arc::clone(rules));
+            let rules = Arc::clone(rules);
+            return Ok(MovablePod { rules, has_claims });
         }
         // A plan compares CPU, memory and devices itself, so that pods that differ by these share their rules.
         let rules = self.share(PodRules {
@@ -62,7 +74,7 @@ impl SharedRules {
         });
         self.last.push_front(Arc::clone(&rules));
         self.last.truncate(N_LAST);
-        Ok(rules)
+        Ok(MovablePod { rules, has_claims })
     }
 
     fn share(&mut self, rules: PodRules) -> Arc<PodRules> {
@@ -97,12 +109,7 @@ fn obstacle(pod: &Pod) -> Option<Obstacle> {
     if pod.annotation(EVICT) == Some("false") {
         return Some(Obstacle::Annotation);
     }
-    if names_one_node(&pod.spec) {
-        return Some(Obstacle::Affinity);
-    }
-    // The claim of an ephemeral volume goes with the pod.
-    let is_claimed = pod.spec.volumes.iter().any(|volume| volume.is_claimed);
-    is_claimed.then_some(Obstacle::Volume)
+    names_one_node(&pod.spec).then_some(Obstacle::Affinity)
 }
 
 /// Returns true if the pod's selector or required affinity names a single node.
@@ -145,7 +152,6 @@ mod tests {
     #[case::static_pod("/metadata/ownerReferences/0/kind", json!("Node"), Obstacle::Controller("Node".into()))]
     #[case::leaving("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"), Obstacle::Leaving)]
     #[case::annotation("/metadata/annotations", json!({"gpushare/evict": "false"}), Obstacle::Annotation)]
-    #[case::volume("/spec/volumes", json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]), Obstacle::Volume)]
     #[case::hostname("/spec/nodeSelector", json!({"kubernetes.io/hostname": "n1"}), Obstacle::Affinity)]
     #[case::name(
         "/spec/affinity",
@@ -170,7 +176,14 @@ mod tests {
         let mut other = pod();
         let (parent, key) = field.rsplit_once('/').unwrap();
         other.pointer_mut(parent).unwrap()[key] = value;
-        assert!(moving(&other).is_ok());
+        assert!(moving(&other).is_ok_and(|pod| !pod.has_claims));
+    }
+
+    #[test]
+    fn claims_are_known() {
+        let mut pod = pod();
+        pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+        assert!(moving(&pod).is_ok_and(|pod| pod.has_claims));
     }
 
     #[test]
@@ -178,8 +191,8 @@ mod tests {
         let mut rules = SharedRules::default();
         let mut other = pod();
         other["spec"]["nodeSelector"] = json!({"a": "b"});
-        let [one, same, other] =
-            [pod(), pod(), other].map(|pod| rules.moving(&serde_json::from_value(pod).unwrap()).unwrap());
+        let [one, same, other] = [pod(), pod(), other]
+            .map(|pod| rules.moving(&serde_json::from_value(pod).unwrap()).unwrap().rules);
         assert!(Arc::ptr_eq(&one, &same) && !Arc::ptr_eq(&one, &other));
         assert_eq!(other.node_selector.len(), 1);
     }

@@ -1,6 +1,7 @@
 //! Objects of watches, carried into the index: into the cluster, and from there to hints, failing nodes and assume times.
 
 use std::cmp::max;
+use std::sync::Arc;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use placement::OwnerId;
@@ -397,7 +398,7 @@ impl ObjectStore<PodDisruptionBudget> for Index {
     fn apply(&mut self, budget: PodDisruptionBudget) {
         self.cluster.budgets.insert(
             namespace_and_name(&budget),
-            Budget::of(&budget, self.budget_list.number),
+            Arc::new(Budget::of(&budget, self.budget_list.number)),
         );
     }
 

@@ -1,15 +1,16 @@
 //! The facts by which a plan moves pods: the holders of a node's devices, and the nodes that their successors may go to.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use placement::{NodeId, NodeView, Obstacle, OwnerId};
+use placement::{Obstacle, OwnerId};
+use proto::pod::NodeSelector;
 use proto::pod_group::{DomainPolicy, GroupDomain};
 use rustc_hash::FxHashMap;
 
 use super::budgets::Budget;
 use super::cluster::Cluster;
 use super::pod_groups::PodGroups;
-use super::pods::PodEntry;
 use super::{NodeFilter, ResourceDemand};
 use crate::kube_scheduler::{PodRules, obstacles};
 
@@ -18,8 +19,13 @@ use crate::kube_scheduler::{PodRules, obstacles};
 pub struct PlanFacts<'a> {
     cluster: &'a Cluster,
     groups: &'a PodGroups,
-    /// The disruption budgets of each namespace with their names.
-    budgets: FxHashMap<&'a str, Vec<(&'a str, &'a Budget)>>,
+}
+
+/// Disruption budgets as plans look for those of a pod.
+#[derive(Debug)]
+pub(crate) struct PlanBudgets<'a> {
+    /// By namespace, and by key and value of a label of their pods; those that name no label have empty ones.
+    by_label: FxHashMap<[&'a str; 3], Vec<&'a Budget>>,
 }
 
 /// A pod that holds devices of a node.
@@ -31,6 +37,10 @@ pub struct HolderFacts {
     pub namespace: Box<str>,
     /// Its name.
     pub name: Box<str>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// True if it has claims of volumes that outlast it.
+    pub has_claims: bool,
     /// The demand of its successor.
     pub demand: ResourceDemand<'static>,
     /// The rules by which its successor gets a node; `None` if it stays.
@@ -45,28 +55,12 @@ pub struct HolderFacts {
 
 impl<'a> PlanFacts<'a> {
     pub(super) fn new(cluster: &'a Cluster, groups: &'a PodGroups) -> Self {
-        let mut budgets: FxHashMap<&str, Vec<(&str, &Budget)>> = FxHashMap::default();
-        for ((namespace, name), budget) in &cluster.budgets {
-            budgets.entry(namespace).or_default().push((name, budget));
-        }
-        Self {
-            cluster,
-            groups,
-            budgets,
-        }
+        Self { cluster, groups }
     }
 
-    /// The pods that hold devices of a node. `now` is in seconds since 1970.
-    pub fn holders_on(&self, node: NodeId, now: i64) -> Vec<HolderFacts> {
-        let held = self.cluster.fleet.view(node).into_iter().flat_map(NodeView::held);
-        let holders = held.filter_map(|held| {
-            let (owner, entry) = self.cluster.pods.get_key_value(&held.owner)?;
-            Some(self.holder(owner, entry, now))
-        });
-        holders.collect()
-    }
-
-    fn holder(&self, owner: &OwnerId, entry: &PodEntry, now: i64) -> HolderFacts {
+    /// A pod that holds devices; `None` if it is gone. `now` is in seconds since 1970.
+    pub fn holder(&self, owner: &str, now: i64) -> Option<HolderFacts> {
+        let (owner, entry) = self.cluster.pods.get_key_value(owner)?;
         let facts = &entry.facts;
         let demand = ResourceDemand::of_pod(self.cluster, owner.as_str(), facts);
         let demand = demand.ok().flatten().map(|demand| demand.for_no_pod());
@@ -75,36 +69,45 @@ impl<'a> PlanFacts<'a> {
         let (rules, stays) = match &entry.moving {
             _ if demand.is_none() => (None, Some(Obstacle::Unknown)),
             Some(Ok(_)) if self.is_held_by_group(owner) => (None, Some(Obstacle::Group)),
-            Some(Ok(rules)) => (Some(Arc::clone(rules)), self.budget_obstacle(entry)),
+            Some(Ok(pod)) => (Some(Arc::clone(&pod.rules)), None),
             Some(Err(obstacle)) => (None, Some((**obstacle).clone())),
             None => (None, Some(Obstacle::Binding)),
         };
-        HolderFacts {
+        Some(HolderFacts {
             owner: owner.clone(),
             namespace: facts.namespace.clone(),
             name: facts.name.clone(),
+            labels: entry.eviction.labels.clone(),
+            has_claims: matches!(&entry.moving, Some(Ok(pod)) if pod.has_claims),
             demand: demand.unwrap_or_default(),
             rules,
             priority: rank.priority,
             run_seconds,
             stays,
-        }
+        })
     }
 
-    /// The disruption budgets that keep a pod from being evicted now.
-    fn budget_obstacle(&self, entry: &PodEntry) -> Option<Obstacle> {
-        let budgets = self.budgets.get(&*entry.facts.namespace)?;
-        let mut guards = budgets
-            .iter()
-            .filter(|(_, budget)| budget.guards(&entry.eviction.labels));
-        let (name, budget) = guards.next()?;
-        if guards.next().is_some() {
-            return Some(Obstacle::Budgets);
-        }
-        (budget.allowed <= 0).then(|| Obstacle::Budget {
-            name: (*name).into(),
-            allowed: budget.allowed,
-        })
+    /// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin, the
+    /// isolation that the pod demands, and the node affinity of its volumes.
+    pub fn allows(
+        &self,
+        node: &str,
+        rules: &PodRules,
+        demand: &ResourceDemand<'_>,
+        volumes: &[NodeSelector],
+    ) -> bool {
+        let Some(state) = self.cluster.node(node).filter(|state| state.exists()) else {
+            return false;
+        };
+        let (filter, facts) = (
+            NodeFilter {
+                cluster: self.cluster,
+            },
+            &state.facts,
+        );
+        obstacles(rules, facts).is_empty()
+            && filter.check_served(node, demand).is_ok()
+            && (volumes.iter()).all(|volume| volume.matches(&facts.name, |key| facts.label(key)))
     }
 
     /// Returns true if the pod belongs to a group whose members are refused outside of one domain, in which others are bound.
@@ -122,12 +125,34 @@ impl<'a> PlanFacts<'a> {
     }
 }
 
-/// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin, and
-/// the isolation that the pod demands.
-pub(super) fn allows(cluster: &Cluster, node: &str, rules: &PodRules, demand: &ResourceDemand<'_>) -> bool {
-    let Some(state) = cluster.node(node).filter(|state| state.exists()) else {
-        return false;
-    };
-    let filter = NodeFilter { cluster };
-    obstacles(rules, &state.facts).is_empty() && filter.check_served(node, demand).is_ok()
+impl<'a> PlanBudgets<'a> {
+    pub(crate) fn of(budgets: &'a [Arc<Budget>]) -> Self {
+        let mut by_label: FxHashMap<[&str; 3], Vec<&Budget>> = FxHashMap::default();
+        for budget in budgets {
+            let label = budget.label.as_ref();
+            let (key, value) = label.map_or(("", ""), |(key, value)| (key, value));
+            let same = by_label.entry([&budget.namespace, key, value]).or_default();
+            same.push(budget);
+        }
+        Self { by_label }
+    }
+
+    /// The disruption budgets that keep a pod from being evicted now.
+    pub(crate) fn obstacle(&self, holder: &HolderFacts) -> Option<Obstacle> {
+        let labels = holder
+            .labels
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()));
+        let found = labels.chain([("", "")]);
+        let found = found.filter_map(|(key, value)| self.by_label.get(&[&*holder.namespace, key, value]));
+        let mut guards = found.flatten().filter(|budget| budget.guards(&holder.labels));
+        let budget = guards.next()?;
+        if guards.next().is_some() {
+            return Some(Obstacle::Budgets);
+        }
+        (budget.allowed <= 0).then(|| Obstacle::Budget {
+            name: budget.name.clone(),
+            allowed: budget.allowed,
+        })
+    }
 }

@@ -169,7 +169,7 @@ impl<'a> Preemptor<'a> {
         let (cluster, fleet) = (filter.cluster, &filter.cluster.fleet);
         let mut budgets = Vec::with_capacity(cluster.budgets.len());
         for ((namespace, _), budget) in &cluster.budgets {
-            budgets.push((&**namespace, budget));
+            budgets.push((&**namespace, &**budget));
         }
         Some(VictimSearch {
             cluster,

@@ -16,16 +16,20 @@ use std::sync::Arc;
 
 use placement::{Fleet, Goal, Holder, Limits, NodeId, NodeView, Obstacle, OwnerId, Plan, PlanError};
 use proto::memory_text::memory_text;
+use proto::pod::NodeSelector;
 use proto::read_api::{
-    LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanPrice, PlanRequest, PlannedMove, VERSION,
+    LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanPrice, PlanRequest, PlannedMove, PodVolumes,
+    VERSION,
 };
 use rustc_hash::{FxHashMap, FxHasher};
 
-use crate::index::{HolderFacts, Index, ResourceDemand, Shared};
+use crate::index::{HolderFacts, Index, PlanBudgets, ResourceDemand, Shared};
 use crate::kube_scheduler::PodRules;
 
-/// Nodes that are copied, with their holders, under one read lock.
+/// Nodes that are copied under one read lock.
 const NODES_PER_LOCK: usize = 16;
+/// Holders that are read under one read lock.
+const HOLDERS_PER_LOCK: usize = 64;
 /// Pairs of nodes and kinds of successors that are compared under one read lock.
 const PAIRS_PER_LOCK: usize = 1024;
 /// Names of nodes in the refusal of a name that is not known.
@@ -52,6 +56,9 @@ pub enum PlanRequestError {
     /// No plan can exist for the goal.
     #[error("{}", text(.0))]
     Goal(PlanError),
+    /// The caller has left before the plan was made.
+    #[error("the caller has left")]
+    CallerLeft,
 }
 
 /// The text of an error of the engine, with amounts as people read them.
@@ -84,33 +91,43 @@ struct SuccessorKind {
     rules: usize,
     isolation: Option<Box<str>>,
     in_units: bool,
+    /// The pod, if its volumes have node affinity.
+    with_volumes: Option<OwnerId>,
 }
 
 /// The nodes that successors of one kind may go to.
 struct AllowedNodes<'a> {
     rules: &'a PodRules,
     demand: &'a ResourceDemand<'static>,
+    /// The node affinity of the volumes.
+    volumes: &'a [NodeSelector],
     /// In rising order.
     nodes: Vec<NodeId>,
 }
 
-/// The plan for a goal. `now` is in seconds since 1970.
+/// The plan for a goal. `now` is in seconds since 1970; `has_left` returns true once the caller has left.
 ///
 /// # Errors
-/// The goal names nodes, GPUs or amounts that there are not, or a limit is too high.
-pub fn plan(index: &Shared<Index>, request: &PlanRequest, now: u64) -> Result<PlanAnswer, PlanRequestError> {
+/// The goal names nodes, GPUs or amounts that there are not, a limit is too high, or the caller has left.
+pub fn plan(
+    index: &Shared<Index>,
+    request: &PlanRequest,
+    now: u64,
+    has_left: &dyn Fn() -> bool,
+) -> Result<PlanAnswer, PlanRequestError> {
     let max_moves = request.limits.max_moves;
     if max_moves > MAX_PLANNED_MOVES {
         return Err(PlanRequestError::TooManyMoves(max_moves));
     }
     let generation = index.read().fleet().n_changes();
-    let input = PlanInput::read(index, &request.goal, i64::try_from(now).unwrap_or(i64::MAX));
-    let kinds = input.allowed_nodes(index);
+    let reader = Reader { index, has_left };
+    let input = PlanInput::read(reader, request, i64::try_from(now).unwrap_or(i64::MAX))?;
+    let kinds = input.allowed_nodes(reader, &request.limits.volumes)?;
     let generation_after = index.read().fleet().n_changes();
     let holders: Vec<Holder<'_>> = input
         .holders
         .iter()
-        .map(|facts| input.holder(facts, &kinds))
+        .map(|facts| input.holder(facts, &kinds, &request.limits.volumes))
         .collect();
     let limits = Limits {
         max_moves,
@@ -141,74 +158,116 @@ fn concerns(goal: &PlanGoal, name: &str) -> bool {
     }
 }
 
+/// Reads the index under short locks, until the caller leaves.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    index: &'a Shared<Index>,
+    has_left: &'a dyn Fn() -> bool,
+}
+
+impl Reader<'_> {
+    fn read<T>(self, read: impl FnOnce(&Index) -> T) -> Result<T, PlanRequestError> {
+        if (self.has_left)() {
+            return Err(PlanRequestError::CallerLeft);
+        }
+        Ok(read(&self.index.read()))
+    }
+}
+
 impl PlanInput {
     /// Copies all nodes, and reads the holders of those that the goal is about.
-    fn read(shared: &Shared<Index>, goal: &PlanGoal, now: i64) -> Self {
-        let (fleet, ids) = {
-            let index = shared.read();
+    fn read(reader: Reader<'_>, request: &PlanRequest, now: i64) -> Result<Self, PlanRequestError> {
+        let (fleet, ids) = reader.read(|index| {
             let ids: Vec<NodeId> = index.fleet().node_versions().map(|(id, _)| id).collect();
             (index.fleet().without_nodes(), ids)
-        };
+        })?;
         let mut input = Self {
             fleet,
             nodes: Vec::with_capacity(ids.len()),
             holders: Vec::new(),
         };
         for chunk in ids.chunks(NODES_PER_LOCK) {
-            let mut read = Vec::with_capacity(chunk.len());
-            {
-                let index = shared.read();
-                // The budgets of the cluster are sorted by namespace only for nodes that the goal is about.
-                let mut facts = None;
-                for id in chunk {
-                    let Some(view) = index.fleet().view(*id) else {
-                        continue;
-                    };
-                    if concerns(goal, view.name()) {
-                        let facts = facts.get_or_insert_with(|| index.plan_facts());
-                        input.holders.extend(facts.holders_on(*id, now));
-                    }
-                    read.extend(index.fleet().copy_node(*id).map(|copy| (*id, copy)));
-                }
-            }
-            for (id, copy) in read {
-                let copied = input.fleet.insert(copy);
-                input.nodes.push((id, copied));
+            let copies = reader.read(|index| {
+                let copies = chunk.iter().map(|id| Some((*id, index.fleet().copy_node(*id)?)));
+                copies.collect::<Vec<_>>()
+            })?;
+            for (id, copy) in copies.into_iter().flatten() {
+                input.nodes.push((id, input.fleet.insert(copy)));
             }
         }
-        input
+        let concerned = input
+            .fleet
+            .nodes()
+            .filter(|view| concerns(&request.goal, view.name()));
+        let held = concerned.flat_map(NodeView::held);
+        let mut owners: Vec<OwnerId> = held.map(|held| held.owner.clone()).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        for chunk in owners.chunks(HOLDERS_PER_LOCK) {
+            input.holders.extend(reader.read(|index| {
+                let facts = index.plan_facts();
+                let holders = chunk.iter().filter_map(|owner| facts.holder(owner.as_str(), now));
+                holders.collect::<Vec<_>>()
+            })?);
+        }
+        let budgets = reader.read(Index::budgets)?;
+        let budgets = PlanBudgets::of(&budgets);
+        for holder in &mut input.holders {
+            if holder.stays.is_none() {
+                let volumes = request.limits.volumes.get(holder.owner.as_str());
+                let is_unknown = holder.has_claims && volumes.is_none();
+                let obstacle = is_unknown.then_some(Obstacle::Volume);
+                holder.stays = obstacle.or_else(|| budgets.obstacle(holder));
+            }
+        }
+        Ok(input)
     }
 
     /// The nodes that the successors of the holders may go to, by kind.
-    fn allowed_nodes(&self, shared: &Shared<Index>) -> FxHashMap<SuccessorKind, AllowedNodes<'_>> {
+    fn allowed_nodes<'a>(
+        &'a self,
+        reader: Reader<'_>,
+        volumes: &'a PodVolumes,
+    ) -> Result<FxHashMap<SuccessorKind, AllowedNodes<'a>>, PlanRequestError> {
         let mut kinds = FxHashMap::default();
         for facts in &self.holders {
-            if let (Some(kind), Some(rules)) = (kind(facts), &facts.rules) {
+            if let (Some(kind), Some(rules)) = (kind(facts, volumes), &facts.rules) {
                 kinds.entry(kind).or_insert_with(|| AllowedNodes {
                     rules,
                     demand: &facts.demand,
+                    volumes: volumes_of(facts, volumes),
                     nodes: Vec::new(),
                 });
             }
         }
-        let n_nodes = (PAIRS_PER_LOCK / kinds.len().max(1)).max(1);
-        for chunk in self.nodes.chunks(n_nodes) {
-            let index = shared.read();
-            for (id, copied) in chunk {
-                let Some(view) = index.fleet().view(*id) else {
-                    continue;
-                };
-                for allowed in kinds.values_mut() {
-                    if index.allows_successor(view.name(), allowed.rules, allowed.demand) {
-                        allowed.nodes.push(*copied);
+        let mut all: Vec<&mut AllowedNodes<'a>> = kinds.values_mut().collect();
+        for some in all.chunks_mut(PAIRS_PER_LOCK) {
+            for chunk in self.nodes.chunks(PAIRS_PER_LOCK / some.len().max(1)) {
+                reader.read(|index| {
+                    let facts = index.plan_facts();
+                    for (id, copied) in chunk {
+                        let Some(view) = index.fleet().view(*id) else {
+                            continue;
+                        };
+                        for allowed in &mut *some {
+                            let AllowedNodes {
+                                rules,
+                                demand,
+                                volumes,
+                                nodes,
+                            } = &mut **allowed;
+                            if facts.allows(view.name(), rules, demand, volumes) {
+                                nodes.push(*copied);
+                            }
+                        }
                     }
-                }
+                })?;
             }
         }
-        for allowed in kinds.values_mut() {
+        for allowed in all {
             allowed.nodes.sort_unstable();
         }
-        kinds
+        Ok(kinds)
     }
 
     /// A holder as the engine knows it.
@@ -216,9 +275,16 @@ impl PlanInput {
         &self,
         facts: &'a HolderFacts,
         kinds: &'a FxHashMap<SuccessorKind, AllowedNodes<'a>>,
+        volumes: &PodVolumes,
     ) -> Holder<'a> {
-        let allowed = kind(facts).and_then(|kind| kinds.get(&kind));
+        let allowed = kind(facts, volumes).and_then(|kind| kinds.get(&kind));
         let nodes = allowed.map_or(&[][..], |allowed| &allowed.nodes);
+        let is_own = |id: &NodeId| {
+            let mut held = self.fleet.view(*id).into_iter().flat_map(NodeView::held);
+            held.any(|held| held.owner == facts.owner)
+        };
+        let has_volumes = !volumes_of(facts, volumes).is_empty();
+        let is_bound = has_volumes && nodes.iter().all(is_own);
         Holder {
             owner: facts.owner.clone(),
             request: facts.demand.devices(),
@@ -227,7 +293,7 @@ impl PlanInput {
             nodes: (nodes.len() < self.nodes.len()).then_some(nodes),
             priority: facts.priority,
             run_seconds: facts.run_seconds,
-            stays: facts.stays.clone(),
+            stays: facts.stays.clone().or(is_bound.then_some(Obstacle::BoundVolume)),
         }
     }
 
@@ -334,6 +400,7 @@ impl PlanInput {
                 name,
                 uid: owner.to_string(),
                 reason: obstacle.to_string(),
+                volumes: *obstacle == Obstacle::Volume,
                 temporary: matches!(
                     obstacle,
                     Obstacle::Budget { .. } | Obstacle::Leaving | Obstacle::Binding
@@ -345,13 +412,20 @@ impl PlanInput {
 }
 
 /// The kind of a holder; `None` for one that stays.
-fn kind(facts: &HolderFacts) -> Option<SuccessorKind> {
+fn kind(facts: &HolderFacts, volumes: &PodVolumes) -> Option<SuccessorKind> {
     let rules = facts.rules.as_ref()?;
     Some(SuccessorKind {
         rules: Arc::as_ptr(rules).addr(),
         isolation: facts.demand.isolation.clone(),
         in_units: facts.demand.in_units,
+        with_volumes: (!volumes_of(facts, volumes).is_empty()).then(|| facts.owner.clone()),
     })
+}
+
+/// The node affinity of the volumes of a holder, as far as the request names it.
+fn volumes_of<'a>(facts: &HolderFacts, volumes: &'a PodVolumes) -> &'a [NodeSelector] {
+    let known = volumes.get(facts.owner.as_str()).filter(|_| facts.has_claims);
+    known.map_or(&[], Vec::as_slice)
 }
 
 /// Byte-seconds as GiB hours, with two digits after the point.

@@ -7,7 +7,7 @@ use http::StatusCode;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest};
 use rstest::rstest;
-use scheduler::read_api::{ReadApi, plan, router};
+use scheduler::read_api::{PlanRequestError, ReadApi, plan, router};
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -43,7 +43,20 @@ impl World {
             goal,
             limits: PlanLimits::default(),
         };
-        plan(&self.index, &request, NOW).map_err(|error| error.to_string())
+        plan(&self.index, &request, NOW, &|| false).map_err(|error| error.to_string())
+    }
+
+    /// The plan that empties n1, with these volumes of the pod `uid-a`.
+    fn plan_with(&self, volumes: Value) -> PlanAnswer {
+        let limits = json!({"volumes": {"uid-a": volumes}});
+        let request = json!({"goal": {"kind": "empty-node", "node": "n1"}, "limits": limits});
+        plan(
+            &self.index,
+            &serde_json::from_value(request).unwrap(),
+            NOW,
+            &|| false,
+        )
+        .unwrap()
     }
 
     /// The only reason for which a pod stays on n1.
@@ -144,6 +157,46 @@ async fn a_pod_is_left_with_its_reason(#[case] field: &str, #[case] value: Value
     let (parent, key) = field.rsplit_once('/').unwrap();
     pod.pointer_mut(parent).unwrap()[key] = value;
     assert_eq!(world_with(&pod).await.reason(), expected);
+}
+
+/// A pod with claims goes where its volumes can be used, once the client has read them.
+#[rstest]
+#[case::network_storage(json!([]), None)]
+#[case::of_both_nodes(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}]}]), None)]
+#[case::of_its_node(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}]), Some("its volume binds it to its node, or to others that do not take it"))]
+#[case::one_of_two(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}, {"nodeSelectorTerms": []}]), Some("its volume binds it to its node, or to others that do not take it"))]
+#[tokio::test(start_paused = true)]
+async fn a_pod_moves_within_the_reach_of_its_volumes(#[case] volumes: Value, #[case] expected: Option<&str>) {
+    let mut pod = running("a", 60);
+    pod["metadata"]["uid"] = json!("uid-a");
+    pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+    let world = world_with(&pod).await;
+    for (name, zone) in [("n1", "a"), ("n2", "b")] {
+        let mut node = node(name, "MiB");
+        node["metadata"]["labels"] = json!({"zone": zone});
+        world.apply_node(&node);
+    }
+    let unread = world.plan(empty_node("n1"));
+    assert!(unread.moves.is_empty() && unread.left[0].volumes, "{unread:?}");
+    let answer = world.plan_with(volumes);
+    let reason = answer.left.first().map(|left| left.reason.as_str());
+    assert_eq!(
+        (reason, answer.moves.len()),
+        (expected, usize::from(expected.is_none())),
+        "{answer:?}"
+    );
+}
+
+/// The read of the index stops, and with it the plan.
+#[tokio::test(start_paused = true)]
+async fn a_plan_ends_once_its_caller_has_left() {
+    let world = world_with(&running("a", 60)).await;
+    let request = PlanRequest {
+        goal: empty_node("n1"),
+        limits: PlanLimits::default(),
+    };
+    let ended = plan(&world.index, &request, NOW, &|| true);
+    assert_eq!(ended, Err(PlanRequestError::CallerLeft));
 }
 
 #[rstest]

@@ -5,7 +5,7 @@ use super::*;
 
 const EMPTY: [&str; 2] = ["empty-node", "n1"];
 
-/// A receiver by which nobody interrupts.
+/// A receiver without an interruption.
 fn undisturbed() -> watch::Receiver<bool> {
     watch::channel(false).1
 }
@@ -193,6 +193,38 @@ async fn a_goal_out_of_reach(#[case] flags: &[&str], #[case] n_evicted: usize, #
     assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(NOT_REACHED)));
     let state = world.state();
     assert_eq!((state.evicted.len(), &state.closed), (n_evicted, &closed));
+}
+
+/// Each plan of a run has the node affinity of the volumes that the caller may read.
+#[rstest]
+#[case::network_storage(Some(json!({"spec": {}})), Some(json!([])))]
+#[case::of_a_node(
+    Some(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}}})),
+    Some(json!([{"nodeSelectorTerms": []}]))
+)]
+#[case::unreadable(None, None)]
+#[tokio::test(start_paused = true)]
+async fn volumes_are_read(#[case] volume: Option<Value>, #[case] expected: Option<Value>) {
+    let world = world();
+    let claims =
+        json!([{"name": "e", "emptyDir": {}}, {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]);
+    if let Some(pod) = world.state().pods.get_mut("a-0") {
+        pod["spec"]["volumes"] = claims;
+    }
+    world
+        .state()
+        .volumes
+        .extend(volume.map(|volume| ("data", volume)));
+    let (connection, args, mut source) = world.prepare(&EMPTY).await;
+    let (request, answer) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let volumes = serde_json::to_value(&request.limits.volumes).unwrap();
+    assert_eq!(volumes.get("uid-a-0"), expected.as_ref());
+    let (n_moves, n_left) = if expected.is_some() { (4, 0) } else { (3, 1) };
+    assert_eq!(
+        (answer.moves.len(), answer.left.len()),
+        (n_moves, n_left),
+        "{answer:?}"
+    );
 }
 
 #[rstest]

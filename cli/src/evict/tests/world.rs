@@ -40,6 +40,8 @@ pub(super) struct State {
     /// A pod that does not go, and one whose successor gets no node.
     pub(super) stuck: &'static str,
     pub(super) without_successor: &'static str,
+    /// The PersistentVolumes by their names, which are those of their claims too.
+    pub(super) volumes: BTreeMap<&'static str, Value>,
     /// The status of the answers to plans, by their numbers from 1.
     pub(super) plan_faults: BTreeMap<usize, u16>,
     pub(super) n_plans: usize,
@@ -87,7 +89,7 @@ impl State {
         !self.budgets.contains(&controller) || self.n_down(controller) == 0
     }
 
-    /// The plan by which n1 becomes empty, or for other goals has one pod fewer.
+    /// The plan by which n1 becomes empty.
     fn plan(&self, request: &Value) -> Value {
         let (mut moves, mut left) = (Vec::new(), Vec::new());
         for (name, pod) in &self.pods {
@@ -95,6 +97,11 @@ impl State {
                 continue;
             }
             let uid = &pod["metadata"]["uid"];
+            let volumes = &request["limits"]["volumes"][uid.as_str().unwrap_or_default()];
+            if pod["spec"]["volumes"].is_array() && volumes.is_null() {
+                left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "claims", "volumes": true}));
+                continue;
+            }
             let has_room = self.hides_budgets || self.has_room(controller_of(pod));
             if pod["metadata"]["deletionTimestamp"].is_string() || !has_room {
                 left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "later", "temporary": true}));
@@ -102,7 +109,8 @@ impl State {
                 moves.push(json!({"namespace": "team", "name": name, "uid": uid, "from": "n1", "to": "n2"}));
             }
         }
-        let most = request["limits"]["maxMoves"].as_u64().unwrap_or(0) as usize;
+        let most = request["limits"]["maxMoves"].as_u64();
+        let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(0);
         let reached = moves.len() <= most;
         moves.truncate(most);
         json!({"reached": reached, "moves": moves, "left": left})
@@ -154,6 +162,13 @@ impl World {
             ("GET", ["namespaces", "team", "pods", name]) => match state.pods.get(*name) {
                 Some(pod) => (200, pod.clone()),
                 None => status(404),
+            },
+            ("GET", ["namespaces", "team", "persistentvolumeclaims", name]) => {
+                (200, json!({"spec": {"volumeName": name}}))
+            }
+            ("GET", ["persistentvolumes", name]) => match state.volumes.get(*name) {
+                Some(volume) => (200, volume.clone()),
+                None => status(403),
             },
             ("POST", ["namespaces", "team", "pods", name, "eviction"]) => {
                 let is_dry = body["deleteOptions"]["dryRun"].is_array();

@@ -64,8 +64,10 @@ pub enum Obstacle {
     Binding,
     /// Node affinity binds it to its node.
     Affinity,
-    /// A volume binds it to its node, or may do so.
+    /// A volume may bind it to its node.
     Volume,
+    /// A volume binds it to its node, or to others that do not take it.
+    BoundVolume,
     /// It has run for less than [`Limits::min_run_seconds`](crate::Limits::min_run_seconds).
     Young,
     /// The caller knows no request of it.
@@ -95,6 +97,7 @@ impl fmt::Display for Obstacle {
             Self::Binding => "its binding is under way",
             Self::Affinity => "node affinity binds it to its node",
             Self::Volume => "it may be bound to its node by a volume",
+            Self::BoundVolume => "its volume binds it to its node, or to others that do not take it",
             Self::Young => "it has run for too short a time",
             Self::Unknown => "its request is not known",
             Self::NoPlace => "no other place has room for it",
