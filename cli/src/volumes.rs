@@ -1,4 +1,4 @@
-//! The node affinity of PersistentVolumes, by which a pod with claims may move: read with the rights of the caller, as the scheduler
+//! The node affinity of `PersistentVolume`s, by which a pod with claims may move: read with the rights of the caller, as the scheduler
 //! reads no volumes.
 
 use proto::pod::NodeSelector;

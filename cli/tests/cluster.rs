@@ -1058,31 +1058,56 @@ async fn replace_pods(api: ApiObjects, pods: NamespacePods, n: usize) -> Result<
     Ok(())
 }
 
+/// Waits until the plan that empties a node is of this kind: the scheduler sees opened GPUs and budgets a little later.
+async fn until_planned(installed: &Installed, node: &str, is_so: impl Fn(&Value) -> bool) -> Result<()> {
+    let args = ["plan", "empty-node", node, "--min-runtime", "0s", "-o", "json"];
+    let planned = async {
+        while !is_so(&serde_json::from_str(&installed.run(&args).await?.out)?) {
+            sleep(Duration::from_millis(200)).await;
+        }
+        anyhow::Ok(())
+    };
+    let planned = timeout(DEADLINE, planned).await;
+    planned.with_context(|| format!("the plan for {node} stays another"))?
+}
+
+/// The number of pods that move.
+const N_MOVED: usize = 3;
+
+/// The nodes of the pods that move; empty for one that has none.
+fn places(api: &ApiObjects) -> Result<Vec<String>> {
+    let pods = api.list("pods", None)?;
+    let moved = pods
+        .iter()
+        .filter(|pod| pod["metadata"]["labels"]["app"] == "moved");
+    let live = moved.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(live
+        .map(|pod| pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned())
+        .collect())
+}
+
+fn moves_all(plan: &Value) -> bool {
+    plan["moves"]
+        .as_array()
+        .is_some_and(|moves| moves.len() == N_MOVED)
+}
+
 /// `plan --evict` moves pods one after the other, once a controller has replaced each of them.
 async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
-    const N_PODS: usize = 3;
     let api = installed.cluster.api().objects().clone();
-    let places = || -> Result<Vec<String>> {
-        let pods = api.list("pods", None)?;
-        let moved = pods
-            .iter()
-            .filter(|pod| pod["metadata"]["labels"]["app"] == "moved");
-        let live = moved.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-        Ok(live
-            .map(|pod| pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned())
-            .collect())
-    };
-    let until_on = |node: &'static str| async move {
-        while places()? != vec![node.to_owned(); N_PODS] {
+    let all_on_n1 = async {
+        while places(&api)? != vec!["n1"; N_MOVED] {
             sleep(Duration::from_millis(100)).await;
         }
         anyhow::Ok(())
     };
     installed.run(&["close", "n2"]).await?;
-    let controller = tokio::spawn(replace_pods(api.clone(), installed.pods.clone(), N_PODS));
-    timeout(DEADLINE, until_on("n1"))
+    let controller = tokio::spawn(replace_pods(api.clone(), installed.pods.clone(), N_MOVED));
+    timeout(DEADLINE, all_on_n1)
         .await
         .context("the pods never run")??;
+    let has_no_place = |plan: &Value| plan["reached"] == false;
+    until_planned(installed, "n1", has_no_place).await?;
     let empty = ["plan", "empty-node", "n1", "--min-runtime", "0s", "--evict"];
     let stuck = installed.run(&[&empty[..], &["--yes"]].concat()).await?;
     ensure!(
@@ -1103,7 +1128,8 @@ async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
         unused.code == Some(1) && unused.error.contains("go with --evict"),
         "{unused:?}"
     );
-    assert_eq!(places()?, vec!["n1"; N_PODS], "nothing has moved");
+    assert_eq!(places(&api)?, vec!["n1"; N_MOVED], "nothing has moved");
+    until_planned(installed, "n1", moves_all).await?;
     // The dry run of one eviction is refused, as by a disruption budget.
     let refused = Fault::Refuse(429);
     let evictions = Matching::anything()
@@ -1115,7 +1141,7 @@ async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(
         ended.error.matches(" left n1; moved-").count(),
-        N_PODS,
+        N_MOVED,
         "{ended:?}"
     );
     ensure!(
@@ -1131,14 +1157,32 @@ async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
         "{ended:?}"
     );
     assert_eq!(fault.hits(), 1);
-    assert_eq!(places()?, vec!["n2"; N_PODS]);
+    assert_eq!(places(&api)?, vec!["n2"; N_MOVED]);
     let again = installed.run(&[&empty[..], &["--yes"]].concat()).await?;
     ensure!(
         again.code == Some(0) && !again.error.contains("left n1"),
         "{again:?}"
     );
     installed.run(&["open", "n1"]).await?;
-    // The leader ends in the middle, and the other replica makes the rest of the plans.
+    a_new_leader_goes_on(installed).await?;
+    assert_eq!(places(&api)?, vec!["n1"; N_MOVED]);
+    controller.abort();
+    installed.run(&["open", "n2"]).await?;
+    api.delete("poddisruptionbudgets", "default", BUDGET, Some(0))?;
+    for pod in api.list("pods", None)? {
+        if pod["metadata"]["labels"]["app"] == "moved" {
+            installed
+                .pods
+                .delete_now(pod["metadata"]["name"].as_str().context("a name")?)
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+/// The leader ends in the middle of `plan --evict`, and the other replica makes the rest of the plans.
+async fn a_new_leader_goes_on(installed: &mut Installed) -> Result<()> {
+    until_planned(installed, "n2", moves_all).await?;
     let command = installed.command(&[
         "plan",
         "empty-node",
@@ -1155,21 +1199,8 @@ async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
     evicting
         .until_complains("the goal is reached: 3 pods moved")
         .await?;
-    assert_eq!(places()?, vec!["n1"; N_PODS]);
     installed.replicas.restart(&leader).await?;
-    installed.replicas.until_led_by_another_than("").await?;
-    controller.abort();
-    installed.run(&["open", "n2"]).await?;
-    api.delete("poddisruptionbudgets", "default", BUDGET, Some(0))?;
-    for pod in api.list("pods", None)? {
-        if pod["metadata"]["labels"]["app"] == "moved" {
-            installed
-                .pods
-                .delete_now(pod["metadata"]["name"].as_str().context("a name")?)
-                .await?;
-        }
-    }
-    Ok(())
+    installed.replicas.until_led_by_another_than("").await.map(drop)
 }
 
 /// `-l` selects nodes for `top`, and pods for `top pods`.

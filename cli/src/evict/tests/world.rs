@@ -40,7 +40,7 @@ pub(super) struct State {
     /// A pod that does not go, and one whose successor gets no node.
     pub(super) stuck: &'static str,
     pub(super) without_successor: &'static str,
-    /// The PersistentVolumes by their names, which are those of their claims too.
+    /// The `PersistentVolume`s by their names, which are those of their claims too.
     pub(super) volumes: BTreeMap<&'static str, Value>,
     /// The status of the answers to plans, by their numbers from 1.
     pub(super) plan_faults: BTreeMap<usize, u16>,
