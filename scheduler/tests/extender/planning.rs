@@ -47,7 +47,7 @@ impl World {
     }
 
     /// The plan that empties n1, with these volumes of the pod `uid-a`.
-    fn plan_with(&self, volumes: Value) -> PlanAnswer {
+    fn plan_with(&self, volumes: &Value) -> PlanAnswer {
         let limits = json!({"volumes": {"uid-a": volumes}});
         let request = json!({"goal": {"kind": "empty-node", "node": "n1"}, "limits": limits});
         plan(
@@ -178,7 +178,7 @@ async fn a_pod_moves_within_the_reach_of_its_volumes(#[case] volumes: Value, #[c
     }
     let unread = world.plan(empty_node("n1"));
     assert!(unread.moves.is_empty() && unread.left[0].volumes, "{unread:?}");
-    let answer = world.plan_with(volumes);
+    let answer = world.plan_with(&volumes);
     let reason = answer.left.first().map(|left| left.reason.as_str());
     assert_eq!(
         (reason, answer.moves.len()),
