@@ -325,6 +325,12 @@ impl Index {
         self.cluster.budgets.values().cloned().collect()
     }
 
+    /// Returns true if a node is cordoned.
+    pub fn is_cordoned(&self, node: &str) -> bool {
+        let state = self.cluster.node(node);
+        state.is_some_and(|state| state.facts.unschedulable)
+    }
+
     /// The facts by which the leader makes room.
     pub fn room_facts(&self) -> RoomFacts<'_> {
         RoomFacts {

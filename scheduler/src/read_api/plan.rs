@@ -158,6 +158,14 @@ fn concerns(goal: &PlanGoal, name: &str) -> bool {
     }
 }
 
+/// Returns true if a plan for the goal frees memory for other pods, which get none of a cordoned node.
+const fn frees_memory(goal: &PlanGoal) -> bool {
+    match goal {
+        PlanGoal::Free { .. } | PlanGoal::Join {} => true,
+        PlanGoal::EmptyNode { .. } | PlanGoal::EmptyGpus { .. } => false,
+    }
+}
+
 /// Reads the index under short locks, until the caller leaves.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
@@ -188,10 +196,16 @@ impl PlanInput {
         };
         for chunk in ids.chunks(NODES_PER_LOCK) {
             let copies = reader.read(|index| {
-                let copies = chunk.iter().map(|id| Some((*id, index.fleet().copy_node(*id)?)));
+                let copies = chunk.iter().filter_map(|id| {
+                    let mut copy = index.fleet().copy_node(*id)?;
+                    if frees_memory(&request.goal) && index.is_cordoned(index.fleet().view(*id)?.name()) {
+                        copy.close_gpus();
+                    }
+                    Some((*id, copy))
+                });
                 copies.collect::<Vec<_>>()
             })?;
-            for (id, copy) in copies.into_iter().flatten() {
+            for (id, copy) in copies {
                 input.nodes.push((id, input.fleet.insert(copy)));
             }
         }

@@ -141,6 +141,32 @@ async fn plans_know_gpus_free_memory_and_joining() {
     assert_eq!(world.plan(PlanGoal::Join {}).gain, 40 << 20);
 }
 
+/// No pod that waits gets memory of a cordoned node.
+#[tokio::test(start_paused = true)]
+async fn free_memory_of_a_cordoned_node_does_not_count() {
+    let world = World::new().with_node("n1", &[100, 100]).with_node("n2", &[100]);
+    world.place(&running("a", 40), "n1").await;
+    world.place(&running("b", 40), "n2").await;
+    world.place(&running("c", 70), "n1").await;
+    let free = |nodes| PlanGoal::Free {
+        bytes: 100 << 20,
+        gpus: 1,
+        nodes,
+    };
+    let on_n2 = || free(Some(vec!["n2".to_owned()]));
+    assert!(world.plan(on_n2()).reached, "b joins a");
+    assert_eq!(world.plan(PlanGoal::Join {}).gain, 10 << 20);
+
+    let mut cordoned = node("n2", "MiB");
+    cordoned["spec"] = json!({"unschedulable": true});
+    world.apply_node(&cordoned);
+    assert!(!world.plan(on_n2()).reached);
+    assert_eq!(world.plan(PlanGoal::Join {}).gain, 0);
+    world.delete_pod(&running("b", 40));
+    let answer = world.plan(free(None));
+    assert!(!answer.reached, "n2 is empty: {answer:?}");
+}
+
 #[rstest]
 #[case::no_controller("/metadata/ownerReferences", json!(null), "it has no controller that would create a successor")]
 #[case::daemon_set("/metadata/ownerReferences/0/kind", json!("DaemonSet"), "its controller (DaemonSet) creates no successor on another node")]

@@ -23,6 +23,12 @@ impl NodeCopy {
         })
     }
 
+    /// Closes all GPUs of the copy: it takes no new pod.
+    pub fn close_gpus(&mut self) {
+        let gpus: Vec<usize> = (0..self.node.gpus().len()).collect();
+        self.node.close(&gpus);
+    }
+
     /// Adds the node to other nodes, which must not have one of its name or owners.
     pub(crate) fn insert_into(self, nodes: &mut Nodes) -> NodeId {
         let Self { node, host_uses } = self;
