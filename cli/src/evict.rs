@@ -408,16 +408,17 @@ impl Eviction<'_> {
         }
     }
 
+    /// The pod of a move; `None` if it is gone or leaving: another eviction of it may have its successor already.
+    async fn staying(&self, one: &PlannedMove) -> Result<Option<Value>, CommandFailure> {
+        let object = self.connection.get("read the pod", &pod_path(one)?).await?;
+        Ok(object.filter(|object| is_staying(object, one)))
+    }
+
     /// The UID of the controller of a pod that is to be evicted; or the step if it ends here.
     async fn controller_of(&self, one: &PlannedMove) -> Result<Result<String, Step>, CommandFailure> {
-        let object = self.connection.get("read the pod", &pod_path(one)?).await?;
-        let Some(object) = object.filter(|object| field(object, "/metadata/uid") == one.uid) else {
+        let Some(object) = self.staying(one).await? else {
             return Ok(Err(Step::Gone));
         };
-        // Another eviction of it may have its successor already.
-        if object.pointer("/metadata/deletionTimestamp").is_some() {
-            return Ok(Err(Step::Gone));
-        }
         let Some(owner) = controller(&object) else {
             let name = one.display_name();
             return Ok(Err(Step::Stopped(format!(
@@ -442,17 +443,19 @@ impl Eviction<'_> {
         let (pod, name) = (pod_path(one)?, one.display_name());
         let before = self.pods_of(one, controller).await?;
         let known: BTreeSet<&str> = before.iter().map(|pod| field(pod, "/metadata/uid")).collect();
+        let Some(seen) = before.iter().find(|pod| is_staying(pod, one)) else {
+            return Ok(Step::Gone);
+        };
+        let mut version = field(seen, "/metadata/resourceVersion").to_owned();
         for is_dry in [true, false] {
-            if let Some(step) = self.evict(one, &pod, is_dry, interrupted).await? {
+            if let Some(step) = self.evict((one, &pod), &mut version, is_dry, interrupted).await? {
                 return Ok(step);
             }
         }
         let deadline = Instant::now() + self.args.timeout;
         loop {
             let pods = match self.pods_of(one, controller).await {
-                Err(failure)
-                    if failure.is_temporary() && Instant::now() < deadline && !*interrupted.borrow() =>
-                {
+                Err(failure) if failure.may_pass() && Instant::now() < deadline && !*interrupted.borrow() => {
                     sleep(LOOK_PAUSE).await;
                     continue;
                 }
@@ -499,29 +502,27 @@ impl Eviction<'_> {
         }
     }
 
-    /// Evicts a pod, again and again while a budget refuses that; returns the step if it ends here.
+    /// Evicts a pod of this version, again and again while a budget refuses that; returns the step if it ends here. Of two
+    /// evictions of one version the API server refuses the second, and that of a pod that is leaving it would accept.
     async fn evict(
         &self,
-        one: &PlannedMove,
-        pod: &str,
+        (one, pod): (&PlannedMove, &str),
+        version: &mut String,
         is_dry: bool,
         interrupted: &watch::Receiver<bool>,
     ) -> Result<Option<Step>, CommandFailure> {
         let name = one.display_name();
-        let mut options = json!({"preconditions": {"uid": one.uid}});
-        if is_dry && let Some(options) = options.as_object_mut() {
-            options.insert("dryRun".to_owned(), json!(["All"]));
-        }
-        let eviction = json!({
-            "apiVersion": "policy/v1", "kind": "Eviction",
-            "metadata": {"name": one.name, "namespace": one.namespace},
-            "deleteOptions": options,
-        });
+        let dry_run: &[&str] = if is_dry { &["All"] } else { &[] };
         let path = format!("{pod}/eviction");
         let deadline = Instant::now() + MOST_REFUSED;
         // An eviction without an answer may have been made.
         let mut may_be_made = false;
         loop {
+            let eviction = json!({
+                "apiVersion": "policy/v1", "kind": "Eviction",
+                "metadata": {"name": one.name, "namespace": one.namespace},
+                "deleteOptions": {"preconditions": {"uid": one.uid, "resourceVersion": version}, "dryRun": dry_run},
+            });
             match self
                 .connection
                 .create(&format!("evict pod {name}"), &path, &eviction)
@@ -530,9 +531,14 @@ impl Eviction<'_> {
                 Ok(Some(_)) => return Ok(None),
                 Ok(None) if may_be_made => return Ok(None),
                 Ok(None) => return Ok(Some(Step::Gone)),
-                // Another pod has the name by now.
-                Err(CommandFailure::Api { code, .. }) if code == StatusCode::CONFLICT => {
-                    return Ok((!may_be_made).then_some(Step::Gone));
+                // The pod has changed, or another one has its name by now.
+                Err(CommandFailure::Api { code, .. })
+                    if code == StatusCode::CONFLICT && Instant::now() < deadline =>
+                {
+                    let Some(changed) = self.staying(one).await? else {
+                        return Ok((!may_be_made).then_some(Step::Gone));
+                    };
+                    field(&changed, "/metadata/resourceVersion").clone_into(version);
                 }
                 Err(CommandFailure::Api { code, reason, .. }) if code == StatusCode::TOO_MANY_REQUESTS => {
                     if *interrupted.borrow() || Instant::now() >= deadline {
@@ -543,7 +549,9 @@ impl Eviction<'_> {
                     sleep_until(deadline.min(Instant::now() + REFUSED_PAUSE)).await;
                 }
                 Err(failure)
-                    if failure.is_temporary() && !*interrupted.borrow() && Instant::now() < deadline =>
+                    if (failure.is_temporary() || (!is_dry && failure.may_pass()))
+                        && !*interrupted.borrow()
+                        && Instant::now() < deadline =>
                 {
                     may_be_made = !is_dry;
                     sleep(LOOK_PAUSE).await;
@@ -578,6 +586,11 @@ fn pod_path(one: &PlannedMove) -> Result<String, CommandFailure> {
             "pod {namespace:?}/{name:?} has no valid name"
         )))
     }
+}
+
+/// Returns true if this is the pod of a move, and it is not leaving.
+fn is_staying(pod: &Value, one: &PlannedMove) -> bool {
+    field(pod, "/metadata/uid") == one.uid && pod.pointer("/metadata/deletionTimestamp").is_none()
 }
 
 /// The reference to a pod's controller.

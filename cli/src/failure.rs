@@ -81,6 +81,11 @@ impl CommandFailure {
         }
     }
 
+    /// As [`Self::is_temporary`], for a request whose right was used a moment ago: an API server that starts knows no rights.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.is_temporary() || matches!(self, Self::Forbidden { .. })
+    }
+
     /// The failure of a request to the API server; `action` completes "cannot …".
     pub(crate) fn of_kube(action: impl fmt::Display, error: kube::Error) -> Self {
         let action = action.to_string();

@@ -592,3 +592,43 @@ fn follow(stream: TcpStream, turn: usize) -> Option<()> {
         .ok()?;
     }
 }
+
+const NO_MOVE: &str = r#"{"apiVersion":"v1","reached":true}"#;
+const ONE_MOVE: &str = r#"{"apiVersion":"v1","reached":true,"moves":[{"namespace":"default","name":"p","uid":"1","from":"n1","to":"n2"}]}"#;
+const CONFLICT: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409,"message":"the version does not match"}"#;
+const POD_OF_SET: &str = r#"{"metadata":{"name":"p","uid":"1","resourceVersion":"7","ownerReferences":[{"kind":"ReplicaSet","name":"r","uid":"r","controller":true}]},"spec":{"nodeName":"n1"}}"#;
+const PODS_BEFORE: &str = r#"{"items":[{"metadata":{"name":"p","uid":"1","resourceVersion":"7","ownerReferences":[{"kind":"ReplicaSet","name":"r","uid":"r","controller":true}]},"spec":{"nodeName":"n1"}}]}"#;
+const PODS_AFTER: &str = r#"{"items":[{"metadata":{"name":"q","uid":"2","resourceVersion":"9","ownerReferences":[{"kind":"ReplicaSet","name":"r","uid":"r","controller":true}]},"spec":{"nodeName":"n2"}}]}"#;
+
+/// A cluster in which the pod changes before its eviction, and the API server, which has started again after that, knows no rights
+/// at first.
+fn changing_cluster(path: &str) -> (u16, &'static str) {
+    static N_EVICTIONS: AtomicU32 = AtomicU32::new(0);
+    static N_LISTS: AtomicU32 = AtomicU32::new(0);
+    // A conflict, the dry run and the eviction.
+    let is_evicted = N_EVICTIONS.load(Ordering::Relaxed) >= 3;
+    match path {
+        "/v1/plan" if is_evicted => (200, NO_MOVE),
+        "/v1/plan" => (200, ONE_MOVE),
+        "/api/v1/namespaces/default/pods/p/eviction" => match N_EVICTIONS.fetch_add(1, Ordering::Relaxed) {
+            0 => (409, CONFLICT),
+            _ => (201, r#"{"kind":"Status","apiVersion":"v1","status":"Success"}"#),
+        },
+        "/api/v1/namespaces/default/pods/p" => (200, POD_OF_SET),
+        "/api/v1/namespaces/default/pods" if !is_evicted => (200, PODS_BEFORE),
+        "/api/v1/namespaces/default/pods" => match N_LISTS.fetch_add(1, Ordering::Relaxed) {
+            0 => forbidden(path),
+            _ => (200, PODS_AFTER),
+        },
+        _ => sound(path),
+    }
+}
+
+#[test]
+fn an_eviction_goes_on_after_a_conflict_and_while_the_api_server_starts() {
+    let address = serve(changing_cluster);
+    let read_api = format!("--read-api={address}");
+    let command = ["plan", "free", "1Gi", "--evict", "--yes"];
+    let output = run(&[&[kubeconfig(&address).as_str(), &read_api], &command[..]].concat());
+    check(&output, 0, "default/p left n1; q is on n2");
+}
