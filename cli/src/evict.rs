@@ -95,7 +95,8 @@ struct Progress {
 impl Progress {
     /// The next act. A pod that was not confirmed is never evicted.
     fn next<'p>(&self, goal: &PlannedGoal, plan: &'p PlanAnswer) -> Next<'p> {
-        if matches!(goal, PlannedGoal::Join) && self.confirmed.is_subset(&self.evicted) {
+        // Once the moves are made, a pod that waited may have taken the memory that they freed.
+        if node_and_gpus(goal).is_none() && self.confirmed.is_subset(&self.evicted) {
             return Next::Reached;
         }
         let empties = node_and_gpus(goal).is_some();
@@ -512,16 +513,19 @@ impl Eviction<'_> {
         interrupted: &watch::Receiver<bool>,
     ) -> Result<Option<Step>, CommandFailure> {
         let name = one.display_name();
-        let dry_run: &[&str] = if is_dry { &["All"] } else { &[] };
         let path = format!("{pod}/eviction");
         let deadline = Instant::now() + MOST_REFUSED;
         // An eviction without an answer may have been made.
         let mut may_be_made = false;
         loop {
+            let mut options = json!({"preconditions": {"uid": one.uid, "resourceVersion": version}});
+            if is_dry && let Some(options) = options.as_object_mut() {
+                options.insert("dryRun".to_owned(), json!(["All"]));
+            }
             let eviction = json!({
                 "apiVersion": "policy/v1", "kind": "Eviction",
                 "metadata": {"name": one.name, "namespace": one.namespace},
-                "deleteOptions": {"preconditions": {"uid": one.uid, "resourceVersion": version}, "dryRun": dry_run},
+                "deleteOptions": options,
             });
             match self
                 .connection
