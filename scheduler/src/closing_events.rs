@@ -77,6 +77,7 @@ mod tests {
     use proto::resource::ResourceNames;
     use serde_json::{Value, json};
     use tokio::sync::mpsc;
+    use tokio::time::timeout;
     use tower::service_fn;
 
     use super::*;
@@ -139,7 +140,8 @@ mod tests {
         }
         let mut seen = BTreeSet::new();
         while seen.len() < names.len() {
-            let event = written.recv().await.unwrap();
+            let event = timeout(Duration::from_secs(3600), written.recv()).await;
+            let event = event.unwrap().unwrap();
             let name = event["involvedObject"]["name"].as_str().unwrap().to_owned();
             assert!(seen.insert(name), "each node has one event");
         }
