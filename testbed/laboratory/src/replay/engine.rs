@@ -342,9 +342,10 @@ impl<'w> Engine<'w> {
             limits: PlanLimits {
                 max_moves: most,
                 min_run_seconds: 0,
+                ..PlanLimits::default()
             },
         };
-        let found = plan(self.verbs.extender.index(), &request, 0)?;
+        let found = plan(self.verbs.extender.index(), &request, 0, &|| false)?;
         Ok(JoinGain {
             most,
             restarts: found.price.restarts,
