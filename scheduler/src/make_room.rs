@@ -39,7 +39,7 @@ use plan::{Plan, PlannedPod, Plans};
 use preemptor::{NotPreemptor, check_spec};
 use refused_pods::{RefusedPod, RefusedPods};
 pub(crate) use rooms::Rooms;
-use rooms::Verdict;
+use rooms::{RoomEviction, Verdict};
 use words::EvictedPods;
 use writes::{RoomWriter, WriteError};
 
@@ -173,6 +173,7 @@ impl RoomMaker {
         }
         if self.settings.evicts {
             self.adopt();
+            self.count_carried_out();
             self.keep_rooms().await;
         }
         if let Some(preemptor) = self.next_preemptor() {
@@ -620,15 +621,59 @@ impl RoomMaker {
         victim: &RoomVictim,
         node: &str,
     ) -> Result<BTreeMap<u32, u64>, WriteError> {
-        let held = self.held_by(node, std::slice::from_ref(victim));
-        self.writer.evict(&victim.pod).await?;
-        self.extender.memory().rooms.note_evicted(now());
+        let eviction = RoomEviction {
+            victim: victim.pod.clone(),
+            preemptor: preemptor.clone(),
+            priority,
+            node: node.into(),
+            held: self.held_by(node, std::slice::from_ref(victim)),
+        };
+        match self.writer.evict(&victim.pod).await {
+            Ok(()) => {
+                self.count_evicted(&eviction);
+                Ok(eviction.held)
+            }
+            Err(error) => {
+                if matches!(error, WriteError::Unknown(_)) {
+                    self.extender.memory().rooms.note_unanswered(eviction, now());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Counts an eviction that was carried out, and records the event of the evicted pod.
+    fn count_evicted(&self, eviction: &RoomEviction) {
+        let RoomEviction { victim, priority, .. } = eviction;
+        self.extender.memory().rooms.note_evicted(&victim.uid, now());
         self.metrics.count_victim();
-        let PodId { namespace, name, .. } = preemptor;
-        info!(pod = victim.pod.name, namespace = victim.pod.namespace, for_pod = %format_args!("{namespace}/{name}"), priority, "evicted a pod to make room");
+        let PodId { namespace, name, .. } = &eviction.preemptor;
+        info!(pod = victim.name, namespace = victim.namespace, for_pod = %format_args!("{namespace}/{name}"), priority, "evicted a pod to make room");
         let text = format!("evicted to make room for the pod {namespace}/{name} of priority {priority}");
-        self.event(&victim.pod, "EvictedForRoom", text);
-        Ok(held)
+        self.event(victim, "EvictedForRoom", text);
+    }
+
+    /// Counts the evictions without an answer that have been carried out, as the watch shows.
+    fn count_carried_out(&self) {
+        let carried_out = {
+            let index = self.extender.index().read();
+            let is_going = |uid: &str| index.is_victim_leaving(uid) != Some(false);
+            self.extender.memory().rooms.take_carried_out(is_going)
+        };
+        for eviction in carried_out {
+            self.count_evicted(&eviction);
+            let mut evicted = EvictedPods::default();
+            evicted.add(eviction.held);
+            self.announce(&eviction.preemptor, &evicted, &eviction.node);
+            self.count_first_eviction(&eviction.preemptor.uid);
+        }
+    }
+
+    /// Counts a plan whose first eviction was carried out after the decision.
+    fn count_first_eviction(&self, uid: &str) {
+        if self.extender.memory().rooms.note_first_eviction(uid) {
+            self.metrics.count("evicted");
+        }
     }
 
     /// Tries the evictions of a hold again that the API server has not accepted.
@@ -657,11 +702,10 @@ impl RoomMaker {
         }
         left.extend(pending.cloned());
         self.announce(&hold.pod, &evicted, &hold.node);
-        let mut memory = self.extender.memory();
-        if !evicted.is_empty() && memory.rooms.note_first_eviction(uid) {
-            self.metrics.count("evicted");
+        if !evicted.is_empty() {
+            self.count_first_eviction(uid);
         }
-        if let Some(hold) = memory.rooms.get_mut(uid) {
+        if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
             hold.pending = left;
         }
     }
@@ -702,11 +746,11 @@ impl RoomMaker {
         words::pods_on(room.victims.len(), &self.held_by(node, &room.victims), node)
     }
 
-    /// Records the answer about a pod: metrics and an event, if it differs from the last one.
+    /// Records the answer about a pod: metrics and an event, if it differs from the last one. Each plan counts.
     fn record(&self, pod: &PodId, verdict: Verdict) {
         let outcome = verdict.outcome;
         let possible = verdict.event.clone();
-        if self.settle(pod, verdict) {
+        if self.settle(pod, verdict) || outcome == Some("evicted") {
             if let Some(outcome) = outcome {
                 self.metrics.count(outcome);
             }

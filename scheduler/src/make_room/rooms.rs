@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::hold::Hold;
 use super::preemptor::NotPreemptor;
+use crate::bind::PodId;
 
 /// The time whose evictions are limited.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -26,6 +27,20 @@ pub(crate) struct Rooms {
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
     /// The times of evictions, the earliest first.
     evicted: VecDeque<Instant>,
+    /// The evictions that had no answer, by UID of the evicted pod, with the time.
+    unanswered: BTreeMap<Box<str>, (RoomEviction, Instant)>,
+}
+
+/// The eviction of one pod for another.
+#[derive(Clone, Debug)]
+pub(super) struct RoomEviction {
+    pub(super) victim: PodId,
+    pub(super) preemptor: PodId,
+    /// The priority of the preemptor.
+    pub(super) priority: i32,
+    pub(super) node: Box<str>,
+    /// The memory that the victim holds of each GPU, by minor number.
+    pub(super) held: BTreeMap<u32, u64>,
 }
 
 /// The answer about a waiting pod.
@@ -231,16 +246,33 @@ impl Rooms {
     }
 
     /// Notes an eviction.
-    pub(super) fn note_evicted(&mut self, now: Instant) {
+    pub(super) fn note_evicted(&mut self, uid: &str, now: Instant) {
+        self.unanswered.remove(uid);
         self.evicted.push_back(now);
     }
 
-    /// The number of pods that may still be evicted within this hour.
+    /// Notes an eviction that may have been carried out, as it had no answer.
+    pub(super) fn note_unanswered(&mut self, eviction: RoomEviction, now: Instant) {
+        self.unanswered
+            .insert(eviction.victim.uid.as_str().into(), (eviction, now));
+    }
+
+    /// Takes the evictions without an answer that have been carried out, as the watch shows.
+    pub(super) fn take_carried_out(&mut self, is_going: impl Fn(&str) -> bool) -> Vec<RoomEviction> {
+        let carried_out = self.unanswered.extract_if(.., |uid, _| is_going(uid));
+        carried_out.map(|(_, (eviction, _))| eviction).collect()
+    }
+
+    /// The number of pods that may still be evicted within this hour. Evictions that are tried again, and those without an answer,
+    /// count as if they had been carried out.
     pub(super) fn n_left(&mut self, per_hour: usize, now: Instant) -> usize {
         let is_past = |at: &Instant| now.saturating_duration_since(*at) >= HOUR;
         while self.evicted.front().is_some_and(is_past) {
             self.evicted.pop_front();
         }
-        per_hour.saturating_sub(self.evicted.len())
+        self.unanswered.retain(|_, (_, at)| !is_past(at));
+        let pending = self.held.values().flat_map(|hold| &hold.pending);
+        let pending = pending.filter(|victim| !self.unanswered.contains_key(&*victim.pod.uid));
+        per_hour.saturating_sub(self.evicted.len() + self.unanswered.len() + pending.count())
     }
 }

@@ -329,6 +329,90 @@ async fn an_api_server_that_does_not_answer_holds_up_no_other_room() {
     assert_eq!(making_room.2, "evicted 5 pods with 80 MiB on GPU 0 of n1");
 }
 
+/// An eviction is carried out and gets no answer: it counts as any other, as soon as the watch shows it.
+#[rstest]
+#[case::while_the_pod_is_leaving(Fault::HangAfterwards, false)]
+#[case::once_the_pod_has_ended(Fault::StatusAfterwards(500), true)]
+#[tokio::test(start_paused = true)]
+async fn an_eviction_without_an_answer_is_counted(#[case] fault: Fault, #[case] has_ended: bool) {
+    let making = Making::hole(true);
+    making.world.api.fail_evictions([None, Some(fault)]);
+    making.high().await;
+    making.tick().await;
+    let evicted = making.world.api.evicted();
+    assert_eq!(evicted.len(), 1);
+    assert_eq!(making.metric("make_room_victims_total"), "0");
+    if has_ended {
+        making.end(&evicted[0]);
+    }
+    for _ in 0..3 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.world.api.evicted().len(), 1);
+    assert_eq!(
+        (making.metric("make_room_victims_total"), making.outcome("evicted")),
+        ("1".into(), "1".into())
+    );
+    let events = making.world.api.events();
+    let texts = |reason| events.iter().filter(move |event| event.0 == reason);
+    assert_eq!(texts("EvictedForRoom").count(), 1, "{events:?}");
+    let making_room: Vec<&str> = texts("MakingRoom").map(|event| &*event.2).collect();
+    assert_eq!(making_room.len(), 1);
+    assert!(
+        making_room[0].starts_with("evicted 1 pod with 10 MiB on GPU "),
+        "{making_room:?}"
+    );
+}
+
+/// The eviction of a second pod for `high` is tried again, or got no answer, when the next pod has its turn.
+#[rstest]
+#[case::refused(Fault::Status(429))]
+#[case::without_an_answer(Fault::HangAfterwards)]
+#[tokio::test(start_paused = true)]
+async fn evictions_under_way_count_for_the_limit_of_an_hour(#[case] fault: Fault) {
+    let world = World::making_room().with_node("n1", &[80]).with_node("n2", &[80]);
+    let world = world
+        .with_pod(&running("first", "n1", 0, 40, 5))
+        .with_pod(&running("second", "n1", 0, 40, 3))
+        .with_pod(&running("third", "n2", 0, 80, 3));
+    let making = Making::of(world, true, 2);
+    making.refuse(&important("high", 80, 1000), &["n1"]).await;
+    making.refuse(&important("other", 80, 1000), &["n2"]).await;
+    advance(AFTER).await;
+    let faults = [None, None, None].into_iter().chain([Some(fault); 9]);
+    making.world.api.fail_evictions(faults);
+    for _ in 0..4 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.outcome("over_budget"), "1");
+    assert!(!making.world.api.evicted().contains(&"third".to_owned()));
+}
+
+/// Two plans that evict pods of equal memory on one GPU are two plans.
+#[tokio::test(start_paused = true)]
+async fn each_plan_is_counted() {
+    let world = World::making_room().with_node("n1", &[80]);
+    let world = world.with_pod(&running("a", "n1", 0, 50, 0));
+    let making = Making::of(world, true, 60);
+    let pod = making.high().await;
+    making.tick().await;
+    making.world.api.nominate(&pod, &json!("n9"));
+    making.end("a");
+    making.tick().await;
+    let again = running("b", "n1", 0, 50, 0);
+    making.world.api.put(&again);
+    making.world.apply_pod(&again);
+    making.world.api.nominate(&pod, &Value::Null);
+    let shown = making.world.api.pod(&pod);
+    making.refuse(&shown, &["n1"]).await;
+    advance(AFTER * 4).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["a", "b"]);
+    assert_eq!(making.outcome("evicted"), "2");
+}
+
 /// The last pod ends by itself, so that no eviction was given up.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_fits_by_itself_is_not_counted_as_refused() {
