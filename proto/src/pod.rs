@@ -331,27 +331,21 @@ impl Pod {
             && self.annotation(EVICT) != Some("false")
     }
 
-    /// The entry of this manager of fields, if it was the last to write the node that the pod is nominated to.
-    fn nomination_of(&self, manager: &str) -> Option<&ManagedFieldsEntry> {
+    /// The time at which this manager of fields has nominated the pod, in seconds since 1970; `i64::MAX` if it is not known, and
+    /// `None` if the pod is nominated by another manager or not at all.
+    pub fn nominated_at_by(&self, manager: &str) -> Option<i64> {
         let is_nomination = |entry: &&ManagedFieldsEntry| {
             let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
             let nominated = fields.and_then(|fields| fields.pointer("/f:status/f:nominatedNodeName"));
             entry.manager.as_deref() == Some(manager) && nominated.is_some()
         };
-        let mut entries = self.metadata.managed_fields.iter().flatten();
         self.nominated_node()?;
-        entries.find(is_nomination)
-    }
-
-    /// Returns true if this manager of fields was the last to write the node that the pod is nominated to.
-    pub fn is_nominated_by(&self, manager: &str) -> bool {
-        self.nomination_of(manager).is_some()
-    }
-
-    /// The time at which this manager of fields has nominated the pod, in seconds since 1970; `i64::MAX` if it is not known, and
-    /// `None` if the pod is nominated by another manager or not at all.
-    pub fn nominated_at_by(&self, manager: &str) -> Option<i64> {
-        let entry = self.nomination_of(manager)?;
+        let entry = self
+            .metadata
+            .managed_fields
+            .iter()
+            .flatten()
+            .find(is_nomination)?;
         let time = entry.time.as_ref();
         Some(time.map_or(i64::MAX, |time| time.0.as_second()))
     }

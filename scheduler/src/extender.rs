@@ -216,6 +216,11 @@ impl Extender {
         }
     }
 
+    /// Returns true if filters note the pods for which room may be made.
+    pub(crate) const fn makes_room(&self) -> bool {
+        self.makes_room
+    }
+
     /// The state that requests are answered from.
     pub fn index(&self) -> &Shared<Index> {
         &self.index

@@ -30,6 +30,7 @@ mod pods;
 mod record;
 mod resource_demand;
 mod room_facts;
+pub(crate) mod room_rules;
 mod snapshot;
 mod started_groups;
 mod tried_placements;

@@ -9,7 +9,6 @@
 
 mod hold;
 mod plan;
-pub(crate) mod preemptor;
 pub(crate) mod refused_pods;
 mod rooms;
 mod words;
@@ -29,14 +28,14 @@ use crate::accounting::PodFacts;
 use crate::bind::PodId;
 use crate::extender::pod_memory::PodMemory;
 use crate::extender::{Extender, begin_hold, end_hold, is_outranked, promised_to_others};
-use crate::index::{Index, NodeRoom, ROOM_MANAGER, RoomSearch, RoomVictim};
+use crate::index::room_rules::{self, NotPreemptor, check_spec};
+use crate::index::{Index, NodeRoom, Promised, ROOM_MANAGER, ResourceDemand, RoomSearch, RoomVictim};
 use crate::kube_scheduler::PodRules;
 use crate::leader::now;
 use crate::metrics::RoomMetrics;
 pub(crate) use hold::Hold;
 use hold::{HoldFacts, PreemptorState, Step};
 use plan::{Plan, PlannedPod, Plans};
-use preemptor::{NotPreemptor, check_spec};
 use refused_pods::{RefusedPod, RefusedPods};
 pub(crate) use rooms::Rooms;
 use rooms::{RoomEviction, Verdict};
@@ -107,17 +106,25 @@ enum PlanOutcome {
     Dropped(&'static str),
 }
 
-/// The last answer about a waiting pod in a sentence for people; `None` if there is none.
+/// The last answer about a waiting pod, or the reason for which no room is made for it, in a sentence for people; `None` if no room
+/// is made for any pod, or another replica leads.
 pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
+    if !extender.makes_room() || extender.leadership().check(now()).is_err() {
+        return None;
+    }
     let index = extender.index().read();
     let memory = extender.memory();
-    let is_refused = memory.refused.contains(uid);
-    if is_refused && index.nominated_node(uid).is_some() && !memory.rooms.holds(uid) {
-        return Some(Verdict::not_preemptor(NotPreemptor::Nominated).text);
-    }
-    let waits = || Verdict::waits_for_its_turn().text;
+    let waiting = index.room_facts().waiting(uid)?;
     let verdict = memory.rooms.verdict(uid).map(str::to_owned);
-    verdict.or_else(|| is_refused.then(waits))
+    if memory.rooms.holds(uid) {
+        return verdict;
+    }
+    let is_refused = memory.refused.contains(uid);
+    let not_refused = (!is_refused).then_some(NotPreemptor::NotRefused);
+    match waiting.not_preemptor().or(not_refused) {
+        Some(why) => Some(Verdict::not_preemptor(why).text),
+        None => Some(verdict.unwrap_or_else(|| Verdict::waits_for_its_turn().text)),
+    }
 }
 
 /// The state of the pods of a hold; `None` if there is none for this pod.
@@ -246,19 +253,22 @@ impl RoomMaker {
         }
     }
 
-    /// The next step of a hold, and whether the room of its waiting pod is not kept: hints have a limited number and time.
+    /// The next step of a hold, and whether the room of its waiting pod has to be kept again: hints have a limited number and time,
+    /// and the node may have room on other devices than those whose pods go.
     fn next_step(&self, uid: &str) -> Option<(Step, Hold, bool)> {
         let index = self.extender.index().read();
         let mut memory = self.extender.memory();
         let facts = facts_of(&memory, &index, uid)?;
         let hold = memory.rooms.get_mut(uid)?;
+        let was_freeing = !hold.freeing.is_empty();
         let step = hold.step(facts, now());
         let is_kept = matches!(
             step,
             Step::Wait | Step::Evict | Step::GiveUpEvictions | Step::Nominate
         );
-        let is_lost = is_kept && facts.preemptor != PreemptorState::Binding && !index.hints().is_hinted(uid);
-        Some((step, hold.clone(), is_lost))
+        let is_lost = !index.hints().is_hinted(uid) || (was_freeing && hold.freeing.is_empty());
+        let is_waiting = facts.preemptor != PreemptorState::Binding;
+        Some((step, hold.clone(), is_kept && is_waiting && is_lost))
     }
 
     async fn take_step(&self, step: Step, hold: &Hold) {
@@ -286,24 +296,27 @@ impl RoomMaker {
                 self.settle(&hold.pod, Verdict::late());
                 self.drop_plan(uid).await;
             }
-            Step::Withdraw => self.withdraw(hold).await,
+            Step::WithdrawInVain => {
+                self.settle(&hold.pod, Verdict::in_vain());
+                self.drop_plan(uid).await;
+            }
+            Step::Withdraw => drop(self.withdraw(hold).await),
         }
     }
 
     /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold lasts until the watch shows that:
     /// the next tick tries again, and nothing takes the nomination for that of an earlier leader.
-    async fn withdraw(&self, hold: &Hold) {
+    async fn withdraw(&self, hold: &Hold) -> Result<(), WriteError> {
         let uid = hold.pod.uid.as_str();
         self.extender.index().write().end_room(uid);
-        if let Err(error) = self.nominate(&hold.pod, None).await
-            && !matches!(error, WriteError::Gone)
-        {
-            warn!(pod = hold.pod.name, %error, "the nomination of a pod is removed later");
-            return;
+        match self.nominate(&hold.pod, None).await {
+            Ok(()) | Err(WriteError::Gone) => {}
+            Err(error) => return Err(error),
         }
         if !self.extender.index().read().room_facts().is_nominee(uid) {
             self.release(uid);
         }
+        Ok(())
     }
 
     /// Nominates a pod to a node, or removes its nomination, unless kube-scheduler has written another one.
@@ -316,7 +329,7 @@ impl RoomMaker {
             .node_name
             .as_deref()
             .is_some_and(|node| !node.is_empty());
-        let is_ours = found.is_nominated_by(ROOM_MANAGER);
+        let is_ours = found.nominated_at_by(ROOM_MANAGER).is_some();
         // kube-scheduler's nomination wins, and a bound pod needs none.
         let is_free = match node {
             Some(_) => found.nominated_node().is_none(),
@@ -333,13 +346,14 @@ impl RoomMaker {
         let index = self.extender.index().read();
         let facts = index.room_facts();
         let mut memory = self.extender.memory();
-        let (is_waiting, now) = (|uid: &str| facts.waiting(uid).is_some(), now());
+        let now = now();
         memory.refused.retain(|uid, first_refused| {
             // A pod that no watch shows yet may just be new.
             let is_new = now.saturating_duration_since(first_refused) < NEW_FOR;
-            is_waiting(uid) || (is_new && !index.is_shown(uid))
+            facts.waiting(uid).is_some() || (is_new && !index.is_shown(uid))
         });
-        memory.rooms.retain_verdicts(is_waiting);
+        let PodMemory { refused, rooms, .. } = &mut *memory;
+        rooms.retain_verdicts(refused);
         let n_refused = memory.refused.len();
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {
@@ -352,11 +366,8 @@ impl RoomMaker {
             let Some(waiting) = facts.waiting(uid) else {
                 continue;
             };
-            let attempt = waiting.rules.last_attempt.as_ref();
-            let is_tried = attempt.is_some_and(|attempt| preemptor::is_refusal(&attempt.reason));
             let waited = now.saturating_duration_since(refused.first_refused);
-            let is_next = is_tried
-                && waiting.nominated.is_none()
+            let is_next = waiting.not_preemptor().is_none()
                 && waited >= self.settings.after
                 && !memory.rooms.holds(uid)
                 && !memory.rooms.is_settled(uid, n_refused, now);
@@ -379,40 +390,50 @@ impl RoomMaker {
     /// benchmarks.
     pub fn search(&self) -> Option<usize> {
         let preemptor = self.next_preemptor()?;
-        let uid = preemptor.pod.uid.as_str();
-        let demand = self.extender.index().read().demand(uid, &preemptor.facts);
-        let demand = demand.ok().flatten()?;
-        let planned = PlannedPod {
-            rules: &preemptor.rules,
-            below: self.settings.below,
-            demand: &demand,
-            promised: &promised_to_others(&self.extender, uid, now()),
-        };
-        let plans = planned.plans(self.extender.index(), &preemptor.nodes, now);
-        Some(plans.n_searched)
+        let demand = self.demand(&preemptor)?;
+        Some(self.plans(&preemptor, &demand).n_searched)
     }
 
     /// Decides about one pod, and carries the decision out.
     async fn decide(&self, preemptor: &NextPod) {
-        let uid = preemptor.pod.uid.as_str();
-        let demand = self.extender.index().read().demand(uid, &preemptor.facts);
-        let Ok(Some(demand)) = demand else {
-            return self.extender.memory().refused.forget(uid);
+        let Some(demand) = self.demand(preemptor) else {
+            return self.extender.memory().refused.forget(&preemptor.pod.uid);
         };
-        let promised = promised_to_others(&self.extender, uid, now());
-        let planned = PlannedPod {
-            rules: &preemptor.rules,
-            below: self.settings.below,
-            demand: &demand,
-            promised: &promised,
-        };
-        let plans = planned.plans(self.extender.index(), &preemptor.nodes, now);
-        let verdict = self.carry_out(preemptor, planned, &plans).await;
+        let plans = self.plans(preemptor, &demand);
+        let verdict = self.carry_out(preemptor, &demand, &plans).await;
         self.record(&preemptor.pod, verdict);
     }
 
+    /// The demand of a pod; `None` if it asks for no devices.
+    fn demand<'a>(&self, preemptor: &'a NextPod) -> Option<ResourceDemand<'a>> {
+        let index = self.extender.index().read();
+        let demand = index.demand(&preemptor.pod.uid, &preemptor.facts);
+        demand.ok().flatten()
+    }
+
+    /// The plans for a pod, best first.
+    fn plans(&self, preemptor: &NextPod, demand: &ResourceDemand<'_>) -> Plans {
+        let promised = promised_to_others(&self.extender, &preemptor.pod.uid, now());
+        let planned = self.planned(preemptor, demand, &promised);
+        planned.plans(self.extender.index(), &preemptor.nodes, now)
+    }
+
+    const fn planned<'a>(
+        &self,
+        preemptor: &'a NextPod,
+        demand: &'a ResourceDemand<'a>,
+        promised: &'a Promised,
+    ) -> PlannedPod<'a> {
+        PlannedPod {
+            rules: &preemptor.rules,
+            below: self.settings.below,
+            demand,
+            promised,
+        }
+    }
+
     /// Carries out the best plan whose evictions the API server accepts.
-    async fn carry_out(&self, preemptor: &NextPod, planned: PlannedPod<'_>, plans: &Plans) -> Verdict {
+    async fn carry_out(&self, preemptor: &NextPod, demand: &ResourceDemand<'_>, plans: &Plans) -> Verdict {
         // Pods that are leaving may never end: after a while the pod does not wait for them any more.
         let waited = now().saturating_duration_since(preemptor.first_refused);
         if let Some(node) = &plans.free
@@ -433,7 +454,7 @@ impl RoomMaker {
                 return Verdict::over_budget(self.settings.per_hour);
             }
             let sentence = self.sentence(plan);
-            match self.carry_out_plan(preemptor, planned, plan).await {
+            match self.carry_out_plan(preemptor, demand, plan).await {
                 PlanOutcome::Evicts { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
                 PlanOutcome::Dropped(why) => return Verdict::dropped(why),
                 PlanOutcome::Refused => {}
@@ -446,7 +467,7 @@ impl RoomMaker {
     async fn carry_out_plan(
         &self,
         preemptor: &NextPod,
-        planned: PlannedPod<'_>,
+        demand: &ResourceDemand<'_>,
         Plan { node, room }: &Plan,
     ) -> PlanOutcome {
         for victim in &room.victims {
@@ -466,7 +487,7 @@ impl RoomMaker {
             Ok(None) => return PlanOutcome::Dropped("the pod is gone"),
             Err(_) => return PlanOutcome::Dropped(NO_ANSWER),
         };
-        if preemptor::check(&found, preemptor.nodes.len()).is_err() {
+        if room_rules::check(&found, preemptor.nodes.len()).is_err() {
             return PlanOutcome::Dropped("the pod needs no room any more");
         }
         // Before the write: filter reports the node resolvable from now on, and nothing is promised to others.
@@ -485,7 +506,7 @@ impl RoomMaker {
                 return PlanOutcome::Dropped("kube-scheduler has changed the pod meanwhile");
             }
         }
-        if !self.is_confirmed(preemptor, planned, node, room).await {
+        if !self.is_confirmed(preemptor, demand, node, room).await {
             self.drop_plan(&pod.uid).await;
             return PlanOutcome::Dropped("the cluster has changed meanwhile");
         }
@@ -521,14 +542,16 @@ impl RoomMaker {
             hold.is_dropped = true;
             hold.clone()
         };
-        self.withdraw(&hold).await;
+        if let Err(error) = self.withdraw(&hold).await {
+            warn!(pod = hold.pod.name, %error, "the nomination of a pod is removed later");
+        }
     }
 
-    /// The state of the pod of a hold; `None` if there is no hold.
-    fn state(&self, uid: &str) -> Option<PreemptorState> {
+    /// The state of the pod of a hold, if it still has no room; `None` if it has, or if there is no hold.
+    fn state_without_room(&self, uid: &str) -> Option<PreemptorState> {
         let index = self.extender.index().read();
-        let facts = facts_of(&self.extender.memory(), &index, uid);
-        facts.map(|facts| facts.preemptor)
+        let facts = facts_of(&self.extender.memory(), &index, uid)?;
+        (!facts.is_free).then_some(facts.preemptor)
     }
 
     /// Waits until the watch shows the nomination, and with it all changes before it; returns true if the plan is still the one
@@ -536,7 +559,7 @@ impl RoomMaker {
     async fn is_confirmed(
         &self,
         preemptor: &NextPod,
-        planned: PlannedPod<'_>,
+        demand: &ResourceDemand<'_>,
         node: &str,
         room: &NodeRoom,
     ) -> bool {
@@ -559,8 +582,8 @@ impl RoomMaker {
             sleep(POLL).await;
         }
         // `preempt` may have named a victim for another pod between the search and the hold.
-        let promised = &promised_to_others(&self.extender, uid, now());
-        let planned = PlannedPod { promised, ..planned };
+        let promised = promised_to_others(&self.extender, uid, now());
+        let planned = self.planned(preemptor, demand, &promised);
         let found = planned.search(&self.extender.index().read(), node);
         matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims)
     }
@@ -573,10 +596,10 @@ impl RoomMaker {
         let mut is_answering = true;
         for victim in &room.victims {
             // The pod may be deleted, or bound, between two evictions.
-            match self.state(uid) {
-                Some(PreemptorState::Nominated { is_free: false }) if is_answering => {}
+            match self.state_without_room(uid) {
+                Some(PreemptorState::Nominated) if is_answering => {}
                 // The pod is nominated again, and then the evictions go on.
-                Some(PreemptorState::Nominated { is_free: false } | PreemptorState::Unnominated) => {
+                Some(PreemptorState::Nominated | PreemptorState::Unnominated) => {
                     pending.push(victim.clone());
                     continue;
                 }
@@ -683,7 +706,8 @@ impl RoomMaker {
         let Ok(Some(found)) = self.writer.read(&hold.pod).await else {
             return;
         };
-        let is_nominated = found.is_nominated_by(ROOM_MANAGER) && found.nominated_node() == Some(&*hold.node);
+        let is_ours = found.nominated_at_by(ROOM_MANAGER).is_some();
+        let is_nominated = is_ours && found.nominated_node() == Some(&*hold.node);
         if !is_nominated || check_spec(&found).is_err() {
             return;
         }

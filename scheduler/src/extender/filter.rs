@@ -21,9 +21,9 @@ use crate::accounting::PodFacts;
 use crate::api_server::shorten;
 use crate::bind::{PodId, is_pod_identity};
 use crate::config::MisfitNodes;
+use crate::index::room_rules::check_spec;
 use crate::index::{Attempt, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
 use crate::leader::NotLeading;
-use crate::make_room::preemptor::check_spec;
 use crate::metrics::Metrics;
 
 /// The text for every node of a sample: the number of nodes refused for each reason differs from sample to sample, and
@@ -422,10 +422,8 @@ impl<'r> Filter<'_, 'r> {
             Outcome::Refused(_) | Outcome::SampleRefused(..) if demand.has_devices() => {}
             _ => return self.extender.memory().refused.forget(pod.uid()),
         }
-        if let Err(why) = check_spec(pod) {
-            let mut memory = self.extender.memory();
-            memory.refused.forget(pod.uid());
-            return memory.rooms.reject(pod.uid(), why, self.now);
+        if check_spec(pod).is_err() {
+            return self.extender.memory().refused.forget(pod.uid());
         }
         let nodes = self.request.names.nodes(self.index);
         let lacking = evaluation

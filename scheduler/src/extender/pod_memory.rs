@@ -104,4 +104,22 @@ mod tests {
             "{memory:?}"
         );
     }
+
+    /// Any number of pods may wait that preempt no others.
+    #[tokio::test]
+    async fn a_pod_that_preempts_no_others_is_not_remembered_for_room() {
+        let amounts = json!({"aliyun.com/gpu-mem": "8", "aliyun.com/gpu-count": "1"});
+        let node =
+            json!({"metadata": {"name": "n1"}, "status": {"capacity": amounts, "allocatable": amounts}});
+        let limits = json!({"aliyun.com/gpu-mem": "9"});
+        let spec = json!({"priority": -1, "containers": [{"name": "c", "resources": {"limits": limits}}]});
+        let pod = json!({"metadata": {"name": "waits", "namespace": "d", "uid": "waits"}, "spec": spec});
+        let pods = std::iter::once(pod.clone());
+        let extender = offline::extender(std::iter::once(node), std::iter::empty(), pods).making_room();
+        let request = json!({"Pod": pod, "NodeNames": ["n1"]}).to_string();
+        filter::answer(&extender, request.as_bytes(), now()).unwrap();
+        let memory = extender.memory();
+        let remembered = format!("{:?} {:?}", memory.refused, memory.rooms);
+        assert!(!remembered.contains("waits"), "{remembered}");
+    }
 }

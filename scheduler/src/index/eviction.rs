@@ -7,6 +7,8 @@ use placement::OwnerId;
 use proto::pod::Pod;
 use rustc_hash::FxHashMap;
 
+use super::room_rules::{NotPreemptor, check_spec};
+
 /// The manager of fields under which the leader nominates a pod to the node on which it makes room for it.
 pub(crate) const ROOM_MANAGER: &str = "gpushare-make-room";
 
@@ -28,6 +30,8 @@ pub(super) struct Eviction {
     pub(super) nominated_for_room: Option<i64>,
     /// The seconds that the pod's processes have to end, if the leader may evict it to make room for another.
     pub(super) evictable_within: Option<u32>,
+    /// The reason in its spec for which no room is made for the pod.
+    pub(super) no_room: Option<NotPreemptor>,
 }
 
 /// A pod's importance compared with other pods: priority, then the earlier start.
@@ -70,6 +74,7 @@ impl Eviction {
             nominated: pod.nominated_node().map(Into::into),
             nominated_for_room: pod.nominated_at_by(ROOM_MANAGER),
             evictable_within: pod.may_be_evicted().then(|| grace_seconds(pod)),
+            no_room: check_spec(pod).err(),
         }
     }
 

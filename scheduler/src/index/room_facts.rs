@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use placement::{NodeId, NodeView, OwnerId};
 
 use super::cluster::Cluster;
+use super::room_rules::{NotPreemptor, is_refusal};
 use super::view;
 use super::{NodeFilter, PodEntry};
 use crate::accounting::PodFacts;
@@ -26,6 +27,8 @@ pub struct WaitingPod<'a> {
     pub rules: &'a PodRules,
     /// The node that it is nominated to.
     pub nominated: Option<&'a str>,
+    /// The reason in its spec for which no room is made for it.
+    pub(crate) no_room: Option<NotPreemptor>,
 }
 
 /// A pod that the leader, now or before, has nominated to the node on which it makes room.
@@ -43,6 +46,17 @@ pub struct RoomNominee {
     pub grace_seconds: u32,
 }
 
+impl WaitingPod<'_> {
+    /// The reason for which no room is made for the pod, as far as it can be seen from the pod.
+    pub(crate) fn not_preemptor(&self) -> Option<NotPreemptor> {
+        let attempt = self.rules.last_attempt.as_ref();
+        let is_refused = attempt.is_some_and(|attempt| is_refusal(&attempt.reason));
+        let nominated = self.nominated.map(|_| NotPreemptor::Nominated);
+        let not_refused = (!is_refused).then_some(NotPreemptor::NotRefused);
+        self.no_room.or(nominated).or(not_refused)
+    }
+}
+
 impl<'a> RoomFacts<'a> {
     /// A pod that a watch has shown waiting, and that no bind has assumed.
     pub fn waiting(self, uid: &str) -> Option<WaitingPod<'a>> {
@@ -53,6 +67,7 @@ impl<'a> RoomFacts<'a> {
             facts: &entry.facts,
             rules,
             nominated: entry.eviction.nominated.as_deref(),
+            no_room: entry.eviction.no_room,
         })
     }
 

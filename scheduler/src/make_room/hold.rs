@@ -12,7 +12,7 @@ use crate::index::{Index, RoomNominee, RoomVictim};
 /// The time for which an eviction that the API server refuses is tried again.
 const RETRIED_FOR: Duration = Duration::from_secs(30);
 
-/// The time within which the watch shows that another replica's plan has not come to nothing.
+/// The time within which the watch shows that a plan has not come to nothing.
 const SHOWN_FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Room that is being made for one pod on one node.
@@ -34,7 +34,7 @@ pub(crate) struct Hold {
     pub(crate) bound_at: Option<Instant>,
     /// True if the plan was dropped, so that the nomination has to be removed.
     pub(super) is_dropped: bool,
-    /// The time since which all pods have gone and the node still has no room; only of another replica's plan.
+    /// The time since which all pods have gone and the node still has no room.
     pub(super) in_vain_since: Option<Instant>,
 }
 
@@ -53,7 +53,9 @@ pub(super) enum Step {
     End,
     /// The nomination is removed, since time is up.
     WithdrawLate,
-    /// The nomination is removed, since the plan was dropped, or another replica's plan has come to nothing.
+    /// The nomination is removed, since the pods have gone and the node still has no room.
+    WithdrawInVain,
+    /// The nomination of a plan that was dropped is removed.
     Withdraw,
 }
 
@@ -61,6 +63,8 @@ pub(super) enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HoldFacts {
     pub(super) preemptor: PreemptorState,
+    /// True if the pod waits, and the node has room for it.
+    pub(super) is_free: bool,
     /// True if some pod that frees the room has not ended.
     pub(super) is_awaited: bool,
 }
@@ -77,10 +81,7 @@ pub(super) enum PreemptorState {
     /// The pod waits, and is nominated to no node.
     Unnominated,
     /// The pod waits and is nominated to the node.
-    Nominated {
-        /// True if all of the room is free.
-        is_free: bool,
-    },
+    Nominated,
 }
 
 impl Hold {
@@ -109,14 +110,11 @@ impl Hold {
     /// The state of the hold's pods.
     pub(super) fn facts(&self, index: &Index) -> HoldFacts {
         let (uid, facts) = (self.pod.uid.as_str(), index.room_facts());
-        let preemptor = match facts.waiting(uid) {
-            Some(waiting) if waiting.nominated == Some(&*self.node) => {
-                let demand = index.demand(uid, waiting.facts).ok().flatten();
-                let fit = demand.map(|demand| index.filter().fit(&self.node, &demand));
-                PreemptorState::Nominated {
-                    is_free: fit.is_some_and(|fit| fit.is_ok()),
-                }
-            }
+        let waiting = facts.waiting(uid);
+        let demand = waiting.and_then(|waiting| index.demand(uid, waiting.facts).ok().flatten());
+        let is_free = demand.is_some_and(|demand| index.filter().fit(&self.node, &demand).is_ok());
+        let preemptor = match waiting {
+            Some(waiting) if waiting.nominated == Some(&*self.node) => PreemptorState::Nominated,
             Some(waiting) if waiting.nominated.is_some() => PreemptorState::Elsewhere,
             Some(_) => PreemptorState::Unnominated,
             None if self.bound_at.is_none() && index.assumption_state(uid).is_some() => {
@@ -127,44 +125,47 @@ impl Hold {
         let mut freeing = self.freeing.iter();
         HoldFacts {
             preemptor,
+            is_free,
             is_awaited: freeing.any(|pod| index.is_victim_leaving(pod.as_str()).is_some()),
         }
     }
 
-    /// The next step, by the state of the pods.
+    /// The next step, by the state of the pods. Once the node has room for the pod, no pod has to go for it.
     pub(super) fn step(&mut self, facts: HoldFacts, now: Instant) -> Step {
-        let is_free = match facts.preemptor {
+        match facts.preemptor {
             PreemptorState::Gone | PreemptorState::Elsewhere => return Step::End,
             PreemptorState::Binding => return Step::Wait,
             _ if self.is_dropped => return Step::Withdraw,
             _ if now >= self.until => return Step::WithdrawLate,
             // The nomination is all that is known of another replica's plan.
             PreemptorState::Unnominated if self.first_refused.is_none() => return Step::End,
-            PreemptorState::Unnominated => return Step::Nominate,
-            PreemptorState::Nominated { is_free } => is_free,
-        };
-        if is_free {
-            // The pod needs no further eviction.
+            PreemptorState::Unnominated | PreemptorState::Nominated => {}
+        }
+        if facts.is_free {
             self.pending.clear();
+            self.freeing.clear();
         }
-        if !self.pending.is_empty() {
-            return if now < self.retried_until {
-                Step::Evict
-            } else {
-                Step::GiveUpEvictions
-            };
+        if self.is_in_vain(facts, now) {
+            Step::WithdrawInVain
+        } else if facts.preemptor == PreemptorState::Unnominated {
+            Step::Nominate
+        } else if self.pending.is_empty() {
+            Step::Wait
+        } else if now < self.retried_until {
+            Step::Evict
+        } else {
+            Step::GiveUpEvictions
         }
-        let is_in_vain = self.first_refused.is_none() && !is_free && !facts.is_awaited;
-        if !is_in_vain {
+    }
+
+    /// Returns true if all pods have gone for a while, and the node has no room: something else has taken it.
+    fn is_in_vain(&mut self, facts: HoldFacts, now: Instant) -> bool {
+        if facts.is_free || facts.is_awaited || !self.pending.is_empty() {
             self.in_vain_since = None;
-            return Step::Wait;
+            return false;
         }
         let since = *self.in_vain_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < SHOWN_FREE_WITHIN {
-            Step::Wait
-        } else {
-            Step::Withdraw
-        }
+        now.saturating_duration_since(since) >= SHOWN_FREE_WITHIN
     }
 }
 
@@ -174,8 +175,24 @@ mod tests {
 
     use super::*;
 
-    const FREE: PreemptorState = PreemptorState::Nominated { is_free: true };
-    const NOMINATED: PreemptorState = PreemptorState::Nominated { is_free: false };
+    const NOMINATED: HoldFacts = HoldFacts {
+        preemptor: PreemptorState::Nominated,
+        is_free: false,
+        is_awaited: true,
+    };
+    const FREE: HoldFacts = HoldFacts {
+        is_free: true,
+        is_awaited: false,
+        ..NOMINATED
+    };
+    const LOST: HoldFacts = HoldFacts {
+        is_awaited: false,
+        ..NOMINATED
+    };
+
+    const fn with(preemptor: PreemptorState, facts: HoldFacts) -> HoldFacts {
+        HoldFacts { preemptor, ..facts }
+    }
 
     fn pod(name: &str) -> PodId {
         PodId {
@@ -206,53 +223,48 @@ mod tests {
     }
 
     #[rstest]
-    #[case::deleted(PreemptorState::Gone, 0, 5, Step::End)]
-    #[case::nominated_elsewhere(PreemptorState::Elsewhere, 1, 5, Step::End)]
-    #[case::an_error_of_kube_scheduler(PreemptorState::Unnominated, 1, 5, Step::Nominate)]
-    #[case::not_nominated_again_when_time_is_up(PreemptorState::Unnominated, 0, 300, Step::WithdrawLate)]
-    #[case::bound_at_the_last_moment(PreemptorState::Gone, 0, 300, Step::End)]
+    #[case::deleted(with(PreemptorState::Gone, NOMINATED), 0, 5, Step::End)]
+    #[case::nominated_elsewhere(with(PreemptorState::Elsewhere, NOMINATED), 1, 5, Step::End)]
+    #[case::an_error_of_kube_scheduler(with(PreemptorState::Unnominated, NOMINATED), 1, 5, Step::Nominate)]
+    #[case::not_nominated_again_when_time_is_up(
+        with(PreemptorState::Unnominated, NOMINATED),
+        0,
+        300,
+        Step::WithdrawLate
+    )]
+    #[case::bound_at_the_last_moment(with(PreemptorState::Gone, NOMINATED), 0, 300, Step::End)]
     #[case::victims_end(NOMINATED, 0, 5, Step::Wait)]
     #[case::a_budget_is_used_up(NOMINATED, 1, 5, Step::Evict)]
     #[case::a_budget_stays_used_up(NOMINATED, 1, 30, Step::GiveUpEvictions)]
     #[case::room_without_the_last_one(FREE, 1, 5, Step::Wait)]
-    #[case::its_binding_is_written(PreemptorState::Binding, 0, 300, Step::Wait)]
+    #[case::its_binding_is_written(with(PreemptorState::Binding, NOMINATED), 0, 300, Step::Wait)]
     #[case::kept_until_the_pod_is_tried(FREE, 0, 299, Step::Wait)]
     #[case::a_victim_does_not_go(NOMINATED, 0, 300, Step::WithdrawLate)]
     #[case::the_pod_is_not_bound(FREE, 0, 300, Step::WithdrawLate)]
-    fn steps(
-        #[case] preemptor: PreemptorState,
-        #[case] n_pending: usize,
-        #[case] after: u64,
-        #[case] expected: Step,
-    ) {
+    fn steps(#[case] facts: HoldFacts, #[case] n_pending: usize, #[case] after: u64, #[case] expected: Step) {
         let began = Instant::now();
-        let facts = HoldFacts {
-            preemptor,
-            is_awaited: true,
-        };
         let step = hold(n_pending, false, began).step(facts, began + Duration::from_secs(after));
         assert_eq!(step, expected);
     }
 
     /// Between nomination and evictions another replica may have ended: its plan is not known, and nothing more is evicted for it.
-    #[test]
-    fn another_replicas_plan_is_dropped_once_its_victims_have_ended_in_vain() {
+    /// The room of the leader's own plan may be lost to a pod that another scheduler places.
+    #[rstest]
+    #[case::of_another_replica(true, Step::End)]
+    #[case::its_own(false, Step::Nominate)]
+    fn a_plan_is_dropped_once_its_victims_have_ended_in_vain(
+        #[case] is_adopted: bool,
+        #[case] unnominated: Step,
+    ) {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
-        let mut hold = hold(0, true, began);
-        let facts = |preemptor, is_awaited| HoldFacts {
-            preemptor,
-            is_awaited,
-        };
-        assert_eq!(hold.step(facts(NOMINATED, true), at(20)), Step::Wait);
-        assert_eq!(hold.step(facts(NOMINATED, false), at(21)), Step::Wait);
-        assert_eq!(hold.step(facts(FREE, false), at(22)), Step::Wait);
-        assert_eq!(hold.step(facts(NOMINATED, false), at(60)), Step::Wait);
-        assert_eq!(
-            hold.clone()
-                .step(facts(PreemptorState::Unnominated, false), at(61)),
-            Step::End
-        );
-        assert_eq!(hold.step(facts(NOMINATED, false), at(70)), Step::Withdraw);
+        let mut hold = hold(0, is_adopted, began);
+        assert_eq!(hold.step(NOMINATED, at(20)), Step::Wait);
+        assert_eq!(hold.step(LOST, at(21)), Step::Wait);
+        assert_eq!(hold.step(FREE, at(22)), Step::Wait);
+        assert_eq!(hold.step(LOST, at(60)), Step::Wait);
+        let lost = with(PreemptorState::Unnominated, LOST);
+        assert_eq!(hold.clone().step(lost, at(61)), unnominated);
+        assert_eq!(hold.step(LOST, at(70)), Step::WithdrawInVain);
     }
 }

@@ -21,8 +21,8 @@ const WORD: usize = u64::BITS as usize;
 pub(crate) struct RefusedPods {
     /// By UID.
     pods: FxHashMap<Box<str>, RefusedPod>,
-    /// The node that a number stands for in the sets of all pods.
-    nodes: Vec<Option<NodeId>>,
+    /// The node that a number stands for in the sets of all pods, and the first refusal since when it does.
+    nodes: Vec<Option<(NodeId, u64)>>,
     /// The number of refusals so far.
     n_refusals: u64,
 }
@@ -53,13 +53,13 @@ impl RefusedPods {
         nodes: impl Iterator<Item = NodeId>,
         now: Instant,
     ) {
+        self.n_refusals += 1;
         let mut set = NodeSet::default();
         for node in nodes {
             self.name(node);
             set.insert(node);
         }
         set.0.shrink_to_fit();
-        self.n_refusals += 1;
         let first_refused = self.pods.get(&*id.uid).map_or(now, |known| known.first_refused);
         if !self.pods.contains_key(&*id.uid) && self.pods.len() >= MAX_PODS {
             self.forget_oldest();
@@ -76,19 +76,16 @@ impl RefusedPods {
         self.pods.insert(uid, refused);
     }
 
-    /// Makes the number of a node stand for this node: no set has it for another node that had the number before.
+    /// Makes the number of a node stand for this node. In the sets of earlier refusals it stands for no node then.
     fn name(&mut self, node: NodeId) {
         let at = node.number() as usize;
         if self.nodes.len() <= at {
             self.nodes.resize(at + 1, None);
         }
-        let Some(known) = self.nodes.get_mut(at).filter(|known| **known != Some(node)) else {
-            return;
-        };
-        if known.replace(node).is_some() {
-            for pod in self.pods.values_mut() {
-                pod.nodes.remove(node);
-            }
+        if let Some(known) = self.nodes.get_mut(at)
+            && known.is_none_or(|(known, _)| known != node)
+        {
+            *known = Some((node, self.n_refusals));
         }
     }
 
@@ -136,7 +133,9 @@ impl RefusedPods {
         };
         let numbered = self.nodes.iter().enumerate();
         let refusing = numbered.filter(|(number, _)| pod.nodes.has(*number));
-        refusing.filter_map(|(_, node)| *node).collect()
+        let named = refusing.filter_map(|(_, named)| *named);
+        let named = named.filter(|(_, since)| *since <= pod.last_refusal);
+        named.map(|(node, _)| node).collect()
     }
 }
 
@@ -149,13 +148,6 @@ impl NodeSet {
         }
         if let Some(word) = self.0.get_mut(at) {
             *word |= 1 << (number % WORD);
-        }
-    }
-
-    fn remove(&mut self, node: NodeId) {
-        let number = node.number() as usize;
-        if let Some(word) = self.0.get_mut(number / WORD) {
-            *word &= !(1 << (number % WORD));
         }
     }
 
@@ -238,7 +230,7 @@ mod tests {
     /// The bytes that all pods take, up to those that the allocator adds.
     fn n_bytes(pods: &RefusedPods) -> usize {
         let entry = size_of::<(Box<str>, RefusedPod)>() + 1;
-        let nodes = pods.nodes.capacity() * size_of::<Option<NodeId>>();
+        let nodes = pods.nodes.capacity() * size_of::<Option<(NodeId, u64)>>();
         let mut n_bytes = pods.pods.capacity() * entry + nodes;
         for (uid, pod) in &pods.pods {
             let texts = uid.len() + pod.id.uid.len() + pod.id.namespace.len() + pod.id.name.len();

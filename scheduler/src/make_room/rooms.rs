@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use super::hold::Hold;
-use super::preemptor::NotPreemptor;
+use super::refused_pods::RefusedPods;
 use crate::bind::PodId;
+use crate::index::room_rules::NotPreemptor;
 
 /// The time whose evictions are limited.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -131,6 +132,11 @@ impl Verdict {
         Self::new(None, format!("A plan to make room for it was dropped: {why}."))
     }
 
+    /// The pods have ended, and others or a fault have taken the room.
+    pub(super) fn in_vain() -> Self {
+        Self::dropped("pods have ended, and its node has no room for it")
+    }
+
     /// The pod was not bound in time.
     pub(super) fn late() -> Self {
         let text = "Room was made for it, and it was not bound in time (--make-room-hold).".to_owned();
@@ -196,11 +202,6 @@ impl Rooms {
         std::mem::take(&mut self.held).into_keys().collect()
     }
 
-    /// Keeps the reason for which no room is made for a pod, whatever is free.
-    pub(crate) fn reject(&mut self, uid: &str, why: NotPreemptor, now: Instant) {
-        self.settle(uid, Verdict::not_preemptor(why), now);
-    }
-
     /// Keeps the answer about a pod; returns true if it differs from the last one.
     pub(super) fn settle(&mut self, uid: &str, verdict: Verdict, now: Instant) -> bool {
         let last = self.verdicts.get(uid);
@@ -235,9 +236,11 @@ impl Rooms {
         self.verdicts.get(uid).map(|(_, at)| *at)
     }
 
-    /// Forgets the answers about pods that do not wait any more.
-    pub(super) fn retain_verdicts(&mut self, waits: impl Fn(&str) -> bool) {
-        self.verdicts.retain(|uid, _| waits(uid));
+    /// Forgets the answers about pods that are not remembered any more, and that no room is being made for.
+    pub(super) fn retain_verdicts(&mut self, refused: &RefusedPods) {
+        let held = &self.held;
+        self.verdicts
+            .retain(|uid, _| refused.contains(uid) || held.contains_key(uid));
     }
 
     /// The last answer about a pod, in a sentence for people.

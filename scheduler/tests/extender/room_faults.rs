@@ -8,7 +8,7 @@ use tokio::time::{Instant, advance, sleep};
 
 use crate::api::Fault;
 use crate::making_room::{AFTER, HOLD, Making, half_evicted, important, running};
-use crate::objects::units;
+use crate::objects::{device, units};
 use crate::read_api::{api_of, read};
 use crate::world::World;
 
@@ -351,7 +351,10 @@ async fn an_eviction_without_an_answer_is_counted(#[case] fault: Fault, #[case] 
     }
     assert_eq!(making.world.api.evicted().len(), 1);
     assert_eq!(
-        (making.metric("make_room_victims_total"), making.outcome("evicted")),
+        (
+            making.metric("make_room_victims_total"),
+            making.outcome("evicted")
+        ),
         ("1".into(), "1".into())
     );
     let events = making.world.api.events();
@@ -492,6 +495,88 @@ async fn the_refusal_by_a_sample_counts_for_its_nodes() {
     advance(AFTER).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted(), ["a"]);
+}
+
+/// The devices of another pod become free while an eviction is tried again: that room is kept, and no further pod goes.
+#[tokio::test(start_paused = true)]
+async fn room_on_another_gpu_is_kept_instead() {
+    let world = World::making_room().with_node("n1", &[80, 80]);
+    let world = world
+        .with_pod(&running("first", "n1", 0, 40, 5))
+        .with_pod(&running("second", "n1", 0, 40, 3))
+        .with_pod(&running("important", "n1", 1, 80, 2000));
+    let making = Making::of(world, true, 60);
+    let pod = important("high", 80, 1000);
+    making.refuse(&pod, &["n1"]).await;
+    advance(AFTER).await;
+    let refused = Some(Fault::Status(429));
+    making
+        .world
+        .api
+        .fail_evictions([None, None, None, refused, refused]);
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["first"]);
+    making.end("important");
+    for _ in 0..3 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.world.api.evicted(), ["first"]);
+    let replacement = units("replacement", 60);
+    let fitting = making.world.fitting(&replacement, &["n1"]).await;
+    assert_eq!(fitting, Vec::<String>::new());
+    let shown = making.world.api.pod(&pod);
+    assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
+}
+
+/// The GPU that was made free is lost, and kube-scheduler removes each nomination, as no less important pod is on the node.
+#[tokio::test(start_paused = true)]
+async fn a_room_that_is_lost_is_given_up() {
+    let world = World::making_room().with_node("n1", &[80]);
+    let world = world.with_pod(&running("a", "n1", 0, 80, 0));
+    let making = Making::of(world, true, 60);
+    let pod = making.high().await;
+    making.tick().await;
+    making.end("a");
+    making.world.apply_device(&device("n1", &[10]));
+    for _ in 0..30 {
+        if making.nominated(&pod) == "n1" {
+            making.world.api.nominate(&pod, &Value::Null);
+        }
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert!(making.world.api.n_nominations() < 15);
+    assert_eq!(
+        (making.metric("make_room_pending"), making.nominated(&pod)),
+        ("0".into(), Value::Null)
+    );
+}
+
+/// The changes of a pod by which no room is made for it, and the reason in its explanation.
+#[rstest]
+#[case::policy("/spec/preemptionPolicy", json!("Never"), "its preemptionPolicy is Never")]
+#[case::priority("/spec/priority", json!(-1), "the pod has no priority, or a negative one")]
+#[case::gate("/spec/schedulingGates", json!([{"name": "example.com/quota"}]), "it has a scheduling gate")]
+#[case::nomination("/status/nominatedNodeName", json!("n9"), "kube-scheduler has nominated it to a node")]
+#[case::no_attempt("/status/conditions", json!([]), "no node that kube-scheduler asked about last has refused it")]
+#[tokio::test(start_paused = true)]
+async fn explanations_say_why_no_room_is_made(#[case] field: &str, #[case] value: Value, #[case] text: &str) {
+    let making = Making::hole(true);
+    let mut pod = important("high", 40, 1000);
+    let (parent, key) = field.rsplit_once('/').unwrap();
+    pod.pointer_mut(parent).unwrap()[key] = value;
+    making.world.api.put(&pod);
+    making.world.apply_pod(&pod);
+    let path = "/v1/pods/default/high/explain";
+    let api = api_of(&making.world, false);
+    for _ in 0..2 {
+        let explained = read(&making.world, &api, path).await.to_string();
+        assert!(explained.contains(text), "{explained}");
+        making.world.filter(&pod, &["n1"]).await;
+        advance(AFTER).await;
+        making.tick().await;
+    }
 }
 
 /// An explanation says what is done for a waiting pod, before its turn, after it, and if kube-scheduler has nominated it.

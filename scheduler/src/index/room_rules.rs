@@ -25,7 +25,7 @@ pub(crate) enum NotPreemptor {
     InGroup,
     #[error("kube-scheduler has nominated it to a node")]
     Nominated,
-    #[error("kube-scheduler has not refused it yet")]
+    #[error("no node that kube-scheduler asked about last has refused it for want of room on devices")]
     NotRefused,
 }
 
