@@ -70,6 +70,8 @@ mod repeated;
 mod requests;
 #[path = "extender/room_faults.rs"]
 mod room_faults;
+#[path = "extender/room_histories.rs"]
+mod room_histories;
 #[path = "extender/served.rs"]
 mod served;
 #[path = "extender/topology.rs"]

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::client::Body;
 use proto::pod::Pod;
 use scheduler::index::{Index, Shared};
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 /// The fault of one request.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +60,12 @@ struct State {
     evicted: Vec<String>,
     /// The number of further evictions that budgets allow of pods with each label `app`.
     budgets: BTreeMap<String, i64>,
+    /// The same, as the index that watches was last shown it.
+    shown_budgets: BTreeMap<String, i64>,
+    /// True if the index that watches is shown budgets.
+    shows_budgets: bool,
+    /// The number of writes by the leader after which its process ends, and true if the last of these is carried out.
+    ends_after: Option<(usize, bool)>,
     /// The reason, the pod and the message of every event.
     events: Vec<(String, String, String)>,
     n_nominations: usize,
@@ -67,7 +75,7 @@ struct State {
     plans: BTreeMap<String, Vec<String>>,
     /// The times of nominations by the leader that hold, by UID.
     nominated_at: BTreeMap<String, tokio::time::Instant>,
-    /// Evictions that must not be.
+    /// Plans and evictions that must not be.
     wrongs: Vec<String>,
     last_version: u64,
     /// The index that sees changes by evictions and nominations at once, as a watch shows them.
@@ -76,7 +84,11 @@ struct State {
 
 /// The server; clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Api(Arc<Mutex<State>>);
+pub(crate) struct Api {
+    state: Arc<Mutex<State>>,
+    /// The process of the leader has ended.
+    ended: Arc<Notify>,
+}
 
 /// A POST that is under way, until dropped: answered, or given up by the client.
 struct Posting(Api);
@@ -84,9 +96,47 @@ struct Posting(Api);
 /// An answer, or a broken connection.
 type Reply = Result<Response<Body>, std::io::Error>;
 
+impl State {
+    /// The UIDs of the pods in the plans of other pods that the leader has nominated.
+    fn planned_for_others(&self, uid: &str) -> Vec<String> {
+        let mut planned = Vec::new();
+        for pod in self.pods.values() {
+            let other = pod["metadata"]["uid"].as_str().unwrap();
+            let is_nominated = self.nominated_at.contains_key(other) && pod["spec"]["nodeName"].is_null();
+            if other != uid && is_nominated {
+                planned.extend(self.plans.get(other).into_iter().flatten().cloned());
+            }
+        }
+        planned
+    }
+
+    /// Notes a plan that takes victims of another one, or more pods of an application than its budget allowed when the index was
+    /// last shown it.
+    fn check_plan(&mut self, pod: &Value, plan: &[String]) {
+        let planned = self.planned_for_others(pod["metadata"]["uid"].as_str().unwrap());
+        let shared: Vec<&String> = plan.iter().filter(|uid| planned.contains(uid)).collect();
+        if !shared.is_empty() {
+            self.wrongs
+                .push(format!("{shared:?} are in the plan of another pod"));
+        }
+        for (app, allowed) in self.shown_budgets.clone() {
+            let is_of_app = |victim: &&Value| {
+                let is_planned = plan.iter().any(|uid| victim["metadata"]["uid"] == **uid);
+                is_planned && victim["metadata"]["labels"]["app"] == *app
+            };
+            let n_planned = self.pods.values().filter(is_of_app).count();
+            if i64::try_from(n_planned).unwrap() > allowed {
+                self.wrongs.push(format!(
+                    "{plan:?} violate the budget {app}, which allows {allowed}"
+                ));
+            }
+        }
+    }
+}
+
 impl Api {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
+        self.state.lock().unwrap()
     }
 
     /// A client of this server.
@@ -213,6 +263,63 @@ impl Api {
     /// Sets the number of further evictions of pods with this label `app`.
     pub(crate) fn set_budget(&self, app: &str, allowed: i64) {
         self.state().budgets.insert(app.to_owned(), allowed);
+        self.show_budgets();
+    }
+
+    /// Has the index that watches see budgets too.
+    pub(crate) fn with_shown_budgets(&self) {
+        self.state().shows_budgets = true;
+        self.show_budgets();
+    }
+
+    /// Shows the budgets to the index that watches, if it sees them.
+    pub(crate) fn show_budgets(&self) {
+        let mut state = self.state();
+        let Some(index) = state.watcher.clone().filter(|_| state.shows_budgets) else {
+            return;
+        };
+        state.shown_budgets = state.budgets.clone();
+        let budgets = state.budgets.clone();
+        drop(state);
+        for (app, allowed) in budgets {
+            show_budget(&index, &app, allowed);
+        }
+    }
+
+    /// Ends the process of the leader at its write of this number: the write is never answered.
+    pub(crate) fn end_after(&self, n_writes: usize, is_carried_out: bool) {
+        self.state().ends_after = Some((n_writes, is_carried_out));
+    }
+
+    /// Waits until the process of the leader has ended.
+    pub(crate) async fn ended(&self) {
+        self.ended.notified().await;
+    }
+
+    /// Forgets the plans, as the next leader does.
+    pub(crate) fn forget_plans(&self) {
+        let mut state = self.state();
+        state.plans.clear();
+        state.tried.clear();
+        state.ends_after = None;
+    }
+
+    /// The fault of a write by the leader, whose process may end at it.
+    fn fault_of_write(&self, fault: Option<Fault>) -> Option<Fault> {
+        let mut state = self.state();
+        let Some((n_left, is_carried_out)) = state.ends_after.take() else {
+            return fault;
+        };
+        if n_left > 0 {
+            state.ends_after = Some((n_left - 1, is_carried_out));
+            return fault;
+        }
+        self.ended.notify_one();
+        Some(if is_carried_out {
+            Fault::HangAfterwards
+        } else {
+            Fault::Hang
+        })
     }
 
     /// The reason, the pod and the message of every event.
@@ -220,7 +327,8 @@ impl Api {
         self.state().events.clone()
     }
 
-    /// Evictions that no plan of a more important pod named, or of pods that were leaving already.
+    /// Evictions that no plan of a more important pod named, or of pods that were leaving already, and plans that violate a budget
+    /// or take the victims of another one.
     pub(crate) fn wrongs(&self) -> Vec<String> {
         self.state().wrongs.clone()
     }
@@ -246,6 +354,47 @@ impl Api {
         state.evictions.clear();
         state.nominations.clear();
         state.gets.clear();
+        state.ends_after = None;
+    }
+
+    /// The names of the pods in the plans of other pods that the leader has nominated.
+    pub(crate) fn planned_for_others(&self, pod: &Value) -> Vec<String> {
+        let uids = self
+            .state()
+            .planned_for_others(pod["metadata"]["uid"].as_str().unwrap());
+        let names = uids.iter().map(|uid| uid.trim_start_matches("uid-").to_owned());
+        names.collect()
+    }
+
+    /// Returns true if the leader has nominated a pod.
+    pub(crate) fn is_nominated_for_room(&self, pod: &Value) -> bool {
+        let uid = pod["metadata"]["uid"].as_str().unwrap();
+        self.state().nominated_at.contains_key(uid)
+    }
+
+    /// Deletes a pod as kube-scheduler does for a more important one: budgets count it.
+    pub(crate) fn preempt(&self, name: &str) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let uid = format!("uid-{name}");
+        let mut pods = state.pods.values_mut();
+        let Some(pod) = pods.find(|pod| pod["metadata"]["uid"] == *uid) else {
+            return;
+        };
+        if pod["metadata"].get("deletionTimestamp").is_some() {
+            return;
+        }
+        state.last_version += 1;
+        pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+        pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
+        let app = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
+        if let Some(allowed) = state.budgets.get_mut(app) {
+            *allowed = (*allowed - 1).max(0);
+        }
+        let pod = pod.clone();
+        drop(guard);
+        self.show(&pod);
+        self.show_budgets();
     }
 
     /// Shows an index the changes that evictions and nominations make, at once; or no longer.
@@ -275,10 +424,16 @@ impl Api {
         }
         if path.ends_with("/eviction") {
             let fault = self.state().evictions.pop_front().flatten();
+            let fault = self.fault_of_write(fault);
             let is_dry = parts
                 .uri
                 .query()
                 .is_some_and(|query| query.contains("dryRun=All"));
+            if is_dry && fault.is_some() {
+                // The plan is dropped, unless the answer is only slow.
+                let is_slow = matches!(fault, Some(Fault::Slow(_)));
+                self.state().tried.retain(|_| is_slow);
+            }
             let eviction = serde_json::from_slice(&body).unwrap();
             return carry_out(fault, || self.evict(&path, &eviction, is_dry)).await;
         }
@@ -292,9 +447,11 @@ impl Api {
         if parts.method == Method::PATCH {
             if path.ends_with("/status") {
                 let fault = self.state().nominations.pop_front().flatten();
+                let fault = self.fault_of_write(fault);
                 self.state().n_nominations += 1;
+                let plan = std::mem::take(&mut self.state().tried);
                 let object = serde_json::from_slice(&body).unwrap();
-                return carry_out(fault, || self.apply_nomination(&parts, &object)).await;
+                return carry_out(fault, || self.apply_nomination(&parts, &object, plan)).await;
             }
             return self.apply(&parts, &body);
         }
@@ -378,6 +535,9 @@ impl Api {
         let app = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
         if let Some(allowed) = state.budgets.get_mut(app).filter(|_| !is_leaving) {
             if *allowed <= 0 {
+                if is_dry {
+                    state.tried.clear();
+                }
                 return failure(
                     429,
                     "Cannot evict pod as it would violate the pod's disruption budget.",
@@ -410,12 +570,18 @@ impl Api {
             }
             drop(guard);
             self.show(&pod);
+            self.show_budgets();
         }
         reply(201, &json!({"kind": "Status", "status": "Success", "code": 201}))
     }
 
     /// Applies the nomination in the status of a pod, if the preconditions hold.
-    fn apply_nomination(&self, parts: &http::request::Parts, changes: &Value) -> Response<Body> {
+    fn apply_nomination(
+        &self,
+        parts: &http::request::Parts,
+        changes: &Value,
+        plan: Vec<String>,
+    ) -> Response<Body> {
         let path = parts.uri.path().strip_suffix("/status").unwrap();
         let query = parts.uri.query().unwrap_or_default();
         let manager = query
@@ -438,11 +604,18 @@ impl Api {
         if node.is_null() {
             state.nominated_at.remove(&uid);
         } else {
-            state.plans.insert(uid.clone(), std::mem::take(&mut state.tried));
+            // A plan whose nomination was lost is nominated again.
+            if !plan.is_empty() {
+                let pod = pod.clone();
+                state.check_plan(&pod, &plan);
+                state.plans.insert(uid.clone(), plan);
+            }
             state.nominated_at.insert(uid, tokio::time::Instant::now());
         }
         state.last_version += 1;
-        pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
+        let version = state.last_version.to_string();
+        let pod = state.pods.get_mut(path).unwrap();
+        pod["metadata"]["resourceVersion"] = version.into();
         let pod = pod.clone();
         drop(guard);
         self.show(&pod);
@@ -567,4 +740,14 @@ fn reply(status: u16, body: &Value) -> Response<Body> {
         .status(status)
         .body(Body::from(body.to_string().into_bytes()))
         .unwrap()
+}
+
+/// Shows an index the number of further evictions of pods with this label `app`.
+pub(crate) fn show_budget(index: &Shared<Index>, app: &str, allowed: i64) {
+    let spec = json!({"selector": {"matchLabels": {"app": app}}});
+    let status =
+        json!({"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
+    let budget = json!({"metadata": {"name": app, "namespace": "default"}, "spec": spec, "status": status});
+    let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
+    index.write().apply(budget);
 }

@@ -1,25 +1,18 @@
 //! Room that the leader makes by evictions, for pods that no single GPU takes although the sums of a node have room.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::events;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use proptest::collection::vec;
-use proptest::prelude::*;
-use proptest::sample::select;
-use proto::pod::Pod;
 use rstest::rstest;
 use scheduler::make_room::{RoomMaker, RoomSettings};
 use scheduler::metrics::RoomMetrics;
-use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tokio::time::advance;
 
-use crate::api::Fault;
+use crate::api::{Fault, show_budget};
 use crate::objects::{phase, placed_by_old_extender, units};
 use crate::world::World;
 
@@ -325,19 +318,9 @@ async fn the_best_node_is_chosen(#[case] pods: &[(&str, i32, u64)], #[case] expe
     assert_eq!(making.world.api.evicted(), [expected]);
 }
 
-fn with_app(mut pod: Value, app: &str) -> Value {
+pub(crate) fn with_app(mut pod: Value, app: &str) -> Value {
     pod["metadata"]["labels"]["app"] = app.into();
     pod
-}
-
-/// Shows a budget to the index.
-fn show_budget(world: &World, app: &str, allowed: i64) {
-    let spec = json!({"selector": {"matchLabels": {"app": app}}});
-    let status =
-        json!({"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
-    let budget = json!({"metadata": {"name": app, "namespace": "default"}, "spec": spec, "status": status});
-    let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
-    world.index.write().apply(budget);
 }
 
 /// The Eviction API would refuse the eviction, so the next node is taken, or none.
@@ -350,7 +333,7 @@ async fn budgets_are_never_violated(#[case] nodes: &[&str], #[case] expected: &[
     let world = world
         .with_pod(&with_app(running("a", "n1", 0, 50, 0), "a"))
         .with_pod(&running("b", "n2", 0, 50, 7));
-    show_budget(&world, "a", 0);
+    show_budget(&world.index, "a", 0);
     let making = Making::of(world, true, 60);
     let pod = important("high", 40, 1000);
     making.refuse(&pod, nodes).await;
@@ -758,277 +741,4 @@ async fn another_leader_goes_on(#[case] gone: &[&str], #[case] n_evicted: usize)
         next.tick().await;
     }
     assert_eq!(next.world.api.evicted().len(), 2, "a plan of its own");
-}
-
-/// One step of a history.
-#[derive(Clone, Debug)]
-enum Step {
-    /// Seconds pass, with a decision after each.
-    Seconds(u64),
-    /// kube-scheduler tries a pod.
-    Try(usize),
-    /// All pods that are leaving end.
-    EndLeaving,
-    /// A pod that room may be made for is deleted.
-    Delete(usize),
-    /// kube-scheduler nominates a pod to another node, or to none.
-    Nominate(usize, bool),
-    /// A pod is created in place of evicted ones, and placed if it fits.
-    Replace(usize),
-    /// The next eviction has a fault, after some that have none.
-    FailEviction(usize, Fault),
-    /// The next nomination has a fault.
-    FailNomination(Fault),
-    /// The next read of a pod has a fault.
-    FailRead,
-    /// The watch shows nothing, or everything again.
-    Watch(bool),
-    /// Another replica takes over: its index has been shown everything, and its memory is empty.
-    TakeOver,
-}
-
-/// A history: pods of low priority, by GPU and priority, and steps.
-#[derive(Clone, Debug)]
-struct History {
-    low: Vec<(u64, i32)>,
-    budget: i64,
-    steps: Vec<Step>,
-}
-
-fn fault() -> impl Strategy<Value = Fault> {
-    select(vec![
-        Fault::Status(429),
-        Fault::Status(500),
-        Fault::Status(409),
-        Fault::StatusAfterwards(500),
-        Fault::Hang,
-        Fault::HangAfterwards,
-        Fault::Break,
-        Fault::BreakAfterwards,
-        Fault::Slow(Duration::from_secs(1)),
-    ])
-}
-
-fn history() -> impl Strategy<Value = History> {
-    let step = prop_oneof![
-        6 => (1..15_u64).prop_map(Step::Seconds),
-        4 => (0..3_usize).prop_map(Step::Try),
-        3 => Just(Step::EndLeaving),
-        1 => (0..3_usize).prop_map(Step::Delete),
-        1 => (0..3_usize, any::<bool>()).prop_map(|(pod, is_elsewhere)| Step::Nominate(pod, is_elsewhere)),
-        2 => (1..5_usize).prop_map(Step::Replace),
-        3 => (0..5_usize, fault()).prop_map(|(n, fault)| Step::FailEviction(n, fault)),
-        2 => fault().prop_map(Step::FailNomination),
-        1 => Just(Step::FailRead),
-        2 => any::<bool>().prop_map(Step::Watch),
-        1 => Just(Step::TakeOver),
-    ];
-    let low = vec((0..4_u64, select(std::vec![-5, 0, 3, 7])), 4..20);
-    (low, 0..4_i64, vec(step, 5..30)).prop_map(|(low, budget, steps)| History { low, budget, steps })
-}
-
-/// A history under way.
-struct Run {
-    making: Making,
-    low: Vec<Value>,
-    high: Vec<Value>,
-    n_replaced: usize,
-    is_watching: bool,
-}
-
-impl Run {
-    /// Two nodes of two GPUs each, and three pods of high priority.
-    fn new(history: &History) -> Self {
-        let mut world = World::making_room();
-        for node in ["n0", "n1"] {
-            world = world.with_node(node, &[80, 80]);
-        }
-        let mut used = [0; 4];
-        let mut low = Vec::new();
-        for (at, (gpu, priority)) in history.low.iter().enumerate() {
-            let slot = usize::try_from(*gpu).unwrap();
-            if used[slot] < 80 {
-                used[slot] += 20;
-                let pod = running(
-                    &format!("low{at}"),
-                    &format!("n{}", gpu / 2),
-                    gpu % 2,
-                    20,
-                    *priority,
-                );
-                let pod = if at % 3 == 0 { with_app(pod, "a") } else { pod };
-                world = world.with_pod(&pod);
-                low.push(pod);
-            }
-        }
-        world.api.set_budget("a", history.budget);
-        let high = (0..3).map(|at| {
-            important(
-                &format!("high{at}"),
-                40 + 20 * at,
-                1000 + i32::try_from(at).unwrap(),
-            )
-        });
-        let high: Vec<Value> = high.collect();
-        for pod in &high {
-            world = world.with_pod(pod);
-        }
-        Self {
-            making: Making::of(world, true, 60),
-            low,
-            high,
-            n_replaced: 0,
-            is_watching: true,
-        }
-    }
-
-    /// Shows everything that the API server has, and nothing else.
-    fn catch_up(&self) {
-        let (world, pods) = (&self.making.world, self.making.world.api.all());
-        world.list::<Pod>(&pods);
-    }
-
-    async fn take(&mut self, step: &Step) {
-        let api = self.making.world.api.clone();
-        match step {
-            Step::Seconds(n) => {
-                for _ in 0..*n {
-                    advance(Duration::from_secs(1)).await;
-                    self.making.tick().await;
-                }
-            }
-            Step::Try(at) => {
-                let Some(pod) = api
-                    .find(&self.high[*at])
-                    .filter(|pod| pod["spec"]["nodeName"].is_null())
-                else {
-                    return;
-                };
-                let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
-                let world = &self.making.world;
-                let mut fitting = match &nominated {
-                    Some(node) => world.fitting(&pod, &[node]).await,
-                    None => Vec::new(),
-                };
-                if fitting.is_empty() {
-                    fitting = world.fitting(&pod, &["n0", "n1"]).await;
-                }
-                if let Some(node) = fitting.first()
-                    && world.bind(&pod, node).await.is_empty()
-                    && self.is_watching
-                {
-                    world.see(&pod);
-                }
-            }
-            Step::EndLeaving => {
-                for pod in api.all() {
-                    if !pod["metadata"]["deletionTimestamp"].is_null() {
-                        api.remove(&pod);
-                        if self.is_watching {
-                            self.making.world.delete_pod(&pod);
-                        }
-                    }
-                }
-            }
-            Step::Delete(at) => {
-                api.remove(&self.high[*at]);
-                if self.is_watching {
-                    self.making.world.delete_pod(&self.high[*at]);
-                }
-            }
-            Step::Nominate(at, is_elsewhere) => {
-                let pod = api
-                    .find(&self.high[*at])
-                    .filter(|pod| pod["spec"]["nodeName"].is_null());
-                if let Some(pod) = pod {
-                    api.nominate(&pod, &if *is_elsewhere { json!("n9") } else { Value::Null });
-                }
-            }
-            Step::Replace(n) => {
-                for _ in 0..*n {
-                    self.n_replaced += 1;
-                    let pod = units(&format!("replacement{}", self.n_replaced), 20);
-                    let world = &self.making.world;
-                    let fitting = world.fitting(&pod, &["n0", "n1"]).await;
-                    if let Some(node) = fitting.first().filter(|_| self.is_watching) {
-                        world.api.put(&pod);
-                        world.apply_pod(&pod);
-                        if world.bind(&pod, node).await.is_empty() {
-                            world.see(&pod);
-                        }
-                    }
-                }
-            }
-            Step::FailEviction(n, fault) => {
-                api.fail_evictions(std::iter::repeat_n(None, *n).chain([Some(*fault)]));
-            }
-            Step::FailNomination(fault) => api.fail_nominations([Some(*fault)]),
-            Step::FailRead => api.fail_gets([Fault::Break]),
-            Step::Watch(is_watching) => {
-                self.is_watching = *is_watching;
-                api.show_to(is_watching.then(|| self.making.world.index.clone()));
-                if *is_watching {
-                    self.catch_up();
-                }
-            }
-            Step::TakeOver => {
-                let mut world = World::making_room();
-                for node in ["n0", "n1"] {
-                    world = world.with_node(node, &[80, 80]);
-                }
-                world.api = api;
-                self.is_watching = true;
-                self.making = Making::of(world, true, 60);
-                self.catch_up();
-            }
-        }
-    }
-}
-
-/// With any fault at any write nothing is evicted but the plan of a nominated pod of higher priority, nothing twice, and
-/// no nomination outlasts its time.
-async fn play(history: History) -> Result<(), TestCaseError> {
-    let mut run = Run::new(&history);
-    let limit = HOLD + Duration::from_secs(60);
-    for step in &history.steps {
-        run.take(step).await;
-        let wrongs = run.making.world.api.wrongs();
-        prop_assert!(wrongs.is_empty(), "{:?} after {:?}", wrongs, step);
-    }
-    run.making.world.api.heal();
-    run.take(&Step::Watch(true)).await;
-    let mut n_late = 0;
-    for _ in 0..20 {
-        run.take(&Step::Seconds(20)).await;
-        n_late += usize::from(run.making.world.api.longest_nomination() > limit);
-    }
-    prop_assert_eq!(n_late, 0, "a room is kept after its time");
-    prop_assert_eq!(run.making.world.api.wrongs(), Vec::<String>::new());
-    let evicted = run.making.world.api.evicted();
-    let low: BTreeSet<&str> = run
-        .low
-        .iter()
-        .map(|pod| pod["metadata"]["name"].as_str().unwrap())
-        .collect();
-    prop_assert!(
-        evicted.iter().all(|name| low.contains(&**name)),
-        "replacements have no controller: {:?}",
-        evicted
-    );
-    Ok(())
-}
-
-proptest! {
-    // A quarter of the usual number, as each history has many seconds: `PROPTEST_CASES=40000` tries 10,000.
-    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
-
-    #[test]
-    fn faults_cause_no_further_evictions(history in history()) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
-        runtime.block_on(play(history))?;
-    }
 }
