@@ -69,6 +69,8 @@ struct State {
     /// The reason, the pod and the message of every event.
     events: Vec<(String, String, String)>,
     n_nominations: usize,
+    /// The number of evictions, dry runs among them, and nominations that were asked for.
+    n_writes: usize,
     /// UIDs of the pods whose eviction was tried since the last nomination.
     tried: Vec<String>,
     /// The pods that were tried before each nomination, by the UID of the nominated pod.
@@ -260,6 +262,11 @@ impl Api {
         self.state().n_nominations
     }
 
+    /// The number of evictions, dry runs among them, and nominations that were asked for.
+    pub(crate) fn n_writes(&self) -> usize {
+        self.state().n_writes
+    }
+
     /// Sets the number of further evictions of pods with this label `app`.
     pub(crate) fn set_budget(&self, app: &str, allowed: i64) {
         self.state().budgets.insert(app.to_owned(), allowed);
@@ -307,6 +314,7 @@ impl Api {
     /// The fault of a write by the leader, whose process may end at it.
     fn fault_of_write(&self, fault: Option<Fault>) -> Option<Fault> {
         let mut state = self.state();
+        state.n_writes += 1;
         let Some((n_left, is_carried_out)) = state.ends_after.take() else {
             return fault;
         };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use proto::pod::Pod;
 use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::time::{Instant, advance, sleep};
@@ -284,6 +285,22 @@ async fn a_late_watch_does_not_bring_back_a_room() {
     assert_eq!(making.metric("make_room_pending"), "0");
 }
 
+/// Another replica begins to lead, and `preempt` is asked before its first decision.
+#[tokio::test(start_paused = true)]
+async fn preempt_names_no_victims_before_a_new_leader_takes_over() {
+    let making = one_gpu();
+    let pod = making.high().await;
+    making.tick().await;
+    let first = making.world.api.evicted().remove(0);
+    let mut world = World::making_room().with_node("n1", &[80]);
+    world.api = making.world.api.clone();
+    let next = Making::of(world, true, 60);
+    next.world.list::<Pod>(&next.world.api.all());
+    let proposed = if first == "low0" { "low1" } else { "low0" };
+    let named = victims(&next, &next.world.api.pod(&pod), &[proposed]).await;
+    assert_eq!(named, Value::Null);
+}
+
 /// A victim with a finalizer outlasts the room: `preempt` serves the pod again.
 #[tokio::test(start_paused = true)]
 async fn preempt_serves_a_pod_whose_room_was_late() {
@@ -441,6 +458,41 @@ async fn an_event_counts_the_evicted_pods_alone() {
             .collect()
     };
     assert_eq!(texts(), ["evicted 1 pod with 40 MiB on GPU 0 of n1"]);
+}
+
+/// The API server is away for three minutes. Meanwhile a GPU becomes free, which the watch does not show at once.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_evicted_after_an_outage_on_old_facts() {
+    let making = Making::hole(true);
+    let pod = making.high().await;
+    let api = &making.world.api;
+    api.show_to(None);
+    api.fail_evictions([Some(Fault::Break); 200]);
+    api.fail_nominations([Some(Fault::Break); 200]);
+    api.fail_gets([Fault::Break; 200]);
+    for _ in 0..180 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    api.heal();
+    for at in 5..10 {
+        api.remove(&running(&format!("low{at}"), "n1", 0, 10, 0));
+    }
+    for _ in 0..4 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.nominated(&pod), Value::Null);
+    assert!(api.n_nominations() >= 2, "nominated, and taken back");
+    api.show_to(Some(making.world.index.clone()));
+    making.world.list::<Pod>(&api.all());
+    for _ in 0..10 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(api.evicted(), Vec::<String>::new());
+    let shown = api.pod(&pod);
+    assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
 }
 
 /// 31 pods for which no room can be made do not keep a less important one from its turn.

@@ -1,5 +1,8 @@
 //! A pod of high priority that no single GPU takes although the node has enough memory in sum: the scheduler evicts one pod for it.
+//!
+//! Users of every scheduler that shares GPUs have met such pods, such as `HAMi` (#1494) and `volcano` (#4863).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -11,11 +14,17 @@ use serde_json::json;
 use super::{Body, ScenarioEntry, World};
 use kit::manifests;
 use kit::observer::ClusterSnapshot;
+use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
+use proto::resource::{GPU_MEMORY, GPU_SHARED};
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_flag(world):
-    "make-room" => one_pod_goes,
-        "where a node's sums have room and no GPU has, one pod is evicted for an important one, and no other";
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_rights(world):
+    "make-room" => least_important_goes,
+        "where two GPUs have room in sum and none alone (HAMi #1494), the least important pod is evicted for an important one";
+    "make-room-two-resources" => one_goes_that_asks_by_another_resource,
+        "where an important pod asks for GPU memory and the one in its way for a percentage (volcano #4863), that one is evicted";
+    "make-room-hole" => one_small_pod_goes,
+        "where each GPU lacks a little, one small pod is evicted for an important one, and no other";
     "make-room-budget" => budget_is_kept,
         "no pod is evicted for another one if a PodDisruptionBudget has no room for that";
     "make-room-killed" => another_process_goes_on,
@@ -27,6 +36,9 @@ const IMPORTANT: i32 = 1000;
 /// The `PriorityClass` of pods of that priority.
 const CLASS: &str = "gpushare-e2e-room";
 
+/// The `PriorityClass` of pods that are a little more important than those without one, and their priority.
+const LOW: (&str, i32) = ("gpushare-e2e-room-low", 100);
+
 /// The node on which pods are placed: it has two GPUs of 16 units.
 const NODE: &str = "n2";
 
@@ -36,41 +48,53 @@ const FLAGS: [&str; 2] = ["--make-room=evict", "--make-room-after=2s"];
 /// The time in which a pod would have been evicted.
 const LONG_ENOUGH: Duration = Duration::from_secs(8);
 
-/// Runs a scenario with the component `make-room`.
-async fn with_flag(world: &mut World, scenario: Body) -> Result<()> {
+/// Runs a scenario with the rights and policies of the component `make-room`, and removes its flags afterwards.
+async fn with_rights(world: &mut World, scenario: Body) -> Result<()> {
     let component = world.cluster()?.deploy().join("components/make-room");
     for file in ["rbac.yaml", "admission.yaml"] {
         manifests::apply_file(&world.client.0, &component.join(file)).await?;
     }
     let classes: Api<PriorityClass> = Api::all(world.client.0.clone());
-    let class = serde_json::from_value(json!({"metadata": {"name": CLASS}, "value": IMPORTANT}))?;
-    let created = classes.create(&PostParams::default(), &class).await;
-    created.context("cannot create a PriorityClass")?;
-    let usual = world.add_scheduler_flags(&FLAGS).await?;
+    for (name, value) in [(CLASS, IMPORTANT), LOW] {
+        let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": value}))?;
+        let created = classes.create(&PostParams::default(), &class).await;
+        created.context("cannot create a PriorityClass")?;
+    }
+    let usual = world.cluster()?.scheduler.invocation().clone();
     let tried = scenario(world).await;
     world.restart_scheduler_as(usual).await?;
-    let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
-    deleted.context("cannot delete a PriorityClass")?;
+    for (name, _) in [(CLASS, IMPORTANT), LOW] {
+        let deleted = classes.delete(name, &DeleteParams::default()).await;
+        deleted.context("cannot delete a PriorityClass")?;
+    }
     tried
 }
 
-/// Fills both GPUs of the node by pods of 10 units, so that 6 are free on each.
-async fn fill(world: &World) -> Result<Vec<String>> {
-    let names = ["low-0", "low-1"].map(str::to_owned).to_vec();
+/// Creates a pod of a `ReplicaSet` on the node.
+async fn create_low(world: &World, pod: PodBuilder) -> Result<()> {
     let owner =
         json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]);
-    for name in &names {
-        let pod = PodBuilder::units(name, 10).on(NODE).labelled("app", "low");
-        world
-            .create(pod.at("/metadata/ownerReferences", owner.clone()))
-            .await?;
-    }
+    let pod = pod.on(NODE).labelled("app", "low");
+    world.create(pod.at("/metadata/ownerReferences", owner)).await?;
+    Ok(())
+}
+
+/// Fills both GPUs of the node by pods of 10 units, so that 6 are free on each. The first pod is the more important one.
+async fn fill(world: &World) -> Result<Vec<String>> {
+    let names = ["low-0", "low-1"].map(str::to_owned).to_vec();
+    let (class, priority) = LOW;
+    create_low(world, PodBuilder::units("low-0", 10).priority(class, priority)).await?;
+    create_low(world, PodBuilder::units("low-1", 10)).await?;
     world.until_all_run(&names).await?;
     Ok(names)
 }
 
 fn important() -> PodBuilder {
-    PodBuilder::units("high", 12).on(NODE).priority(CLASS, IMPORTANT)
+    as_important(PodBuilder::units("high", 12))
+}
+
+fn as_important(pod: PodBuilder) -> PodBuilder {
+    pod.on(NODE).priority(CLASS, IMPORTANT)
 }
 
 /// The number of these pods that are there and stay there.
@@ -80,16 +104,71 @@ fn n_staying(world: &World, names: &[String]) -> usize {
         .count()
 }
 
-async fn one_pod_goes(world: &mut World) -> Result<()> {
-    let low = fill(world).await?;
-    world.create(important()).await?;
+/// Creates the important pod: it waits, and nothing goes, until the scheduler has the flags; then one pod goes and it runs.
+async fn one_goes_for(world: &mut World, high: PodBuilder, low: &[String]) -> Result<()> {
+    world.create(high).await?;
+    world
+        .until_refused("high", "not enough free GPU memory on any one GPU")
+        .await?;
+    tokio::time::sleep(LONG_ENOUGH).await;
+    let is_waiting = node_of(&world.pod("high")?).is_none();
+    let n_stay = n_staying(world, low);
+    ensure!(
+        is_waiting && n_stay == low.len(),
+        "without the flags the pod has to wait, and no other has to go"
+    );
+    world.add_scheduler_flags(&FLAGS).await?;
     world.until_running(&["high"]).await?;
     tokio::time::sleep(LONG_ENOUGH).await;
-    ensure!(n_staying(world, &low) == 1, "one of the two pods had to go");
+    let n_gone = low.len() - n_staying(world, low);
+    ensure!(n_gone == 1, "one pod had to go, and {n_gone} have");
     Ok(())
 }
 
+async fn least_important_goes(world: &mut World) -> Result<()> {
+    let low = fill(world).await?;
+    one_goes_for(world, important(), &low).await?;
+    ensure!(
+        n_staying(world, &["low-0".to_owned()]) == 1,
+        "the least important pod had to go"
+    );
+    Ok(())
+}
+
+async fn one_goes_that_asks_by_another_resource(world: &mut World) -> Result<()> {
+    // Of the two GPUs of the node one alone can become free.
+    world
+        .create(as_important(PodBuilder::share("other", 100)))
+        .await?;
+    create_low(world, PodBuilder::share("low", 60)).await?;
+    let low = ["low".to_owned()];
+    world.until_running(&["other", "low"]).await?;
+    let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, "10Gi")];
+    one_goes_for(world, as_important(PodBuilder::new("high", &limits)), &low).await
+}
+
+async fn one_small_pod_goes(world: &mut World) -> Result<()> {
+    let names: Vec<String> = (0..16).map(|at| format!("low-{at:02}")).collect();
+    for name in &names {
+        create_low(world, PodBuilder::units(name, 2)).await?;
+    }
+    world.until_all_run(&names).await?;
+    // Five of the eight pods of each GPU stay.
+    let (mut low, mut by_gpu) = (Vec::new(), BTreeMap::new());
+    for name in names {
+        let n_on_gpu: &mut usize = by_gpu.entry(world.minors(&name)?).or_default();
+        *n_on_gpu += 1;
+        if *n_on_gpu <= 5 {
+            low.push(name);
+        } else {
+            world.delete(&name).await?;
+        }
+    }
+    one_goes_for(world, as_important(PodBuilder::units("high", 8)), &low).await
+}
+
 async fn budget_is_kept(world: &mut World) -> Result<()> {
+    world.add_scheduler_flags(&FLAGS).await?;
     let low = fill(world).await?;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
     let spec = json!({"selector": {"matchLabels": {"app": "low"}}, "maxUnavailable": 0});
@@ -115,6 +194,7 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
 }
 
 async fn another_process_goes_on(world: &mut World) -> Result<()> {
+    world.add_scheduler_flags(&FLAGS).await?;
     let low = fill(world).await?;
     world.create(important()).await?;
     let key = world.key("high");
