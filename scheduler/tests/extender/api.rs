@@ -71,7 +71,7 @@ struct State {
     n_nominations: usize,
     /// The number of evictions, dry runs among them, and nominations that were asked for.
     n_writes: usize,
-    /// UIDs of the pods whose eviction was tried since the last nomination.
+    /// UIDs of the pods whose eviction was tried for the plan of this decision.
     tried: Vec<String>,
     /// The pods that were tried before each nomination, by the UID of the nominated pod.
     plans: BTreeMap<String, Vec<String>>,
@@ -303,11 +303,15 @@ impl Api {
         self.ended.notified().await;
     }
 
+    /// Begins a decision: no pod has been tried for its plan.
+    pub(crate) fn begin_decision(&self) {
+        self.state().tried.clear();
+    }
+
     /// Forgets the plans, as the next leader does.
     pub(crate) fn forget_plans(&self) {
         let mut state = self.state();
         state.plans.clear();
-        state.tried.clear();
         state.ends_after = None;
     }
 

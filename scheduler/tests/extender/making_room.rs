@@ -72,6 +72,7 @@ impl Making {
     }
 
     pub(crate) async fn tick(&self) {
+        self.world.api.begin_decision();
         self.maker.tick().await;
         // The events are written by another task.
         tokio::time::sleep(Duration::from_millis(1)).await;
