@@ -262,8 +262,10 @@ impl Rooms {
 
     /// Takes the evictions without an answer that have been carried out, as the watch shows.
     pub(super) fn take_carried_out(&mut self, is_going: impl Fn(&str) -> bool) -> Vec<RoomEviction> {
-        let carried_out = self.unanswered.extract_if(.., |uid, _| is_going(uid));
-        carried_out.map(|(_, (eviction, _))| eviction).collect()
+        let going = self.unanswered.keys().filter(|uid| is_going(uid));
+        let going: Vec<Box<str>> = going.cloned().collect();
+        let evictions = going.iter().filter_map(|uid| self.unanswered.remove(uid));
+        evictions.map(|(eviction, _)| eviction).collect()
     }
 
     /// The number of pods that may still be evicted within this hour. Evictions that are tried again, and those without an answer,
