@@ -246,6 +246,9 @@ impl VictimSearch<'_> {
             }
             // The leader does not evict a pod again that is leaving, so that no budget is drawn on.
             let is_evicted_already = self.preemptor.makes_room && eviction.is_leaving;
+            if self.preemptor.makes_room && !is_evicted_already && self.has_two_budgets(entry) {
+                continue;
+            }
             pods.push(Evictable {
                 owner: owner.clone(),
                 priority: eviction.rank.priority,
@@ -282,6 +285,14 @@ impl VictimSearch<'_> {
     fn is_promised(&self, uid: &str) -> bool {
         let promised = self.preemptor.promised.get(self.view.name());
         promised.is_some_and(|victims| victims.contains(uid))
+    }
+
+    /// Returns true if two budgets select a pod: the Eviction API never evicts it then.
+    fn has_two_budgets(&self, entry: &PodEntry) -> bool {
+        let mut guarding = self.budgets.iter().filter(|(namespace, budget)| {
+            **namespace == *entry.facts.namespace && budget.guards(&entry.eviction.labels)
+        });
+        guarding.nth(1).is_some()
     }
 
     /// The indices of the budgets that the eviction of a pod draws on.

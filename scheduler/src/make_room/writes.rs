@@ -52,7 +52,7 @@ impl RoomWriter {
     /// Reads a pod; `None` if there is none of this UID any more.
     pub(super) async fn read(&self, pod: &PodId) -> Result<Option<Pod>, WriteError> {
         let answer = send(&self.client, Method::GET, &pod_path(pod), None).await;
-        match outcome(answer) {
+        match answer.map_err(WriteError::Unknown).and_then(outcome) {
             Ok(answer) => {
                 let found: Pod = serde_json::from_slice(&answer.body)
                     .map_err(|error| WriteError::Unknown(format!("the pod cannot be read: {error}")))?;
@@ -65,15 +65,20 @@ impl RoomWriter {
 
     /// Has the API server check the eviction of a pod, and evicts nothing.
     pub(super) async fn try_eviction(&self, pod: &PodId) -> Result<(), WriteError> {
-        self.post_eviction(pod, "&dryRun=All").await
+        let answer = self.post_eviction(pod, "&dryRun=All").await?;
+        match answer.status {
+            // The answer for a pod that two budgets select, for example. Nothing is written in any case.
+            StatusCode::INTERNAL_SERVER_ERROR => Err(WriteError::Refused(answer.message())),
+            _ => outcome(answer).map(drop),
+        }
     }
 
     /// Evicts a pod, and no successor of its name.
     pub(super) async fn evict(&self, pod: &PodId) -> Result<(), WriteError> {
-        self.post_eviction(pod, "").await
+        outcome(self.post_eviction(pod, "").await?).map(drop)
     }
 
-    async fn post_eviction(&self, pod: &PodId, query: &str) -> Result<(), WriteError> {
+    async fn post_eviction(&self, pod: &PodId, query: &str) -> Result<Answer, WriteError> {
         let PodId { namespace, name, uid } = pod;
         let eviction = json!({
             "apiVersion": "policy/v1", "kind": "Eviction",
@@ -105,18 +110,18 @@ impl RoomWriter {
         );
         let apply = "application/apply-patch+yaml";
         let written = send_as(&self.client, Method::PATCH, &path, apply, Some(&object));
-        self.write(written).await
+        outcome(self.write(written).await?).map(drop)
     }
 
     /// Sends one write, if this replica leads until it is over. The election waits for it before the replica resigns.
-    async fn write(&self, write: impl Future<Output = Result<Answer, String>>) -> Result<(), WriteError> {
+    async fn write(&self, write: impl Future<Output = Result<Answer, String>>) -> Result<Answer, WriteError> {
         let began = self.leadership.begin_bind(now());
         let _in_work = began.map_err(|_| WriteError::NotLeading)?;
         if !self.leadership.covers(now(), now() + WRITE_LIMIT) {
             return Err(WriteError::NotLeading);
         }
         match timeout(WRITE_LIMIT, write).await {
-            Ok(answer) => outcome(answer).map(drop),
+            Ok(answer) => answer.map_err(WriteError::Unknown),
             Err(_) => Err(WriteError::Unknown(format!("no answer within {WRITE_LIMIT:?}"))),
         }
     }
@@ -128,8 +133,7 @@ fn given_up() -> String {
 }
 
 /// The outcome of a request by its answer.
-fn outcome(answer: Result<Answer, String>) -> Result<Answer, WriteError> {
-    let answer = answer.map_err(WriteError::Unknown)?;
+fn outcome(answer: Answer) -> Result<Answer, WriteError> {
     match answer.status {
         status if status.is_success() => Ok(answer),
         StatusCode::NOT_FOUND => Err(WriteError::Gone),

@@ -289,7 +289,7 @@ impl Api {
         let budgets = state.budgets.clone();
         drop(state);
         for (app, allowed) in budgets {
-            show_budget(&index, &app, allowed);
+            show_budget(&index, ("app", &app), allowed);
         }
     }
 
@@ -754,12 +754,12 @@ fn reply(status: u16, body: &Value) -> Response<Body> {
         .unwrap()
 }
 
-/// Shows an index the number of further evictions of pods with this label `app`.
-pub(crate) fn show_budget(index: &Shared<Index>, app: &str, allowed: i64) {
-    let spec = json!({"selector": {"matchLabels": {"app": app}}});
+/// Shows an index the number of further evictions of pods with this label.
+pub(crate) fn show_budget(index: &Shared<Index>, (label, value): (&str, &str), allowed: i64) {
+    let spec = json!({"selector": {"matchLabels": {label: value}}});
     let status =
         json!({"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1});
-    let budget = json!({"metadata": {"name": app, "namespace": "default"}, "spec": spec, "status": status});
+    let budget = json!({"metadata": {"name": value, "namespace": "default"}, "spec": spec, "status": status});
     let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
     index.write().apply(budget);
 }

@@ -334,7 +334,7 @@ async fn budgets_are_never_violated(#[case] nodes: &[&str], #[case] expected: &[
     let world = world
         .with_pod(&with_app(running("a", "n1", 0, 50, 0), "a"))
         .with_pod(&running("b", "n2", 0, 50, 7));
-    show_budget(&world.index, "a", 0);
+    show_budget(&world.index, ("app", "a"), 0);
     let making = Making::of(world, true, 60);
     let pod = important("high", 40, 1000);
     making.refuse(&pod, nodes).await;
@@ -359,6 +359,32 @@ async fn a_refused_dry_run_drops_the_node() {
     assert_eq!(making.world.api.evicted(), ["b"]);
     assert_eq!(making.nominated(&pod), "n2");
     assert_eq!(making.world.api.n_nominations(), 1, "nothing was nominated to n1");
+}
+
+/// The Eviction API answers 500 for a pod that two budgets select, so the next node is taken.
+#[rstest]
+#[case::the_index_knows_both(true)]
+#[case::a_dry_run_fails(false)]
+#[tokio::test(start_paused = true)]
+async fn pods_under_two_budgets_stay(#[case] shown: bool) {
+    let world = World::making_room().with_node("n1", &[80]).with_node("n2", &[80]);
+    let mut both = with_app(running("a", "n1", 0, 50, 0), "a");
+    both["metadata"]["labels"]["tier"] = "t".into();
+    let world = world.with_pod(&both).with_pod(&running("b", "n2", 0, 50, 7));
+    if shown {
+        show_budget(&world.index, ("app", "a"), 5);
+        show_budget(&world.index, ("tier", "t"), 5);
+    } else {
+        world.api.fail_evictions([Some(Fault::Status(500))]);
+    }
+    let making = Making::of(world, true, 60);
+    let pod = important("high", 40, 1000);
+    making.refuse(&pod, &["n1", "n2"]).await;
+    advance(AFTER).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["b"]);
+    let n_dry_runs = if shown { 1 } else { 2 };
+    assert_eq!(making.world.api.n_writes(), n_dry_runs + 2);
 }
 
 #[tokio::test(start_paused = true)]
