@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use placement::OwnerId;
+use placement::{OwnerId, Reason};
 
 use crate::bind::PodId;
 use crate::index::{Index, RoomNominee, RoomVictim};
@@ -65,6 +65,8 @@ pub(super) struct HoldFacts {
     pub(super) preemptor: PreemptorState,
     /// True if the pod waits, and the node has room for it.
     pub(super) is_free: bool,
+    /// True if the node takes few pods or none at present, since its device plugin is away or has just returned.
+    pub(super) is_paused: bool,
     /// True if some pod that frees the room has not ended.
     pub(super) is_awaited: bool,
 }
@@ -112,7 +114,7 @@ impl Hold {
         let (uid, facts) = (self.pod.uid.as_str(), index.room_facts());
         let waiting = facts.waiting(uid);
         let demand = waiting.and_then(|waiting| index.demand(uid, waiting.facts).ok().flatten());
-        let is_free = demand.is_some_and(|demand| index.filter().fit(&self.node, &demand).is_ok());
+        let fit = demand.map(|demand| index.filter().fit(&self.node, &demand));
         let preemptor = match waiting {
             Some(waiting) if waiting.nominated == Some(&*self.node) => PreemptorState::Nominated,
             Some(waiting) if waiting.nominated.is_some() => PreemptorState::Elsewhere,
@@ -125,7 +127,8 @@ impl Hold {
         let mut freeing = self.freeing.iter();
         HoldFacts {
             preemptor,
-            is_free,
+            is_free: matches!(fit, Some(Ok(_))),
+            is_paused: matches!(fit, Some(Err(Reason::PluginAway))),
             is_awaited: freeing.any(|pod| index.is_victim_leaving(pod.as_str()).is_some()),
         }
     }
@@ -158,9 +161,10 @@ impl Hold {
         }
     }
 
-    /// Returns true if all pods have gone for a while, and the node has no room: something else has taken it.
+    /// Returns true if all pods have gone for a while, and the node has no room: something else has taken it. As long as the node's
+    /// device plugin is away, that cannot be seen.
     fn is_in_vain(&mut self, facts: HoldFacts, now: Instant) -> bool {
-        if facts.is_free || facts.is_awaited || !self.pending.is_empty() {
+        if facts.is_free || facts.is_paused || facts.is_awaited || !self.pending.is_empty() {
             self.in_vain_since = None;
             return false;
         }
@@ -178,6 +182,7 @@ mod tests {
     const NOMINATED: HoldFacts = HoldFacts {
         preemptor: PreemptorState::Nominated,
         is_free: false,
+        is_paused: false,
         is_awaited: true,
     };
     const FREE: HoldFacts = HoldFacts {
@@ -188,6 +193,10 @@ mod tests {
     const LOST: HoldFacts = HoldFacts {
         is_awaited: false,
         ..NOMINATED
+    };
+    const PAUSED: HoldFacts = HoldFacts {
+        is_paused: true,
+        ..LOST
     };
 
     const fn with(preemptor: PreemptorState, facts: HoldFacts) -> HoldFacts {
@@ -262,6 +271,8 @@ mod tests {
         assert_eq!(hold.step(NOMINATED, at(20)), Step::Wait);
         assert_eq!(hold.step(LOST, at(21)), Step::Wait);
         assert_eq!(hold.step(FREE, at(22)), Step::Wait);
+        assert_eq!(hold.step(LOST, at(25)), Step::Wait);
+        assert_eq!(hold.step(PAUSED, at(40)), Step::Wait);
         assert_eq!(hold.step(LOST, at(60)), Step::Wait);
         let lost = with(PreemptorState::Unnominated, LOST);
         assert_eq!(hold.clone().step(lost, at(61)), unnominated);
