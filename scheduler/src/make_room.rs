@@ -297,7 +297,11 @@ impl RoomMaker {
                 self.drop_plan(uid).await;
             }
             Step::WithdrawInVain => {
-                self.settle(&hold.pod, Verdict::in_vain());
+                let verdict = Verdict::in_vain(hold);
+                if verdict.rests_until.is_some() {
+                    self.metrics.count("late");
+                }
+                self.settle(&hold.pod, verdict);
                 self.drop_plan(uid).await;
             }
             Step::Withdraw => drop(self.withdraw(hold).await),

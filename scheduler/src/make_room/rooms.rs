@@ -53,6 +53,8 @@ pub(super) struct Verdict {
     pub(super) text: String,
     /// The text of an event of the pod, if it has one.
     pub(super) event: Option<String>,
+    /// The time before which no further room is made for the pod.
+    pub(super) rests_until: Option<Instant>,
 }
 
 impl Verdict {
@@ -61,6 +63,7 @@ impl Verdict {
             outcome,
             text,
             event: None,
+            rests_until: None,
         }
     }
 
@@ -132,9 +135,13 @@ impl Verdict {
         Self::new(None, format!("A plan to make room for it was dropped: {why}."))
     }
 
-    /// The pods have ended, and others or a fault have taken the room.
-    pub(super) fn in_vain() -> Self {
-        Self::dropped("pods have ended, and its node has no room for it")
+    /// The pods have ended, and others or a fault have taken the room. If pods were evicted for it by this replica, no further ones
+    /// go before the time of the plan is up: something may take each room.
+    pub(super) fn in_vain(hold: &Hold) -> Self {
+        Self {
+            rests_until: hold.first_refused.map(|_| hold.until),
+            ..Self::dropped("pods have ended, and its node has no room for it")
+        }
     }
 
     /// The pod was not bound in time.
@@ -222,6 +229,9 @@ impl Rooms {
         let Some((verdict, at)) = self.verdicts.get(uid) else {
             return false;
         };
+        if verdict.rests_until.is_some_and(|until| now < until) {
+            return true;
+        }
         let lasts = match verdict.outcome {
             Some(_) => LOOKED_AT_AGAIN,
             None => LOOKED_AT_SOON,

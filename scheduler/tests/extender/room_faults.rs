@@ -658,3 +658,33 @@ async fn explanations_say_what_is_done() {
         "{text}"
     );
 }
+
+/// Another scheduler takes each GPU that is made free: one pod is evicted for each hold, and not one each few seconds.
+#[tokio::test(start_paused = true)]
+async fn a_room_that_is_taken_causes_no_second_plan_before_its_time_is_up() {
+    let world = World::making_room().with_node("n1", &[80, 80]);
+    let world = world
+        .with_pod(&running("a", "n1", 0, 80, 0))
+        .with_pod(&running("b", "n1", 1, 80, 0));
+    let making = Making::of(world, true, 60);
+    let pod = making.high().await;
+    making.tick().await;
+    let first = making.world.api.evicted().remove(0);
+    making.end(&first);
+    let taken = running("taker", "n1", u64::from(first == "b"), 80, 2000);
+    making.world.api.put(&taken);
+    making.world.apply_pod(&taken);
+    let ticks = async |n_ticks: u64| {
+        for _ in 0..n_ticks {
+            making.tick().await;
+            advance(Duration::from_secs(1)).await;
+        }
+        making.world.api.evicted().len()
+    };
+    assert_eq!(ticks(HOLD.as_secs()).await, 1);
+    assert_eq!(
+        (making.nominated(&pod), making.outcome("late")),
+        (Value::Null, "1".into())
+    );
+    assert_eq!(ticks(60).await, 2);
+}
