@@ -68,7 +68,7 @@ fn extender() -> Extender {
     let nodes = || 0..N_NODES;
     let holders = nodes().flat_map(|at| (0..N_GPUS).map(move |minor| holder(at, minor)));
     let pods = holders.chain([important()]);
-    let extender = offline::extender(nodes().map(node), nodes().map(device), pods).making_room();
+    let extender = offline::extender(nodes().map(node), nodes().map(device), pods).making_room(true);
     let names: Vec<String> = nodes().map(name).collect();
     let body = json!({"Pod": important(), "NodeNames": names}).to_string();
     let _ = filter::answer(&extender, body.as_bytes(), Instant::now());

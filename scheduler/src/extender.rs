@@ -87,6 +87,8 @@ pub struct Extender {
     misfit_nodes: MisfitNodes,
     /// True if filters note the pods for which room may be made.
     makes_room: bool,
+    /// True if the leader evicts pods to make room, and so takes over the rooms of an earlier leader.
+    evicts_for_room: bool,
     access: Access,
     view_limits: ViewLimits,
     filter_clients: FilterClients,
@@ -174,6 +176,7 @@ impl Extender {
             answer_nodes: AnswerNodes::default(),
             misfit_nodes: MisfitNodes::default(),
             makes_room: false,
+            evicts_for_room: false,
             access: Access::new(serving.demands_certificates()),
             view_limits: ViewLimits::default(),
             filter_clients: FilterClients::default(),
@@ -207,11 +210,12 @@ impl Extender {
         Self { misfit_nodes, ..self }
     }
 
-    /// Lets filters note the pods for which room may be made.
+    /// Lets filters note the pods for which room may be made; `evicts` is true if the leader evicts pods for them.
     #[must_use]
-    pub fn making_room(self) -> Self {
+    pub fn making_room(self, evicts: bool) -> Self {
         Self {
             makes_room: true,
+            evicts_for_room: evicts,
             ..self
         }
     }

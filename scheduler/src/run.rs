@@ -238,8 +238,8 @@ fn extender(
         .with_rules(config.admission.rules.clone())
         .with_answer_nodes(config.scheduling.answer_nodes)
         .with_misfit_nodes(config.scheduling.misfit_nodes);
-    if config.scheduling.make_room.is_some() {
-        extender.making_room()
+    if let Some(settings) = config.scheduling.make_room {
+        extender.making_room(settings.evicts)
     } else {
         extender
     }

@@ -115,7 +115,7 @@ mod tests {
         let spec = json!({"priority": -1, "containers": [{"name": "c", "resources": {"limits": limits}}]});
         let pod = json!({"metadata": {"name": "waits", "namespace": "d", "uid": "waits"}, "spec": spec});
         let pods = std::iter::once(pod.clone());
-        let extender = offline::extender(std::iter::once(node), std::iter::empty(), pods).making_room();
+        let extender = offline::extender(std::iter::once(node), std::iter::empty(), pods).making_room(true);
         let request = json!({"Pod": pod, "NodeNames": ["n1"]}).to_string();
         filter::answer(&extender, request.as_bytes(), now()).unwrap();
         let memory = extender.memory();

@@ -285,20 +285,23 @@ async fn a_late_watch_does_not_bring_back_a_room() {
     assert_eq!(making.metric("make_room_pending"), "0");
 }
 
-/// Another replica begins to lead, and `preempt` is asked before its first decision.
+/// Another replica begins to lead, and `preempt` is asked before its first decision. A replica that only reports takes no room over.
+#[rstest]
+#[case::evicts(true)]
+#[case::reports(false)]
 #[tokio::test(start_paused = true)]
-async fn preempt_names_no_victims_before_a_new_leader_takes_over() {
+async fn preempt_names_no_victims_before_a_new_leader_takes_over(#[case] evicts: bool) {
     let making = one_gpu();
     let pod = making.high().await;
     making.tick().await;
     let first = making.world.api.evicted().remove(0);
-    let mut world = World::making_room().with_node("n1", &[80]);
+    let mut world = World::making_room_by(evicts).with_node("n1", &[80]);
     world.api = making.world.api.clone();
-    let next = Making::of(world, true, 60);
+    let next = Making::of(world, evicts, 60);
     next.world.list::<Pod>(&next.world.api.all());
     let proposed = if first == "low0" { "low1" } else { "low0" };
     let named = victims(&next, &next.world.api.pod(&pod), &[proposed]).await;
-    assert_eq!(named, Value::Null);
+    assert_eq!(named.is_null(), evicts, "{named}");
 }
 
 /// A victim with a finalizer outlasts the room: `preempt` serves the pod again.

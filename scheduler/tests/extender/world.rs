@@ -70,7 +70,13 @@ impl World {
 
     /// An empty cluster, all listed, whose filters note the pods for which room may be made.
     pub(crate) fn making_room() -> Self {
-        Self::configured(&offline::serving(), Leadership::alone(), Extender::making_room).listed()
+        Self::making_room_by(true)
+    }
+
+    /// As [`Self::making_room`]; `evicts` is false if the leader only reports which pods could be evicted.
+    pub(crate) fn making_room_by(evicts: bool) -> Self {
+        let making_room = |extender: Extender| extender.making_room(evicts);
+        Self::configured(&offline::serving(), Leadership::alone(), making_room).listed()
     }
 
     fn configured(
