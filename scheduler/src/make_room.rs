@@ -181,6 +181,7 @@ impl RoomMaker {
         if self.settings.evicts {
             self.adopt();
             self.count_carried_out();
+            self.forget_given_up().await;
             self.keep_rooms().await;
         }
         if let Some(preemptor) = self.next_preemptor() {
@@ -693,6 +694,20 @@ impl RoomMaker {
             evicted.add(eviction.held);
             self.announce(&eviction.preemptor, &evicted, &eviction.node);
             self.count_first_eviction(&eviction.preemptor.uid);
+        }
+    }
+
+    /// Forgets the evictions without an answer that the API server has given up: the end of such a pod has another cause.
+    async fn forget_given_up(&self) {
+        let given_up = self.extender.memory().rooms.given_up(now());
+        for victim in given_up {
+            match self.writer.read(&victim).await {
+                Ok(Some(found)) if !found.is_deleting() => {
+                    self.extender.memory().rooms.forget_unanswered(&victim.uid);
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::hold::Hold;
 use super::refused_pods::RefusedPods;
+use super::writes::WRITE_LIMIT;
 use crate::bind::PodId;
 use crate::index::room_rules::NotPreemptor;
 
@@ -276,6 +277,18 @@ impl Rooms {
         let going: Vec<Box<str>> = going.cloned().collect();
         let evictions = going.iter().filter_map(|uid| self.unanswered.remove(uid));
         evictions.map(|(eviction, _)| eviction).collect()
+    }
+
+    /// The pods whose evictions had no answer and are certainly over, carried out or not.
+    pub(super) fn given_up(&self, now: Instant) -> Vec<PodId> {
+        let unanswered = self.unanswered.values();
+        let over = unanswered.filter(|(_, at)| now.saturating_duration_since(*at) >= WRITE_LIMIT);
+        over.map(|(eviction, _)| eviction.victim.clone()).collect()
+    }
+
+    /// Forgets the eviction of a pod that had no answer and was not carried out.
+    pub(super) fn forget_unanswered(&mut self, uid: &str) {
+        self.unanswered.remove(uid);
     }
 
     /// The number of pods that may still be evicted within this hour. Evictions that are tried again, and those without an answer,

@@ -17,7 +17,7 @@ use crate::index::ROOM_MANAGER;
 use crate::leader::{BIND_TIMEOUT, Leadership, now};
 
 /// The longest time of one write, as for bindings.
-const WRITE_LIMIT: Duration = BIND_TIMEOUT;
+pub(super) const WRITE_LIMIT: Duration = BIND_TIMEOUT;
 
 /// Writes nominations and evictions to the API server.
 #[derive(Clone)]
