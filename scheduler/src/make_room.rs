@@ -83,13 +83,15 @@ pub struct RoomMaker {
 }
 
 /// A pod whose turn it is, copied from the index.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct NextPod {
     pod: PodId,
     facts: PodFacts,
     rules: PodRules,
     first_refused: Instant,
     nodes: Vec<NodeId>,
+    /// True if it waits for pods that are leaving.
+    counts_leaving: bool,
 }
 
 /// The outcome of one plan.
@@ -388,6 +390,7 @@ impl RoomMaker {
             rules: waiting.rules.clone(),
             first_refused: refused.first_refused,
             nodes: memory.refused.nodes_of(&refused.id.uid),
+            counts_leaving: true,
         })
     }
 
@@ -405,7 +408,27 @@ impl RoomMaker {
             return self.extender.memory().refused.forget(&preemptor.pod.uid);
         };
         let plans = self.plans(preemptor, &demand);
-        let verdict = self.carry_out(preemptor, &demand, &plans).await;
+        let uid = &preemptor.pod.uid;
+        let is_free = plans.free.is_some();
+        let free_for = self.extender.memory().rooms.free_for(uid, is_free, now());
+        let verdict = match &plans.free {
+            None => self.carry_out(preemptor, &demand, &plans).await,
+            Some(node) if plans.n_searched == 0 => Verdict::fits(node),
+            Some(node) if free_for < self.settings.hold => Verdict::waits(node),
+            Some(node) => {
+                // Pods that are leaving may never end: after a while the pod does not wait for them any more.
+                let preemptor = NextPod {
+                    counts_leaving: false,
+                    ..preemptor.clone()
+                };
+                let plans = self.plans(&preemptor, &demand);
+                if plans.best.is_empty() {
+                    Verdict::waits(node)
+                } else {
+                    self.carry_out(&preemptor, &demand, &plans).await
+                }
+            }
+        };
         self.record(&preemptor.pod, verdict);
     }
 
@@ -432,6 +455,7 @@ impl RoomMaker {
         PlannedPod {
             rules: &preemptor.rules,
             below: self.settings.below,
+            counts_leaving: preemptor.counts_leaving,
             demand,
             promised,
         }
@@ -439,13 +463,6 @@ impl RoomMaker {
 
     /// Carries out the best plan whose evictions the API server accepts.
     async fn carry_out(&self, preemptor: &NextPod, demand: &ResourceDemand<'_>, plans: &Plans) -> Verdict {
-        // Pods that are leaving may never end: after a while the pod does not wait for them any more.
-        let waited = now().saturating_duration_since(preemptor.first_refused);
-        if let Some(node) = &plans.free
-            && waited < self.settings.after + self.settings.hold
-        {
-            return Verdict::waits(node);
-        }
         let Some(best) = plans.best.first() else {
             return Verdict::no_victims(plans.n_searched);
         };

@@ -33,6 +33,8 @@ pub struct Preemptor<'a> {
     promised: &'a Promised,
     /// True if the leader evicts the victims, and not kube-scheduler.
     makes_room: bool,
+    /// True if pods that are leaving make room without an eviction.
+    counts_leaving: bool,
     /// The pod's requests for all resources except CPU and memory, by name. kube-scheduler sums these up by node too.
     named_requests: Vec<(String, u64)>,
 }
@@ -98,15 +100,16 @@ impl<'a> Preemptor<'a> {
             depends_on_other_pods,
             promised,
             makes_room: false,
+            counts_leaving: true,
             named_requests: named_requests(pod).into_iter().collect(),
         }
     }
 
     /// A waiting pod that kube-scheduler proposes no victims for: the leader may evict pods of lower priority, and of one below
-    /// `below`, that a controller replaces.
+    /// `below`, that a controller replaces. Pods that are leaving may make room too, if `counts_leaving` is true.
     pub fn for_room(
         rules: &PodRules,
-        below: i32,
+        (below, counts_leaving): (i32, bool),
         demand: &'a ResourceDemand<'a>,
         promised: &'a Promised,
     ) -> Self {
@@ -123,6 +126,7 @@ impl<'a> Preemptor<'a> {
             depends_on_other_pods: false,
             promised,
             makes_room: true,
+            counts_leaving,
             named_requests,
         }
     }
@@ -275,7 +279,11 @@ impl VictimSearch<'_> {
     fn may_go(&self, eviction: &Eviction) -> bool {
         let is_less_important = eviction.rank.priority < self.preemptor.victims_below;
         if self.preemptor.makes_room {
-            eviction.is_leaving || (is_less_important && eviction.evictable_within.is_some())
+            if eviction.is_leaving {
+                self.preemptor.counts_leaving
+            } else {
+                is_less_important && eviction.evictable_within.is_some()
+            }
         } else {
             is_less_important
         }

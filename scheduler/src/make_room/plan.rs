@@ -28,6 +28,8 @@ pub(super) struct PlannedPod<'a> {
     pub(super) rules: &'a PodRules,
     /// Only pods below this priority may go.
     pub(super) below: i32,
+    /// True if pods that are leaving make room without an eviction.
+    pub(super) counts_leaving: bool,
     pub(super) demand: &'a ResourceDemand<'a>,
     /// The pods that go for other pods.
     pub(super) promised: &'a Promised,
@@ -47,7 +49,7 @@ pub(super) struct Plans {
     pub(super) best: Vec<Plan>,
     /// A node on which the pod fits without an eviction, at once or when pods have ended that are leaving.
     pub(super) free: Option<Box<str>>,
-    /// The number of nodes that were searched.
+    /// The number of nodes that were searched; 0 if the pod fits at once.
     pub(super) n_searched: usize,
 }
 
@@ -81,7 +83,8 @@ impl PlannedPod<'_> {
 
     /// Searches for room on one node.
     pub(super) fn search(self, index: &Index, node: &str) -> RoomSearch {
-        let preemptor = Preemptor::for_room(self.rules, self.below, self.demand, self.promised);
+        let below = (self.below, self.counts_leaving);
+        let preemptor = Preemptor::for_room(self.rules, below, self.demand, self.promised);
         preemptor.room_on(index.filter(), node)
     }
 

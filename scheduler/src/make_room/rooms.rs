@@ -27,6 +27,8 @@ pub(crate) struct Rooms {
     held: BTreeMap<Box<str>, Hold>,
     /// By UID of the pod, with the time.
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
+    /// The times since which pods fit on a node without an eviction, at once or when pods have ended that are leaving.
+    free_since: FxHashMap<Box<str>, Instant>,
     /// The times of evictions, the earliest first.
     evicted: VecDeque<Instant>,
     /// The evictions that had no answer, by UID of the evicted pod, with the time.
@@ -131,6 +133,14 @@ impl Verdict {
         Self::new(None, text)
     }
 
+    /// The pod needs no eviction.
+    pub(super) fn fits(node: &str) -> Self {
+        Self::new(
+            None,
+            format!("It fits on {node}, so that no pod is evicted for it."),
+        )
+    }
+
     /// The plan was dropped before an eviction.
     pub(super) fn dropped(why: &'static str) -> Self {
         Self::new(None, format!("A plan to make room for it was dropped: {why}."))
@@ -207,6 +217,7 @@ impl Rooms {
     /// Forgets everything but the evictions of the last hour; returns the UIDs of the pods that room was being made for.
     pub(super) fn clear(&mut self) -> Vec<Box<str>> {
         self.verdicts.clear();
+        self.free_since.clear();
         std::mem::take(&mut self.held).into_keys().collect()
     }
 
@@ -252,6 +263,17 @@ impl Rooms {
         let held = &self.held;
         self.verdicts
             .retain(|uid, _| refused.contains(uid) || held.contains_key(uid));
+        self.free_since.retain(|uid, _| refused.contains(uid));
+    }
+
+    /// Notes whether a pod needs no eviction; returns for how long it has needed none.
+    pub(super) fn free_for(&mut self, uid: &str, is_free: bool, now: Instant) -> Duration {
+        if !is_free {
+            self.free_since.remove(uid);
+            return Duration::ZERO;
+        }
+        let since = *self.free_since.entry(uid.into()).or_insert(now);
+        now.saturating_duration_since(since)
     }
 
     /// The last answer about a pod, in a sentence for people.

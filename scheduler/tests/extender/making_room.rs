@@ -14,6 +14,7 @@ use tokio::time::advance;
 
 use crate::api::{Fault, show_budget};
 use crate::objects::{phase, placed_by_old_extender, units};
+use crate::read_api::{api_of, read};
 use crate::world::World;
 
 /// The time from the first refusal to the first eviction.
@@ -85,6 +86,13 @@ impl Making {
         let pod = self.world.api.pod(&pod);
         self.world.api.remove(&pod);
         self.world.delete_pod(&pod);
+    }
+
+    /// The explanation of the pod `high`.
+    pub(crate) async fn explained(&self) -> String {
+        let path = "/v1/pods/default/high/explain";
+        let api = api_of(&self.world, false);
+        read(&self.world, &api, path).await.to_string()
     }
 
     pub(crate) fn nominated(&self, pod: &Value) -> Value {

@@ -7,8 +7,8 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::time::{Instant, advance, sleep};
 
-use crate::api::Fault;
-use crate::making_room::{AFTER, HOLD, Making, half_evicted, important, running};
+use crate::api::{Fault, show_budget};
+use crate::making_room::{AFTER, HOLD, Making, half_evicted, important, running, with_app};
 use crate::objects::{device, units};
 use crate::read_api::{api_of, read};
 use crate::world::World;
@@ -690,4 +690,88 @@ async fn a_room_that_is_taken_causes_no_second_plan_before_its_time_is_up() {
         (Value::Null, "1".into())
     );
     assert_eq!(ticks(60).await, 2);
+}
+
+/// An eviction has no answer and is not carried out, and the room is not needed any more. The pod ends minutes later by itself.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_that_was_not_carried_out_is_not_counted_later() {
+    let world = World::making_room().with_node("n1", &[80]);
+    let world = world.with_pod(&running("a", "n1", 0, 50, 0));
+    let making = Making::of(world, true, 60);
+    making.world.api.fail_evictions([None, Some(Fault::Hang)]);
+    let pod = making.high().await;
+    making.tick().await;
+    making.world.api.nominate(&pod, &json!("n9"));
+    for _ in 0..10 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    making.end("a");
+    making.tick().await;
+    assert_eq!(making.metric("make_room_victims_total"), "0");
+    assert_eq!(making.world.api.events(), Vec::new());
+}
+
+/// An evicted pod never ends, by a finalizer: once time is up, and the waiting pod has waited for it once more, others go instead.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_never_ends_does_not_block_its_node() {
+    let world = World::making_room().with_node("n1", &[80, 80]);
+    let world = world
+        .with_pod(&running("a", "n1", 0, 50, 0))
+        .with_pod(&running("b", "n1", 1, 50, 5));
+    let making = Making::of(world, true, 60);
+    making.high().await;
+    let ticks = async |n_ticks: u64| {
+        for _ in 0..n_ticks {
+            making.tick().await;
+            advance(Duration::from_secs(1)).await;
+        }
+        making.world.api.evicted()
+    };
+    assert_eq!(ticks(HOLD.as_secs() + 60).await, ["a"]);
+    let text = making.explained().await;
+    assert!(
+        text.contains("as soon as pods have ended that are leaving"),
+        "{text}"
+    );
+    assert_eq!(ticks(HOLD.as_secs()).await, ["a", "b"]);
+    assert_eq!(making.outcome("no_victims"), "0");
+}
+
+/// A pod has waited for long when another begins to leave: it waits for that one, and nothing is evicted for it once it fits.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_waited_for_long_waits_for_pods_that_leave() {
+    let world = World::making_room().with_node("n1", &[80, 80]);
+    let mut leaving = running("important", "n1", 0, 80, 2000);
+    let world = world
+        .with_pod(&leaving)
+        .with_pod(&with_app(running("b", "n1", 1, 50, 5), "b"));
+    let making = Making::of(world, true, 60);
+    show_budget(&making.world.index, ("app", "b"), 0);
+    making.high().await;
+    let ticks = async |n_ticks: u64| {
+        for _ in 0..n_ticks {
+            making.tick().await;
+            advance(Duration::from_secs(1)).await;
+        }
+    };
+    ticks(HOLD.as_secs() + 60).await;
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    making.world.apply_pod(&leaving);
+    show_budget(&making.world.index, ("app", "b"), 1);
+    ticks(60).await;
+    let text = making.explained().await;
+    assert!(
+        text.contains("as soon as pods have ended that are leaving"),
+        "{text}"
+    );
+    making.end("important");
+    ticks(HOLD.as_secs() + 60).await;
+    let text = making.explained().await;
+    assert!(
+        text.contains("It fits on n1, so that no pod is evicted for it"),
+        "{text}"
+    );
+    assert_eq!(making.world.api.evicted(), Vec::<String>::new());
+    assert_eq!(making.outcome("no_victims"), "1");
 }

@@ -248,6 +248,7 @@ fn plans(case: &Case) -> Plans {
     let planned = PlannedPod {
         rules: &rules,
         below: i32::MAX,
+        counts_leaving: true,
         demand: &demand,
         promised: &promised,
     };
