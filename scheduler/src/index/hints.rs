@@ -683,6 +683,10 @@ impl HintQueue {
             self.take_hint(uid);
             let hint = self.hint_of_nominee(node.into());
             self.keep(cluster, (id, Some(&placement)), &demand, hint);
+            if freeing.is_empty() {
+                // The room is free at once, and kube-scheduler may have been refused it before this process saw that.
+                cluster.note_silent_opening();
+            }
         }
     }
 

@@ -572,10 +572,13 @@ async fn room_on_another_gpu_is_kept_instead() {
     making.tick().await;
     assert_eq!(making.world.api.evicted(), ["first"]);
     making.end("important");
+    let n_before = making.world.index.read().openings().silent;
     for _ in 0..3 {
         making.tick().await;
         advance(Duration::from_secs(1)).await;
     }
+    let n_announced = making.world.index.read().openings().silent - n_before;
+    assert_eq!(n_announced, 1, "kube-scheduler may have seen the end first");
     assert_eq!(making.world.api.evicted(), ["first"]);
     let replacement = units("replacement", 60);
     let fitting = making.world.fitting(&replacement, &["n1"]).await;
