@@ -122,7 +122,7 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
         return verdict;
     }
     let is_refused = memory.refused.contains(uid);
-    let not_refused = (!is_refused).then_some(NotPreemptor::NotRefused);
+    let not_refused = (!is_refused).then_some(NotPreemptor::NotRemembered);
     match waiting.not_preemptor().or(not_refused) {
         Some(why) => Some(Verdict::not_preemptor(why).text),
         None => Some(verdict.unwrap_or_else(|| Verdict::waits_for_its_turn().text)),
@@ -214,13 +214,19 @@ impl RoomMaker {
             if self.extender.memory().rooms.holds(&nominee.pod.uid) {
                 continue;
             }
-            let PodId { namespace, name, .. } = nominee.pod.clone();
+            let pod = nominee.pod.clone();
+            let verdict = Verdict::adopted(&nominee.node);
             let age = jiff::Timestamp::now()
                 .as_second()
                 .saturating_sub(nominee.nominated_at);
             let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
             if self.hold(Hold::adopted(nominee, self.settings.hold, age, now())) {
-                info!(pod = name, namespace, "room that another replica began to make");
+                info!(
+                    pod = pod.name,
+                    namespace = pod.namespace,
+                    "room that another replica began to make"
+                );
+                self.settle(&pod, verdict);
             }
         }
     }
@@ -282,6 +288,10 @@ impl RoomMaker {
                 if let Some((first_refused, bound_at)) = hold.first_refused.zip(hold.bound_at) {
                     self.metrics
                         .observe(bound_at.saturating_duration_since(first_refused));
+                }
+                if hold.bound_at.is_none() {
+                    let why = "kube-scheduler has nominated it to another node, or removed the nomination";
+                    self.extender.memory().rooms.reword(uid, Verdict::dropped(why));
                 }
                 self.release(uid);
             }

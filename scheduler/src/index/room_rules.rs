@@ -27,6 +27,10 @@ pub(crate) enum NotPreemptor {
     Nominated,
     #[error("no node that kube-scheduler asked about last has refused it for want of room on devices")]
     NotRefused,
+    #[error(
+        "this replica remembers no request of kube-scheduler in which nodes refused it for want of room on devices"
+    )]
+    NotRemembered,
 }
 
 /// Checks the fields of a pod that no attempt to schedule it changes.

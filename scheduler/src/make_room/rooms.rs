@@ -86,6 +86,12 @@ impl Verdict {
         }
     }
 
+    /// An earlier leader has begun to make room on this node.
+    pub(super) fn adopted(node: &str) -> Self {
+        let text = format!("Another replica has begun to make room for it on {node}.");
+        Self::new(None, text)
+    }
+
     /// The pod is none of those that room is made for.
     pub(super) fn not_preemptor(why: NotPreemptor) -> Self {
         Self::new(
@@ -227,6 +233,13 @@ impl Rooms {
         let differs = last.is_none_or(|(last, _)| *last != verdict);
         self.verdicts.insert(uid.into(), (verdict, now));
         differs
+    }
+
+    /// Replaces the sentence of the answer about a pod.
+    pub(super) fn reword(&mut self, uid: &str, by: Verdict) {
+        if let Some((verdict, _)) = self.verdicts.get_mut(uid) {
+            verdict.text = by.text;
+        }
     }
 
     /// Notes that a pod was evicted for another; returns true if it is the first one of a plan.

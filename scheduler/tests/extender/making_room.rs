@@ -752,6 +752,11 @@ async fn another_leader_goes_on(#[case] gone: &[&str], #[case] n_evicted: usize)
     next.world.see(&pod);
     next.tick().await;
     assert_eq!(next.world.api.evicted().len(), n_evicted);
+    let text = next.explained().await;
+    assert!(
+        text.contains("Another replica has begun to make room for it on n1."),
+        "{text}"
+    );
     let shown = next.world.api.pod(&pod);
     let refused = next.world.filter(&shown, &["n1"]).await;
     assert!(

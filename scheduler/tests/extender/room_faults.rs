@@ -641,28 +641,32 @@ async fn explanations_say_why_no_room_is_made(#[case] field: &str, #[case] value
 #[tokio::test(start_paused = true)]
 async fn explanations_say_what_is_done() {
     let making = Making::hole(true);
-    let explained = async || {
-        let path = "/v1/pods/default/high/explain";
-        read(&making.world, &api_of(&making.world, false), path)
-            .await
-            .to_string()
-    };
     let pod = making.high().await;
     assert!(
-        explained().await.contains("--make-room-after"),
+        making.explained().await.contains("--make-room-after"),
         "{}",
-        explained().await
+        making.explained().await
     );
     making.tick().await;
-    let text = explained().await;
+    let text = making.explained().await;
     assert!(text.contains("it evicts 1 pod with 10 MiB on GPU"), "{text}");
     making.world.api.nominate(&pod, &json!("n9"));
     making.tick().await;
-    let text = explained().await;
+    let text = making.explained().await;
     assert!(
         text.contains("kube-scheduler has nominated it to a node"),
         "{text}"
     );
+    making.world.api.nominate(&pod, &Value::Null);
+    let text = making.explained().await;
+    assert!(text.contains("A plan to make room for it was dropped"), "{text}");
+    // After a change of the leader no request is remembered.
+    let mut world = World::making_room().with_node("n1", &[80]);
+    world.api = making.world.api.clone();
+    let next = Making::of(world, true, 60);
+    next.world.see(&pod);
+    let text = next.explained().await;
+    assert!(text.contains("this replica remembers no request"), "{text}");
 }
 
 /// Another scheduler takes each GPU that is made free: one pod is evicted for each hold, and not one each few seconds.
