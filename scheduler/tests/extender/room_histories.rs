@@ -141,7 +141,7 @@ impl Run {
                     20,
                     *priority,
                 );
-                let pod = if at % 3 == 0 { with_app(pod, "a") } else { pod };
+                let pod = if at % 3 < 2 { with_app(pod, "a") } else { pod };
                 world = world.with_pod(&pod);
                 low.push(pod);
             }
