@@ -13,7 +13,7 @@ use super::{is_default, null_as_default};
 const NAME_FIELD: &str = "metadata.name";
 
 /// The terms of `requiredDuringSchedulingIgnoredDuringExecution`: a node has to match one of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelector {
     /// The terms; without any, no node matches.
@@ -22,7 +22,7 @@ pub struct NodeSelector {
 }
 
 /// A term: requirements of which a node has to meet all; a term without requirements matches no node.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSelectorTerm {
     /// Requirements on labels.
@@ -34,7 +34,7 @@ pub struct NodeSelectorTerm {
 }
 
 /// A requirement on one label or field.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeSelectorRequirement {
     /// The label's key, or the field.

@@ -30,8 +30,12 @@ use crate::kube_scheduler::PodRules;
 const NODES_PER_LOCK: usize = 16;
 /// Holders that are read under one read lock.
 const HOLDERS_PER_LOCK: usize = 64;
-/// Pairs of nodes and kinds of successors that are compared under one read lock.
+/// Pairs of nodes and kinds of successors that are compared under one read lock, if no volume has node affinity.
 const PAIRS_PER_LOCK: usize = 1024;
+/// Most pods whose volumes a request names: each may have nodes of its own.
+const MAX_PODS_WITH_VOLUMES: usize = 1000;
+/// Most parts of the node affinity of a pod's volumes: selectors, terms, requirements and values.
+const MAX_AFFINITY_PARTS: usize = 256;
 /// Names of nodes in the refusal of a name that is not known.
 const N_SHOWN: usize = 3;
 
@@ -45,6 +49,20 @@ pub enum PlanRequestError {
     /// The limit of moves is too high.
     #[error("maxMoves: {0} is more than {MAX_PLANNED_MOVES}, the most of one plan")]
     TooManyMoves(usize),
+    /// The volumes of too many pods are named.
+    #[error("volumes: {0} pods are more than {MAX_PODS_WITH_VOLUMES}, the most of one plan")]
+    TooManyPods(usize),
+    /// The volumes of a pod have a node affinity that takes too long to compare.
+    #[error(
+        "volumes: the node affinity of pod {uid:?} has {n_parts} selectors, terms, requirements and values, and at \
+         most {MAX_AFFINITY_PARTS} may be"
+    )]
+    LongAffinity {
+        /// The pod's UID.
+        uid: String,
+        /// The parts.
+        n_parts: usize,
+    },
     /// A node that is named is not known with GPUs.
     #[error("there is no node {name:?} with GPUs; {known}")]
     NoSuchNode {
@@ -87,12 +105,12 @@ struct PlanInput {
 
 /// Holders whose successors may go to the same nodes, by the address of their shared rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct SuccessorKind {
+struct SuccessorKind<'a> {
     rules: usize,
     isolation: Option<Box<str>>,
     in_units: bool,
-    /// The pod, if its volumes have node affinity.
-    with_volumes: Option<OwnerId>,
+    /// The node affinity of its volumes.
+    volumes: &'a [NodeSelector],
 }
 
 /// The nodes that successors of one kind may go to.
@@ -119,6 +137,7 @@ pub fn plan(
     if max_moves > MAX_PLANNED_MOVES {
         return Err(PlanRequestError::TooManyMoves(max_moves));
     }
+    check_volumes(&request.limits.volumes)?;
     let generation = index.read().fleet().n_changes();
     let reader = Reader { index, has_left };
     let input = PlanInput::read(reader, request, i64::try_from(now).unwrap_or(i64::MAX))?;
@@ -138,6 +157,37 @@ pub fn plan(
     (answer.generation, answer.generation_after) = (generation, generation_after);
     answer.plan_id = plan_id(&request.goal, &answer);
     Ok(answer)
+}
+
+/// Refuses volumes of more pods, or with longer node affinity, than can be compared with all nodes in a short time.
+fn check_volumes(volumes: &PodVolumes) -> Result<(), PlanRequestError> {
+    if volumes.len() > MAX_PODS_WITH_VOLUMES {
+        return Err(PlanRequestError::TooManyPods(volumes.len()));
+    }
+    let parts = volumes.iter().map(|(uid, selectors)| (uid, n_parts(selectors)));
+    match parts.max_by_key(|(_, n_parts)| *n_parts) {
+        Some((uid, n_parts)) if n_parts > MAX_AFFINITY_PARTS => Err(PlanRequestError::LongAffinity {
+            uid: uid.clone(),
+            n_parts,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Selectors with their terms, requirements and values.
+fn n_parts(selectors: &[NodeSelector]) -> usize {
+    let terms = selectors
+        .iter()
+        .flat_map(|selector| &selector.node_selector_terms);
+    let (mut n_terms, mut n_others) = (0, 0);
+    for term in terms {
+        n_terms += 1;
+        let requirements = term.match_expressions.iter().chain(&term.match_fields);
+        n_others += requirements
+            .map(|requirement| 1 + requirement.values.len())
+            .sum::<usize>();
+    }
+    selectors.len() + n_terms + n_others
 }
 
 /// A number that equal plans have in common.
@@ -242,7 +292,7 @@ impl PlanInput {
         &'a self,
         reader: Reader<'_>,
         volumes: &'a PodVolumes,
-    ) -> Result<FxHashMap<SuccessorKind, AllowedNodes<'a>>, PlanRequestError> {
+    ) -> Result<FxHashMap<SuccessorKind<'a>, AllowedNodes<'a>>, PlanRequestError> {
         let mut kinds = FxHashMap::default();
         for facts in &self.holders {
             if let (Some(kind), Some(rules)) = (kind(facts, volumes), &facts.rules) {
@@ -255,8 +305,11 @@ impl PlanInput {
             }
         }
         let mut all: Vec<&mut AllowedNodes<'a>> = kinds.values_mut().collect();
-        for some in all.chunks_mut(PAIRS_PER_LOCK) {
-            for chunk in self.nodes.chunks(PAIRS_PER_LOCK / some.len().max(1)) {
+        // A pair takes as long as the volumes have parts.
+        let longest = all.iter().map(|allowed| n_parts(allowed.volumes)).max();
+        let n_pairs = (PAIRS_PER_LOCK / (1 + longest.unwrap_or(0))).max(1);
+        for some in all.chunks_mut(n_pairs) {
+            for chunk in self.nodes.chunks((n_pairs / some.len()).max(1)) {
                 reader.read(|index| {
                     let facts = index.plan_facts();
                     for (id, copied) in chunk {
@@ -288,8 +341,8 @@ impl PlanInput {
     fn holder<'a>(
         &self,
         facts: &'a HolderFacts,
-        kinds: &'a FxHashMap<SuccessorKind, AllowedNodes<'a>>,
-        volumes: &PodVolumes,
+        kinds: &'a FxHashMap<SuccessorKind<'a>, AllowedNodes<'a>>,
+        volumes: &'a PodVolumes,
     ) -> Holder<'a> {
         let allowed = kind(facts, volumes).and_then(|kind| kinds.get(&kind));
         let nodes = allowed.map_or(&[][..], |allowed| &allowed.nodes);
@@ -307,7 +360,11 @@ impl PlanInput {
             nodes: (nodes.len() < self.nodes.len()).then_some(nodes),
             priority: facts.priority,
             run_seconds: facts.run_seconds,
-            stays: facts.stays.clone().or(is_bound.then_some(Obstacle::BoundVolume)),
+            stays: match &facts.stays {
+                // No room in the budget lets such a pod move.
+                None | Some(Obstacle::Budget { .. }) if is_bound => Some(Obstacle::BoundVolume),
+                stays => stays.clone(),
+            },
         }
     }
 
@@ -426,13 +483,13 @@ impl PlanInput {
 }
 
 /// The kind of a holder; `None` for one that stays.
-fn kind(facts: &HolderFacts, volumes: &PodVolumes) -> Option<SuccessorKind> {
+fn kind<'a>(facts: &HolderFacts, volumes: &'a PodVolumes) -> Option<SuccessorKind<'a>> {
     let rules = facts.rules.as_ref()?;
     Some(SuccessorKind {
         rules: Arc::as_ptr(rules).addr(),
         isolation: facts.demand.isolation.clone(),
         in_units: facts.demand.in_units,
-        with_volumes: (!volumes_of(facts, volumes).is_empty()).then(|| facts.owner.clone()),
+        volumes: volumes_of(facts, volumes),
     })
 }
 

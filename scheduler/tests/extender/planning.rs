@@ -189,8 +189,8 @@ async fn a_pod_is_left_with_its_reason(#[case] field: &str, #[case] value: Value
 #[rstest]
 #[case::network_storage(json!([]), None)]
 #[case::of_both_nodes(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}]}]), None)]
-#[case::of_its_node(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}]), Some("its volume binds it to its node, or to others that do not take it"))]
-#[case::one_of_two(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}, {"nodeSelectorTerms": []}]), Some("its volume binds it to its node, or to others that do not take it"))]
+#[case::of_its_node(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}]), Some("its volumes and its other rules leave it no other node"))]
+#[case::one_of_two(json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}, {"nodeSelectorTerms": []}]), Some("its volumes and its other rules leave it no other node"))]
 #[tokio::test(start_paused = true)]
 async fn a_pod_moves_within_the_reach_of_its_volumes(#[case] volumes: Value, #[case] expected: Option<&str>) {
     let mut pod = running("a", 60);
@@ -211,6 +211,55 @@ async fn a_pod_moves_within_the_reach_of_its_volumes(#[case] volumes: Value, #[c
         (expected, usize::from(expected.is_none())),
         "{answer:?}"
     );
+}
+
+/// Such a pod does not wait for room in its budget, as it can never move.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_its_volume_binds_waits_for_no_budget() {
+    let mut pod = running("a", 60);
+    pod["metadata"]["uid"] = json!("uid-a");
+    pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+    let world = world_with(&pod).await;
+    let budget = json!({
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"selector": {"matchLabels": {"app": "a"}}},
+        "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+    });
+    let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
+    world.index.write().apply(budget);
+    assert!(world.plan_with(&json!([])).left[0].temporary);
+    let answer = world.plan_with(&json!([{"nodeSelectorTerms": []}]));
+    assert!(!answer.left[0].temporary, "{answer:?}");
+}
+
+/// Each part of the node affinity is compared with all nodes.
+#[rstest]
+#[case::values(1, json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": vec!["a"; 253]}]}]}]), None)]
+#[case::too_many_values(1, json!([{"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": vec!["a"; 254]}]}]}]), Some(
+    "volumes: the node affinity of pod \"uid-0\" has 257 selectors, terms, requirements and values, and at most 256 may be"
+))]
+#[case::too_many_requirements(1, json!([{"nodeSelectorTerms": [{"matchExpressions": vec![json!({"key": "a", "operator": "DoesNotExist"}); 255]}]}]), Some(
+    "volumes: the node affinity of pod \"uid-0\" has 257 selectors, terms, requirements and values, and at most 256 may be"
+))]
+#[case::too_many_pods(1001, json!([]), Some("volumes: 1001 pods are more than 1000, the most of one plan"))]
+#[tokio::test(start_paused = true)]
+async fn volumes_that_take_long_are_refused(
+    #[case] n_pods: usize,
+    #[case] volumes: Value,
+    #[case] expected: Option<&str>,
+) {
+    let world = world_with(&running("a", 60)).await;
+    let volumes: serde_json::Map<String, Value> = (0..n_pods)
+        .map(|at| (format!("uid-{at}"), volumes.clone()))
+        .collect();
+    let request = json!({"goal": {"kind": "empty-node", "node": "n1"}, "limits": {"volumes": volumes}});
+    let answer = plan(
+        &world.index,
+        &serde_json::from_value(request).unwrap(),
+        NOW,
+        &|| false,
+    );
+    assert_eq!(answer.err().map(|error| error.to_string()).as_deref(), expected);
 }
 
 /// The read of the index stops, and with it the plan.

@@ -97,7 +97,7 @@ impl fmt::Display for Obstacle {
             Self::Binding => "its binding is under way",
             Self::Affinity => "node affinity binds it to its node",
             Self::Volume => "it may be bound to its node by a volume",
-            Self::BoundVolume => "its volume binds it to its node, or to others that do not take it",
+            Self::BoundVolume => "its volumes and its other rules leave it no other node",
             Self::Young => "it has run for too short a time",
             Self::Unknown => "its request is not known",
             Self::NoPlace => "no other place has room for it",
