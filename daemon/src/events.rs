@@ -129,7 +129,8 @@ impl Recorder {
         self.source.host.as_deref().unwrap_or_default()
     }
 
-    /// Records a warning; returns false if too many events wait to be written, for a caller that comes again later.
+    /// Records a warning; returns false if more than half of the events that may wait do, for a caller that comes again later. The
+    /// rest of the room is for events that are recorded once.
     pub fn try_warn(&self, subject: impl Into<Subject>, reason: &'static str, message: String) -> bool {
         let event = Event {
             subject: subject.into(),
@@ -137,7 +138,7 @@ impl Recorder {
             reason,
             message,
         };
-        self.events.try_send(event).is_ok()
+        self.events.capacity() > CAPACITY / 2 && self.events.try_send(event).is_ok()
     }
 
     /// Records a warning about a pod.
@@ -393,6 +394,27 @@ mod tests {
             written,
             ["GPUUnhealthy first", "GPUNotReady again", "GPUHealthy last"]
         );
+    }
+
+    #[test]
+    fn events_that_can_wait_leave_room_for_others() {
+        let (sender, _events) = mpsc::channel(CAPACITY);
+        let source = EventSource {
+            component: "test",
+            host: Some("n1".to_owned()),
+        };
+        let recorder = Recorder {
+            source: Arc::new(source),
+            events: sender,
+        };
+        let subject = Subject {
+            kind: "Node",
+            namespace: String::new(),
+            name: "n1".to_owned(),
+            uid: "n1".to_owned(),
+        };
+        let recorded = (0..CAPACITY).filter(|_| recorder.try_warn(subject.clone(), "Again", String::new()));
+        assert_eq!(recorded.count(), CAPACITY / 2);
     }
 
     #[tokio::test(start_paused = true)]

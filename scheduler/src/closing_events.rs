@@ -13,6 +13,8 @@ use crate::leader::Leadership;
 
 /// The reason of the events.
 const REASON: &str = "ClosedGPUsInvalid";
+/// Most problems that are copied at a time.
+const MOST_AT_A_TIME: usize = 64;
 /// Pause of a replica that does not lead, and of one whose recorder has no room for more events.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -39,18 +41,23 @@ fn record_new(
     if !leadership.is_leading() {
         return false;
     }
-    let problems = index.read().closing_problems().clone();
-    known.retain(|node, problem| problems.get(node) == Some(problem));
-    for (node, problem) in problems {
-        if known.contains_key(&node) {
-            continue;
-        }
+    let new: Vec<(Box<str>, String)> = {
+        let index = index.read();
+        let problems = index.closing_problems();
+        known.retain(|node, problem| problems.get(node) == Some(problem));
+        let new = problems.iter().filter(|(node, _)| !known.contains_key(*node));
+        new.take(MOST_AT_A_TIME)
+            .map(|(node, problem)| (node.clone(), problem.clone()))
+            .collect()
+    };
+    let is_all = new.len() < MOST_AT_A_TIME;
+    for (node, problem) in new {
         if !recorder.try_warn(node_subject(&node), REASON, problem.clone()) {
             return false;
         }
         known.insert(node, problem);
     }
-    true
+    is_all
 }
 
 /// A node as the subject of an event. The UID is the node's name, as in kubelet's own events.
