@@ -468,7 +468,7 @@ async fn plan_moves(
             .into_response();
     };
     let index = api.index().clone();
-    // This future is dropped if the caller disconnects, and the plan ends then.
+    // This future is dropped if the caller disconnects, and the plan ends then, unless it has read the index already.
     let left = CancellationToken::new();
     let _guard = left.clone().drop_guard();
     let computing = tokio::task::spawn_blocking(move || {

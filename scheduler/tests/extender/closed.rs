@@ -241,5 +241,10 @@ async fn filters_follow_five_thousand_annotations() {
         world.list::<Node>(&names.iter().map(closed).collect::<Vec<_>>());
         let fitting = world.fitting(&units(&format!("p{at}"), 10), &asked).await;
         assert_eq!(!fitting.is_empty(), has_room, "{value:?}");
+        // A filter of many names returns the best node alone.
+        for name in asked.iter().step_by(500) {
+            let fitting = world.fitting(&units(&format!("p{at}"), 10), &[name]).await;
+            assert_eq!(!fitting.is_empty(), has_room, "{name} {value:?}");
+        }
     }
 }
