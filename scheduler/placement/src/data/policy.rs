@@ -129,9 +129,13 @@ impl Score {
         Self(BEST_SCORE.saturating_sub(rank))
     }
 
-    /// The rank of the cost whose score this is.
+    /// The highest rank of a cost whose score this is: the score of all costs above the best score is 0.
     pub(crate) const fn rank_of_cost(self) -> u32 {
-        BEST_SCORE.saturating_sub(self.0)
+        if self.0 == 0 {
+            COST_END
+        } else {
+            BEST_SCORE.saturating_sub(self.0)
+        }
     }
 
     /// The points, in 27 bits.
@@ -218,7 +222,7 @@ mod tests {
     use proptest::prelude::*;
     use rstest::rstest;
 
-    use super::{ResourceUsage, ScoringStrategy};
+    use super::{BEST_SCORE, COST_END, ResourceUsage, Score, ScoringStrategy};
 
     const fn usage(weight: u32, total: u64, free: u64, requested: u64) -> ResourceUsage {
         ResourceUsage {
@@ -242,6 +246,15 @@ mod tests {
     #[case::a_resource_that_is_not_requested_counts(ScoringStrategy::LeastAllocated, &[usage(1, 100, 75, 50), usage(1, 16, 12, 0)], 50)]
     fn scores(#[case] strategy: ScoringStrategy, #[case] usages: &[ResourceUsage], #[case] expected: u32) {
         assert_eq!(strategy.score(usages.iter().copied()), expected);
+    }
+
+    #[rstest]
+    #[case::none(0)]
+    #[case::last_with_points(BEST_SCORE - 1)]
+    #[case::first_without_points(BEST_SCORE)]
+    #[case::last(COST_END - 1)]
+    fn no_cost_is_above_the_rank_of_its_score(#[case] rank: u32) {
+        assert!(Score::of_cost(rank).rank_of_cost() >= rank);
     }
 
     proptest! {
