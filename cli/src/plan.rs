@@ -71,7 +71,11 @@ pub(crate) async fn ask(
     let mut answer = source.plan(&request).await?;
     request.limits.volumes = volumes::of_pods(connection, &answer.left).await;
     if !request.limits.volumes.is_empty() {
-        answer = source.plan(&request).await?;
+        match source.plan(&request).await {
+            // The first plan holds without the volumes.
+            Err(failure) if failure.is_temporary() => request.limits.volumes.clear(),
+            with_volumes => answer = with_volumes?,
+        }
     }
     Ok((request, answer))
 }

@@ -1,6 +1,8 @@
 //! The node affinity of `PersistentVolume`s, by which a pod with claims may move: read with the rights of the caller, as the scheduler
 //! reads no volumes.
 
+use std::collections::BTreeMap;
+
 use proto::pod::NodeSelector;
 use proto::read_api::{LeftPod, PodVolumes};
 use serde_json::Value;
@@ -10,17 +12,22 @@ use crate::fields::text as field;
 
 /// The volumes of the pods that stay because of them. A pod of which any claim or volume cannot be read is left out.
 pub(crate) async fn of_pods(connection: &ClusterConnection, left: &[LeftPod]) -> PodVolumes {
-    let mut known = PodVolumes::new();
+    let (mut known, mut pods) = (PodVolumes::new(), BTreeMap::new());
     for pod in left.iter().filter(|pod| pod.volumes && !pod.name.is_empty()) {
-        if let Some(volumes) = of_pod(connection, pod).await {
+        if let Some(volumes) = of_pod(connection, pod, &mut pods).await {
             known.insert(pod.uid.clone(), volumes);
         }
     }
     known
 }
 
-/// The node affinity of the volumes of a pod; `None` if it is not known of all.
-async fn of_pod(connection: &ClusterConnection, pod: &LeftPod) -> Option<Vec<NodeSelector>> {
+/// The node affinity of the volumes of a pod; `None` if it is not known of all, or if another pod uses one of them that only one
+/// node can at a time. `pods` are those of the namespaces that were read before.
+async fn of_pod<'p>(
+    connection: &ClusterConnection,
+    pod: &'p LeftPod,
+    pods: &mut BTreeMap<&'p str, Vec<Value>>,
+) -> Option<Vec<NodeSelector>> {
     let LeftPod { namespace, name, .. } = pod;
     let object = read(connection, &format!("namespaces/{namespace}/pods/{name}")).await?;
     if field(&object, "/metadata/uid") != pod.uid {
@@ -31,16 +38,41 @@ async fn of_pod(connection: &ClusterConnection, pod: &LeftPod) -> Option<Vec<Nod
         if volume.get("persistentVolumeClaim").is_none() {
             continue;
         }
-        let claim = field(volume, "/persistentVolumeClaim/claimName");
-        let path = format!("namespaces/{namespace}/persistentvolumeclaims/{claim}");
+        let claim_name = field(volume, "/persistentVolumeClaim/claimName");
+        let path = format!("namespaces/{namespace}/persistentvolumeclaims/{claim_name}");
         let claim = read(connection, &path).await?;
         let name = field(&claim, "/spec/volumeName");
         let volume = read(connection, &format!("persistentvolumes/{name}")).await?;
+        if !is_for_many_nodes(&volume) {
+            if !pods.contains_key(namespace.as_str()) {
+                let path = format!("/api/v1/namespaces/{namespace}/pods");
+                pods.insert(namespace, connection.list_json(&path).await.ok()?);
+            }
+            let mut others = pods.get(namespace.as_str())?.iter();
+            if others.any(|other| field(other, "/metadata/uid") != pod.uid && uses(other, claim_name)) {
+                return None;
+            }
+        }
         if let Some(required) = volume.pointer("/spec/nodeAffinity/required") {
             selectors.push(serde_json::from_value(required.clone()).ok()?);
         }
     }
     Some(selectors)
+}
+
+/// Returns true if pods of several nodes can use a volume at the same time.
+fn is_for_many_nodes(volume: &Value) -> bool {
+    let modes = volume.pointer("/spec/accessModes").and_then(Value::as_array);
+    let is_for_many = |mode: &Value| ["ReadWriteMany", "ReadOnlyMany"].contains(&field(mode, ""));
+    modes.into_iter().flatten().any(is_for_many)
+}
+
+/// Returns true if a pod that has not ended uses a claim.
+fn uses(pod: &Value, claim: &str) -> bool {
+    let has_ended = ["Succeeded", "Failed"].contains(&field(pod, "/status/phase"));
+    let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array);
+    let is_used = |volume: &Value| field(volume, "/persistentVolumeClaim/claimName") == claim;
+    !has_ended && volumes.into_iter().flatten().any(is_used)
 }
 
 /// An object of the core API; `None` if it cannot be read.

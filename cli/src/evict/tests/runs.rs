@@ -227,6 +227,42 @@ async fn volumes_are_read(#[case] volume: Option<Value>, #[case] expected: Optio
     );
 }
 
+/// A volume that one node at a time can use keeps its pods, if it has several, from moving one after the other.
+#[rstest]
+#[case::one_node("ReadWriteOnce", "Running", false)]
+#[case::the_other_has_ended("ReadWriteOnce", "Succeeded", true)]
+#[case::many_nodes("ReadWriteMany", "Running", true)]
+#[tokio::test(start_paused = true)]
+async fn volumes_of_two_pods(#[case] mode: &str, #[case] phase: &str, #[case] is_known: bool) {
+    let world = world();
+    for name in ["a-0", "a-1"] {
+        if let Some(pod) = world.state().pods.get_mut(name) {
+            pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]);
+            pod["status"]["phase"] = json!(if name == "a-1" { phase } else { "Running" });
+        }
+    }
+    let volume = json!({"spec": {"accessModes": [mode]}});
+    world.state().volumes.insert("data", volume);
+    let (connection, args, mut source) = world.prepare(&EMPTY).await;
+    let (request, _) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    assert_eq!(request.limits.volumes.contains_key("uid-a-0"), is_known);
+}
+
+/// The scheduler may be busy with the plans of others by then.
+#[tokio::test(start_paused = true)]
+async fn the_plan_without_volumes_holds_if_the_second_is_refused() {
+    let world = world();
+    if let Some(pod) = world.state().pods.get_mut("a-0") {
+        pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]);
+    }
+    world.state().volumes.insert("data", json!({"spec": {}}));
+    world.state().plan_faults = [(2, 503)].into();
+    let (connection, args, mut source) = world.prepare(&EMPTY).await;
+    let (request, answer) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    assert!(request.limits.volumes.is_empty());
+    assert_eq!((answer.moves.len(), answer.left.len()), (3, 1), "{answer:?}");
+}
+
 #[rstest]
 #[case::some(json!("0,3"), &[0], json!("3"), "")]
 #[case::the_last(json!("3"), &[3], json!(null), "")]
