@@ -1,6 +1,5 @@
 //! Flags and arguments, parsed and checked once; kubectl's own names where kubectl has them.
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -286,9 +285,9 @@ pub(crate) struct EvictArgs {
     /// Evict too if the goal cannot be reached.
     #[arg(long, global = true)]
     pub(crate) partial: bool,
-    /// Most pods that are evicted at a time, each of another controller.
-    #[arg(long, global = true, default_value = "1", value_name = "N")]
-    pub(crate) parallel: NonZeroUsize,
+    /// Most pods that are evicted at a time, each of another controller; 16 at most.
+    #[arg(long, global = true, default_value = "1", value_parser = clap::value_parser!(u8).range(1..=16), value_name = "N")]
+    pub(crate) parallel: u8,
     /// Longest time until an evicted pod is gone and its successor has a node, such as 90s, 5m or 2h.
     #[arg(long, global = true, default_value = "5m", value_parser = duration, value_name = "TIME")]
     pub(crate) timeout: Duration,

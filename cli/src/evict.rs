@@ -2,9 +2,9 @@
 //!
 //! A move is an eviction by the Eviction API, which obeys disruption budgets; the pod's controller creates the successor, and
 //! kube-scheduler places it. So every move is checked and none is assumed: a new plan is made from the cluster as it is before
-//! each eviction, or before those that are in flight together. Only pods that the confirmed plan shows are evicted. The command waits a while if a new plan takes others or
-//! does not reach the goal, and then stops; it ends if the goal is reached already. Goals that empty GPUs close these first, and
-//! never open them.
+//! each eviction, or before those that are in flight together. Only pods that the confirmed plan shows are evicted. The command
+//! waits a while if a new plan takes others or does not reach the goal, and then stops; it ends if the goal is reached already.
+//! Goals that empty GPUs close these first, and never open them.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, IsTerminal};
@@ -58,6 +58,8 @@ enum Step {
     Moved,
     /// The pod was gone before.
     Gone,
+    /// A budget refuses the eviction while others are in flight, which may be those that it waits for.
+    Later,
     /// The pod must not be evicted, for this reason.
     Left(String),
     /// The command stops with this sentence.
@@ -86,6 +88,8 @@ struct Progress {
     stay: BTreeSet<String>,
     /// UIDs of the pods that were evicted, or were gone before.
     evicted: BTreeSet<String>,
+    /// True if a budget has refused one of the last evictions beside others: the next one is made alone.
+    is_crowded: bool,
     n_moved: usize,
     max_moves: usize,
     /// Without it the command stops once the goal cannot be reached.
@@ -312,21 +316,27 @@ impl Eviction<'_> {
         progress: &mut Progress,
         interrupted: &watch::Receiver<bool>,
     ) -> Result<Option<String>, CommandFailure> {
+        let most = if progress.is_crowded {
+            1
+        } else {
+            self.args.parallel.into()
+        };
         let mut together: Vec<(&PlannedMove, Result<String, Step>)> = Vec::new();
-        for one in moves {
+        // A move holds only after all earlier ones of the plan, so none is left out.
+        for one in moves.iter().take(most) {
             let controller = self.controller_of(one).await?;
             // Either of two pods of one controller would be taken for moved with the successor of the other.
             let is_in_flight = |known: &Result<String, Step>| matches!((known, &controller), (Ok(known), Ok(uid)) if known == uid);
-            if !together.iter().any(|(_, known)| is_in_flight(known)) {
-                together.push((one, controller));
-            }
-            if together.len() >= self.args.parallel.get() {
+            if together.iter().any(|(_, known)| is_in_flight(known)) {
                 break;
             }
+            together.push((one, controller));
         }
+        let is_alone = together.len() == 1;
+        progress.is_crowded = false;
         let made = together.into_iter().map(async |(one, controller)| {
             let step = match controller {
-                Ok(controller) => self.make(one, &controller, interrupted).await,
+                Ok(controller) => self.make(one, &controller, is_alone, interrupted).await,
                 Err(step) => Ok(step),
             };
             (one, step)
@@ -342,6 +352,7 @@ impl Eviction<'_> {
                 Ok(Step::Gone) => {
                     progress.evicted.insert(one.uid.clone());
                 }
+                Ok(Step::Later) => progress.is_crowded = true,
                 Ok(Step::Left(reason)) if node_and_gpus(self.goal).is_some() => {
                     self.screen.complain(&left(reason));
                     progress.stay.insert(one.uid.clone());
@@ -434,11 +445,13 @@ impl Eviction<'_> {
         Ok(Ok(field(owner, "/uid").to_owned()))
     }
 
-    /// Evicts a pod of a controller, and waits until it is gone and a successor has a node.
+    /// Evicts a pod of a controller, and waits until it is gone and a successor has a node. Only if no other move is in flight it
+    /// waits for room in a budget.
     async fn make(
         &self,
         one: &PlannedMove,
         controller: &str,
+        is_alone: bool,
         interrupted: &watch::Receiver<bool>,
     ) -> Result<Step, CommandFailure> {
         let (pod, name) = (pod_path(one)?, one.display_name());
@@ -449,7 +462,10 @@ impl Eviction<'_> {
         };
         let mut version = field(seen, "/metadata/resourceVersion").to_owned();
         for is_dry in [true, false] {
-            if let Some(step) = self.evict((one, &pod), &mut version, is_dry, interrupted).await? {
+            if let Some(step) = self
+                .evict((one, &pod), &mut version, (is_dry, is_alone), interrupted)
+                .await?
+            {
                 return Ok(step);
             }
         }
@@ -509,7 +525,7 @@ impl Eviction<'_> {
         &self,
         (one, pod): (&PlannedMove, &str),
         version: &mut String,
-        is_dry: bool,
+        (is_dry, is_alone): (bool, bool),
         interrupted: &watch::Receiver<bool>,
     ) -> Result<Option<Step>, CommandFailure> {
         let name = one.display_name();
@@ -545,6 +561,9 @@ impl Eviction<'_> {
                     field(&changed, "/metadata/resourceVersion").clone_into(version);
                 }
                 Err(CommandFailure::Api { code, reason, .. }) if code == StatusCode::TOO_MANY_REQUESTS => {
+                    if !is_alone {
+                        return Ok(Some(Step::Later));
+                    }
                     if *interrupted.borrow() || Instant::now() >= deadline {
                         return Ok(Some(Step::Stopped(format!(
                             "pod {name} may not be evicted: {reason}"

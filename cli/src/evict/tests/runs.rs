@@ -137,16 +137,28 @@ async fn a_move_that_does_not_end(
 #[tokio::test(start_paused = true)]
 async fn moves_beside_one_that_does_not_end() {
     let world = world();
-    world.state().stuck = "a-0";
+    world.state().stuck = "a-1";
     let ended = world
         .evict_by(&[&EMPTY[..], &["--parallel", "2"]].concat(), undisturbed())
         .await;
     assert_eq!(
         sentence(ended.result),
-        "pod team/a-0 was evicted, and does not go after 300s"
+        "pod team/a-1 was evicted, and does not go after 300s"
     );
-    assert_eq!(ended.n_moved, 1);
-    assert_eq!(world.state().evicted, ["a-0", "b-0"]);
+    assert_eq!(ended.n_moved, 2);
+    // Neither b-0 nor c-0 is evicted beside a-0, as their moves hold only after that of a-1.
+    assert_eq!(world.state().evicted, ["a-0", "a-1", "b-0"]);
+}
+
+/// The budget has no room for the second controller until the pod of the first has a successor.
+#[tokio::test(start_paused = true)]
+async fn moves_of_two_controllers_under_one_budget() {
+    let world = world();
+    world.state().budgets = vec!["bc"];
+    world.state().grace = Duration::from_secs(150);
+    let args = [&EMPTY[..], &["--parallel", "9"]].concat();
+    let ended = world.evict_by(&args, undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), ("reached", 4));
 }
 
 #[tokio::test(start_paused = true)]

@@ -33,13 +33,15 @@ pub(super) struct State {
     pub(super) most_down_of: BTreeMap<String, usize>,
     /// The value of the annotation by which GPUs of n1 are closed.
     pub(super) closed: Value,
-    /// Controllers with a budget.
+    /// The controllers of each budget, by their letters.
     pub(super) budgets: Vec<&'static str>,
     /// The scheduler knows nothing of budgets.
     pub(super) hides_budgets: bool,
     /// A pod that does not go, and one whose successor gets no node.
     pub(super) stuck: &'static str,
     pub(super) without_successor: &'static str,
+    /// The time that a pod takes to end, beyond that of all.
+    pub(super) grace: Duration,
     /// The `PersistentVolume`s by their names, which are those of their claims too.
     pub(super) volumes: BTreeMap<&'static str, Value>,
     /// The status of the answers to plans, by their numbers from 1.
@@ -86,7 +88,11 @@ impl State {
     }
 
     fn has_room(&self, controller: &str) -> bool {
-        !self.budgets.contains(&controller) || self.n_down(controller) == 0
+        let mut budgets = self
+            .budgets
+            .iter()
+            .filter(|controllers| controllers.contains(controller));
+        budgets.all(|controllers| controllers.chars().all(|one| self.n_down(&one.to_string()) == 0))
     }
 
     /// The plan by which n1 becomes empty.
@@ -206,9 +212,9 @@ impl World {
         *most = down.max(*most);
         let down = state.pods.values().filter(|pod| State::is_down(pod)).count();
         state.most_down = down.max(state.most_down);
-        let (world, name) = (self.clone(), name.to_owned());
+        let (world, name, grace) = (self.clone(), name.to_owned(), state.grace);
         tokio::spawn(async move {
-            sleep(PAUSE).await;
+            sleep(PAUSE + grace).await;
             let successor = format!("{name}-next");
             {
                 let mut state = world.state();
