@@ -325,7 +325,7 @@ impl<'w> Engine<'w> {
         }
         counted.sort_unstable();
         let promised = Promised::new();
-        let preemptor = Preemptor::for_room(rules, i32::MAX, &demand, &promised);
+        let preemptor = Preemptor::for_room(rules, (i32::MAX, true), &demand, &promised);
         let mut rooms = Vec::new();
         for (_, node) in counted.into_iter().take(MAX_SEARCHED) {
             if let RoomSearch::Evictions(room) = preemptor.room_on(index.filter(), self.name(node)?) {
