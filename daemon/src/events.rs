@@ -413,8 +413,8 @@ mod tests {
             name: "n1".to_owned(),
             uid: "n1".to_owned(),
         };
-        let recorded = (0..CAPACITY).filter(|_| recorder.try_warn(subject.clone(), "Again", String::new()));
-        assert_eq!(recorded.count(), CAPACITY / 2);
+        let taken = (0..CAPACITY).filter(|_| recorder.try_warn(subject.clone(), "Again", String::new()));
+        assert_eq!(taken.count(), CAPACITY / 2);
     }
 
     #[tokio::test(start_paused = true)]
