@@ -3,13 +3,14 @@
 //! Level-based: at the end of a list, the store removes the objects that the list did not name. Decides nothing.
 
 use std::fmt::Debug;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::api_server::Contact;
 use daemon::watch::{ObjectWatch, Update};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Resource};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::de::DeserializeOwned;
 use tracing::info;
 
@@ -17,7 +18,9 @@ use tracing::info;
 /// attempts, one for the watch, whose version has become too old, and one for a list.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// State behind a lock that is held for moments only and never while waiting for anything else.
+/// State behind a lock that is held for moments only and never while waiting for anything else. A writer that waits is next, also
+/// while other threads lock it to read again and again, as long searches do: the lock of the standard library may keep the writer
+/// waiting until they end.
 #[derive(Debug)]
 pub struct Shared<I>(Arc<RwLock<I>>);
 
@@ -35,12 +38,12 @@ impl<I> Shared<I> {
 
     /// Locks the state to read it.
     pub fn read(&self) -> RwLockReadGuard<'_, I> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 
     /// Locks the state to change it.
     pub fn write(&self) -> RwLockWriteGuard<'_, I> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.0.write()
     }
 }
 

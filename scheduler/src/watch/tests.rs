@@ -1,5 +1,7 @@
 //! Updates in, objects out: lists replace, failures change nothing, an unknown kind that may be absent is an empty one.
 
+use std::thread;
+
 use daemon::watch::Update;
 use kube::runtime::watcher::Event;
 
@@ -70,4 +72,21 @@ fn an_optional_kind_that_is_not_installed_counts_as_empty() {
     assert_eq!(calls::<true>([Update::UnknownKind]), "[]");
     let updates = [Update::Event(Event::Apply("a")), Update::UnknownKind];
     assert_eq!(calls::<false>(updates), "+a");
+}
+
+/// Requests are answered while a long read goes on in many parts, each under a lock of its own.
+#[test]
+fn a_writer_that_waits_is_next() {
+    let state = Shared::new(0);
+    for n_written in 1..=100 {
+        let first = state.read();
+        thread::scope(|scope| {
+            scope.spawn(|| *state.write() += 1);
+            while state.0.try_read().is_some() {
+                thread::yield_now();
+            }
+            drop(first);
+            assert_eq!(*state.read(), n_written);
+        });
+    }
 }
