@@ -3,6 +3,8 @@
 //! Names come in an order that has nothing to do with the order in which the scheduler learned of the nodes, as
 //! kube-scheduler's do.
 
+mod cluster;
+
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -10,30 +12,10 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use scheduler::extender::{Extender, filter};
 use serde_json::{Value, json};
 
+use cluster::{N_GPUS, device, gpu, holder, name, node};
+
 /// The UID of the pod.
 const UID: &str = "uid-0000000000";
-
-/// GPUs of every node.
-const N_GPUS: usize = 8;
-
-fn node(at: usize) -> Value {
-    json!({
-        "metadata": {"name": name(at), "annotations": {"aliyun.com/gpu-mem-unit": "MiB"}},
-        "status": {"capacity": {"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "655360Mi"}},
-    })
-}
-
-fn gpu(at: usize, minor: usize, topology: &Value) -> Value {
-    json!({
-        "type": "gpu", "id": format!("GPU-{at:08}-{minor}"), "minor": minor, "health": true, "topology": topology,
-        "resources": {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "81920Mi", "koordinator.sh/gpu-memory-ratio": "100"},
-    })
-}
-
-fn device(at: usize) -> Value {
-    let gpus = (0..N_GPUS).map(|minor| gpu(at, minor, &Value::Null));
-    json!({"metadata": {"name": name(at)}, "spec": {"devices": gpus.collect::<Vec<_>>()}})
-}
 
 /// A node with places, two adapters of eight virtual functions on each of eight switches, and the model's partition table.
 fn placed_device(at: usize) -> Value {
@@ -52,25 +34,8 @@ fn placed_device(at: usize) -> Value {
     json!({"metadata": {"name": name(at), "labels": labels}, "spec": {"devices": devices}})
 }
 
-/// A pod that holds half of one GPU's memory.
-fn holder(at: usize, minor: usize) -> Value {
-    let record = json!({"gpu": [{"minor": minor, "id": format!("GPU-{at:08}-{minor}"), "resources": {"koordinator.sh/gpu-memory": "40960Mi"}}]});
-    json!({
-        "metadata": {
-            "name": format!("holder-{at}-{minor}"), "namespace": "default", "uid": format!("uid-{at}-{minor}"),
-            "annotations": {"scheduling.koordinator.sh/device-allocated": record.to_string()},
-        },
-        "spec": {
-            "nodeName": name(at),
-            "containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "40960Mi"}}}],
-        },
-        "status": {"phase": "Running"},
-    })
-}
-
-fn name(at: usize) -> String {
-    format!("node-{at:05}.example.internal")
-}
+/// The memory of half a GPU.
+const HALF: &str = "40960Mi";
 
 /// The fields are in kube-scheduler's order.
 fn as_sent(pod: &Value, names: &[String]) -> Vec<u8> {
@@ -170,14 +135,14 @@ fn group_request(n_nodes: usize, n: usize, mib: usize) -> Vec<u8> {
 /// Nodes with places and adapters. Of the eight GPUs of a node up to seven have a pod each.
 fn placed_cluster(n_nodes: usize) -> Extender {
     let devices = (0..n_nodes).map(placed_device);
-    let pods = (0..n_nodes).flat_map(|at| (0..at % N_GPUS).map(move |minor| holder(at, minor)));
+    let pods = (0..n_nodes).flat_map(|at| (0..at % N_GPUS).map(move |minor| holder(at, minor, HALF, [])));
     scheduler::offline::extender((0..n_nodes).map(node), devices, pods)
 }
 
 fn cluster(n_nodes: usize) -> Extender {
     let nodes = (0..n_nodes).map(node);
     let devices = (0..n_nodes).map(device);
-    let pods = (0..n_nodes).flat_map(|at| (0..N_GPUS).map(move |minor| holder(at, minor)));
+    let pods = (0..n_nodes).flat_map(|at| (0..N_GPUS).map(move |minor| holder(at, minor, HALF, [])));
     scheduler::offline::extender(nodes, devices, pods)
 }
 

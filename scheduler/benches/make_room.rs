@@ -1,6 +1,8 @@
 //! Time of one decision to make room: 5,000 nodes of eight GPUs, each with a pod of low priority, and a pod that no GPU has room
 //! for.
 
+mod cluster;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,43 +16,19 @@ use scheduler::metrics::RoomMetrics;
 use scheduler::offline;
 use serde_json::{Value, json};
 
+use cluster::{N_GPUS, device, holder, name, node};
+
 const N_NODES: usize = 5_000;
-const N_GPUS: usize = 8;
 
-fn name(at: usize) -> String {
-    format!("node-{at:05}.example.internal")
-}
-
-fn node(at: usize) -> Value {
-    json!({
-        "metadata": {"name": name(at), "annotations": {"aliyun.com/gpu-mem-unit": "MiB"}},
-        "status": {"capacity": {"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "655360Mi"}},
-    })
-}
-
-fn device(at: usize) -> Value {
-    let gpu = |minor: usize| {
-        let resources = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "81920Mi", "koordinator.sh/gpu-memory-ratio": "100"});
-        json!({"type": "gpu", "id": format!("GPU-{at:08}-{minor}"), "minor": minor, "health": true, "resources": resources})
-    };
-    json!({"metadata": {"name": name(at)}, "spec": {"devices": (0..N_GPUS).map(gpu).collect::<Vec<_>>()}})
-}
-
-/// A pod of a controller that holds half of one GPU's memory.
-fn holder(at: usize, minor: usize) -> Value {
-    let record = json!({"gpu": [{"minor": minor, "id": format!("GPU-{at:08}-{minor}"), "resources": {"koordinator.sh/gpu-memory": "40960Mi"}}]});
-    json!({
-        "metadata": {
-            "name": format!("holder-{at}-{minor}"), "namespace": "default", "uid": format!("uid-{at}-{minor}"),
-            "annotations": {"scheduling.koordinator.sh/device-allocated": record.to_string()},
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
-        },
-        "spec": {
-            "nodeName": name(at), "priority": minor,
-            "containers": [{"name": "c", "resources": {"limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": "40960Mi"}}}],
-        },
-        "status": {"phase": "Running"},
-    })
+/// A pod of a controller that holds half of one GPU's memory, of a priority that rises with the number of the GPU.
+fn low(at: usize, minor: usize) -> Value {
+    let owner =
+        json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]);
+    let fields = [
+        ("/metadata", "ownerReferences", owner),
+        ("/spec", "priority", minor.into()),
+    ];
+    holder(at, minor, "40960Mi", fields)
 }
 
 fn important() -> Value {
@@ -66,7 +44,7 @@ fn important() -> Value {
 /// An extender that has refused the pod on all nodes.
 fn extender() -> Extender {
     let nodes = || 0..N_NODES;
-    let holders = nodes().flat_map(|at| (0..N_GPUS).map(move |minor| holder(at, minor)));
+    let holders = nodes().flat_map(|at| (0..N_GPUS).map(move |minor| low(at, minor)));
     let pods = holders.chain([important()]);
     let extender = offline::extender(nodes().map(node), nodes().map(device), pods).making_room(true);
     let names: Vec<String> = nodes().map(name).collect();

@@ -6,7 +6,8 @@
     reason = "criterion shows the means of waits, and their maximum counts"
 )]
 
-use std::collections::BTreeMap;
+mod cluster;
+
 use std::hint::black_box;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,8 +21,9 @@ use scheduler::read_api::plan;
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
+use cluster::{N_GPUS, device, holder, name, node, set};
+
 const N_NODES: usize = 5_000;
-const N_GPUS: usize = 8;
 /// Pods of one application, which have a budget.
 const PODS_OF_APP: usize = 4;
 /// The node whose pods have volumes.
@@ -29,52 +31,43 @@ const WITH_VOLUMES: usize = 18;
 /// A day after the start of the pods.
 const NOW: u64 = 1_767_225_600 + 86_400;
 
-fn name(at: usize) -> String {
-    format!("node-{at:05}.example.internal")
-}
-
-fn node(at: usize) -> Value {
-    let labels: BTreeMap<String, &str> = (0..16)
-        .map(|label| (format!("example.com/label-{label}"), ""))
-        .collect();
-    json!({
-        "metadata": {"name": name(at), "labels": labels, "annotations": {"aliyun.com/gpu-mem-unit": "MiB"}},
-        "status": {
-            "capacity": {"aliyun.com/gpu-count": "8", "koordinator.sh/gpu-memory": "655360Mi"},
-            "allocatable": {"cpu": "128", "memory": "1Ti"},
-        },
-    })
-}
-
-fn device(at: usize) -> Value {
-    let gpu = |minor: usize| {
-        let resources = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "81920Mi", "koordinator.sh/gpu-memory-ratio": "100"});
-        json!({"type": "gpu", "id": format!("GPU-{at:08}-{minor}"), "minor": minor, "health": true, "resources": resources})
-    };
-    json!({"metadata": {"name": name(at)}, "spec": {"devices": (0..N_GPUS).map(gpu).collect::<Vec<_>>()}})
+fn labelled_node(at: usize) -> Value {
+    let labels = (0..16).map(|label| (format!("example.com/label-{label}"), Value::from("")));
+    let mut node = node(at);
+    set(&mut node, "/metadata", "labels", Value::Object(labels.collect()));
+    set(
+        &mut node,
+        "/status",
+        "allocatable",
+        json!({"cpu": "128", "memory": "1Ti"}),
+    );
+    node
 }
 
 /// A pod of a controller that holds 10 to 70 GiB of one GPU.
-fn holder(at: usize, minor: usize) -> Value {
+fn pod_of_app(at: usize, minor: usize) -> Value {
     let memory = format!("{}Mi", 10_240 * (1 + (at * 5 + minor * 3) % 7));
-    let record = json!({"gpu": [{"minor": minor, "id": format!("GPU-{at:08}-{minor}"), "resources": {"koordinator.sh/gpu-memory": memory}}]});
-    let resources = json!({"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": memory}});
     let app = (at * N_GPUS + minor) / PODS_OF_APP;
+    let labels = json!({"app": format!("app-{app}"), "pod-template-hash": "5d8f7c9b6"});
+    let owner =
+        json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]);
     let volumes = if at == WITH_VOLUMES {
         json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
     } else {
         json!([])
     };
-    json!({
-        "metadata": {
-            "name": format!("holder-{at}-{minor}"), "namespace": "default", "uid": format!("uid-{at}-{minor}"),
-            "labels": {"app": format!("app-{app}"), "pod-template-hash": "5d8f7c9b6"},
-            "annotations": {"scheduling.koordinator.sh/device-allocated": record.to_string()},
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}],
-        },
-        "spec": {"nodeName": name(at), "volumes": volumes, "containers": [{"name": "c", "resources": resources}]},
-        "status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"},
-    })
+    let fields = [
+        ("/metadata", "labels", labels),
+        ("/metadata", "ownerReferences", owner),
+        ("/spec", "volumes", volumes),
+        (
+            "/spec/containers/0/resources",
+            "requests",
+            json!({"cpu": "4", "memory": "8Gi"}),
+        ),
+        ("/status", "startTime", json!("2026-01-01T00:00:00Z")),
+    ];
+    holder(at, minor, &memory, fields)
 }
 
 fn budget(app: usize) -> Value {
@@ -96,10 +89,10 @@ fn volumes() -> PodVolumes {
     (0..N_GPUS).map(of_pod).collect()
 }
 
-fn cluster() -> Shared<Index> {
-    let nodes = (0..N_NODES).map(node);
+fn shared_index() -> Shared<Index> {
+    let nodes = (0..N_NODES).map(labelled_node);
     let devices = (0..N_NODES).map(device);
-    let pods = (0..N_NODES).flat_map(|at| (0..N_GPUS).map(move |minor| holder(at, minor)));
+    let pods = (0..N_NODES).flat_map(|at| (0..N_GPUS).map(move |minor| pod_of_app(at, minor)));
     let mut index = offline::index(nodes, devices, pods);
     for app in 0..N_NODES * N_GPUS / PODS_OF_APP {
         if let Ok(budget) = serde_json::from_value::<PodDisruptionBudget>(budget(app)) {
@@ -125,7 +118,7 @@ fn longest_wait(index: &Shared<Index>, request: &PlanRequest) -> Duration {
 }
 
 fn bench(criterion: &mut Criterion) {
-    let index = cluster();
+    let index = shared_index();
     let goals = [
         ("empty-node", PlanGoal::EmptyNode { node: name(17) }),
         (

@@ -32,6 +32,8 @@ const NODES_PER_LOCK: usize = 16;
 const HOLDERS_PER_LOCK: usize = 64;
 /// Pairs of nodes and kinds of successors that are compared under one read lock, if no volume has node affinity.
 const PAIRS_PER_LOCK: usize = 1024;
+/// The number of such pairs that take as long as one part of a volume's node affinity, which goes through the labels of the node.
+const PAIRS_PER_PART: usize = 4;
 /// Most pods whose volumes a request names: each may have nodes of its own.
 const MAX_PODS_WITH_VOLUMES: usize = 1000;
 /// Most parts of the node affinity of a pod's volumes: selectors, terms, requirements and values.
@@ -305,9 +307,8 @@ impl PlanInput {
             }
         }
         let mut all: Vec<&mut AllowedNodes<'a>> = kinds.values_mut().collect();
-        // A pair takes as long as the volumes have parts.
         let longest = all.iter().map(|allowed| n_parts(allowed.volumes)).max();
-        let n_pairs = (PAIRS_PER_LOCK / (1 + longest.unwrap_or(0))).max(1);
+        let n_pairs = (PAIRS_PER_LOCK / (1 + PAIRS_PER_PART * longest.unwrap_or(0))).max(1);
         for some in all.chunks_mut(n_pairs) {
             for chunk in self.nodes.chunks((n_pairs / some.len()).max(1)) {
                 reader.read(|index| {

@@ -40,6 +40,15 @@ impl Making {
         Self::of(world, evicts, 60)
     }
 
+    /// A node with one GPU of 80 units, half of which the pod `first` of priority 5 holds, and half the pod `second` of priority 3.
+    pub(crate) fn of_two_pods() -> Self {
+        let world = World::making_room().with_node("n1", &[80]);
+        let world = world
+            .with_pod(&running("first", "n1", 0, 40, 5))
+            .with_pod(&running("second", "n1", 0, 40, 3));
+        Self::of(world, true, 60)
+    }
+
     pub(crate) fn of(world: World, evicts: bool, per_hour: usize) -> Self {
         world.api.show_to(Some(world.index.clone()));
         let settings = RoomSettings {
@@ -64,10 +73,15 @@ impl Making {
         assert_eq!(self.world.fitting(pod, nodes).await, Vec::<String>::new());
     }
 
-    /// The pod `high` of 40 units, refused for as long as it takes until room is made.
+    /// The pod `high` of 40 units, refused on the node `n1` for as long as it takes until room is made.
     pub(crate) async fn high(&self) -> Value {
-        let pod = important("high", 40, 1000);
-        self.refuse(&pod, &["n1"]).await;
+        self.refused(40, &["n1"]).await
+    }
+
+    /// The pod `high` of these units, refused on these nodes for as long as it takes until room is made.
+    pub(crate) async fn refused(&self, n_units: u64, nodes: &[&str]) -> Value {
+        let pod = important("high", n_units, 1000);
+        self.refuse(&pod, nodes).await;
         advance(AFTER).await;
         pod
     }
@@ -320,9 +334,7 @@ async fn the_best_node_is_chosen(#[case] pods: &[(&str, i32, u64)], #[case] expe
         world = world.with_pod(&running(name, &node, 0, *units_held, *priority));
     }
     let making = Making::of(world, true, 60);
-    let pod = important("high", 80, 1000);
-    making.refuse(&pod, &["na", "nb"]).await;
-    advance(AFTER).await;
+    making.refused(80, &["na", "nb"]).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted(), [expected]);
 }
@@ -344,9 +356,7 @@ async fn budgets_are_never_violated(#[case] nodes: &[&str], #[case] expected: &[
         .with_pod(&running("b", "n2", 0, 50, 7));
     show_budget(&world.index, ("app", "a"), 0);
     let making = Making::of(world, true, 60);
-    let pod = important("high", 40, 1000);
-    making.refuse(&pod, nodes).await;
-    advance(AFTER).await;
+    making.refused(40, nodes).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted(), expected);
 }
@@ -360,9 +370,7 @@ async fn a_refused_dry_run_drops_the_node() {
         .with_pod(&running("b", "n2", 0, 50, 7));
     world.api.set_budget("a", 0);
     let making = Making::of(world, true, 60);
-    let pod = important("high", 40, 1000);
-    making.refuse(&pod, &["n1", "n2"]).await;
-    advance(AFTER).await;
+    let pod = making.refused(40, &["n1", "n2"]).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted(), ["b"]);
     assert_eq!(making.nominated(&pod), "n2");
@@ -386,9 +394,7 @@ async fn pods_under_two_budgets_stay(#[case] shown: bool) {
         world.api.fail_evictions([Some(Fault::Status(500))]);
     }
     let making = Making::of(world, true, 60);
-    let pod = important("high", 40, 1000);
-    making.refuse(&pod, &["n1", "n2"]).await;
-    advance(AFTER).await;
+    making.refused(40, &["n1", "n2"]).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted(), ["b"]);
     let n_dry_runs = if shown { 1 } else { 2 };
@@ -405,9 +411,7 @@ async fn three_refused_plans_are_enough() {
     }
     let making = Making::of(world, true, 60);
     making.world.api.fail_evictions([Some(Fault::Status(429)); 5]);
-    let pod = important("high", 40, 1000);
-    making.refuse(&pod, &["n0", "n1", "n2", "n3", "n4"]).await;
-    advance(AFTER).await;
+    making.refused(40, &["n0", "n1", "n2", "n3", "n4"]).await;
     making.tick().await;
     assert_eq!(
         (making.world.api.evicted().len(), making.world.api.n_nominations()),
@@ -432,9 +436,7 @@ pub(crate) async fn half_evicted() -> (Making, Value) {
         .with_pod(&running("first", "n1", 0, 40, 5))
         .with_pod(&with_app(running("second", "n1", 0, 40, 3), "a"));
     let making = Making::of(world, true, 60);
-    let pod = important("high", 80, 1000);
-    making.refuse(&pod, &["n1"]).await;
-    advance(AFTER).await;
+    let pod = making.refused(80, &["n1"]).await;
     // Two dry runs, and the eviction of the first.
     making
         .world
@@ -533,9 +535,7 @@ async fn evictions_within_an_hour_are_limited() {
         .with_pod(&running("a", "n1", 0, 40, 0))
         .with_pod(&running("b", "n1", 0, 40, 0));
     let making = Making::of(world, true, 1);
-    let pod = important("high", 80, 1000);
-    making.refuse(&pod, &["n1"]).await;
-    advance(AFTER).await;
+    making.refused(80, &["n1"]).await;
     making.tick().await;
     assert_eq!(
         (making.world.api.evicted().len(), making.outcome("over_budget")),
@@ -722,14 +722,8 @@ async fn many_pods_get_the_room_that_there_is() {
 #[case::between_the_evictions(&["first"], 1)]
 #[tokio::test(start_paused = true)]
 async fn another_leader_goes_on(#[case] gone: &[&str], #[case] n_evicted: usize) {
-    let world = World::making_room().with_node("n1", &[80]);
-    let world = world
-        .with_pod(&running("first", "n1", 0, 40, 5))
-        .with_pod(&running("second", "n1", 0, 40, 3));
-    let making = Making::of(world, true, 60);
-    let pod = important("high", 80, 1000);
-    making.refuse(&pod, &["n1"]).await;
-    advance(AFTER).await;
+    let making = Making::of_two_pods();
+    let pod = making.refused(80, &["n1"]).await;
     // The evictions after these are never answered, and the maker is dropped with its memory.
     let dry_runs = [None, None];
     let evictions = gone.iter().map(|_| None);

@@ -80,9 +80,7 @@ async fn room_that_is_kept_for_another_pod_is_not_counted_on() {
     nominee["status"]["nominatedNodeName"] = "n1".into();
     making.world.api.put(&nominee);
     making.world.apply_pod(&nominee);
-    let pod = important("high", 60, 1000);
-    making.refuse(&pod, &["n1"]).await;
-    advance(AFTER).await;
+    let pod = making.refused(60, &["n1"]).await;
     making.tick().await;
     assert_eq!(
         making.world.api.evicted(),
@@ -163,14 +161,8 @@ async fn a_binding_under_way_does_not_end_the_room() {
 /// An error of kube-scheduler removes the nomination between two evictions: the second pod still goes, as the first has.
 #[tokio::test(start_paused = true)]
 async fn a_nomination_lost_between_two_evictions_does_not_end_them() {
-    let world = World::making_room().with_node("n1", &[80]);
-    let world = world
-        .with_pod(&running("first", "n1", 0, 40, 5))
-        .with_pod(&running("second", "n1", 0, 40, 3));
-    let making = Making::of(world, true, 60);
-    let pod = important("high", 80, 1000);
-    making.refuse(&pod, &["n1"]).await;
-    advance(AFTER).await;
+    let making = Making::of_two_pods();
+    let pod = making.refused(80, &["n1"]).await;
     let slow = Some(Fault::Slow(Duration::from_secs(1)));
     making.world.api.fail_evictions([None, None, slow]);
     let lose = async {
@@ -327,9 +319,7 @@ async fn an_api_server_that_does_not_answer_holds_up_no_other_room() {
         world = world.with_pod(&running(&format!("low{at}"), "n1", 0, 16, 0));
     }
     let making = Making::of(world, true, 60);
-    let pod = important("high", 80, 1000);
-    making.refuse(&pod, &["n1"]).await;
-    advance(AFTER).await;
+    making.refused(80, &["n1"]).await;
     let dry_runs = [None; 5];
     let faults = dry_runs.into_iter().chain([Some(Fault::Hang); 10]);
     making.world.api.fail_evictions(faults);
@@ -561,9 +551,7 @@ async fn room_on_another_gpu_is_kept_instead() {
         .with_pod(&running("second", "n1", 0, 40, 3))
         .with_pod(&running("important", "n1", 1, 80, 2000));
     let making = Making::of(world, true, 60);
-    let pod = important("high", 80, 1000);
-    making.refuse(&pod, &["n1"]).await;
-    advance(AFTER).await;
+    let pod = making.refused(80, &["n1"]).await;
     let refused = Some(Fault::Status(429));
     making
         .world
