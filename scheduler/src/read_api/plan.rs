@@ -41,10 +41,6 @@ const MAX_AFFINITY_PARTS: usize = 256;
 /// Names of nodes in the refusal of a name that is not known.
 const N_SHOWN: usize = 3;
 
-/// Bytes of a GiB times seconds of an hour.
-#[expect(clippy::cast_precision_loss, reason = "a power of two times a small number")]
-const GIB_HOUR: f64 = ((1_u64 << 30) * 3600) as f64;
-
 /// A plan request that cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanRequestError {
@@ -447,7 +443,7 @@ impl PlanInput {
             gain: plan.gain_bytes,
             price: PlanPrice {
                 restarts: plan.price.n_restarts,
-                gib_hours: gib_hours(plan.price.byte_seconds),
+                gib_hours: plan.price.gib_hours(),
             },
             ..PlanAnswer::default()
         };
@@ -498,10 +494,4 @@ fn kind<'a>(facts: &HolderFacts, volumes: &'a PodVolumes) -> Option<SuccessorKin
 fn volumes_of<'a>(facts: &HolderFacts, volumes: &'a PodVolumes) -> &'a [NodeSelector] {
     let known = volumes.get(facts.owner.as_str()).filter(|_| facts.has_claims);
     known.map_or(&[], Vec::as_slice)
-}
-
-/// Byte-seconds as GiB hours, with two digits after the point.
-#[expect(clippy::cast_precision_loss, reason = "two digits are shown, to people")]
-fn gib_hours(byte_seconds: u128) -> f64 {
-    (byte_seconds as f64 / GIB_HOUR * 100.0).round() / 100.0
 }

@@ -134,6 +134,12 @@ impl Price {
             .saturating_add(u128::from(self.n_restarts) * GIB_HOUR)
     }
 
+    /// The memory held times the time run in GiB hours, rounded to two digits after the point.
+    #[expect(clippy::cast_precision_loss, reason = "two digits are shown, to people")]
+    pub fn gib_hours(self) -> f64 {
+        (self.byte_seconds as f64 / GIB_HOUR as f64 * 100.0).round() / 100.0
+    }
+
     /// The price of both.
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
