@@ -1,4 +1,4 @@
-//! Puts new workload models into effect once their results are there.
+//! Puts new workload models, the mixes of pods that the policy `fill` expects, into effect once their results are there.
 //!
 //! The index says when a model is due. Its results are computed a few at a time, each time under a lock of its own, so that
 //! neither a request nor an update waits for them.
@@ -7,7 +7,7 @@ use tokio::task::spawn_blocking;
 
 use crate::index::{Index, Shared};
 
-/// Prepares each model that is due and puts it into effect. Ends if a preparation panics.
+/// Prepares each model that is due and puts it into effect. Ends only if a preparation panics.
 pub(crate) async fn keep_current(index: Shared<Index>) {
     let due = index.write().announce_due_models();
     loop {

@@ -303,7 +303,7 @@ impl Api {
         self.ended.notified().await;
     }
 
-    /// Begins a decision: no pod has been tried for its plan.
+    /// Begins a decision: no eviction has been tried for its plan by a dry run.
     pub(crate) fn begin_decision(&self) {
         self.state().tried.clear();
     }
