@@ -4,17 +4,23 @@
 use std::collections::BTreeMap;
 
 use proto::pod::NodeSelector;
-use proto::read_api::{LeftPod, PodVolumes};
+use proto::read_api::{LeftPod, MAX_AFFINITY_PARTS, MAX_PODS_WITH_VOLUMES, PodVolumes};
 use serde_json::Value;
 
 use crate::connection::ClusterConnection;
 use crate::fields::text as field;
 
-/// The volumes of the pods that stay because of them. A pod of which any claim or volume cannot be read is left out.
+/// The volumes of the pods that stay because of them. A pod of which any claim or volume cannot be read is left out, and so are
+/// those that are more than a plan request may have.
 pub(crate) async fn of_pods(connection: &ClusterConnection, left: &[LeftPod]) -> PodVolumes {
     let (mut known, mut pods) = (PodVolumes::new(), BTreeMap::new());
     for pod in left.iter().filter(|pod| pod.volumes && !pod.name.is_empty()) {
-        if let Some(volumes) = of_pod(connection, pod, &mut pods).await {
+        if known.len() == MAX_PODS_WITH_VOLUMES {
+            break;
+        }
+        if let Some(volumes) = of_pod(connection, pod, &mut pods).await
+            && volumes.iter().map(NodeSelector::n_parts).sum::<usize>() <= MAX_AFFINITY_PARTS
+        {
             known.insert(pod.uid.clone(), volumes);
         }
     }

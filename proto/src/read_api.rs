@@ -13,8 +13,8 @@ use crate::pod::{GroupKind, is_default};
 use crate::pod_group::{DomainPolicy, GroupDomain};
 
 pub use plan::{
-    LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanLimits, PlanPrice, PlanRequest, PlannedMove,
-    PodVolumes,
+    LeftPod, MAX_AFFINITY_PARTS, MAX_PLANNED_MOVES, MAX_PODS_WITH_VOLUMES, PlanAnswer, PlanGoal, PlanLimits,
+    PlanPrice, PlanRequest, PlannedMove, PodVolumes,
 };
 
 /// The version of the JSON; the first part of every path, as in `/v1/state`.

@@ -85,6 +85,17 @@ impl NodeSelector {
         }
     }
 
+    /// The number of its terms, requirements and values, and 1: as long as the comparison with a node takes.
+    pub fn n_parts(&self) -> usize {
+        let mut n_parts = 1 + self.node_selector_terms.len();
+        for term in &self.node_selector_terms {
+            for requirement in term.match_expressions.iter().chain(&term.match_fields) {
+                n_parts += 1 + requirement.values.len();
+            }
+        }
+        n_parts
+    }
+
     /// Returns true if a node of this name matches; `label` looks up the value of one of its labels.
     pub fn matches<'a>(&self, name: &'a str, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.node_selector_terms

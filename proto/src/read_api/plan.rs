@@ -8,6 +8,10 @@ use crate::pod::{NodeSelector, is_default};
 
 /// Largest number of moves of one plan; a request for more is refused with HTTP 400.
 pub const MAX_PLANNED_MOVES: usize = 1_000;
+/// Most pods whose volumes a request names: each may have nodes of its own.
+pub const MAX_PODS_WITH_VOLUMES: usize = 1_000;
+/// Most parts of the node affinity of a pod's volumes, by [`NodeSelector::n_parts`].
+pub const MAX_AFFINITY_PARTS: usize = 256;
 
 /// The body of `POST plan`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -18,8 +18,8 @@ use placement::{Fleet, Goal, Holder, Limits, NodeId, NodeView, Obstacle, OwnerId
 use proto::memory_text::memory_text;
 use proto::pod::NodeSelector;
 use proto::read_api::{
-    LeftPod, MAX_PLANNED_MOVES, PlanAnswer, PlanGoal, PlanPrice, PlanRequest, PlannedMove, PodVolumes,
-    VERSION,
+    LeftPod, MAX_AFFINITY_PARTS, MAX_PLANNED_MOVES, MAX_PODS_WITH_VOLUMES, PlanAnswer, PlanGoal, PlanPrice,
+    PlanRequest, PlannedMove, PodVolumes, VERSION,
 };
 use rustc_hash::{FxHashMap, FxHasher};
 
@@ -34,10 +34,6 @@ const HOLDERS_PER_LOCK: usize = 64;
 const PAIRS_PER_LOCK: usize = 1024;
 /// The number of such pairs that take as long as one part of a volume's node affinity, which goes through the labels of the node.
 const PAIRS_PER_PART: usize = 4;
-/// Most pods whose volumes a request names: each may have nodes of its own.
-const MAX_PODS_WITH_VOLUMES: usize = 1000;
-/// Most parts of the node affinity of a pod's volumes: selectors, terms, requirements and values.
-const MAX_AFFINITY_PARTS: usize = 256;
 /// Names of nodes in the refusal of a name that is not known.
 const N_SHOWN: usize = 3;
 
@@ -172,20 +168,9 @@ fn check_volumes(volumes: &PodVolumes) -> Result<(), PlanRequestError> {
     }
 }
 
-/// Selectors with their terms, requirements and values.
+/// The parts of all selectors, by [`NodeSelector::n_parts`].
 fn n_parts(selectors: &[NodeSelector]) -> usize {
-    let terms = selectors
-        .iter()
-        .flat_map(|selector| &selector.node_selector_terms);
-    let (mut n_terms, mut n_others) = (0, 0);
-    for term in terms {
-        n_terms += 1;
-        let requirements = term.match_expressions.iter().chain(&term.match_fields);
-        n_others += requirements
-            .map(|requirement| 1 + requirement.values.len())
-            .sum::<usize>();
-    }
-    selectors.len() + n_terms + n_others
+    selectors.iter().map(NodeSelector::n_parts).sum()
 }
 
 /// A number that equal plans have in common.

@@ -214,6 +214,10 @@ async fn a_goal_out_of_reach(#[case] flags: &[&str], #[case] n_evicted: usize, #
     Some(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": []}}}})),
     Some(json!([{"nodeSelectorTerms": []}]))
 )]
+#[case::with_more_parts_than_a_request_may_have(
+    Some(json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": vec![json!({}); 256]}}}})),
+    None
+)]
 #[case::unreadable(None, None)]
 #[tokio::test(start_paused = true)]
 async fn volumes_are_read(#[case] volume: Option<Value>, #[case] expected: Option<Value>) {
