@@ -17,7 +17,7 @@ use tracing::error;
 use crate::tick::next_tick;
 
 /// The number of checks within the limit: few, since each wakes the process up.
-const CHECKS: u32 = 3;
+const CHECKS: u32 = 2;
 /// Longest time for the last line of the log, after which the process ends in any case: the log itself may hang.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -104,7 +104,7 @@ impl Probe {
 }
 
 /// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. A hang that
-/// begins after an answer is noticed a third of the limit later.
+/// begins after an answer is noticed half the limit later.
 ///
 /// # Errors
 /// If the thread cannot be started.

@@ -22,6 +22,7 @@ use super::{Rig, fleet, quantiles, times};
 use kit::apiserver::ApiObjects;
 use kit::console::Console;
 use kit::pods::set;
+use proto::closed_gpus::CLOSED_GPUS;
 
 /// `--hint-ttl`, as for `laboratory load filter`: the pods of this load are never bound.
 const HINT: &str = "20ms";
@@ -53,6 +54,8 @@ enum StormKind {
     Devices,
     /// 100,000 pods wait to be scheduled, and go.
     Pending,
+    /// The first GPU of every node is closed to new pods, and opened.
+    Closed,
 }
 
 /// `laboratory load storm`.
@@ -63,7 +66,7 @@ pub struct StormArgs {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "pods,flaps,devices,pending"
+        default_value = "pods,flaps,devices,pending,closed"
     )]
     storms: Vec<StormKind>,
     /// Nodes of eight GPUs, each with eight pods.
@@ -189,6 +192,19 @@ impl StormKind {
                     }
                 }
                 Ok(())
+            }
+            Self::Closed => {
+                let nodes = part(n_nodes);
+                tokio::task::spawn_blocking(move || {
+                    for closed in [json!("0"), Value::Null] {
+                        for idx in 0..nodes {
+                            let patch = json!({"metadata": {"annotations": {CLOSED_GPUS: closed}}});
+                            objects.patch("nodes", "", &fleet::node_name(idx), patch)?;
+                        }
+                    }
+                    Ok(())
+                })
+                .await?
             }
             Self::Devices => {
                 let n_devices = part(200).min(n_nodes);
