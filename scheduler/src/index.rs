@@ -79,7 +79,7 @@ pub use crate::watch::Shared;
 use crate::watch::ObjectStore;
 use cluster::Cluster;
 use failing::FailingNodes;
-use plugins::Plugins;
+use plugins::{Plugins, Standing};
 use pod_groups::PodGroups;
 use pods::PodEntry;
 use resource_demand::requests_devices;
@@ -326,10 +326,13 @@ impl Index {
         self.cluster.budgets.values().cloned().collect()
     }
 
-    /// Returns true if a node is cordoned.
-    pub fn is_cordoned(&self, node: &str) -> bool {
-        let state = self.cluster.node(node);
-        state.is_some_and(|state| state.facts.unschedulable)
+    /// Returns true if no pod gets memory of a node: it is cordoned, has a taint of its own state, such as `unreachable`, or its
+    /// device plugin is away. Taints that people set keep some pods away and others not.
+    pub fn takes_no_pods(&self, node: &str) -> bool {
+        let is_of_state = |taint: &Taint| taint.key.starts_with("node.kubernetes.io/");
+        let facts = self.cluster.node(node).map(|state| &state.facts);
+        facts.is_some_and(|facts| facts.unschedulable || facts.hard_taints.iter().any(is_of_state))
+            || matches!(self.cluster.plugins.standing(node), Standing::Out(_))
     }
 
     /// The facts by which the leader makes room.

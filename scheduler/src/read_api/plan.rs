@@ -191,7 +191,7 @@ fn concerns(goal: &PlanGoal, name: &str) -> bool {
     }
 }
 
-/// Returns true if a plan for the goal frees memory for other pods, which get none of a cordoned node.
+/// Returns true if a plan for the goal frees memory for other pods, which get none of a node that takes no pods.
 const fn frees_memory(goal: &PlanGoal) -> bool {
     match goal {
         PlanGoal::Free { .. } | PlanGoal::Join {} => true,
@@ -231,7 +231,7 @@ impl PlanInput {
             let copies = reader.read(|index| {
                 let copies = chunk.iter().filter_map(|id| {
                     let mut copy = index.fleet().copy_node(*id)?;
-                    if frees_memory(&request.goal) && index.is_cordoned(index.fleet().view(*id)?.name()) {
+                    if frees_memory(&request.goal) && index.takes_no_pods(index.fleet().view(*id)?.name()) {
                         copy.close_gpus();
                     }
                     Some((*id, copy))

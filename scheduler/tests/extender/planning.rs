@@ -141,9 +141,13 @@ async fn plans_know_gpus_free_memory_and_joining() {
     assert_eq!(world.plan(PlanGoal::Join {}).gain, 40 << 20);
 }
 
-/// No pod that waits gets memory of a cordoned node.
+/// No pod that waits gets memory of a node that takes none.
+#[rstest]
+#[case::cordoned("/spec", json!({"unschedulable": true}))]
+#[case::unreachable("/spec", json!({"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}))]
+#[case::plugin_away("/metadata/annotations/gpushare~1device-plugin", json!(r#"{"serving": false, "since": "2026-01-01T00:00:00Z"}"#))]
 #[tokio::test(start_paused = true)]
-async fn free_memory_of_a_cordoned_node_does_not_count() {
+async fn free_memory_of_a_node_that_takes_no_pods_does_not_count(#[case] field: &str, #[case] value: Value) {
     let world = World::new().with_node("n1", &[100, 100]).with_node("n2", &[100]);
     world.place(&running("a", 40), "n1").await;
     world.place(&running("b", 40), "n2").await;
@@ -157,14 +161,24 @@ async fn free_memory_of_a_cordoned_node_does_not_count() {
     assert!(world.plan(on_n2()).reached, "b joins a");
     assert_eq!(world.plan(PlanGoal::Join {}).gain, 10 << 20);
 
-    let mut cordoned = node("n2", "MiB");
-    cordoned["spec"] = json!({"unschedulable": true});
-    world.apply_node(&cordoned);
+    world.apply_node(&changed_n2(field, value));
     assert!(!world.plan(on_n2()).reached);
     assert_eq!(world.plan(PlanGoal::Join {}).gain, 0);
     world.delete_pod(&running("b", 40));
     let answer = world.plan(free(None));
     assert!(!answer.reached, "n2 is empty: {answer:?}");
+}
+
+/// The node n2 with a plugin that serves, and one field changed.
+fn changed_n2(field: &str, value: Value) -> Value {
+    let mut changed = annotated(
+        node("n2", "MiB"),
+        "gpushare/device-plugin",
+        r#"{"serving": true, "since": "2025-01-01T00:00:00Z"}"#,
+    );
+    let (parent, key) = field.rsplit_once('/').unwrap();
+    changed.pointer_mut(parent).unwrap()[key.replace("~1", "/")] = value;
+    changed
 }
 
 #[rstest]
@@ -357,19 +371,7 @@ async fn a_group_that_must_stay_together_stays(
 #[tokio::test(start_paused = true)]
 async fn a_node_takes_no_successor(#[case] field: &str, #[case] value: Value) {
     let world = world_with(&running("a", 60)).await;
-    let mut other = annotated(
-        node("n2", "MiB"),
-        "gpushare/device-plugin",
-        r#"{"serving": true, "since": "2025-01-01T00:00:00Z"}"#,
-    );
-    let (parent, key) = field.rsplit_once('/').unwrap();
-    let key = key.replace("~1", "/");
-    if parent.is_empty() {
-        other[key.as_str()] = value;
-    } else {
-        other.pointer_mut(parent).unwrap()[key.as_str()] = value;
-    }
-    world.apply_node(&other);
+    world.apply_node(&changed_n2(field, value));
     assert_eq!(world.reason(), "no other place has room for it");
 }
 
