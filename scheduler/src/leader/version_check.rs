@@ -82,7 +82,7 @@ fn image(pod: &Value) -> Option<&str> {
 }
 
 /// The advice to the operator if Kubernetes does not support the two versions together; `None` also for a tag without a version.
-fn advice(image: &str, server: &str) -> Option<String> {
+fn version_advice(image: &str, server: &str) -> Option<String> {
     let (scheduler, server) = (Version::of_image(image)?, Version::parse(server)?);
     (!scheduler.is_supported_by(server)).then(|| {
         format!(
@@ -90,6 +90,13 @@ fn advice(image: &str, server: &str) -> Option<String> {
              before. deploy/install.sh sets it; by hand, set newTag of registry.k8s.io/kube-scheduler to {server} in your kustomization"
         )
     })
+}
+
+/// The advice to the operator about the version of kube-scheduler and about --misfit-nodes; `None` if both fit.
+fn advice(image: &str, server: &str, misfit_nodes: MisfitNodes) -> Option<String> {
+    let texts = [version_advice(image, server), flag_advice(image, misfit_nodes)];
+    let texts: Vec<String> = texts.into_iter().flatten().collect();
+    (!texts.is_empty()).then(|| texts.join("; "))
 }
 
 /// The advice to the operator if --misfit-nodes does not fit the version of kube-scheduler; `None` also for a tag without a version.
@@ -113,7 +120,7 @@ pub async fn watch_version(client: Client, recorder: Recorder, pod: PodName, mis
     loop {
         let pause = match versions(&client, &pod).await {
             Ok((image, server)) => {
-                let advice = advice(&image, &server).or_else(|| flag_advice(&image, misfit_nodes));
+                let advice = advice(&image, &server, misfit_nodes);
                 if advice.is_none() {
                     info!(image, server, "the second kube-scheduler");
                 }
@@ -189,7 +196,7 @@ mod tests {
             "localhost:5000/kube-scheduler:",
             "kube-scheduler:",
         ] {
-            let advice = advice(&format!("{image}{tag}"), server);
+            let advice = version_advice(&format!("{image}{tag}"), server);
             assert_eq!(advice.is_none(), expected, "{advice:?}");
             assert!(advice.is_none_or(|text| text.contains(tag) && text.contains("v1.36.2")));
         }
@@ -209,6 +216,15 @@ mod tests {
         let advice = flag_advice(&format!("registry.k8s.io/kube-scheduler:{tag}"), misfit_nodes);
         assert_eq!(advice.is_some(), expected.is_some(), "{advice:?}");
         assert!(expected.is_none_or(|flag| advice.unwrap().contains(flag)));
+    }
+
+    #[test]
+    fn the_advice_names_both_faults() {
+        let advice = advice("kube-scheduler:v1.38.0", "v1.36.2", MisfitNodes::Unresolvable).unwrap();
+        assert!(
+            advice.contains("v1.36.2") && advice.contains("--misfit-nodes=resolvable"),
+            "{advice}"
+        );
     }
 
     #[rstest]

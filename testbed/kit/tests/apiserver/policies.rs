@@ -557,7 +557,7 @@ async fn server_led_by_s_0() -> ApiServer {
     server
 }
 
-/// The rules for a pod's status hold for every name of a field manager, as the client chooses it.
+/// The rules for a pod's status hold for every other name of a field manager too, as the client chooses it.
 #[rstest]
 #[case::a_nomination(json!({"status": {"nominatedNodeName": "n1"}}), 200)]
 #[case::condition_of_kube_scheduler(json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}), 200)]
@@ -569,7 +569,7 @@ async fn server_led_by_s_0() -> ApiServer {
 async fn policies_confine_the_status_of_pods_for_each_field_manager(
     #[case] change: Value,
     #[case] expected: u16,
-    #[values("gpushare-make-room", "kube-scheduler", "another")] manager: &str,
+    #[values("kube-scheduler", "another")] manager: &str,
 ) {
     let server = server_led_by_s_0().await;
     assert_eq!(post(&server, ADMIN, PODS, &pod("p")).await, 201);
@@ -591,6 +591,8 @@ async fn policies_confine_the_status_of_pods_for_each_field_manager(
 #[case::nomination_by_another("s-1", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1"}}), 403)]
 #[case::a_phase("s-0", Method::PATCH, "default", "status", json!({"status": {"nominatedNodeName": "n1", "phase": "Failed"}}), 403)]
 #[case::a_condition("s-0", Method::PATCH, "default", "status", json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}), 403)]
+#[case::a_condition_of_kube_scheduler("s-0", Method::PATCH, "default", "status", json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}), 403)]
+#[case::an_annotation("s-0", Method::PATCH, "default", "status", json!({"metadata": {"annotations": {"a": "b"}}}), 403)]
 #[case::a_label("s-0", Method::PATCH, "default", "status", json!({"metadata": {"labels": {"a": "b"}}, "status": {"nominatedNodeName": "n1"}}), 403)]
 #[tokio::test]
 async fn policies_confine_the_making_of_room(
