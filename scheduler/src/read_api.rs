@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
@@ -37,7 +38,7 @@ use proto::read_api::{
 use rustc_hash::FxHasher;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore, oneshot};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -54,6 +55,7 @@ use history::HistoryRecorder;
 use memory_use::PluginMeasurements;
 use names::{SeenNames, Viewer};
 pub use node_findings::node_findings;
+use plan::plan_giving_way;
 pub use plan::{PlanRequestError, plan};
 use snapshot::{StatePublisher, StateSnapshot};
 
@@ -471,11 +473,18 @@ async fn plan_moves(
     // This future is dropped if the caller disconnects, and the plan ends then, unless it has read the index already.
     let left = CancellationToken::new();
     let _guard = left.clone().drop_guard();
-    let computing = tokio::task::spawn_blocking(move || {
+    let (sender, computed) = oneshot::channel();
+    // A thread of its own, as it lowers its priority for good.
+    let computing = thread::Builder::new().name("plan".to_owned()).spawn(move || {
         let _permit = permit;
-        plan(&index, &request, unix_time().as_secs(), &|| left.is_cancelled())
+        let now = unix_time().as_secs();
+        // An error means that the caller has left.
+        let _ = sender.send(plan_giving_way(&index, &request, now, &|| left.is_cancelled()));
     });
-    match computing.await {
+    if let Err(error) = computing {
+        return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response();
+    }
+    match computed.await {
         Ok(Ok(mut answer)) => {
             answer.hide_names(|namespace| viewer.names.include(namespace));
             respond(&answer)

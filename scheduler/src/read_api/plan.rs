@@ -22,18 +22,22 @@ use proto::read_api::{
     PlanRequest, PlannedMove, PodVolumes, VERSION,
 };
 use rustc_hash::{FxHashMap, FxHasher};
+use rustix::process::setpriority_process;
+use tracing::debug;
 
 use crate::index::{HolderFacts, Index, PlanBudgets, ResourceDemand, Shared};
 use crate::kube_scheduler::PodRules;
 
 /// Nodes that are copied under one read lock.
-const NODES_PER_LOCK: usize = 16;
+const NODES_PER_LOCK: usize = 4;
 /// Holders that are read under one read lock.
-const HOLDERS_PER_LOCK: usize = 64;
+const HOLDERS_PER_LOCK: usize = 16;
 /// Pairs of nodes and kinds of successors that are compared under one read lock, if no volume has node affinity.
-const PAIRS_PER_LOCK: usize = 1024;
+const PAIRS_PER_LOCK: usize = 256;
 /// The number of such pairs that take as long as one part of a volume's node affinity, which goes through the labels of the node.
 const PAIRS_PER_PART: usize = 4;
+/// The niceness of a thread that searches, of 0 to 19.
+const SEARCH_NICENESS: i32 = 10;
 /// Names of nodes in the refusal of a name that is not known.
 const N_SHOWN: usize = 3;
 
@@ -127,6 +131,27 @@ pub fn plan(
     now: u64,
     has_left: &dyn Fn() -> bool,
 ) -> Result<PlanAnswer, PlanRequestError> {
+    plan_between(index, request, now, has_left, || {})
+}
+
+/// As [`plan`], on a thread of its own: the thread gives way to filters once the index is read.
+pub(super) fn plan_giving_way(
+    index: &Shared<Index>,
+    request: &PlanRequest,
+    now: u64,
+    has_left: &dyn Fn() -> bool,
+) -> Result<PlanAnswer, PlanRequestError> {
+    plan_between(index, request, now, has_left, give_way)
+}
+
+/// The plan for a goal; `before_search` runs between the last lock and the search.
+fn plan_between(
+    index: &Shared<Index>,
+    request: &PlanRequest,
+    now: u64,
+    has_left: &dyn Fn() -> bool,
+    before_search: impl FnOnce(),
+) -> Result<PlanAnswer, PlanRequestError> {
     let max_moves = request.limits.max_moves;
     if max_moves > MAX_PLANNED_MOVES {
         return Err(PlanRequestError::TooManyMoves(max_moves));
@@ -146,11 +171,19 @@ pub fn plan(
         max_moves,
         min_run_seconds: request.limits.min_run_seconds,
     };
+    before_search();
     let found = input.plan(&request.goal, &holders, limits)?;
     let mut answer = input.answer(&found);
     (answer.generation, answer.generation_after) = (generation, generation_after);
     answer.plan_id = plan_id(&request.goal, &answer);
     Ok(answer)
+}
+
+/// Lets filters have the core first from now on. A thread that holds a lock must not give way, as others wait for it.
+fn give_way() {
+    if let Err(error) = setpriority_process(None, SEARCH_NICENESS) {
+        debug!(%error, "a plan is searched for at the priority of filters");
+    }
 }
 
 /// Refuses volumes of more pods, or with longer node affinity, than can be compared with all nodes in a short time.
@@ -479,4 +512,20 @@ fn kind<'a>(facts: &HolderFacts, volumes: &'a PodVolumes) -> Option<SuccessorKin
 fn volumes_of<'a>(facts: &HolderFacts, volumes: &'a PodVolumes) -> &'a [NodeSelector] {
     let known = volumes.get(facts.owner.as_str()).filter(|_| facts.has_claims);
     known.map_or(&[], Vec::as_slice)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::getpriority_process;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_gives_way() {
+        let niceness = std::thread::spawn(|| {
+            give_way();
+            getpriority_process(None).unwrap()
+        });
+        assert_eq!(niceness.join().unwrap(), SEARCH_NICENESS);
+    }
 }
