@@ -307,6 +307,7 @@ impl ObjectStore<Pod> for Index {
 
     fn begin_list(&mut self) {
         self.pod_list.begin(self.cluster.fleet.n_openings());
+        self.hints.begin_list_of_pods();
     }
 
     /// Forgets the pods that the complete list did not show.
@@ -328,7 +329,7 @@ impl ObjectStore<Pod> for Index {
         renew_model(self);
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
-        self.hints.keep_for_nominees(&mut self.cluster);
+        self.hints.end_list_of_pods(&mut self.cluster);
     }
 }
 
