@@ -171,6 +171,7 @@ impl WaitingPods {
     pub(super) fn refuse(&mut self, uid: &str, seen: Openings, now: Instant) {
         let n_announced = self.n_announced;
         let is_early = self.pods.get(uid).is_some_and(|last| {
+            // The evaluation after a recheck belongs to the same attempt.
             let is_recheck = now.saturating_duration_since(last.at) <= 2 * recheck::HOLD;
             (last.is_early || !is_recheck) && (last.seen, last.n_announced) == (seen, n_announced)
         });

@@ -378,6 +378,29 @@ impl Run {
         }
     }
 
+    /// kube-scheduler tries a pod.
+    async fn try_pod(&self, at: usize) {
+        let world = &self.making.world;
+        let waiting = world.api.find(&self.high[at]);
+        let Some(pod) = waiting.filter(|pod| pod["spec"]["nodeName"].is_null()) else {
+            return;
+        };
+        let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
+        let mut fitting = match &nominated {
+            Some(node) => world.fitting(&pod, &[node]).await,
+            None => Vec::new(),
+        };
+        if fitting.is_empty() {
+            fitting = world.fitting(&pod, &NODES).await;
+        }
+        if let Some(node) = fitting.first()
+            && world.bind(&pod, node).await.is_empty()
+            && self.is_watching
+        {
+            world.see(&pod);
+        }
+    }
+
     async fn take(&mut self, step: &Step) {
         let api = self.making.world.api.clone();
         match step {
@@ -387,29 +410,7 @@ impl Run {
                     self.tick().await;
                 }
             }
-            Step::Try(at) => {
-                let Some(pod) = api
-                    .find(&self.high[*at])
-                    .filter(|pod| pod["spec"]["nodeName"].is_null())
-                else {
-                    return;
-                };
-                let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
-                let world = &self.making.world;
-                let mut fitting = match &nominated {
-                    Some(node) => world.fitting(&pod, &[node]).await,
-                    None => Vec::new(),
-                };
-                if fitting.is_empty() {
-                    fitting = world.fitting(&pod, &NODES).await;
-                }
-                if let Some(node) = fitting.first()
-                    && world.bind(&pod, node).await.is_empty()
-                    && self.is_watching
-                {
-                    world.see(&pod);
-                }
-            }
+            Step::Try(at) => self.try_pod(*at).await,
             Step::EndLeaving => {
                 for pod in api.all() {
                     if !pod["metadata"]["deletionTimestamp"].is_null() {
