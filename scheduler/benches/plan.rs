@@ -6,26 +6,24 @@
     reason = "criterion shows the means of waits, and their maximum counts"
 )]
 
+mod budgets;
 mod cluster;
+mod waits;
 
 use std::hint::black_box;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use proto::read_api::{PlanGoal, PlanLimits, PlanRequest, PodVolumes};
 use scheduler::index::{Index, Shared};
 use scheduler::offline;
 use scheduler::read_api::plan;
-use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 
 use cluster::{N_GPUS, device, holder, name, node, set};
+use waits::longest_wait;
 
 const N_NODES: usize = 5_000;
-/// Pods of one application, which have a budget.
-const PODS_OF_APP: usize = 4;
 /// The node whose pods have volumes.
 const WITH_VOLUMES: usize = 18;
 /// A day after the start of the pods.
@@ -47,8 +45,6 @@ fn labelled_node(at: usize) -> Value {
 /// A pod of a controller that holds 10 to 70 GiB of one GPU.
 fn pod_of_app(at: usize, minor: usize) -> Value {
     let memory = format!("{}Mi", 10_240 * (1 + (at * 5 + minor * 3) % 7));
-    let app = (at * N_GPUS + minor) / PODS_OF_APP;
-    let labels = json!({"app": format!("app-{app}"), "pod-template-hash": "5d8f7c9b6"});
     let owner =
         json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]);
     let volumes = if at == WITH_VOLUMES {
@@ -57,7 +53,7 @@ fn pod_of_app(at: usize, minor: usize) -> Value {
         json!([])
     };
     let fields = [
-        ("/metadata", "labels", labels),
+        ("/metadata", "labels", budgets::labels(at, minor)),
         ("/metadata", "ownerReferences", owner),
         ("/spec", "volumes", volumes),
         (
@@ -68,14 +64,6 @@ fn pod_of_app(at: usize, minor: usize) -> Value {
         ("/status", "startTime", json!("2026-01-01T00:00:00Z")),
     ];
     holder(at, minor, &memory, fields)
-}
-
-fn budget(app: usize) -> Value {
-    json!({
-        "metadata": {"name": format!("budget-{app}"), "namespace": "default"},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": format!("app-{app}")}}},
-        "status": {"disruptionsAllowed": 1, "currentHealthy": 4, "desiredHealthy": 3, "expectedPods": 4},
-    })
 }
 
 /// Volumes with the longest node affinity that a request may have, another one for each pod of a node.
@@ -94,27 +82,8 @@ fn shared_index() -> Shared<Index> {
     let devices = (0..N_NODES).map(device);
     let pods = (0..N_NODES).flat_map(|at| (0..N_GPUS).map(move |minor| pod_of_app(at, minor)));
     let mut index = offline::index(nodes, devices, pods);
-    for app in 0..N_NODES * N_GPUS / PODS_OF_APP {
-        if let Ok(budget) = serde_json::from_value::<PodDisruptionBudget>(budget(app)) {
-            index.apply(budget);
-        }
-    }
+    budgets::apply(&mut index, N_NODES);
     Shared::new(index)
-}
-
-/// The longest wait of a writer while a plan is made.
-fn longest_wait(index: &Shared<Index>, request: &PlanRequest) -> Duration {
-    thread::scope(|scope| {
-        let planning = scope.spawn(|| plan(index, request, NOW, &|| false).is_ok());
-        let mut longest = Duration::ZERO;
-        while !planning.is_finished() {
-            let began = Instant::now();
-            drop(index.write());
-            longest = longest.max(began.elapsed());
-            thread::yield_now();
-        }
-        longest
-    })
 }
 
 fn bench(criterion: &mut Criterion) {
@@ -164,7 +133,8 @@ fn bench(criterion: &mut Criterion) {
         let mut of_all = Duration::ZERO;
         group.bench_function(*what, |bencher| {
             bencher.iter_custom(|n| {
-                let waits = (0..n).map(|_| longest_wait(&index, request));
+                let plan = || plan(&index, request, NOW, &|| false).is_ok();
+                let waits = (0..n).map(|_| longest_wait(&index, plan));
                 waits.inspect(|wait| of_all = of_all.max(*wait)).sum()
             });
         });

@@ -55,13 +55,11 @@ pub(crate) use eviction::ROOM_MANAGER;
 
 pub use assume_times::AssumeTimes;
 pub use assumption::{AssumeError, Assumed, Assumptions};
-pub(crate) use budgets::Budget;
 pub use group_members::MembersToPlace;
 pub use group_rooms::{ChosenRoom, MemberOutcome, MemberStep};
 pub use hints::{Attempt, HintQueue, HintTimes};
 pub use node_filter::{NodeFilter, NodeFit};
 pub use openings::Openings;
-pub(crate) use plan_facts::PlanBudgets;
 pub use plan_facts::{HolderFacts, PlanFacts};
 pub use pod_groups::{GroupOfPod, GroupStore};
 pub use pods::{AssumptionState, Phase};
@@ -319,11 +317,6 @@ impl Index {
     /// The facts by which a plan moves pods.
     pub fn plan_facts(&self) -> PlanFacts<'_> {
         PlanFacts::new(&self.cluster, &self.pod_groups)
-    }
-
-    /// All disruption budgets, in any order.
-    pub(crate) fn budgets(&self) -> Vec<Arc<Budget>> {
-        self.cluster.budgets.values().cloned().collect()
     }
 
     /// Returns true if no pod gets memory of a node: it is cordoned, has a taint of its own state, such as `unreachable`, or its

@@ -370,14 +370,17 @@ impl RoomMaker {
             facts.waiting(uid).is_some() || (is_new && !index.is_shown(uid))
         });
         let PodMemory { refused, rooms, .. } = &mut *memory;
-        rooms.retain_verdicts(refused);
-        let n_refused = memory.refused.len();
+        rooms.retain_verdicts(refused, |uid| facts.waiting(uid).is_some());
+        let is_by_priority = rooms.begin_turn();
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {
             let uid = refused.id.uid.as_str();
             // Of pods of one priority, the one whose turn is longest ago.
             let looked_at = memory.rooms.looked_at(uid);
-            if next.is_some_and(|(at, known)| known.priority > refused.priority || at <= looked_at) {
+            let is_behind = |(at, known): (Option<Instant>, &RefusedPod)| {
+                (is_by_priority && known.priority > refused.priority) || at <= looked_at
+            };
+            if next.is_some_and(is_behind) {
                 continue;
             }
             let Some(waiting) = facts.waiting(uid) else {
@@ -387,7 +390,7 @@ impl RoomMaker {
             let is_next = waiting.not_preemptor().is_none()
                 && waited >= self.settings.after
                 && !memory.rooms.holds(uid)
-                && !memory.rooms.is_settled(uid, n_refused, now);
+                && !memory.rooms.is_settled(uid, now);
             if is_next {
                 next = Some((looked_at, refused));
             }

@@ -171,12 +171,13 @@ fn no_room_is_made_unless_the_flag_says_so() {
         .unwrap();
     let times = [room.after, room.hold].map(|time| time.as_secs());
     assert_eq!((room.evicts, times, room.per_hour), (false, [10, 300], 60));
-    let room = parse(&["--make-room=evict"])
+    assert_eq!(room.below, 1_000_000);
+    let room = parse(&["--make-room=evict", "--make-room-below=-5"])
         .unwrap()
         .scheduling
         .make_room
         .unwrap();
-    assert!(room.evicts);
+    assert_eq!((room.evicts, room.below), (true, -5));
 }
 
 #[test]

@@ -176,7 +176,7 @@ fn answer_once(
             memory.facts.insert(pod.uid(), facts);
         }
         if outcome.waits_for_room() {
-            memory.waiting.refuse(pod.uid(), openings);
+            memory.waiting.refuse(pod.uid(), openings, now);
         }
         drop(memory);
         if let Some(resources) = demand.resources() {

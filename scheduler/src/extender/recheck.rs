@@ -14,7 +14,7 @@ use super::recent_pods::RecentPods;
 use crate::index::{Index, Shared};
 
 /// The longest time that a refusal is held back. kube-scheduler schedules one pod at a time, and waits.
-const HOLD: Duration = Duration::from_millis(50);
+pub(super) const HOLD: Duration = Duration::from_millis(50);
 
 /// Time between two looks at the index.
 const POLL: Duration = Duration::from_millis(1);

@@ -16,7 +16,8 @@
 //! example. Such room is announced by a write to an object that kube-scheduler watches ([`Room`]), if a pod was refused before
 //! it opened (`WaitingPods`). Room of any cause is announced too if a pod that was refused before it opened is not tried
 //! again within the longest back-off of 10 s. Then kube-scheduler saw the event, and tried the pod, before this process's watch
-//! had shown the room; the pod was refused once more.
+//! had shown the room; the pod was refused once more. If its last attempt had no cause that this process knows, and room opens
+//! seconds later, the attempt was most likely made for that room, so that it is announced at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, warn};
 
 use super::recent_pods::RecentPods;
-use super::{Extender, now};
+use super::{Extender, now, recheck};
 use crate::index::Openings;
 use crate::room::{AnnounceError, Room};
 
@@ -53,6 +54,9 @@ const ANNOUNCEMENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time within which kube-scheduler tries a refused pod again after an event: its longest back-off, and a margin.
 const TRIED_WITHIN: Duration = Duration::from_secs(15);
+
+/// The time within which a watch shows a change that kube-scheduler has seen, also on a machine under load.
+const SHOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time between two looks at whether room has opened.
 const POLL: Duration = Duration::from_millis(250);
@@ -139,6 +143,13 @@ impl SampleRetries {
 struct WaitingPod {
     /// The openings that the refusal had taken into account.
     seen: Openings,
+    /// The time of the refusal.
+    at: Instant,
+    /// True if nothing that this process knows was a cause to try the pod: no room has opened since its refusal before, and none
+    /// was announced.
+    is_early: bool,
+    /// The number of announcements before the refusal.
+    n_announced: u64,
     /// The time at which the poll first found that room had opened after the refusal.
     behind_since: Option<Instant>,
     /// True if a sweep has found the pod and no watch had shown it.
@@ -151,16 +162,24 @@ pub(super) struct WaitingPods {
     pods: FxHashMap<Box<str>, WaitingPod>,
     /// The first of the pods that are not tracked one by one.
     others: Option<WaitingPod>,
-    /// True from the first announcement on.
-    has_announced: bool,
+    n_announced: u64,
     paused_until: Option<Instant>,
 }
 
 impl WaitingPods {
     /// Notes a refusal of a pod that took these openings into account.
-    pub(super) fn refuse(&mut self, uid: &str, seen: Openings) {
+    pub(super) fn refuse(&mut self, uid: &str, seen: Openings, now: Instant) {
+        let n_announced = self.n_announced;
+        let is_early = self.pods.get(uid).is_some_and(|last| {
+            // The evaluation after a recheck belongs to the same attempt.
+            let is_recheck = now.saturating_duration_since(last.at) <= 2 * recheck::HOLD;
+            (last.is_early || !is_recheck) && (last.seen, last.n_announced) == (seen, n_announced)
+        });
         let waiting = WaitingPod {
             seen,
+            at: now,
+            is_early,
+            n_announced,
             behind_since: None,
             is_unshown: false,
         };
@@ -198,7 +217,7 @@ impl WaitingPods {
     /// Returns true if room has to be announced now.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
         // The leader before may have refused pods because of room that it kept for others (hints), which is free with its end.
-        let mut is_due = !self.has_announced;
+        let mut is_due = self.n_announced == 0;
         for waiting in self.pods.values_mut().chain(&mut self.others) {
             // Not `any`: each pod notes the time at which it first was behind, also if another is due.
             is_due |= waiting.is_due(openings, now);
@@ -210,7 +229,7 @@ impl WaitingPods {
     fn announced(&mut self, openings: Openings, now: Instant) {
         self.pods.retain(|_, waiting| !waiting.seen.is_before(openings));
         self.others.take_if(|waiting| waiting.seen.is_before(openings));
-        self.has_announced = true;
+        self.n_announced += 1;
         self.pause(ANNOUNCEMENT_INTERVAL, now);
     }
 
@@ -229,7 +248,8 @@ impl WaitingPod {
         }
         if self.seen.all < openings.all {
             let since = *self.behind_since.get_or_insert(now);
-            return now.saturating_duration_since(since) >= TRIED_WITHIN;
+            let was_tried_for_it = self.is_early && since.saturating_duration_since(self.at) < SHOWN_WITHIN;
+            return was_tried_for_it || now.saturating_duration_since(since) >= TRIED_WITHIN;
         }
         false
     }

@@ -3,30 +3,87 @@
 //! Without the right to watch budgets the index has none, and kube-scheduler's own count of violations stands.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::hash::BuildHasher;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::{Selector, SelectorExt};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
-/// Budgets by namespace and name, shared with plans that are being made.
-pub(super) type Budgets = FxHashMap<(Box<str>, Box<str>), Arc<Budget>>;
+/// All budgets. A cluster may have as many as applications, so that those of a pod are looked up by its labels.
+#[derive(Debug, Default)]
+pub(super) struct Budgets {
+    /// By [`Budget::hash_of_label`].
+    by_label: FxHashMap<u64, Vec<Budget>>,
+    /// The keys of `by_label`, by namespace and name.
+    labels: FxHashMap<(Box<str>, Box<str>), u64>,
+}
 
 /// The fields of a budget by which kube-scheduler counts violations.
 #[derive(Debug)]
-pub(crate) struct Budget {
-    pub(crate) namespace: Box<str>,
-    pub(crate) name: Box<str>,
-    /// A label that all pods of the selection have, if the selector names one.
-    pub(crate) label: Option<(String, String)>,
+pub(super) struct Budget {
+    namespace: Box<str>,
+    pub(super) name: Box<str>,
+    /// Key and value of a label that all pods of the selection have; empty if the selector names none.
+    label: (String, String),
     /// `None` if the budget has no selector that can be read.
     selector: Option<Selector>,
     /// The number of evictions that its status allows.
-    pub(crate) allowed: i64,
+    pub(super) allowed: i64,
     /// Names of pods whose eviction the API server has counted already.
     disrupted: FxHashSet<Box<str>>,
     /// The serial number of the newest list when a list or a watch event last showed it.
-    pub(super) list: u32,
+    list: u32,
+}
+
+impl Budgets {
+    /// Adds a budget, or replaces an earlier state of it.
+    pub(super) fn insert(&mut self, budget: Budget) {
+        let key = (budget.namespace.clone(), budget.name.clone());
+        self.remove(&key);
+        let label = Budget::hash_of_label(&budget.namespace, (&budget.label.0, &budget.label.1));
+        self.labels.insert(key, label);
+        self.by_label.entry(label).or_default().push(budget);
+    }
+
+    /// Removes a budget, by its [`namespace_and_name`].
+    pub(super) fn remove(&mut self, key: &(Box<str>, Box<str>)) {
+        let Some(label) = self.labels.remove(key) else {
+            return;
+        };
+        if let Some(budgets) = self.by_label.get_mut(&label) {
+            budgets.retain(|budget| (&budget.namespace, &budget.name) != (&key.0, &key.1));
+            if budgets.is_empty() {
+                self.by_label.remove(&label);
+            }
+        }
+    }
+
+    /// Forgets the budgets that the list of this number, and watches after it, have not shown.
+    pub(super) fn retain_shown(&mut self, list: u32) {
+        let budgets = self.by_label.values().flatten();
+        let gone = budgets.filter(|budget| budget.list != list);
+        let gone = gone.map(|budget| (budget.namespace.clone(), budget.name.clone()));
+        for key in gone.collect::<Vec<_>>() {
+            self.remove(&key);
+        }
+    }
+
+    /// The budgets that the Eviction API asks about a pod with these labels.
+    pub(super) fn guarding<'a>(
+        &'a self,
+        namespace: &'a str,
+        labels: &'a BTreeMap<String, String>,
+    ) -> impl Iterator<Item = &'a Budget> {
+        let pairs = labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let budgets = pairs.chain([("", "")]).flat_map(move |label| {
+            let same = self.by_label.get(&Budget::hash_of_label(namespace, label));
+            let is_same = move |budget: &&Budget| {
+                (&*budget.namespace, (&*budget.label.0, &*budget.label.1)) == (namespace, label)
+            };
+            same.into_iter().flatten().filter(is_same)
+        });
+        budgets.filter(|budget| budget.guards(labels))
+    }
 }
 
 impl Budget {
@@ -41,7 +98,9 @@ impl Budget {
         let mut read = Self {
             namespace,
             name,
-            label: labels.next().map(|(key, value)| (key.clone(), value.clone())),
+            label: labels
+                .next()
+                .map_or_else(Default::default, |(key, value)| (key.clone(), value.clone())),
             selector: None,
             allowed: 0,
             disrupted: FxHashSet::default(),
@@ -68,14 +127,19 @@ impl Budget {
         selects && !self.disrupted.contains(name)
     }
 
+    /// A hash of the namespace and a label of budgets.
+    fn hash_of_label(namespace: &str, label: (&str, &str)) -> u64 {
+        FxBuildHasher.hash_one((namespace, label))
+    }
+
     /// Returns true if the Eviction API asks the budget about a pod of its namespace: the empty selector selects all pods there.
-    pub(crate) fn guards(&self, labels: &BTreeMap<String, String>) -> bool {
+    fn guards(&self, labels: &BTreeMap<String, String>) -> bool {
         let selector = self.selector.as_ref();
         selector.is_some_and(|selector| selector.selects_all() || selector.matches(labels))
     }
 }
 
-/// The key of a budget in [`Budgets`].
+/// Namespace and name of a budget.
 pub(super) fn namespace_and_name(budget: &PodDisruptionBudget) -> (Box<str>, Box<str>) {
     let namespace = budget.metadata.namespace.as_deref().unwrap_or_default();
     let name = budget.metadata.name.as_deref().unwrap_or_default();

@@ -120,6 +120,8 @@ pub struct HintQueue {
     rest_queue: VecDeque<(Instant, OwnerId)>,
     /// Unbound pods without a hint and the nodes that they are nominated to, which had no room for them yet.
     nominees: FxHashMap<OwnerId, Box<str>>,
+    /// True while a list of pods comes: room seems free that pods hold which are listed later.
+    is_listing: bool,
     /// [`placement::Fleet::n_openings`] when room was last looked for on the nodes of `nominees`; `u64::MAX` to look again.
     n_openings_tried: u64,
 }
@@ -211,6 +213,7 @@ impl HintQueue {
             resting: FxHashMap::default(),
             rest_queue: VecDeque::new(),
             nominees: FxHashMap::default(),
+            is_listing: false,
             n_openings_tried: 0,
         }
     }
@@ -619,11 +622,22 @@ impl HintQueue {
         }
     }
 
+    /// Notes that a list of pods begins. Until it is complete, no room is kept for further nominated pods.
+    pub(super) fn begin_list_of_pods(&mut self) {
+        self.is_listing = true;
+    }
+
+    /// Notes that a list of pods is complete, and keeps room for nominated pods.
+    pub(super) fn end_list_of_pods(&mut self, cluster: &mut Cluster) {
+        self.is_listing = false;
+        self.keep_for_nominees(cluster);
+    }
+
     /// Keeps room for nominated pods on their nodes, as soon as there is any.
     pub(super) fn keep_for_nominees(&mut self, cluster: &mut Cluster) {
         let n_openings = cluster.fleet.n_openings();
         // Without new room every further try would fail like the last one.
-        if self.nominees.is_empty() || self.n_openings_tried == n_openings {
+        if self.is_listing || self.nominees.is_empty() || self.n_openings_tried == n_openings {
             return;
         }
         self.n_openings_tried = n_openings;

@@ -1,7 +1,6 @@
 //! Objects of watches, carried into the index: into the cluster, and from there to hints, failing nodes and assume times.
 
 use std::cmp::max;
-use std::sync::Arc;
 
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use placement::OwnerId;
@@ -308,6 +307,7 @@ impl ObjectStore<Pod> for Index {
 
     fn begin_list(&mut self) {
         self.pod_list.begin(self.cluster.fleet.n_openings());
+        self.hints.begin_list_of_pods();
     }
 
     /// Forgets the pods that the complete list did not show.
@@ -329,7 +329,7 @@ impl ObjectStore<Pod> for Index {
         renew_model(self);
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
-        self.hints.keep_for_nominees(&mut self.cluster);
+        self.hints.end_list_of_pods(&mut self.cluster);
     }
 }
 
@@ -396,10 +396,8 @@ impl ObjectStore<PodDisruptionBudget> for Index {
     const MAY_BE_ABSENT: bool = true;
 
     fn apply(&mut self, budget: PodDisruptionBudget) {
-        self.cluster.budgets.insert(
-            namespace_and_name(&budget),
-            Arc::new(Budget::of(&budget, self.budget_list.number)),
-        );
+        let budget = Budget::of(&budget, self.budget_list.number);
+        self.cluster.budgets.insert(budget);
     }
 
     fn delete(&mut self, budget: &PodDisruptionBudget) {
@@ -412,8 +410,7 @@ impl ObjectStore<PodDisruptionBudget> for Index {
 
     /// Forgets the budgets that the complete list did not show.
     fn end_list(&mut self) {
-        let number = self.budget_list.number;
-        self.cluster.budgets.retain(|_, budget| budget.list == number);
+        self.cluster.budgets.retain_shown(self.budget_list.number);
         self.budget_list.synced = true;
     }
 }

@@ -1,17 +1,14 @@
 //! The facts by which a plan moves pods: the holders of a node's devices, and the nodes that their successors may go to.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use placement::{Obstacle, OwnerId};
 use proto::pod::NodeSelector;
 use proto::pod_group::{DomainPolicy, GroupDomain};
-use rustc_hash::FxHashMap;
 
-use super::budgets::Budget;
 use super::cluster::Cluster;
 use super::pod_groups::PodGroups;
-use super::{NodeFilter, ResourceDemand};
+use super::{NodeFilter, PodEntry, ResourceDemand};
 use crate::kube_scheduler::{PodRules, obstacles};
 
 /// The cluster, as far as plans depend on it.
@@ -19,13 +16,6 @@ use crate::kube_scheduler::{PodRules, obstacles};
 pub struct PlanFacts<'a> {
     cluster: &'a Cluster,
     groups: &'a PodGroups,
-}
-
-/// Disruption budgets as plans look for those of a pod.
-#[derive(Debug)]
-pub(crate) struct PlanBudgets<'a> {
-    /// By namespace, and by key and value of a label of their pods; those that name no label have empty ones.
-    by_label: FxHashMap<[&'a str; 3], Vec<&'a Budget>>,
 }
 
 /// A pod that holds devices of a node.
@@ -37,8 +27,8 @@ pub struct HolderFacts {
     pub namespace: Box<str>,
     /// Its name.
     pub name: Box<str>,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
+    /// The disruption budgets that keep it from being evicted now.
+    pub protection: Option<Obstacle>,
     /// True if it has claims of volumes that outlast it.
     pub has_claims: bool,
     /// The demand of its successor.
@@ -77,7 +67,7 @@ impl<'a> PlanFacts<'a> {
             owner: owner.clone(),
             namespace: facts.namespace.clone(),
             name: facts.name.clone(),
-            labels: entry.eviction.labels.clone(),
+            protection: self.protection(entry),
             has_claims: matches!(&entry.moving, Some(Ok(pod)) if pod.has_claims),
             demand: demand.unwrap_or_default(),
             rules,
@@ -110,6 +100,19 @@ impl<'a> PlanFacts<'a> {
             && (volumes.iter()).all(|volume| volume.matches(&facts.name, |key| facts.label(key)))
     }
 
+    /// The disruption budgets that keep a pod from being evicted now.
+    fn protection(&self, PodEntry { facts, eviction, .. }: &PodEntry) -> Option<Obstacle> {
+        let mut guarding = self.cluster.budgets.guarding(&facts.namespace, &eviction.labels);
+        let budget = guarding.next()?;
+        if guarding.next().is_some() {
+            return Some(Obstacle::Budgets);
+        }
+        (budget.allowed <= 0).then(|| Obstacle::Budget {
+            name: budget.name.clone(),
+            allowed: budget.allowed,
+        })
+    }
+
     /// Returns true if the pod belongs to a group whose members are refused outside of one domain, in which others are bound.
     fn is_held_by_group(&self, owner: &OwnerId) -> bool {
         let members = &self.cluster.group_members;
@@ -122,37 +125,5 @@ impl<'a> PlanFacts<'a> {
             && members
                 .of(kind, key)
                 .any(|(other, member)| other != owner && member.is_bound())
-    }
-}
-
-impl<'a> PlanBudgets<'a> {
-    pub(crate) fn of(budgets: &'a [Arc<Budget>]) -> Self {
-        let mut by_label: FxHashMap<[&str; 3], Vec<&Budget>> = FxHashMap::default();
-        for budget in budgets {
-            let label = budget.label.as_ref();
-            let (key, value) = label.map_or(("", ""), |(key, value)| (key, value));
-            let same = by_label.entry([&budget.namespace, key, value]).or_default();
-            same.push(budget);
-        }
-        Self { by_label }
-    }
-
-    /// The disruption budgets that keep a pod from being evicted now.
-    pub(crate) fn obstacle(&self, holder: &HolderFacts) -> Option<Obstacle> {
-        let labels = holder
-            .labels
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.as_str()));
-        let found = labels.chain([("", "")]);
-        let found = found.filter_map(|(key, value)| self.by_label.get(&[&*holder.namespace, key, value]));
-        let mut guards = found.flatten().filter(|budget| budget.guards(&holder.labels));
-        let budget = guards.next()?;
-        if guards.next().is_some() {
-            return Some(Obstacle::Budgets);
-        }
-        (budget.allowed <= 0).then(|| Obstacle::Budget {
-            name: budget.name.clone(),
-            allowed: budget.allowed,
-        })
     }
 }

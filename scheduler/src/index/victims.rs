@@ -6,6 +6,7 @@
 //! that is short.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ptr;
 
 use placement::{Evictable, EvictionCost, HostAmounts, NodeView, OwnerId, Preemption, Victims};
 use proto::extender::{MetaPod, MetaVictims};
@@ -80,8 +81,8 @@ struct VictimSearch<'a> {
     preemptor: &'a Preemptor<'a>,
     proposed: &'a MetaVictims,
     proposed_uids: BTreeSet<&'a str>,
-    /// All budgets with their namespaces, in the order in which the engine gets them.
-    budgets: Vec<(&'a str, &'a Budget)>,
+    /// The budgets of the node's pods, in the order in which the engine gets them.
+    budgets: Vec<&'a Budget>,
 }
 
 impl<'a> Preemptor<'a> {
@@ -170,14 +171,19 @@ impl<'a> Preemptor<'a> {
         proposed: &'s MetaVictims,
     ) -> Option<VictimSearch<'s>> {
         filter.check_served(node, self.demand).ok()?;
-        let (cluster, fleet) = (filter.cluster, &filter.cluster.fleet);
-        let mut budgets = Vec::with_capacity(cluster.budgets.len());
-        for ((namespace, _), budget) in &cluster.budgets {
-            budgets.push((&**namespace, &**budget));
+        let cluster = filter.cluster;
+        let view = cluster.view(node)?;
+        let mut budgets: Vec<&Budget> = Vec::new();
+        for entry in view.held().filter_map(|held| cluster.pods.get(&held.owner)) {
+            for budget in guarding(cluster, entry) {
+                if !budgets.iter().any(|known| ptr::eq(*known, budget)) {
+                    budgets.push(budget);
+                }
+            }
         }
         Some(VictimSearch {
             cluster,
-            view: fleet.view(fleet.node_id(node)?)?,
+            view,
             preemptor: self,
             proposed,
             proposed_uids: proposed.pods.iter().map(|pod| pod.uid.as_str()).collect(),
@@ -215,6 +221,13 @@ impl<'a> Preemptor<'a> {
     }
 }
 
+/// The budgets that the Eviction API asks about a pod.
+fn guarding<'a>(cluster: &'a Cluster, entry: &'a PodEntry) -> impl Iterator<Item = &'a Budget> {
+    cluster
+        .budgets
+        .guarding(&entry.facts.namespace, &entry.eviction.labels)
+}
+
 impl VictimSearch<'_> {
     /// The cheapest of these pods by whose eviction the preemptor fits; `None` if the eviction of all does not help.
     fn victims(&self, pods: &[Evictable]) -> Option<Victims> {
@@ -230,7 +243,7 @@ impl VictimSearch<'_> {
 
     /// The number of evictions that each budget allows.
     fn allowed(&self) -> Vec<i64> {
-        self.budgets.iter().map(|(_, budget)| budget.allowed).collect()
+        self.budgets.iter().map(|budget| budget.allowed).collect()
     }
 
     /// The pods that may be evicted for the preemptor: those that hold devices of the node, and those that kube-scheduler
@@ -297,23 +310,15 @@ impl VictimSearch<'_> {
 
     /// Returns true if two budgets select a pod: the Eviction API never evicts it then.
     fn has_two_budgets(&self, entry: &PodEntry) -> bool {
-        let mut guarding = self.budgets.iter().filter(|(namespace, budget)| {
-            **namespace == *entry.facts.namespace && budget.guards(&entry.eviction.labels)
-        });
-        guarding.nth(1).is_some()
+        guarding(self.cluster, entry).nth(1).is_some()
     }
 
     /// The indices of the budgets that the eviction of a pod draws on.
     fn budgets_of(&self, entry: &PodEntry) -> Vec<usize> {
-        let mut drawn_on = Vec::new();
-        for (idx, (namespace, budget)) in self.budgets.iter().enumerate() {
-            if **namespace == *entry.facts.namespace
-                && budget.counts(&entry.facts.name, &entry.eviction.labels)
-            {
-                drawn_on.push(idx);
-            }
-        }
-        drawn_on
+        let (name, labels) = (&entry.facts.name, &entry.eviction.labels);
+        let drawn_on = guarding(self.cluster, entry).filter(|budget| budget.counts(name, labels));
+        let position = |budget: &Budget| self.budgets.iter().position(|known| ptr::eq(*known, budget));
+        drawn_on.filter_map(position).collect()
     }
 
     /// Adds the proposed victims that hold no device. They stay victims: the index does not know for which reason kube-scheduler

@@ -16,8 +16,8 @@ const MAX_NODES: usize = 64;
 /// The longest time for which nodes are searched for one decision.
 const SEARCH_LIMIT: Duration = Duration::from_millis(50);
 
-/// The number of nodes whose pods are counted under one lock.
-const COUNTED_AT_ONCE: usize = 128;
+/// The number of nodes whose pods are counted under one lock: filters that keep room wait as long, as they write.
+const COUNTED_AT_ONCE: usize = 32;
 
 /// The most plans for one pod: if the API server refuses the evictions of one, the next is tried.
 pub(super) const MAX_PLANS: usize = 3;

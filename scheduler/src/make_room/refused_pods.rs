@@ -94,11 +94,6 @@ impl RefusedPods {
         self.pods.remove(uid);
     }
 
-    /// The number of pods.
-    pub(crate) fn len(&self) -> usize {
-        self.pods.len()
-    }
-
     /// Returns true if filters refused a pod.
     pub(crate) fn contains(&self, uid: &str) -> bool {
         self.pods.contains_key(uid)

@@ -27,6 +27,8 @@ pub(crate) struct Rooms {
     held: BTreeMap<Box<str>, Hold>,
     /// By UID of the pod, with the time.
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
+    /// True if the last turn was the most important pod's.
+    is_by_priority: bool,
     /// The times since which pods fit on a node without an eviction, at once or when pods have ended that are leaving.
     free_since: FxHashMap<Box<str>, Instant>,
     /// The times of evictions, the earliest first.
@@ -248,22 +250,24 @@ impl Rooms {
         verdict.is_some_and(|(verdict, _)| verdict.outcome.replace("evicted").is_none())
     }
 
-    /// Returns true if the pod has an answer that is not worth another search yet. Of `n_waiting` pods one has its turn in each
-    /// second, so that this long after its turn each other pod has had its own.
-    pub(super) fn is_settled(&self, uid: &str, n_waiting: usize, now: Instant) -> bool {
+    /// Returns true if the pod has an answer that is not worth another search yet.
+    pub(super) fn is_settled(&self, uid: &str, now: Instant) -> bool {
         let Some((verdict, at)) = self.verdicts.get(uid) else {
             return false;
         };
-        if verdict.rests_until.is_some_and(|until| now < until) {
-            return true;
-        }
         let lasts = match verdict.outcome {
             Some(_) => LOOKED_AT_AGAIN,
             None => LOOKED_AT_SOON,
         };
-        let round = Duration::from_secs(u64::try_from(n_waiting).unwrap_or(u64::MAX));
-        let lasts = lasts.max(round);
-        now.saturating_duration_since(*at) < lasts
+        let is_resting = verdict.rests_until.is_some_and(|until| now < until);
+        is_resting || now.saturating_duration_since(*at) < lasts
+    }
+
+    /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is longest
+    /// ago.
+    pub(super) const fn begin_turn(&mut self) -> bool {
+        self.is_by_priority = !self.is_by_priority;
+        self.is_by_priority
     }
 
     /// The time of the last answer about a pod; `None` if there is none.
@@ -271,11 +275,12 @@ impl Rooms {
         self.verdicts.get(uid).map(|(_, at)| *at)
     }
 
-    /// Forgets the answers about pods that are not remembered any more, and that no room is being made for.
-    pub(super) fn retain_verdicts(&mut self, refused: &RefusedPods) {
+    /// Forgets the answers about pods that do not wait any more, and that no room is being made for. That of a pod which fits for a
+    /// moment stays, so that the same answer is not taken for a new one.
+    pub(super) fn retain_verdicts(&mut self, refused: &RefusedPods, waits: impl Fn(&str) -> bool) {
         let held = &self.held;
         self.verdicts
-            .retain(|uid, _| refused.contains(uid) || held.contains_key(uid));
+            .retain(|uid, _| waits(uid) || held.contains_key(uid));
         self.free_since.retain(|uid, _| refused.contains(uid));
     }
 

@@ -25,7 +25,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use rustix::process::setpriority_process;
 use tracing::debug;
 
-use crate::index::{HolderFacts, Index, PlanBudgets, ResourceDemand, Shared};
+use crate::index::{HolderFacts, Index, ResourceDemand, Shared};
 use crate::kube_scheduler::PodRules;
 
 /// Nodes that are copied under one read lock.
@@ -290,14 +290,12 @@ impl PlanInput {
                 holders.collect::<Vec<_>>()
             })?);
         }
-        let budgets = reader.read(Index::budgets)?;
-        let budgets = PlanBudgets::of(&budgets);
         for holder in &mut input.holders {
             if holder.stays.is_none() {
                 let volumes = request.limits.volumes.get(holder.owner.as_str());
                 let is_unknown = holder.has_claims && volumes.is_none();
                 let obstacle = is_unknown.then_some(Obstacle::Volume);
-                holder.stays = obstacle.or_else(|| budgets.obstacle(holder));
+                holder.stays = obstacle.or_else(|| holder.protection.take());
             }
         }
         Ok(input)

@@ -112,6 +112,26 @@ async fn room_with_an_event_is_announced_if_kube_scheduler_does_not_retry() {
     assert_eq!(n_announced(&world), 1);
 }
 
+/// kube-scheduler has seen the end of a pod, and tried the refused one, seconds before this process's watch shows that end.
+#[rstest]
+#[case::tried_for_the_room(2, 1)]
+#[case::tried_for_something_else(6, 0)]
+#[tokio::test(start_paused = true)]
+async fn room_that_the_watch_shows_late_is_announced_at_once(#[case] seconds: u32, #[case] expected: usize) {
+    let world = world().await;
+    let holder = units("holder", 80);
+    world.place(&holder, "n1").await;
+    let late = refused(&world, "late").await;
+    world.apply_pod(&late);
+    sleep(20 * SECOND).await;
+    refused(&world, "late").await;
+    sleep(seconds * SECOND).await;
+    world.delete_pod(&holder);
+    sleep(SOON).await;
+    assert_eq!(n_announced(&world), expected);
+    assert_eq!(world.fitting(&late, &["n1"]).await, ["n1"]);
+}
+
 /// The binding was written and its pod deleted while the watch was down.
 #[tokio::test(start_paused = true)]
 async fn a_binding_that_a_list_leaves_out_is_checked_when_the_list_is_complete() {

@@ -1,6 +1,6 @@
 //! A small API server behind kube's client: pods by name, bindings as the real one takes them, and faults on demand.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -13,6 +13,11 @@ use scheduler::index::{Index, Shared};
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+
+use crate::making_room::HOLD;
+
+/// The label `tier` of the pods that a second budget selects, which allows evictions.
+pub(crate) const SECOND_TIER: &str = "second";
 
 /// The fault of one request.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +82,10 @@ struct State {
     plans: BTreeMap<String, Vec<String>>,
     /// The times of nominations by the leader that hold, by UID.
     nominated_at: BTreeMap<String, tokio::time::Instant>,
+    /// The times at which the leader evicted the first pod for each pod, by UID, unless kube-scheduler has nominated it since.
+    evicted_for: BTreeMap<String, tokio::time::Instant>,
+    /// The nodes that the leader sends no pods to, as their device plugin is away.
+    away: BTreeSet<String>,
     /// Plans and evictions that must not be.
     wrongs: Vec<String>,
     last_version: u64,
@@ -112,10 +121,22 @@ impl State {
         planned
     }
 
-    /// Notes a plan that takes victims of another one, or more pods of an application than its budget allowed when the index was
-    /// last shown it.
+    /// Notes a plan on a node whose plugin is away, one for a pod that another has made room for a short time ago, and one that takes
+    /// victims of another one, or more pods of an application than its budget allowed when the index was last shown it.
     fn check_plan(&mut self, pod: &Value, plan: &[String]) {
-        let planned = self.planned_for_others(pod["metadata"]["uid"].as_str().unwrap());
+        let uid = pod["metadata"]["uid"].as_str().unwrap();
+        if self
+            .away
+            .contains(pod["status"]["nominatedNodeName"].as_str().unwrap())
+        {
+            self.wrongs
+                .push(format!("{plan:?} go for {uid} though the plugin is away"));
+        }
+        if self.evicted_for.get(uid).is_some_and(|at| at.elapsed() < HOLD) {
+            self.wrongs
+                .push(format!("{plan:?} are in a second plan for {uid}"));
+        }
+        let planned = self.planned_for_others(uid);
         let shared: Vec<&String> = plan.iter().filter(|uid| planned.contains(uid)).collect();
         if !shared.is_empty() {
             self.wrongs
@@ -291,6 +312,7 @@ impl Api {
         for (app, allowed) in budgets {
             show_budget(&index, ("app", &app), allowed);
         }
+        show_budget(&index, ("tier", SECOND_TIER), 100);
     }
 
     /// Ends the process of the leader at its write of this number: the write is never answered.
@@ -312,6 +334,7 @@ impl Api {
     pub(crate) fn forget_plans(&self) {
         let mut state = self.state();
         state.plans.clear();
+        state.evicted_for.clear();
         state.ends_after = None;
     }
 
@@ -376,6 +399,22 @@ impl Api {
             .planned_for_others(pod["metadata"]["uid"].as_str().unwrap());
         let names = uids.iter().map(|uid| uid.trim_start_matches("uid-").to_owned());
         names.collect()
+    }
+
+    /// The UIDs of the pods in the plans of this leader for pods without a node.
+    pub(crate) fn planned(&self) -> BTreeSet<String> {
+        let state = self.state();
+        let waiting = state
+            .pods
+            .values()
+            .filter(|pod| pod["spec"]["nodeName"].is_null());
+        let plans = waiting.filter_map(|pod| state.plans.get(pod["metadata"]["uid"].as_str().unwrap()));
+        plans.flatten().cloned().collect()
+    }
+
+    /// Notes the nodes that the leader sends no pods to, as their device plugin is away.
+    pub(crate) fn set_away(&self, nodes: BTreeSet<String>) {
+        self.state().away = nodes;
     }
 
     /// Returns true if the leader has nominated a pod.
@@ -545,6 +584,19 @@ impl Api {
         }
         let is_leaving = pod["metadata"].get("deletionTimestamp").is_some();
         let app = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
+        let is_of_tier = pod["metadata"]["labels"]["tier"] == SECOND_TIER;
+        if is_of_tier && state.budgets.contains_key(app) && !is_leaving {
+            state.tried.clear();
+            if state.shows_budgets {
+                state
+                    .wrongs
+                    .push(format!("{path} is in a plan, and two budgets select it"));
+            }
+            return failure(
+                500,
+                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+            );
+        }
         if let Some(allowed) = state.budgets.get_mut(app).filter(|_| !is_leaving) {
             if *allowed <= 0 {
                 if is_dry {
@@ -569,13 +621,17 @@ impl Api {
             pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
             pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
             let pod = pod.clone();
-            let is_planned = state.pods.values().any(|other| {
+            let preemptor = state.pods.values().find(|other| {
                 let plan = state.plans.get(other["metadata"]["uid"].as_str().unwrap());
                 other["status"]["nominatedNodeName"] == pod["spec"]["nodeName"]
                     && other["spec"]["priority"].as_i64() > pod["spec"]["priority"].as_i64()
                     && plan.is_some_and(|plan| plan.contains(&uid))
             });
-            if !is_planned {
+            if let Some(preemptor) = preemptor {
+                let preemptor = preemptor["metadata"]["uid"].as_str().unwrap().to_owned();
+                let now = tokio::time::Instant::now();
+                state.evicted_for.entry(preemptor).or_insert(now);
+            } else {
                 state.wrongs.push(format!(
                     "{uid} is in no plan of a nominated pod of higher priority"
                 ));
@@ -643,6 +699,7 @@ impl Api {
         nominate(pod, node, "kube-scheduler");
         let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
         state.nominated_at.remove(&uid);
+        state.evicted_for.remove(&uid);
         pod["metadata"]["resourceVersion"] = state.last_version.to_string().into();
         let pod = pod.clone();
         drop(guard);

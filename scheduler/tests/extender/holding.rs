@@ -7,7 +7,7 @@ use scheduler::index::HintTimes;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::objects::{device, node, on, units};
+use crate::objects::{device, node, on, placed_by_old_extender, units};
 use crate::world::World;
 
 const TIMES: HintTimes = HintTimes {
@@ -363,4 +363,17 @@ async fn a_pod_that_is_refused_for_a_sample_is_tried_again_while_another_node_ha
         "one text, whatever the sample: {texts:?}"
     );
     assert_eq!(world.fitting(&pod, &names[50..]).await, ["n199"]);
+}
+
+/// A list names a nominated pod before the one that holds its node: no room is kept for it among devices that are not free.
+#[tokio::test(start_paused = true)]
+async fn the_order_of_a_list_of_pods_does_not_matter() {
+    let mut nominee = units("nominee", 80);
+    nominee["status"]["nominatedNodeName"] = "n1".into();
+    let holder = placed_by_old_extender(units("holder", 50), "n1", 0, 50, 100);
+    let world = World::new().with_node("n1", &[100]);
+    world.list::<proto::pod::Pod>(&[nominee.clone(), holder.clone()]);
+    assert!(!world.index.read().hints().is_hinted("uid-nominee"));
+    world.list::<proto::pod::Pod>(&[nominee]);
+    assert!(world.index.read().hints().is_hinted("uid-nominee"));
 }

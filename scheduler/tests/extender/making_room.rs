@@ -240,6 +240,27 @@ async fn a_report_evicts_nothing() {
     assert_eq!(making.outcome("reported"), "1");
 }
 
+/// The pod fits on the nodes of a sample, and kube-scheduler refuses it there: the answer about the others is the same as before.
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_not_new_after_a_sample_that_fits() {
+    let world = World::making_room().with_node("n1", &[80]).with_node("n2", &[80]);
+    let world = world.with_pod(&running("a", "n1", 0, 50, 0));
+    let making = Making::of(world, false, 60);
+    let pod = making.high().await;
+    for _ in 0..3 {
+        making.tick().await;
+        assert_eq!(making.world.fitting(&pod, &["n2"]).await, ["n2"]);
+        making.tick().await;
+        making.refuse(&pod, &["n1"]).await;
+        advance(AFTER * 4).await;
+    }
+    making.tick().await;
+    assert_eq!(
+        (making.world.api.events().len(), making.outcome("reported")),
+        (1, "1".to_owned())
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_is_evicted_before_the_wait_is_over() {
     let making = Making::hole(true);

@@ -7,7 +7,7 @@ use crate::objects::{annotated, node, on, units};
 use crate::world::World;
 
 /// The Node with the word of its plugin.
-fn reporting_node(name: &str, serving: bool, second: u32) -> Value {
+pub(crate) fn reporting_node(name: &str, serving: bool, second: u32) -> Value {
     let word =
         json!({"serving": serving, "since": format!("2026-01-01T00:{:02}:{:02}Z", second / 60, second % 60)});
     annotated(node(name, "MiB"), "gpushare/device-plugin", &word.to_string())

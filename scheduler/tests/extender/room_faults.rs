@@ -508,6 +508,31 @@ async fn each_pod_has_its_turn() {
     assert_eq!(making.world.api.evicted(), ["a"]);
 }
 
+/// A plan was dropped: the pod has its next turn seconds later, and not after all less important ones.
+#[tokio::test(start_paused = true)]
+async fn less_important_pods_do_not_put_off_a_turn() {
+    let mut alone = running("alone", "n0", 0, 80, 0);
+    alone["metadata"]["ownerReferences"] = json!([]);
+    let world = World::making_room().with_node("n0", &[80]).with_node("n1", &[80]);
+    let world = world.with_pod(&alone).with_pod(&running("a", "n1", 0, 50, 0));
+    let making = Making::of(world, true, 60);
+    for at in 0..40 {
+        let pod = important(&format!("low{at}"), 40, 100);
+        making.refuse(&pod, &["n0"]).await;
+    }
+    let pod = making.high().await;
+    making.world.api.show_to(None);
+    making.tick().await;
+    assert_eq!(making.outcome("evicted"), "0", "the nomination was not shown");
+    making.world.api.show_to(Some(making.world.index.clone()));
+    making.world.see(&pod);
+    for _ in 0..6 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.world.api.evicted(), ["a"]);
+}
+
 /// Pods of the priority that the flag names, and more important ones, stay even if the waiting pod is more important still.
 #[rstest]
 #[case::below(999_999, 1)]

@@ -1,8 +1,9 @@
-//! Histories of rooms that the leader makes by evictions: any writes fail, leaders end at any write, and other pods come and go.
+//! Histories of rooms that the leader makes by evictions: any writes fail, leaders end at any write, device plugins and other pods
+//! come and go, and another scheduler takes room.
 //!
 //! Not tried: two leaders at once, which the fence of bindings keeps apart, and nodes that come and go.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -12,9 +13,10 @@ use proto::pod::Pod;
 use serde_json::{Value, json};
 use tokio::time::{Instant, advance};
 
-use crate::api::Fault;
+use crate::api::{Fault, SECOND_TIER};
 use crate::making_room::{HOLD, Making, important, running, with_app};
 use crate::objects::units;
+use crate::plugin_away::reporting_node;
 use crate::world::World;
 
 /// The nodes, of two GPUs each.
@@ -25,6 +27,9 @@ const GPU: u64 = 80;
 
 /// The units that the pods of high priority ask for, by rising priority.
 const ASKED: [u64; 4] = [40, 60, 80, 40];
+
+/// The units of memory that a pod of another scheduler takes.
+const STRANGER: u64 = 20;
 
 /// One step of a history.
 #[derive(Clone, Debug)]
@@ -57,6 +62,12 @@ enum Step {
     Preempt(usize),
     /// The budget allows this number of evictions.
     Budget(i64),
+    /// The device plugin of the node of this number goes away, or serves again.
+    Plugin(usize, bool),
+    /// Another scheduler binds a pod to the GPU of this number if it has free memory, also where room is kept.
+    Stranger(u64),
+    /// The leader starts again with `--make-room evict`, or with `report`.
+    Switch(bool),
 }
 
 /// A history: pods of low priority, by GPU and priority, and steps.
@@ -65,6 +76,7 @@ struct History {
     low: Vec<(u64, i32)>,
     budget: i64,
     is_budget_shown: bool,
+    per_hour: usize,
     steps: Vec<Step>,
 }
 
@@ -98,13 +110,19 @@ fn history() -> impl Strategy<Value = History> {
         3 => (0..8_usize, any::<bool>()).prop_map(|(n, is_done)| Step::EndAt(n, is_done)),
         2 => (0..ASKED.len()).prop_map(Step::Preempt),
         1 => (0..4_i64).prop_map(Step::Budget),
+        2 => (0..NODES.len(), any::<bool>()).prop_map(|(node, is_away)| Step::Plugin(node, is_away)),
+        2 => (0..4_u64).prop_map(Step::Stranger),
+        1 => any::<bool>().prop_map(Step::Switch),
     ];
     let low = vec((0..4_u64, select(std::vec![-5, 0, 3, 7])), 4..20);
-    (low, 0..4_i64, any::<bool>(), vec(step, 5..30)).prop_map(|(low, budget, is_budget_shown, steps)| {
+    let settings = (0..4_i64, any::<bool>(), select(std::vec![1, 3, 60]));
+    (low, settings, vec(step, 5..30)).prop_map(|(low, settings, steps)| {
+        let (budget, is_budget_shown, per_hour) = settings;
         History {
             low,
             budget,
             is_budget_shown,
+            per_hour,
             steps,
         }
     })
@@ -115,10 +133,19 @@ struct Run {
     making: Making,
     low: Vec<Value>,
     high: Vec<Value>,
-    n_replaced: usize,
+    /// The number of pods that replacements and other schedulers have added.
+    n_added: usize,
     is_watching: bool,
     /// True if pods are evicted, and false if events alone say which could be.
     evicts: bool,
+    per_hour: usize,
+    /// The number of evictions and writes before the leader began to lead.
+    before: (usize, usize),
+    /// True for each node whose device plugin is away.
+    away: [bool; NODES.len()],
+    n_plugin_reports: u32,
+    /// The bytes of each GPU that are kept over pods of other schedulers, which came later.
+    overlaps: BTreeMap<(String, u32), u64>,
 }
 
 impl Run {
@@ -141,7 +168,10 @@ impl Run {
                     20,
                     *priority,
                 );
-                let pod = if at % 3 < 2 { with_app(pod, "a") } else { pod };
+                let mut pod = if at % 3 < 2 { with_app(pod, "a") } else { pod };
+                if at % 5 == 0 {
+                    pod["metadata"]["labels"]["tier"] = SECOND_TIER.into();
+                }
                 world = world.with_pod(&pod);
                 low.push(pod);
             }
@@ -153,7 +183,7 @@ impl Run {
         for pod in &high {
             world = world.with_pod(pod);
         }
-        let making = Making::of(world, evicts, 60);
+        let making = Making::of(world, evicts, history.per_hour);
         if history.is_budget_shown {
             making.world.api.with_shown_budgets();
         }
@@ -161,9 +191,14 @@ impl Run {
             making,
             low,
             high,
-            n_replaced: 0,
+            n_added: 0,
             is_watching: true,
             evicts,
+            per_hour: history.per_hour,
+            before: (0, 0),
+            away: [false; NODES.len()],
+            n_plugin_reports: 0,
+            overlaps: BTreeMap::new(),
         }
     }
 
@@ -176,20 +211,33 @@ impl Run {
 
     /// Another replica takes over from one that has ended.
     fn take_over(&mut self) {
-        let mut world = World::making_room();
+        let mut world = World::making_room_by(self.evicts);
         for node in NODES {
             world = world.with_node(node, &[GPU, GPU]);
         }
         world.api = self.making.world.api.clone();
         world.api.forget_plans();
+        self.before = (world.api.evicted().len(), world.api.n_writes());
+        self.overlaps.clear();
         self.is_watching = true;
-        self.making = Making::of(world, self.evicts, 60);
+        self.making = Making::of(world, self.evicts, self.per_hour);
+        self.show_plugins();
         self.catch_up();
+    }
+
+    /// The watch shows which device plugins are away.
+    fn show_plugins(&mut self) {
+        self.n_plugin_reports += 1;
+        for (node, is_away) in NODES.iter().zip(self.away) {
+            let node = reporting_node(node, !is_away, self.n_plugin_reports);
+            self.making.world.apply_node(&node);
+        }
     }
 
     /// A decision, at which the leader may end.
     async fn tick(&mut self) {
         let api = self.making.world.api.clone();
+        api.set_away(self.left_out());
         let has_ended = tokio::select! {
             biased;
             () = api.ended() => true,
@@ -230,7 +278,10 @@ impl Run {
         let Some((node, victims)) = named.iter().next() else {
             return;
         };
-        assert!(!is_made, "the leader evicts pods for {pod} already");
+        assert!(
+            !is_made || !self.evicts,
+            "the leader evicts pods for {pod} already"
+        );
         let planned = api.planned_for_others(pod);
         for victim in victims["Pods"].as_array().unwrap() {
             let name = victim["UID"].as_str().unwrap().trim_start_matches("uid-");
@@ -245,25 +296,109 @@ impl Run {
         }
     }
 
-    /// The amounts of GPUs that are kept for several pods together.
-    fn check_hints(&self) -> Result<(), TestCaseError> {
+    /// The nodes that no pods are sent to.
+    fn left_out(&self) -> BTreeSet<String> {
         let index = self.making.world.index.read();
+        let problem = |node: &&str| index.filter().plugin_problem(node).unwrap_or_default();
+        let left_out = NODES
+            .iter()
+            .filter(|node| problem(node).starts_with("no pods are sent here"));
+        left_out.map(|node| (*node).to_owned()).collect()
+    }
+
+    /// The bytes of each GPU that are kept for pods over those of others that stay: neither leave nor go by a plan.
+    fn overlaps(&self) -> BTreeMap<(String, u32), u64> {
+        let api = &self.making.world.api;
+        let planned = api.planned();
+        let is_staying = |pod: &&Value| pod["metadata"]["deletionTimestamp"].is_null();
+        let all = api.all();
+        let uids = all
+            .iter()
+            .filter(is_staying)
+            .map(|pod| pod["metadata"]["uid"].as_str().unwrap());
+        let staying: BTreeSet<&str> = uids.filter(|uid| !planned.contains(*uid)).collect();
+        let index = self.making.world.index.read();
+        let mut overlaps = BTreeMap::new();
         for node in index.fleet().nodes() {
             for gpu in node.gpus() {
-                let (kept, total) = (
-                    gpu.hinted.memory.bytes_ceil(),
-                    gpu.device.total().memory.bytes_ceil(),
-                );
-                prop_assert!(
-                    kept <= total,
-                    "{} of {} bytes of {} are kept",
-                    kept,
-                    total,
-                    node.name()
-                );
+                let stays = gpu
+                    .holders
+                    .iter()
+                    .filter(|holder| staying.contains(holder.owner.as_str()));
+                let stays: u64 = stays.map(|holder| holder.amounts.memory.bytes_ceil()).sum();
+                let taken = stays + gpu.hinted.memory.bytes_ceil();
+                let overlap = taken.saturating_sub(gpu.device.total().memory.bytes_ceil());
+                overlaps.insert((node.name().to_owned(), gpu.device.minor), overlap);
             }
         }
+        overlaps
+    }
+
+    /// What is kept is free, or becomes free by pods that go, unless another scheduler has taken it since.
+    fn check_hints(&mut self) -> Result<(), TestCaseError> {
+        let overlaps = self.overlaps();
+        let before = std::mem::replace(&mut self.overlaps, overlaps);
+        for (gpu, overlap) in &self.overlaps {
+            let allowed = before.get(gpu).copied().unwrap_or(0);
+            prop_assert!(
+                *overlap <= allowed,
+                "{} bytes of {:?} are kept over other pods",
+                overlap,
+                gpu
+            );
+        }
         Ok(())
+    }
+
+    /// The leader evicts no more pods than it may in an hour, which no history lasts, and writes nothing if it only reports.
+    fn check_limits(&self) -> Result<(), TestCaseError> {
+        let api = &self.making.world.api;
+        let (n_evicted, n_writes) = self.before;
+        let n_evicted = api.evicted().len() - n_evicted;
+        prop_assert!(n_evicted <= self.per_hour, "{} pods in an hour", n_evicted);
+        prop_assert!(self.evicts || api.n_writes() == n_writes, "a report writes");
+        Ok(())
+    }
+
+    /// Another scheduler binds a pod.
+    fn add_stranger(&mut self, gpu: u64) {
+        let (node, minor) = (NODES[usize::try_from(gpu / 2).unwrap()], gpu % 2);
+        let is_free = {
+            let index = self.making.world.index.read();
+            let view = index.fleet().view(index.fleet().node_id(node).unwrap()).unwrap();
+            let gpus = view.gpus();
+            gpus[usize::try_from(minor).unwrap()].free.memory.bytes_ceil() >= STRANGER << 20
+        };
+        if is_free && self.is_watching {
+            self.n_added += 1;
+            let pod = running(&format!("stranger{}", self.n_added), node, minor, STRANGER, 5000);
+            self.making.world.api.put(&pod);
+            self.making.world.apply_pod(&pod);
+            self.overlaps = self.overlaps();
+        }
+    }
+
+    /// kube-scheduler tries a pod.
+    async fn try_pod(&self, at: usize) {
+        let world = &self.making.world;
+        let waiting = world.api.find(&self.high[at]);
+        let Some(pod) = waiting.filter(|pod| pod["spec"]["nodeName"].is_null()) else {
+            return;
+        };
+        let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
+        let mut fitting = match &nominated {
+            Some(node) => world.fitting(&pod, &[node]).await,
+            None => Vec::new(),
+        };
+        if fitting.is_empty() {
+            fitting = world.fitting(&pod, &NODES).await;
+        }
+        if let Some(node) = fitting.first()
+            && world.bind(&pod, node).await.is_empty()
+            && self.is_watching
+        {
+            world.see(&pod);
+        }
     }
 
     async fn take(&mut self, step: &Step) {
@@ -275,29 +410,7 @@ impl Run {
                     self.tick().await;
                 }
             }
-            Step::Try(at) => {
-                let Some(pod) = api
-                    .find(&self.high[*at])
-                    .filter(|pod| pod["spec"]["nodeName"].is_null())
-                else {
-                    return;
-                };
-                let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
-                let world = &self.making.world;
-                let mut fitting = match &nominated {
-                    Some(node) => world.fitting(&pod, &[node]).await,
-                    None => Vec::new(),
-                };
-                if fitting.is_empty() {
-                    fitting = world.fitting(&pod, &NODES).await;
-                }
-                if let Some(node) = fitting.first()
-                    && world.bind(&pod, node).await.is_empty()
-                    && self.is_watching
-                {
-                    world.see(&pod);
-                }
-            }
+            Step::Try(at) => self.try_pod(*at).await,
             Step::EndLeaving => {
                 for pod in api.all() {
                     if !pod["metadata"]["deletionTimestamp"].is_null() {
@@ -324,8 +437,8 @@ impl Run {
             }
             Step::Replace(n) => {
                 for _ in 0..*n {
-                    self.n_replaced += 1;
-                    let pod = units(&format!("replacement{}", self.n_replaced), 20);
+                    self.n_added += 1;
+                    let pod = units(&format!("replacement{}", self.n_added), 20);
                     let world = &self.making.world;
                     let fitting = world.fitting(&pod, &NODES).await;
                     if let Some(node) = fitting.first().filter(|_| self.is_watching) {
@@ -360,12 +473,22 @@ impl Run {
                 }
             }
             Step::Budget(allowed) => api.set_budget("a", *allowed),
+            Step::Plugin(node, is_away) => {
+                self.away[*node] = *is_away;
+                self.show_plugins();
+            }
+            Step::Stranger(gpu) => self.add_stranger(*gpu),
+            Step::Switch(evicts) => {
+                self.evicts = *evicts;
+                self.take_over();
+            }
         }
     }
 }
 
 /// With any fault at any write nothing is evicted but the plan of a nominated pod of higher priority, nothing twice, nothing for two
-/// pods and nothing against a budget that is known; nothing is kept for two pods, or after its time.
+/// pods, nothing against budgets that are known or beyond the limit of an hour, nothing for a pod that others have gone for a short
+/// time ago, and nothing where the device plugin is away; nothing is kept for two pods, over a pod that stays, or after its time.
 async fn play(history: History) -> Result<(), TestCaseError> {
     let mut run = Run::new(&history, true);
     let limit = HOLD + Duration::from_secs(60);
@@ -374,13 +497,18 @@ async fn play(history: History) -> Result<(), TestCaseError> {
         let wrongs = run.making.world.api.wrongs();
         prop_assert!(wrongs.is_empty(), "{:?} after {:?}", wrongs, step);
         run.check_hints()?;
+        run.check_limits()?;
     }
     run.making.world.api.heal();
+    if !run.evicts {
+        run.take(&Step::Switch(true)).await;
+    }
     run.take(&Step::Watch(true)).await;
     let mut n_late = 0;
     for _ in 0..80 {
         advance(Duration::from_secs(5)).await;
         run.tick().await;
+        run.check_limits()?;
         n_late += usize::from(run.making.world.api.longest_nomination() > limit);
     }
     prop_assert_eq!(n_late, 0, "a nomination lasts after its time");
@@ -420,7 +548,9 @@ async fn play_report(history: History) -> Result<(), TestCaseError> {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(3600) {
         for step in &history.steps {
-            run.take(step).await;
+            if !matches!(step, Step::Switch(_)) {
+                run.take(step).await;
+            }
         }
         run.take(&Step::Seconds(1)).await;
     }

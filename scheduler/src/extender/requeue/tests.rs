@@ -92,7 +92,7 @@ fn a_new_leader_announces_once() {
     assert!(waiting.is_due(Openings::default(), now));
     waiting.announced(Openings::default(), now);
     assert!(!waiting.is_due(Openings::default(), now + 60 * SECOND));
-    waiting.refuse("a", openings(0, 0));
+    waiting.refuse("a", openings(0, 0), now);
     waiting.clear();
     assert!(waiting.is_due(Openings::default(), now + SECOND) && waiting.pods.is_empty());
 }
@@ -102,7 +102,7 @@ fn a_pod_without_an_entry_is_not_forgotten() {
     let began = Instant::now();
     let mut waiting = waiting(began);
     for at in 0..=MAX_WAITING {
-        waiting.refuse(&at.to_string(), openings(1, u64::from(at < MAX_WAITING)));
+        waiting.refuse(&at.to_string(), openings(1, u64::from(at < MAX_WAITING)), began);
     }
     assert_eq!(waiting.pods.len(), MAX_WAITING);
     assert!(
@@ -111,6 +111,22 @@ fn a_pod_without_an_entry_is_not_forgotten() {
     );
     waiting.announced(openings(1, 1), began + SECOND);
     assert!(!waiting.is_due(openings(1, 1), began + 60 * SECOND));
+}
+
+/// An attempt without a known cause was made for room that the watch shows a moment later. An announcement is such a cause.
+#[test]
+fn attempts_without_a_cause_are_for_room_that_is_shown_later() {
+    let began = Instant::now();
+    for (is_announced, seconds, is_due) in [(false, 2, true), (false, 6, false), (true, 2, false)] {
+        let mut waiting = waiting(began);
+        waiting.refuse("a", openings(1, 0), began);
+        if is_announced {
+            waiting.announced(openings(1, 0), began + SECOND);
+        }
+        let again = began + 2 * SECOND;
+        waiting.refuse("a", openings(1, 0), again);
+        assert_eq!(waiting.is_due(openings(2, 0), again + seconds * SECOND), is_due);
+    }
 }
 
 /// Something that happens to three pods, and a look after each that comes a quarter of a second later.
@@ -148,7 +164,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Refuse(pod) => {
-                    waiting.refuse(&pod.to_string(), count);
+                    waiting.refuse(&pod.to_string(), count, now);
                     refused[usize::from(pod)] = Some((count, None, None));
                 }
                 Step::Bind(pod) => {
