@@ -175,9 +175,9 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
 }
 
 fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
-    let settings = config.admission.webhooks.as_ref()?;
-    let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry);
-    Some(webhooks.demanding_certificates(settings.client_ca.is_some()))
+    let demands_certificate = config.admission.webhooks.as_ref()?.client_ca.is_some();
+    let rules = config.admission.rules.clone();
+    Some(Webhooks::new(rules, index.clone(), demands_certificate, registry))
 }
 
 /// Serves the webhooks, if they are configured.
