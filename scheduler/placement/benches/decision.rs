@@ -110,7 +110,7 @@ fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: PodProfile, p
         .unwrap();
     fleet.reserve(owner, id, &placement).unwrap();
     let name = fleet.view(id).unwrap().name().to_owned();
-    fleet.set_host_use(owner, &name, spec.host);
+    fleet.set_host_use(owner, &name, spec.host, false);
     true
 }
 

@@ -17,7 +17,7 @@ use crate::choice::group::SharedDomain;
 use crate::choice::group::{GroupRequest, GroupRoom, GroupSearch, choose_within, room_for_group};
 use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
 use crate::choice::preempt::{Preemption, Victims, preempt};
-use crate::data::amounts::{HostAmounts, HostLoad};
+use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{DeviceId, NodeId, OwnerId};
 use crate::data::inventory::Inventory;
@@ -164,9 +164,10 @@ impl Fleet {
         self.nodes.set_host(node, total);
     }
 
-    /// Sets the CPU and memory that an owner uses of a node, in place of its former use.
-    pub fn set_host_use(&mut self, owner: &OwnerId, node: &str, load: impl Into<HostLoad>) {
-        self.nodes.set_host_use(owner, node, load.into());
+    /// Sets the CPU and memory that an owner uses of a node, in place of its former use. `is_daemon` is true for a pod that is tied
+    /// to one node, as one of a `DaemonSet` is: the workload model does not count it.
+    pub fn set_host_use(&mut self, owner: &OwnerId, node: &str, amounts: HostAmounts, is_daemon: bool) {
+        self.nodes.set_host_use(owner, node, amounts, is_daemon);
     }
 
     /// Removes the CPU and memory that an owner uses.

@@ -41,7 +41,7 @@ pub use check::Violation;
 pub use choice::admit::ReserveError;
 pub use choice::group::{GroupRequest, GroupRoom, GroupSearch, MAX_GROUP, SharedDomain};
 pub use choice::preempt::{Evictable, EvictionCost, Preemption, Victims, n_violations};
-pub use data::amounts::{Amounts, Dimension, HostAmounts, HostLoad, Memory, NamedAmounts};
+pub use data::amounts::{Amounts, Dimension, HostAmounts, Memory, NamedAmounts};
 pub use data::constraints::{
     Constraints, DeviceConstraint, Exclusion, JointAllocation, LabelCondition, PartitionConstraint,
     Requirement, Scope, Selector, Strategy,

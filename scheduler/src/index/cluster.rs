@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use placement::{Fleet, HostAmounts, HostLoad, NodeView, OwnerId, PodProfile, Policies};
+use placement::{Fleet, HostAmounts, NodeView, OwnerId, PodProfile, Policies};
 use proto::plugin_reports::PodUids;
 use proto::pod::{Pod, Taint};
 use proto::request::hints::DemandedEnforcement;
@@ -407,13 +407,11 @@ impl Cluster {
             return;
         }
         let owner = self.owner(uid);
-        let load = HostLoad {
-            amounts: requested.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod))),
-            is_daemon: pod.is_tied_to_node(),
-        };
-        self.fleet.set_host_use(&owner, node, load);
+        let amounts = requested.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
+        let is_daemon = pod.is_tied_to_node();
+        self.fleet.set_host_use(&owner, node, amounts, is_daemon);
         self.requests
-            .put(owner.clone(), node, &requests_of(pod), load.is_daemon);
+            .put(owner.clone(), node, &requests_of(pod), is_daemon);
         if requested.is_some() {
             self.plain.remove(uid);
             return;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::data::amounts::{HostAmounts, HostLoad};
+use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
 use crate::data::inventory::Inventory;
@@ -277,8 +277,13 @@ impl Nodes {
     }
 
     /// Sets the CPU and memory that an owner uses, in place of its former use.
-    pub(crate) fn set_host_use(&mut self, owner: &OwnerId, name: &str, load: HostLoad) {
-        let HostLoad { amounts, is_daemon } = load;
+    pub(crate) fn set_host_use(
+        &mut self,
+        owner: &OwnerId,
+        name: &str,
+        amounts: HostAmounts,
+        is_daemon: bool,
+    ) {
         let used = HostUse {
             node_index: self.enter(name),
             amounts,

@@ -90,7 +90,8 @@ impl Pair {
                 };
             }
             Step::SetHostUse(owner, node, host) => {
-                self.fleet.set_host_use(&OwnerId::from(*owner), node, *host);
+                self.fleet
+                    .set_host_use(&OwnerId::from(*owner), node, *host, false);
                 self.running.insert((*owner).to_owned(), (*node).to_owned());
             }
             Step::ClearHostUse(owner) => {
