@@ -72,6 +72,11 @@ impl Fleet {
         NodeCopy::of(&self.nodes, id)
     }
 
+    /// A copy of a node without any holding, hint or use of its CPU; `None` if the node is gone.
+    pub fn copy_empty_node(&self, id: NodeId) -> Option<NodeCopy> {
+        NodeCopy::emptied(&self.nodes, id)
+    }
+
     /// Adds a copy of a node of another fleet. This fleet must have no node of its name.
     pub fn insert(&mut self, copy: NodeCopy) -> NodeId {
         copy.insert_into(&mut self.nodes)
@@ -435,6 +440,60 @@ impl Fleet {
             model,
             hints,
         }
+    }
+}
+
+/// Placements on copies of nodes, which show how many more pods would fit. The fleet itself does not change.
+impl Fleet {
+    /// The score of a copy for a request.
+    ///
+    /// # Errors
+    /// The reason for which there is no room.
+    pub fn score_copy(
+        &self,
+        copy: &NodeCopy,
+        request: NodeRequest<'_>,
+        policies: Policies,
+    ) -> Result<Score, Reason> {
+        score(&copy.node, request, policies, self.context(Hints::Respect))
+    }
+
+    /// Room on a copy for all members of a group in one domain; nothing is placed.
+    ///
+    /// # Errors
+    /// As those of [`Self::room_for_group`].
+    pub fn room_on_copy(
+        &self,
+        copy: &NodeCopy,
+        request: &GroupRequest<'_>,
+        search: &mut GroupSearch,
+    ) -> Result<GroupRoom, usize> {
+        room_for_group(&copy.node, request, self.context(Hints::Respect), search)
+    }
+
+    /// Places a request on a copy, where it stays.
+    ///
+    /// # Errors
+    /// The reason for which there is no room.
+    pub fn place_on_copy(
+        &self,
+        copy: &mut NodeCopy,
+        request: NodeRequest<'_>,
+        policies: Policies,
+    ) -> Result<Placement, Reason> {
+        let (node, context) = (&mut copy.node, self.context(Hints::Respect));
+        let placement = choose_devices(node, request, policies.device, context)?;
+        // No UID of a pod has a slash, so that this owner is none of the fleet's.
+        let owner = OwnerId::from(format!("trial/{}", node.held.len()).as_str());
+        node.insert_held(Held {
+            owner,
+            origin: Origin::Decision,
+            holdings: Holdings::from(&placement),
+        });
+        // The next request must see the CPU and memory that this request takes, as kube-scheduler would.
+        node.host.used = node.host.used.plus(request.host);
+        node.value_cache.clear();
+        Ok(placement)
     }
 }
 

@@ -18,7 +18,7 @@
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
 //! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `explain` beside
-//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes, and `plan` moves owners on copies.
+//! these; `fleet` is the interface to all of them. `plan` moves owners on copies.
 //! `check` computes everything again, naively, for tests and the laboratory: daemons are built without it.
 
 mod batch;
@@ -30,7 +30,6 @@ mod explain;
 mod fleet;
 mod plan;
 mod state;
-mod trial;
 
 pub use batch::cache::CachedResult;
 pub use batch::evaluation::BatchEvaluation;
@@ -64,4 +63,3 @@ pub use explain::{DeviceFit, DeviceView, HolderView, NodeView};
 pub use fleet::Fleet;
 pub use plan::{Goal, Holder, Limits, Move, Obstacle, Plan, PlanError, Price, plan};
 pub use state::node_copy::NodeCopy;
-pub use trial::Trial;
