@@ -31,7 +31,7 @@ use crate::inventory::{self, DeviceReport};
 use crate::kube_scheduler::{NodeRequests, PodRequests, PodRules, requests_of};
 
 /// Nodes, pods and the devices that pods hold.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Cluster {
     pub(super) names: ResourceNames,
     pub(super) policies: Policies,
@@ -91,32 +91,7 @@ impl Cluster {
         Self {
             names,
             policies,
-            fleet: Fleet::new(),
-            nodes: FxHashMap::default(),
-            kinds: DeviceTypes::default(),
-            allocated_on: FxHashMap::default(),
-            ended: FxHashMap::default(),
-            allows_all_devices: false,
-            enforcement: DemandedEnforcement::Any,
-            n_existing: 0,
-            n_gpu_nodes: 0,
-            n_unknown_units: 0,
-            n_closed_gpus: 0,
-            closing_problems: BTreeMap::new(),
-            closing_change: Arc::default(),
-            soft_taints: FxHashMap::default(),
-            n_nodes_by_unit: BTreeMap::new(),
-            pods: FxHashMap::default(),
-            unbound: BTreeSet::new(),
-            doubtful: FxHashSet::default(),
-            nominated: FxHashSet::default(),
-            plain: PlainPods::default(),
-            budgets: Budgets::default(),
-            successor_rules: SharedRules::default(),
-            group_members: GroupMembers::default(),
-            plugins: Plugins::default(),
-            requests: NodeRequests::default(),
-            n_silent_openings: 0,
+            ..Self::default()
         }
     }
 

@@ -20,7 +20,7 @@ const NODES_AT_ONCE: usize = 4096;
 const MAX_ROUNDS: u32 = 4;
 
 /// A workload model that is not in effect yet, with its results so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NextModel {
     pub(crate) model: WorkloadModel,
     pub(crate) cache: ScoreCache,
@@ -40,10 +40,7 @@ impl NextModel {
             model,
             cache,
             gpus,
-            kind: 0,
-            index: 0,
-            n_rounds: 0,
-            n_computed: 0,
+            ..Self::default()
         }
     }
 
