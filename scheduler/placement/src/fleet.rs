@@ -169,8 +169,8 @@ impl Fleet {
         self.nodes.set_host(node, total);
     }
 
-    /// Sets the CPU and memory that an owner uses of a node, in place of its former use. `is_daemon` is true for a pod that is tied
-    /// to one node, as one of a `DaemonSet` is: the workload model does not count it.
+    /// Sets the CPU and memory that an owner uses of a node, in place of its former use. `is_daemon` is true for a pod that is
+    /// tied to one node, as one of a `DaemonSet` is: the workload model does not count it.
     pub fn set_host_use(&mut self, owner: &OwnerId, node: &str, amounts: HostAmounts, is_daemon: bool) {
         self.nodes.set_host_use(owner, node, amounts, is_daemon);
     }
@@ -226,13 +226,9 @@ impl Fleet {
 
     /// Every node with its version, which grows with every change of the node.
     pub fn node_versions(&self) -> impl Iterator<Item = (NodeId, u64)> {
-        let places = (0..).zip(&self.nodes.summaries).zip(&self.nodes.versions);
-        places
-            .filter(|((_, summary), _)| summary.exists)
-            .map(|((index, summary), version)| {
-                let generation = summary.generation;
-                (NodeId { index, generation }, version.number)
-            })
+        let summaries = (0..).zip(&self.nodes.summaries);
+        let existing = summaries.filter(|(_, summary)| summary.exists);
+        existing.map(|(index, summary)| (summary.node_at(index), summary.version))
     }
 
     /// One node; `None` if it is gone.
@@ -423,9 +419,12 @@ impl Fleet {
     pub fn evaluation<'a>(
         &'a self,
         request: impl Into<NodeRequest<'a>>,
+        policies: Policies,
         hints: Hints<'a>,
     ) -> BatchEvaluation<'a> {
-        BatchEvaluation::new(&self.nodes, self.context(hints), &self.cache, request.into())
+        let request = request.into();
+        let scores = self.cache.scores(&request, policies, &self.nodes);
+        BatchEvaluation::new(&self.nodes, self.context(hints), (request, policies), scores)
     }
 
     /// The settings of a choice under the workload model in effect.

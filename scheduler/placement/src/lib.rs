@@ -31,10 +31,8 @@ mod fleet;
 mod plan;
 mod state;
 
-pub use batch::cache::CachedResult;
 pub use batch::evaluation::BatchEvaluation;
 pub use batch::next_model::NextModel;
-pub use batch::node_list::NodeList;
 #[cfg(any(test, feature = "check"))]
 pub use check::Violation;
 pub use choice::admit::ReserveError;

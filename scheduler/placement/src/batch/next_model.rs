@@ -56,22 +56,20 @@ impl NextModel {
         // A result by a model without the GPUs of a node would be wrong: such a node may have come a moment ago.
         self.model.add_gpu_models_of(&fleet.model);
         let (mut n_results, mut n_nodes) = (RESULTS_AT_ONCE, NODES_AT_ONCE);
-        let n_slots = fleet.nodes.slots.len();
-        while let Some((key, scores)) = self.cache.kind(self.kind, n_slots) {
+        while let Some((key, scores)) = self.cache.kind(self.kind, &fleet.nodes) {
             let context = fleet.context_by(&self.model, Hints::Respect);
-            let batch = BatchEvaluation::new(&fleet.nodes, context, &self.cache, key.request());
-            let mut batch = batch.with_scores(key.policies, Arc::clone(&scores));
-            let nodes = fleet.nodes.summaries.iter().zip(&fleet.nodes.versions);
-            for (summary, version) in nodes.skip(self.index as usize) {
+            let kind = (key.request(), key.policies);
+            let mut batch = BatchEvaluation::new(&fleet.nodes, context, kind, Arc::clone(&scores));
+            for summary in fleet.nodes.summaries.iter().skip(self.index as usize) {
                 if n_results == 0 || n_nodes == 0 {
                     return true;
                 }
                 n_nodes -= 1;
-                if summary.exists && scores.get(self.index, version.number).is_none() {
+                if summary.exists && scores.get(self.index).is_none() {
                     n_results -= 1;
                     self.n_computed += 1;
                     // The result is kept, a refusal too.
-                    let _ = batch.evaluate(version.node_at(self.index), key.policies);
+                    let _ = batch.evaluate(summary.node_at(self.index));
                 }
                 self.index += 1;
             }

@@ -228,18 +228,18 @@ impl Pair {
                     device: DevicePolicy::Binpack,
                 },
             ] {
-                let mut evaluation = self.fleet.evaluation(ask, hints);
+                let mut evaluation = self.fleet.evaluation(ask, policies, hints);
                 for id in NODES.iter().filter_map(|node| self.fleet.node_id(node)) {
                     let fresh = self
                         .fleet
                         .fit(id, ask, hints)
                         .map(|()| self.fleet.score(id, ask, policies, hints));
                     assert_eq!(
-                        evaluation.evaluate(id, policies),
+                        evaluation.evaluate(id),
                         fresh,
                         "{request:?} {hints:?} {policies:?}"
                     );
-                    assert_eq!(evaluation.evaluate(id, policies), fresh, "evaluated again");
+                    assert_eq!(evaluation.evaluate(id), fresh, "evaluated again");
                 }
             }
         }
