@@ -132,13 +132,8 @@ impl Recorder {
     /// Records a warning; returns false if more than half of the events that may wait do, for a caller that comes again later. The
     /// rest of the room is for events that are recorded once.
     pub fn try_warn(&self, subject: impl Into<Subject>, reason: &'static str, message: String) -> bool {
-        let event = Event {
-            subject: subject.into(),
-            severity: EventType::Warning,
-            reason,
-            message,
-        };
-        self.events.capacity() > CAPACITY / 2 && self.events.try_send(event).is_ok()
+        self.events.capacity() > CAPACITY / 2
+            && self.send(subject.into(), EventType::Warning, reason, message)
     }
 
     /// Records a warning about a pod.
@@ -148,12 +143,7 @@ impl Recorder {
 
     /// Records an event about a pod.
     pub fn pod(&self, pod: impl Into<Subject>, severity: EventType, reason: &'static str, message: String) {
-        self.send(Event {
-            subject: pod.into(),
-            severity,
-            reason,
-            message,
-        });
+        self.send(pod.into(), severity, reason, message);
     }
 
     /// Records an event about the node that this daemon runs on. The UID is the node's name, as in kubelet's own events.
@@ -164,20 +154,23 @@ impl Recorder {
             name: self.node_name().to_owned(),
             uid: self.node_name().to_owned(),
         };
-        self.send(Event {
+        self.send(subject, severity, reason, message);
+    }
+
+    /// Hands an event to the [`Writer`]; drops it and returns false if the channel between them is full.
+    fn send(&self, subject: Subject, severity: EventType, reason: &'static str, message: String) -> bool {
+        let event = Event {
             subject,
             severity,
             reason,
             message,
-        });
-    }
-
-    /// Hands an event to the [`Writer`], or drops the event if the channel between them is full.
-    fn send(&self, event: Event) {
+        };
         // Waiting for room in the channel would stop the task that records while the API server does not answer.
-        if self.events.try_send(event).is_err() {
+        let is_sent = self.events.try_send(event).is_ok();
+        if !is_sent {
             debug!("an event is dropped");
         }
+        is_sent
     }
 }
 

@@ -74,7 +74,7 @@ pub enum ParsedRequest {
 
 /// The GPU amounts of an invalid request, summed up over its containers: memory in memory units, in bytes and in percent of a
 /// GPU, compute in percent, and the number of shared GPUs. kubelet cannot allocate more than these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpperBounds {
     /// True if every amount could be read, and none is of whole GPUs.
     is_known: bool,
@@ -309,11 +309,7 @@ impl UpperBounds {
     fn read(pod: &Pod, names: &ResourceNames) -> Self {
         let mut sums = Self {
             is_known: true,
-            units: 0,
-            bytes: 0,
-            ratio: 0,
-            core: 0,
-            shared: 0,
+            ..Self::default()
         };
         for (name, text) in amounts(pod, names).filter(|(name, _)| is_gpu_resource(name, names)) {
             let Some(amount) = text.quantity().ok().and_then(Quantity::unsigned) else {

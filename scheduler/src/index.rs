@@ -386,13 +386,8 @@ impl Index {
 
     /// Names of all nodes that exist, in no order.
     pub fn node_names(&self) -> Vec<Box<str>> {
-        let mut names = Vec::with_capacity(self.cluster.nodes.len());
-        for (name, state) in &self.cluster.nodes {
-            if state.exists() {
-                names.push(name.clone());
-            }
-        }
-        names
+        let existing = self.cluster.nodes.iter().filter(|(_, state)| state.exists());
+        existing.map(|(name, _)| name.clone()).collect()
     }
 
     /// The fields of a node that kube-scheduler compares with pods; `None` if there is no such node.

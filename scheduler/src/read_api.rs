@@ -96,8 +96,12 @@ struct Gate {
 }
 
 impl ReadApi {
-    /// The read API over the state of an extender, until `stop`.
-    pub fn new(extender: Arc<Extender>, stop: CancellationToken) -> Self {
+    /// The read API over the state of an extender, until `stop`. Its `doctor` also checks the ends of `certificates`.
+    pub fn new(
+        extender: Arc<Extender>,
+        certificates: Option<CertificateMetrics>,
+        stop: CancellationToken,
+    ) -> Self {
         let started = unix_time();
         // Revisions of two replicas, or of two processes in turn, must never be taken for each other.
         let epoch = format!("{:x}.{:x}", started.as_micros(), std::process::id());
@@ -112,17 +116,8 @@ impl ReadApi {
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
             computing: ComputingSlot::default(),
             plans: Arc::new(Semaphore::new(MAX_PLANS)),
-            certificates: None,
+            certificates,
             stop,
-        }
-    }
-
-    /// The same read API, whose `doctor` also checks the ends of these certificates.
-    #[must_use]
-    pub fn with_certificates(self, certificates: CertificateMetrics) -> Self {
-        Self {
-            certificates: Some(certificates),
-            ..self
         }
     }
 

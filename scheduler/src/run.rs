@@ -112,13 +112,14 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     let connection_resets = leadership.connection_resets();
     let tls = tls::begin(&config, &client, &namespace, &mut registry, &mut process.tasks)?;
     let webhooks = webhooks(&config, &index, &mut registry);
-    let lags = Lags::register(&mut registry);
+    let lags = register_lags(&mut registry);
     let make_room = config.scheduling.make_room;
     let make_room = make_room.map(|settings| (settings, RoomMetrics::register(&mut registry)));
     let pod_group_watches = WatchStates::register(&mut registry);
     let metrics = MetricsText::new(registry);
-    let read_api = ReadApi::new(Arc::clone(&extender), process.stop.clone());
-    let read_api = Arc::new(read_api.with_certificates(tls.metrics));
+    let certificates = Some(tls.metrics);
+    let read_api = ReadApi::new(Arc::clone(&extender), certificates, process.stop.clone());
+    let read_api = Arc::new(read_api);
 
     // Health.
     process
@@ -175,9 +176,9 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
 }
 
 fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
-    let settings = config.admission.webhooks.as_ref()?;
-    let webhooks = Webhooks::new(config.admission.rules.clone(), index.clone(), registry);
-    Some(webhooks.demanding_certificates(settings.client_ca.is_some()))
+    let demands_certificate = config.admission.webhooks.as_ref()?.client_ca.is_some();
+    let rules = config.admission.rules.clone();
+    Some(Webhooks::new(rules, index.clone(), demands_certificate, registry))
 }
 
 /// Serves the webhooks, if they are configured.
@@ -245,34 +246,22 @@ fn extender(
     }
 }
 
-/// The watch lags of the kinds of objects that decisions depend on.
-struct Lags {
-    nodes: WatchLag,
-    devices: WatchLag,
-    pods: WatchLag,
-}
-
-impl Lags {
-    /// The lags of watches that begin soon, shown in metrics.
-    fn register(registry: &mut Registry) -> Self {
-        let lags = Self {
-            nodes: WatchLag::new(<Index as ObjectStore<Node>>::KIND),
-            devices: WatchLag::new(<Index as ObjectStore<RawDevice>>::KIND),
-            pods: WatchLag::new(<Index as ObjectStore<Pod>>::KIND),
-        };
-        register_watches(
-            registry,
-            vec![lags.nodes.clone(), lags.devices.clone(), lags.pods.clone()],
-        );
-        lags
-    }
+/// The lags of the watches of nodes, devices and pods, on which decisions depend, shown in metrics.
+fn register_lags(registry: &mut Registry) -> [WatchLag; 3] {
+    let lags = [
+        WatchLag::new(<Index as ObjectStore<Node>>::KIND),
+        WatchLag::new(<Index as ObjectStore<RawDevice>>::KIND),
+        WatchLag::new(<Index as ObjectStore<Pod>>::KIND),
+    ];
+    register_watches(registry, lags.to_vec());
+    lags
 }
 
 /// Starts the tasks that carry the objects of every kind into the index.
 fn watch_objects(
     connection: &Connection,
     index: &Shared<Index>,
-    lags: &Lags,
+    [of_nodes, of_devices, of_pods]: &[WatchLag; 3],
     replica: &OwnReplica,
     tasks: &mut Tasks,
 ) {
@@ -285,15 +274,15 @@ fn watch_objects(
         contact,
     );
     tasks.spawn("watch of disruption budgets", follow(budgets, index.clone()));
-    let nodes = watch("nodes", Api::<Node>::all(lags.nodes.observe(client)), contact);
+    let nodes = watch("nodes", Api::<Node>::all(of_nodes.observe(client)), contact);
     tasks.spawn("watch of nodes", follow(nodes, index.clone()));
     let devices = watch(
         "devices",
-        Api::<RawDevice>::all(lags.devices.observe(client)),
+        Api::<RawDevice>::all(of_devices.observe(client)),
         contact,
     );
     tasks.spawn("watch of devices", follow(devices, index.clone()));
-    let pods = watch("pods", Api::<Pod>::all(lags.pods.observe(client)), contact);
+    let pods = watch("pods", Api::<Pod>::all(of_pods.observe(client)), contact);
     let (barrier, index) = (replica.barrier.clone(), index.clone());
     tasks.spawn("watch of pods", async move { barrier.follow(pods, index).await });
 }

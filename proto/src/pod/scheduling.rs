@@ -82,7 +82,7 @@ pub struct Taint {
 }
 
 /// A toleration of a pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
     /// The key of the taints; empty for any key.

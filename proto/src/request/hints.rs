@@ -262,9 +262,10 @@ pub fn unknown_device_type(key: &'static str, device_type: &str, known: &[&str])
 }
 
 /// The enforcement of memory limits that a pod demands on the GPUs that it shares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DemandedEnforcement {
     /// `any`: no level is demanded, also where the operator demands one of all pods.
+    #[default]
     Any,
     /// `driver`: the GPU driver enforces the limits.
     Driver,

@@ -93,10 +93,10 @@ fn empty_fleet() -> Fleet {
 
 /// The best node and its score.
 fn best(fleet: &Fleet, ids: &[NodeId], ask: NodeRequest<'_>, policies: Policies) -> Option<(Score, NodeId)> {
-    let mut evaluation = fleet.evaluation(ask, Hints::Respect);
+    let mut evaluation = fleet.evaluation(ask, policies, Hints::Respect);
     let fits = ids
         .iter()
-        .filter_map(|id| Some((evaluation.evaluate(*id, policies).ok()?, *id)));
+        .filter_map(|id| Some((evaluation.evaluate(*id).ok()?, *id)));
     fits.reduce(|one, other| if other.0 > one.0 { other } else { one })
 }
 
@@ -110,7 +110,7 @@ fn place(fleet: &mut Fleet, ids: &[NodeId], owner: &OwnerId, spec: PodProfile, p
         .unwrap();
     fleet.reserve(owner, id, &placement).unwrap();
     let name = fleet.view(id).unwrap().name().to_owned();
-    fleet.set_host_use(owner, &name, spec.host);
+    fleet.set_host_use(owner, &name, spec.host, false);
     true
 }
 

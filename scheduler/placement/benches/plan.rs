@@ -100,7 +100,7 @@ fn fragmented() -> (Fleet, Vec<Holder<'static>>) {
         };
         let owner = format!("{at:08x}-0000-4000-8000-000000000000").as_str().into();
         fleet.reserve(&owner, id, &placement).unwrap();
-        fleet.set_host_use(&owner, &name(node), request.host);
+        fleet.set_host_use(&owner, &name(node), request.host, false);
         let NodeRequest { gpus, host, .. } = request;
         fleet.workload_mut().add(PodProfile { gpus, host });
         holders.push(Holder {

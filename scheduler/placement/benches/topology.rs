@@ -315,12 +315,8 @@ fn filter(criterion: &mut Criterion) {
         };
         group.bench_function(format!("evaluate, {what}"), |b| {
             b.iter(|| {
-                let mut evaluation = fleet.evaluation(ask, Hints::Respect);
-                let evaluate = |name: &String| {
-                    fleet
-                        .node_id(name)
-                        .map(|id| evaluation.evaluate(id, Policies::default()))
-                };
+                let mut evaluation = fleet.evaluation(ask, Policies::default(), Hints::Respect);
+                let evaluate = |name: &String| fleet.node_id(name).map(|id| evaluation.evaluate(id));
                 black_box(&names).iter().map(evaluate).max()
             });
         });

@@ -17,7 +17,7 @@ use crate::choice::group::SharedDomain;
 use crate::choice::group::{GroupRequest, GroupRoom, GroupSearch, choose_within, room_for_group};
 use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
 use crate::choice::preempt::{Preemption, Victims, preempt};
-use crate::data::amounts::{HostAmounts, HostLoad};
+use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{DeviceId, NodeId, OwnerId};
 use crate::data::inventory::Inventory;
@@ -70,6 +70,11 @@ impl Fleet {
     /// A copy of a node for another fleet; `None` if the node is gone.
     pub fn copy_node(&self, id: NodeId) -> Option<NodeCopy> {
         NodeCopy::of(&self.nodes, id)
+    }
+
+    /// A copy of a node without any holding, hint or use of its CPU; `None` if the node is gone.
+    pub fn copy_empty_node(&self, id: NodeId) -> Option<NodeCopy> {
+        NodeCopy::emptied(&self.nodes, id)
     }
 
     /// Adds a copy of a node of another fleet. This fleet must have no node of its name.
@@ -164,9 +169,10 @@ impl Fleet {
         self.nodes.set_host(node, total);
     }
 
-    /// Sets the CPU and memory that an owner uses of a node, in place of its former use.
-    pub fn set_host_use(&mut self, owner: &OwnerId, node: &str, load: impl Into<HostLoad>) {
-        self.nodes.set_host_use(owner, node, load.into());
+    /// Sets the CPU and memory that an owner uses of a node, in place of its former use. `is_daemon` is true for a pod that is
+    /// tied to one node, as one of a `DaemonSet` is: the workload model does not count it.
+    pub fn set_host_use(&mut self, owner: &OwnerId, node: &str, amounts: HostAmounts, is_daemon: bool) {
+        self.nodes.set_host_use(owner, node, amounts, is_daemon);
     }
 
     /// Removes the CPU and memory that an owner uses.
@@ -220,13 +226,9 @@ impl Fleet {
 
     /// Every node with its version, which grows with every change of the node.
     pub fn node_versions(&self) -> impl Iterator<Item = (NodeId, u64)> {
-        let places = (0..).zip(&self.nodes.summaries).zip(&self.nodes.versions);
-        places
-            .filter(|((_, summary), _)| summary.exists)
-            .map(|((index, summary), version)| {
-                let generation = summary.generation;
-                (NodeId { index, generation }, version.number)
-            })
+        let summaries = (0..).zip(&self.nodes.summaries);
+        let existing = summaries.filter(|(_, summary)| summary.exists);
+        existing.map(|(index, summary)| (summary.node_at(index), summary.version))
     }
 
     /// One node; `None` if it is gone.
@@ -417,9 +419,12 @@ impl Fleet {
     pub fn evaluation<'a>(
         &'a self,
         request: impl Into<NodeRequest<'a>>,
+        policies: Policies,
         hints: Hints<'a>,
     ) -> BatchEvaluation<'a> {
-        BatchEvaluation::new(&self.nodes, self.context(hints), &self.cache, request.into())
+        let request = request.into();
+        let scores = self.cache.scores(&request, policies, &self.nodes);
+        BatchEvaluation::new(&self.nodes, self.context(hints), (request, policies), scores)
     }
 
     /// The settings of a choice under the workload model in effect.
@@ -434,6 +439,60 @@ impl Fleet {
             model,
             hints,
         }
+    }
+}
+
+/// Placements on copies of nodes, which show how many more pods would fit. The fleet itself does not change.
+impl Fleet {
+    /// The score of a copy for a request.
+    ///
+    /// # Errors
+    /// The reason for which there is no room.
+    pub fn score_copy(
+        &self,
+        copy: &NodeCopy,
+        request: NodeRequest<'_>,
+        policies: Policies,
+    ) -> Result<Score, Reason> {
+        score(&copy.node, request, policies, self.context(Hints::Respect))
+    }
+
+    /// Room on a copy for all members of a group in one domain; nothing is placed.
+    ///
+    /// # Errors
+    /// As those of [`Self::room_for_group`].
+    pub fn room_on_copy(
+        &self,
+        copy: &NodeCopy,
+        request: &GroupRequest<'_>,
+        search: &mut GroupSearch,
+    ) -> Result<GroupRoom, usize> {
+        room_for_group(&copy.node, request, self.context(Hints::Respect), search)
+    }
+
+    /// Places a request on a copy, where it stays.
+    ///
+    /// # Errors
+    /// The reason for which there is no room.
+    pub fn place_on_copy(
+        &self,
+        copy: &mut NodeCopy,
+        request: NodeRequest<'_>,
+        policies: Policies,
+    ) -> Result<Placement, Reason> {
+        let (node, context) = (&mut copy.node, self.context(Hints::Respect));
+        let placement = choose_devices(node, request, policies.device, context)?;
+        // No UID of a pod has a slash, so that this owner is none of the fleet's.
+        let owner = OwnerId::from(format!("trial/{}", node.held.len()).as_str());
+        node.insert_held(Held {
+            owner,
+            origin: Origin::Decision,
+            holdings: Holdings::from(&placement),
+        });
+        // The next request must see the CPU and memory that this request takes, as kube-scheduler would.
+        node.host.used = node.host.used.plus(request.host);
+        node.value_cache.clear();
+        Ok(placement)
     }
 }
 

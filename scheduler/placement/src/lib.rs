@@ -18,7 +18,7 @@
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
 //! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `explain` beside
-//! these; `fleet` is the interface to all of them. `trial` places requests on copies of nodes, and `plan` moves owners on copies.
+//! these; `fleet` is the interface to all of them. `plan` moves owners on copies.
 //! `check` computes everything again, naively, for tests and the laboratory: daemons are built without it.
 
 mod batch;
@@ -30,18 +30,15 @@ mod explain;
 mod fleet;
 mod plan;
 mod state;
-mod trial;
 
-pub use batch::cache::CachedResult;
 pub use batch::evaluation::BatchEvaluation;
 pub use batch::next_model::NextModel;
-pub use batch::node_list::NodeList;
 #[cfg(any(test, feature = "check"))]
 pub use check::Violation;
 pub use choice::admit::ReserveError;
 pub use choice::group::{GroupRequest, GroupRoom, GroupSearch, MAX_GROUP, SharedDomain};
 pub use choice::preempt::{Evictable, EvictionCost, Preemption, Victims, n_violations};
-pub use data::amounts::{Amounts, Dimension, HostAmounts, HostLoad, Memory, NamedAmounts};
+pub use data::amounts::{Amounts, Dimension, HostAmounts, Memory, NamedAmounts};
 pub use data::constraints::{
     Constraints, DeviceConstraint, Exclusion, JointAllocation, LabelCondition, PartitionConstraint,
     Requirement, Scope, Selector, Strategy,
@@ -64,4 +61,3 @@ pub use explain::{DeviceFit, DeviceView, HolderView, NodeView};
 pub use fleet::Fleet;
 pub use plan::{Goal, Holder, Limits, Move, Obstacle, Plan, PlanError, Price, plan};
 pub use state::node_copy::NodeCopy;
-pub use trial::Trial;

@@ -13,7 +13,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
@@ -47,8 +46,8 @@ static NOT_ANSWERED: LogLimit = LogLimit::new();
 pub struct Webhooks {
     rules: Rules,
     index: Shared<Index>,
-    /// Metric: the number of reviews.
-    reviews: Family<ReviewLabels, Counter>,
+    /// Metric: the number of reviews, by webhook and verdict.
+    reviews: Family<[(&'static str, &'static str); 2], Counter>,
     /// A permit for each review that may be decided now.
     deciding: Semaphore,
     /// A permit for each body longer than [`SMALL_BODY`] that may be in memory now.
@@ -61,12 +60,6 @@ pub struct Webhooks {
 enum Webhook {
     Mutate,
     Validate,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReviewLabels {
-    webhook: &'static str,
-    verdict: &'static str,
 }
 
 /// The reason for which a review is not answered. The `failurePolicy` of the webhook's configuration then decides.
@@ -122,8 +115,14 @@ impl From<Unreadable> for ReviewFailure {
 }
 
 impl Webhooks {
-    /// Webhooks that answer by `rules`, with the pods of `index`; registers their metric.
-    pub fn new(rules: Rules, index: Shared<Index>, registry: &mut Registry) -> Self {
+    /// Webhooks that answer by `rules`, with the pods of `index`; registers their metric. With `demands_certificate` they answer
+    /// only clients with a certificate of the configured authorities.
+    pub fn new(
+        rules: Rules,
+        index: Shared<Index>,
+        demands_certificate: bool,
+        registry: &mut Registry,
+    ) -> Self {
         let reviews = Family::default();
         registry.register(
             "admission_reviews",
@@ -138,16 +137,7 @@ impl Webhooks {
             reviews,
             deciding,
             large_bodies,
-            demands_certificate: false,
-        }
-    }
-
-    /// The same webhooks; with `demands_certificate` they answer only clients with a certificate of the configured authorities.
-    #[must_use]
-    pub fn demanding_certificates(self, demands_certificate: bool) -> Self {
-        Self {
             demands_certificate,
-            ..self
         }
     }
 
@@ -162,16 +152,17 @@ impl Webhooks {
             Err(failure) => Err(failure),
         };
         let (verdict, response) = match decision {
-            Ok((verdict, answer)) => (verdict, json_response(&answer)),
+            Ok((verdict, answer)) => {
+                // Structs of texts and numbers always serialize.
+                let json = serde_json::to_vec(&answer).unwrap_or_default();
+                let content_type = [(header::CONTENT_TYPE, "application/json")];
+                (verdict, (content_type, json).into_response())
+            }
             // The metric has one verdict for every review that is not answered.
             Err(failure) => ("malformed", failure.into_response()),
         };
-        self.reviews
-            .get_or_create(&ReviewLabels {
-                webhook: webhook.label(),
-                verdict,
-            })
-            .inc();
+        let labels = [("webhook", webhook.label()), ("verdict", verdict)];
+        self.reviews.get_or_create(&labels).inc();
         response
     }
 
@@ -260,14 +251,6 @@ fn verdict_label(verdict: &Verdict) -> &'static str {
         Verdict::Refused(_) => "refused",
         Verdict::Allowed { patch, .. } if patch.is_empty() => "allowed",
         Verdict::Allowed { .. } => "patched",
-    }
-}
-
-/// The HTTP answer with an admission review as JSON.
-fn json_response(answer: &AdmissionReviewReply) -> Response {
-    match serde_json::to_vec(answer) {
-        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 

@@ -3,7 +3,6 @@
 use std::time::SystemTime;
 
 use daemon::x509::not_after;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -29,13 +28,8 @@ const LABEL_VALUES: [&str; 6] = [
 #[derive(Clone, Debug)]
 pub struct CertificateMetrics {
     /// The expiry of each certificate in unix seconds.
-    ends: Family<Labels, Gauge>,
+    ends: Family<[(&'static str, &'static str); 1], Gauge>,
     rotations: Counter,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
-    certificate: &'static str,
 }
 
 impl CertificateMetrics {
@@ -84,9 +78,7 @@ impl CertificateMetrics {
             .and_then(|ends| ends.duration_since(SystemTime::UNIX_EPOCH).ok())
             .unwrap_or_default();
         let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
-        self.ends
-            .get_or_create(&Labels { certificate: name })
-            .set(seconds);
+        self.ends.get_or_create(&[("certificate", name)]).set(seconds);
     }
 
     /// The label value of each certificate, and its expiry in unix seconds.
@@ -94,7 +86,7 @@ impl CertificateMetrics {
         let mut ends = Vec::new();
         // The family cannot list its own labels.
         for certificate in LABEL_VALUES {
-            if let Some(end) = self.ends.get(&Labels { certificate }) {
+            if let Some(end) = self.ends.get(&[("certificate", certificate)]) {
                 ends.push((certificate, end.get()));
             }
         }

@@ -71,27 +71,6 @@ enum Right {
     ListPods(Option<Arc<str>>),
 }
 
-/// The result of a review.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum TokenVerdict {
-    Allowed,
-    /// The token belongs to no user.
-    Unauthenticated,
-    /// This user lacks the right.
-    Forbidden(Arc<str>),
-}
-
-impl TokenVerdict {
-    /// The verdict on a user that was authenticated.
-    fn of(is_allowed: bool, user: &UserInfo) -> Self {
-        if is_allowed {
-            Self::Allowed
-        } else {
-            Self::Forbidden(user.username.as_deref().unwrap_or_default().into())
-        }
-    }
-}
-
 impl ReviewedToken {
     fn is_fresh(&self) -> bool {
         self.since.elapsed() < CACHED_FOR
@@ -180,14 +159,7 @@ impl Access {
             });
         };
         // Unknown tokens are cached too: a client that repeats one costs the API server nothing.
-        match self.review_in_time(client, &Right::Views, token).await? {
-            TokenVerdict::Allowed => Ok(()),
-            TokenVerdict::Unauthenticated => Err(Denied::UnknownToken),
-            TokenVerdict::Forbidden(user) => Err(Denied::Forbidden {
-                user,
-                path: self.path.clone(),
-            }),
-        }
+        self.review_in_time(client, &Right::Views, token).await
     }
 
     /// Returns true if the user of a client's token may list the pods of a namespace, or of all.
@@ -195,10 +167,9 @@ impl Access {
         let (Some(token), Some(client)) = (bearer_token(headers), self.client.as_ref()) else {
             return false;
         };
-        let verdict = self
-            .review_in_time(client, &Right::ListPods(namespace), token)
-            .await;
-        verdict.is_ok_and(|verdict| verdict == TokenVerdict::Allowed)
+        self.review_in_time(client, &Right::ListPods(namespace), token)
+            .await
+            .is_ok()
     }
 
     /// Those of the namespaces whose pods the user of a client's token may list.
@@ -221,15 +192,10 @@ impl Access {
         Arc::new(listable)
     }
 
-    /// The verdict on the right of a bearer token, from the cache or from the API server, within `REVIEW_TIMEOUT`.
-    async fn review_in_time(
-        &self,
-        client: &Client,
-        right: &Right,
-        token: &str,
-    ) -> Result<TokenVerdict, Denied> {
+    /// Checks the right of a bearer token, by the cache or by the API server, within `REVIEW_TIMEOUT`.
+    async fn review_in_time(&self, client: &Client, right: &Right, token: &str) -> Result<(), Denied> {
         if let Some(verdict) = self.cached(right, token) {
-            return Ok(verdict);
+            return verdict;
         }
         let review = async {
             // Reviews for clients with many tokens must not slow down the API server for binds.
@@ -241,7 +207,7 @@ impl Access {
             self.review(client, right, token).await
         };
         let reason = match tokio::time::timeout(REVIEW_TIMEOUT, review).await {
-            Ok(Ok(verdict)) => return Ok(verdict),
+            Ok(Ok(verdict)) => return verdict,
             Ok(Err(error)) => kube::Error::to_string(&error),
             Err(_) => format!("it took longer than {REVIEW_TIMEOUT:?}"),
         };
@@ -250,14 +216,19 @@ impl Access {
 
     /// Has the API server authenticate the token (`TokenReview`), unless its user is cached, and authorize its user
     /// (`SubjectAccessReview`); caches both answers.
-    async fn review(&self, client: &Client, right: &Right, token: &str) -> Result<TokenVerdict, kube::Error> {
+    async fn review(
+        &self,
+        client: &Client,
+        right: &Right,
+        token: &str,
+    ) -> Result<Result<(), Denied>, kube::Error> {
         // The cache has the user if the token was reviewed for another right.
         let user = match self.fresh(token) {
             Some(reviewed) => reviewed.user,
             None => self.authenticate(client, token).await?,
         };
         let Some(user) = user else {
-            return Ok(TokenVerdict::Unauthenticated);
+            return Ok(Err(Denied::UnknownToken));
         };
         let review = SubjectAccessReview {
             spec: self.access_spec(right, UserInfo::clone(&user)),
@@ -271,7 +242,7 @@ impl Access {
         if let Some(cached) = self.cache().get_mut(token) {
             cached.rights.insert(right.clone(), is_allowed);
         }
-        Ok(TokenVerdict::of(is_allowed, &user))
+        Ok(self.verdict(is_allowed, &user))
     }
 
     /// The user of a token; `None` if it belongs to none.
@@ -321,12 +292,22 @@ impl Access {
     }
 
     /// The verdict on a token by the cached reviews; `None` if the cache lacks the token or the right.
-    fn cached(&self, right: &Right, token: &str) -> Option<TokenVerdict> {
+    fn cached(&self, right: &Right, token: &str) -> Option<Result<(), Denied>> {
         let reviewed = self.fresh(token)?;
         match &reviewed.user {
-            None => Some(TokenVerdict::Unauthenticated),
-            Some(user) => Some(TokenVerdict::of(*reviewed.rights.get(right)?, user)),
+            None => Some(Err(Denied::UnknownToken)),
+            Some(user) => Some(self.verdict(*reviewed.rights.get(right)?, user)),
         }
+    }
+
+    /// The verdict on a user that was authenticated.
+    fn verdict(&self, is_allowed: bool, user: &UserInfo) -> Result<(), Denied> {
+        if is_allowed {
+            return Ok(());
+        }
+        let user = user.username.as_deref().unwrap_or_default().into();
+        let path = self.path.clone();
+        Err(Denied::Forbidden { user, path })
     }
 
     /// The answers about a token that are not too old.

@@ -38,20 +38,12 @@ pub enum BindError {
     /// Another replica leads, or this one does not bind yet.
     #[error(transparent)]
     NotLeading(#[from] NotLeading),
-    /// The request names no valid pod.
+    /// The request names no valid pod, or none that the API server has.
     #[error("{0}")]
-    InvalidPod(String),
+    NoPod(String),
     /// The time of the bind was up before anything was written.
     #[error("nothing is written: there is no time left after {0}")]
     Late(&'static str),
-    /// The API server has no such pod.
-    #[error("there is no pod {pod} with UID {uid}")]
-    NoPod {
-        /// Namespace and name.
-        pod: String,
-        /// UID.
-        uid: String,
-    },
     /// No watch has shown the pod, and the API server did not return it.
     #[error("cannot read the pod: {0}")]
     Unreadable(String),
@@ -92,7 +84,7 @@ impl BindError {
             Self::NotReady(_) => ("not_ready", Ending::NotReady),
             Self::NotLeading(NotLeading::Starting) => ("not_leading", Ending::NotReady),
             Self::NotLeading(_) => ("not_leading", Ending::NotLeading),
-            Self::InvalidPod(_) | Self::NoPod { .. } => ("no_pod", Ending::Refused),
+            Self::NoPod(_) => ("no_pod", Ending::Refused),
             Self::Late(_) => ("late", Ending::Refused),
             Self::Unreadable(_) => ("unreadable", Ending::Refused),
             Self::Undecided(error) => (undecided_label(error), Ending::Refused),
@@ -208,7 +200,7 @@ async fn bind_pod(
         uid: args.pod_uid,
     };
     let node = args.node;
-    pod.check().map_err(BindError::InvalidPod)?;
+    pod.check().map_err(BindError::NoPod)?;
     extender.index.read().ready().map_err(BindError::NotReady)?;
     extender.check_leading()?;
     // Counted until it is dropped: a replica releases the Lease only when it has no bind under way.
@@ -259,10 +251,8 @@ fn check(outcome: BindOutcome) -> Result<(), BindError> {
 
 /// The facts of a pod, as the watch, a filter or the API server shows it; `None` if it asks for no devices.
 async fn find_facts(extender: &Extender, pod: &PodId) -> Result<Option<PodFacts>, BindError> {
-    let no_pod = || BindError::NoPod {
-        pod: format!("{}/{}", pod.namespace, pod.name),
-        uid: pod.uid.clone(),
-    };
+    let PodId { namespace, name, uid } = pod;
+    let no_pod = || BindError::NoPod(format!("there is no pod {namespace}/{name} with UID {uid}"));
     // The watch is the best source; it may not have shown a pod that kube-scheduler has just seen.
     let watched = extender.index.read().pod(&pod.uid).cloned();
     if let Some(facts) = watched.or_else(|| extender.memory().facts.get_mut(&pod.uid).cloned()) {

@@ -59,15 +59,6 @@ pub(super) struct NodeMisfit {
     pub(super) is_unknown_node: bool,
 }
 
-/// Evaluates nodes one by one for the demand of one pod.
-#[derive(Debug)]
-pub(super) struct Evaluator<'q> {
-    index: &'q Index,
-    demand: &'q Demand<'q>,
-    /// The engine's results for nodes that are alike; `None` for a demand without resources.
-    batch: Option<BatchEvaluation<'q>>,
-}
-
 /// The verdicts on all nodes of a request.
 #[derive(Debug, Default)]
 pub(super) struct Evaluation<'n> {
@@ -78,7 +69,7 @@ pub(super) struct Evaluation<'n> {
     pub(super) is_ranked: bool,
     /// The number of nodes that do not fit for each reason, in the order of [`Reason::ALL`].
     pub(super) n_refused: [u64; Reason::ALL.len()],
-    /// The nodes that do not fit, by their places in the request, in this order; may be empty if some node fits.
+    /// The nodes that do not fit, by their places in the request, in this order; only some of them if some node fits.
     pub(super) misfits: Vec<(usize, NodeMisfit)>,
     /// The text for every node if the pod is refused for its group.
     pub(super) group_text: Option<Arc<str>>,
@@ -92,6 +83,7 @@ pub(super) struct ReportedNode<'n> {
     pub(super) name: &'n str,
     /// The node's ID in the fleet, if it has devices that matter for the demand.
     pub(super) node: Option<NodeId>,
+    pub(super) score: Score,
 }
 
 /// The rank of a node; the least is the best. No two nodes have the same rank, so that equal requests get equal answers.
@@ -119,6 +111,8 @@ pub(super) struct Ranker<'a> {
 #[derive(Debug)]
 struct TopN<'a, T> {
     n: usize,
+    /// True if each node comes after those before it by its name too.
+    are_sorted: bool,
     /// Best first.
     best: Vec<(RankKey<'a>, T)>,
 }
@@ -214,30 +208,18 @@ impl<'a> Demand<'a> {
 
 impl Evaluation<'_> {
     /// Adds a node that does not fit.
-    pub(super) fn refuse(&mut self, idx: usize, misfit: NodeMisfit) {
-        self.count_refused(misfit.reason);
-        self.misfits.push((idx, misfit));
-    }
-
     #[inline]
-    fn count_refused(&mut self, reason: Reason) {
-        if let Some(count) = self.n_refused.get_mut(reason as usize) {
+    pub(super) fn refuse(&mut self, idx: usize, misfit: NodeMisfit) {
+        if let Some(count) = self.n_refused.get_mut(misfit.reason as usize) {
             *count += 1;
+        }
+        if self.n_fitting == 0 {
+            self.misfits.push((idx, misfit));
         }
     }
 }
 
 impl NodeMisfit {
-    /// The misfit of the node with this name.
-    fn of<'n>(index: &Index, name: impl Fn() -> &'n str, reason: Reason) -> Self {
-        // Every other reason follows from devices that a watch has shown.
-        if reason == Reason::NoDevice && !index.knows_node(name()) {
-            Self::of_unknown_node(reason)
-        } else {
-            Self::of_known_node(reason)
-        }
-    }
-
     /// The misfit of a node that watches have shown, or of a template that will not fit later either.
     pub(super) const fn of_known_node(reason: Reason) -> Self {
         Self {
@@ -255,57 +237,25 @@ impl NodeMisfit {
     }
 }
 
-impl<'q> Evaluator<'q> {
-    /// An evaluator of nodes of the index for this demand.
-    pub(super) fn new(index: &'q Index, demand: &'q Demand<'q>) -> Self {
-        // One batch for all nodes: nodes that are alike share the work.
-        let batch = demand
-            .resources()
-            .map(|resources| index.filter().batch(resources));
-        Self { index, demand, batch }
-    }
-
-    /// The verdict on a node whose place in the fleet has been looked up. The name itself is looked at where it matters alone: most
-    /// names of a large request are in no cache of the processor.
-    #[inline]
-    pub(super) fn evaluate<'n>(
-        &mut self,
-        name: impl Fn() -> &'n str,
-        node: Option<NodeId>,
-    ) -> Result<NodeFit, NodeMisfit> {
-        let (resources, batch) = match (self.demand, &mut self.batch) {
-            (Demand::Resources(resources), Some(batch)) => (resources, batch),
-            // The answer has `Demand::rejection` as the text for every node. No eviction ends this reason, so that kube-scheduler
-            // looks for no victims; metrics count it for a rejected pod alone.
-            (Demand::Rejected(_) | Demand::GangPaused, _) => {
-                return Err(NodeMisfit::of_known_node(Reason::InvalidRequest));
-            }
-            // A placeholder: an answer has reasons only if no node fits, and the node of the binding is in the request and fits.
-            (Demand::AssumedOn(node), _) if **node != *name() => {
-                return Err(NodeMisfit::of_known_node(Reason::NoDevice));
-            }
-            // `AssumedOn` is left only for the node of the binding. `Resources` always has a batch.
-            (Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_), _) => {
-                return Ok(NodeFit::default());
-            }
-        };
-        match self.index.filter().evaluate(&name, node, resources, batch) {
-            Ok(fit) => Ok(fit),
-            Err(reason) => Err(NodeMisfit::of(self.index, name, reason)),
-        }
-    }
-
-    /// The verdict on a node that the request carries whole: an autoscaler asks about nodes that do not exist yet.
-    fn evaluate_whole(&mut self, name: &str, id: Option<NodeId>, node: &Node) -> Result<NodeFit, NodeMisfit> {
-        match self.demand {
-            Demand::Resources(resources) if !self.index.knows_node(name) => {
-                evaluate_template(self.index, node, resources)?;
-                // The fleet has no such node, and its score counts as 0.
-                Ok(NodeFit::default())
-            }
-            // Of an existing node the index knows more than the Node object says: its devices, and the pods that hold them.
-            _ => self.evaluate(|| name, id),
-        }
+/// The verdict on a node whose place in the fleet has been looked up; `batch` has the engine's results for a demand of resources.
+/// The name itself is looked at where it matters alone: most names of a large request are in no cache of the processor.
+#[inline]
+fn evaluate<'n>(
+    index: &Index,
+    demand: &Demand<'_>,
+    batch: Option<&mut BatchEvaluation<'_>>,
+    name: impl Fn() -> &'n str,
+    node: Option<NodeId>,
+) -> Result<NodeFit, Reason> {
+    match (demand, batch) {
+        (Demand::Resources(resources), Some(batch)) => index.filter().evaluate(name, node, resources, batch),
+        // The answer has `Demand::rejection` as the text for every node. No eviction ends this reason, so that kube-scheduler
+        // looks for no victims; metrics count it for a rejected pod alone.
+        (Demand::Rejected(_) | Demand::GangPaused, _) => Err(Reason::InvalidRequest),
+        // A placeholder: an answer has reasons only if no node fits, and the node of the binding is in the request and fits.
+        (Demand::AssumedOn(node), _) if **node != *name() => Err(Reason::NoDevice),
+        // `AssumedOn` is left only for the node of the binding. `Resources` always has a batch.
+        (Demand::Nothing | Demand::Resources(_) | Demand::AssumedOn(_), _) => Ok(NodeFit::default()),
     }
 }
 
@@ -342,28 +292,31 @@ pub(super) fn evaluate_all<'n>(
     request: &'n FilterRequest<'_>,
     best: Option<(Ranker<'_>, usize)>,
 ) -> Evaluation<'n> {
-    if let (Some((ranker, n)), Some(resources)) = (&best, demand.resources())
-        && let Some(evaluation) = evaluate_by_name(index, resources, request, ranker, *n)
-    {
-        return evaluation;
-    }
-    let mut evaluator = Evaluator::new(index, demand);
+    let names = &request.names;
+    // One batch for all nodes: nodes that are alike share the work.
+    let mut batch = demand
+        .resources()
+        .map(|resources| index.filter().batch(resources));
     let mut evaluation = Evaluation {
         is_ranked: best.is_some(),
         ..Evaluation::default()
     };
-    let mut best = best.map(|(ranker, n)| (ranker, TopN::new(n)));
-    let ids = match demand.resources() {
-        Some(_) => request.names.nodes(index),
-        None => Arc::default(),
+    let mut best = best.map(|(ranker, n)| (ranker, TopN::new(n, names.are_sorted())));
+    let nodes = match demand.resources() {
+        Some(_) => names.nodes(index),
+        None => (0..).map(|place| (place, None)).take(names.len()).collect(),
     };
-    for idx in 0..request.names.len() {
-        let id = ids.get(idx).copied().flatten();
-        let name = || request.names.get(idx);
+    for (place, id) in &*nodes {
+        let idx = *place as usize;
+        let name = || names.get(idx);
         let whole = request.whole_nodes.as_deref().and_then(|nodes| nodes.get(idx));
-        let verdict = match whole {
-            Some(whole) => evaluator.evaluate_whole(name(), id, &whole.node),
-            None => evaluator.evaluate(name, id),
+        let verdict = match (whole, demand) {
+            // An autoscaler asks about nodes that do not exist yet. The fleet has no such node, and its score counts as 0. Of a
+            // node that exists, the index knows more than the Node object says: its devices, and the pods that hold them.
+            (Some(whole), Demand::Resources(resources)) if !index.knows_node(name()) => {
+                evaluate_template(index, &whole.node, resources).map(|()| NodeFit::default())
+            }
+            _ => evaluate(index, demand, batch.as_mut(), name, *id).map_err(NodeMisfit::of_known_node),
         };
         let NodeFit { node, score } = match verdict {
             Ok(fit) => fit,
@@ -377,6 +330,7 @@ pub(super) fn evaluate_all<'n>(
             idx,
             name: name(),
             node,
+            score,
         };
         match &mut best {
             None => evaluation.reported.push(reported()),
@@ -385,57 +339,29 @@ pub(super) fn evaluate_all<'n>(
             Some((ranker, top)) => top.insert(ranker.rank(name(), score), reported()),
         }
     }
-    if let Some((_, top)) = best {
-        evaluation.reported = top.into_items();
+    match best {
+        Some((_, top)) => evaluation.reported = top.into_items(),
+        None => put_in_order(&mut evaluation.reported, names.len(), |reported| reported.idx),
+    }
+    if evaluation.n_fitting == 0 && request.whole_nodes.is_none() {
+        put_in_order(&mut evaluation.misfits, names.len(), |(idx, _)| *idx);
+        for (idx, misfit) in &mut evaluation.misfits {
+            // Every other reason follows from devices that a watch has shown.
+            misfit.is_unknown_node = misfit.reason == Reason::NoDevice && !index.knows_node(names.get(*idx));
+        }
     }
     evaluation
 }
 
-/// Evaluates the nodes of a remembered list in the order of their names, and reports the `n` best. `None` if they have to be
-/// evaluated one by one.
-fn evaluate_by_name<'n>(
-    index: &Index,
-    resources: &ResourceDemand<'_>,
-    request: &'n FilterRequest<'_>,
-    ranker: &Ranker<'_>,
-    n: usize,
-) -> Option<Evaluation<'n>> {
-    let names = &request.names;
-    let (list, places) = names.by_name(index)?;
-    index.filter().evaluate_list(&list, resources, |results| {
-        let mut evaluation = Evaluation {
-            is_ranked: true,
-            ..Evaluation::default()
-        };
-        let mut top = TopN::new(n);
-        for (at, (result, idx)) in results.iter().zip(places).enumerate() {
-            match result.get() {
-                Ok(score) => {
-                    evaluation.n_fitting += 1;
-                    if !top.excludes_next(score) {
-                        let (idx, node) = (*idx as usize, list.node(at));
-                        let name = names.get(idx);
-                        top.insert(ranker.rank(name, score), ReportedNode { idx, name, node });
-                    }
-                }
-                Err(reason) => evaluation.count_refused(reason),
-            }
+/// Puts items into the order of their places, each below `n` and no two the same.
+fn put_in_order<T: Copy>(items: &mut Vec<T>, n: usize, place: impl Fn(&T) -> usize) {
+    let mut by_place = vec![None; n];
+    for item in items.drain(..) {
+        if let Some(at_place) = by_place.get_mut(place(&item)) {
+            *at_place = Some(item);
         }
-        evaluation.reported = top.into_items();
-        if evaluation.n_fitting == 0 {
-            let mut reasons = vec![Reason::NoDevice; names.len()];
-            for (result, idx) in results.iter().zip(places) {
-                if let (Err(reason), Some(of_node)) = (result.get(), reasons.get_mut(*idx as usize)) {
-                    *of_node = reason;
-                }
-            }
-            let misfits = reasons.into_iter().enumerate();
-            evaluation.misfits = misfits
-                .map(|(idx, reason)| (idx, NodeMisfit::of(index, || names.get(idx), reason)))
-                .collect();
-        }
-        evaluation
-    })
+    }
+    items.extend(by_place.into_iter().flatten());
 }
 
 impl RankKey<'_> {
@@ -462,32 +388,21 @@ impl Ranker<'_> {
 }
 
 impl<'a, T> TopN<'a, T> {
-    fn new(n: usize) -> Self {
-        Self { n, best: Vec::new() }
+    fn new(n: usize, are_sorted: bool) -> Self {
+        let best = Vec::new();
+        Self { n, are_sorted, best }
     }
 
     /// Returns true if a node with this score cannot be among the best, even if neither failures nor taints speak against it.
     #[inline]
     fn excludes<'n>(&self, score: Score, name: impl Fn() -> &'n str) -> bool {
-        self.last_plain().is_some_and(|last| {
-            last.score
-                .cmp(&Reverse(score))
-                .then_with(|| last.name.cmp(name()))
-                .is_lt()
-        })
-    }
-
-    /// [`Self::excludes`] for a node whose name comes after those of all nodes before.
-    #[inline]
-    fn excludes_next(&self, score: Score) -> bool {
-        self.last_plain().is_some_and(|last| last.score <= Reverse(score))
-    }
-
-    /// The rank of the worst of the best, if there are `n` and neither failures nor taints speak against it.
-    #[inline]
-    fn last_plain(&self) -> Option<&RankKey<'a>> {
-        let (last, _) = self.best.last().filter(|_| self.best.len() == self.n)?;
-        (!last.has_failed && !last.is_avoided).then_some(last)
+        match self.best.last() {
+            Some((last, _)) if self.best.len() == self.n && !last.has_failed && !last.is_avoided => {
+                let by_score = last.score.cmp(&Reverse(score));
+                by_score.is_lt() || by_score.is_eq() && (self.are_sorted || last.name < name())
+            }
+            _ => false,
+        }
     }
 
     /// Adds an item if it is among the `n` best so far, in place of the worst of them.

@@ -426,11 +426,13 @@ impl<'r> Filter<'_, 'r> {
             return self.extender.memory().refused.forget(pod.uid());
         }
         let nodes = self.request.names.nodes(self.index);
-        let lacking = evaluation
-            .misfits
-            .iter()
-            .filter(|(_, misfit)| misfit.reason.is_lack_of_room());
-        let lacking = lacking.filter_map(|(idx, _)| nodes.get(*idx).copied().flatten());
+        // No node fits, so that every place of the request has its misfit.
+        let lacks_room = |place: u32| {
+            let misfit = evaluation.misfits.get(place as usize);
+            misfit.is_some_and(|(_, misfit)| misfit.reason.is_lack_of_room())
+        };
+        let lacking = nodes.iter().filter(|(place, _)| lacks_room(*place));
+        let lacking = lacking.filter_map(|(_, node)| *node);
         let id = PodId {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
@@ -472,13 +474,11 @@ impl<'r> Filter<'_, 'r> {
 
 /// The text of each reason for which a node is refused: nodes share them, and a cluster may have thousands.
 fn texts_by_reason(resources: &ResourceDemand<'_>, evaluation: &Evaluation<'_>) -> Vec<(Reason, String)> {
-    let mut texts: Vec<(Reason, String)> = Vec::new();
-    for (_, misfit) in &evaluation.misfits {
-        if !texts.iter().any(|(reason, _)| *reason == misfit.reason) {
-            texts.push((misfit.reason, resources.refusal(misfit.reason)));
-        }
-    }
-    texts
+    let counts = Reason::ALL.into_iter().zip(evaluation.n_refused);
+    let given = counts.filter(|(_, n_nodes)| *n_nodes > 0);
+    given
+        .map(|(reason, _)| (reason, resources.refusal(reason)))
+        .collect()
 }
 
 /// Keeps room for the pod on the best node, or on the only one that fits, and notes the node that the pod is sent to.
@@ -575,15 +575,12 @@ impl RefusalTexts<'_> {
             (None, Some((node, text))) if node == name => text,
             (None, _) => match self.mistaken.get(name) {
                 Some(text) => text,
-                None => self.of_reason(misfit.reason),
+                None => {
+                    let known = self.by_reason.iter().find(|(reason, _)| *reason == misfit.reason);
+                    known.map_or(misfit.reason.as_str(), |(_, text)| text)
+                }
             },
         }
-    }
-
-    fn of_reason(&self, reason: Reason) -> &str {
-        let mut texts = self.by_reason.iter();
-        let known = texts.find(|(known, _)| *known == reason);
-        known.map_or(reason.as_str(), |(_, text)| text)
     }
 
     /// Returns true if kube-scheduler may look for victims on a node.

@@ -10,7 +10,7 @@ use placement::{GroupRequest, GroupRoom, GroupSearch, Hints, NodeId, Reason, Sco
 use proto::pod_group::{DomainPolicy, GroupDomain};
 
 use super::evaluation::{
-    Demand, Evaluation, Evaluator, FilterRequest, NodeMisfit, RankKey, Ranker, ReportedNode,
+    Demand, Evaluation, FilterRequest, NodeMisfit, RankKey, Ranker, ReportedNode, evaluate_all,
 };
 use crate::index::{ChosenRoom, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
 
@@ -111,8 +111,12 @@ impl<'n> MemberFilter<'_, 'n> {
         let mut names = self.request.names.iter().enumerate();
         let (idx, name) = names.find(|(_, name)| *name == view.name())?;
         self.index.filter().check_served(name, self.resources).ok()?;
-        let node = Some(node);
-        Some(ReportedNode { idx, name, node })
+        Some(ReportedNode {
+            idx,
+            name,
+            node: Some(node),
+            score: Score::default(),
+        })
     }
 
     /// Chooses room for the whole group.
@@ -184,26 +188,12 @@ impl<'n> MemberFilter<'_, 'n> {
 
     /// The nodes that fit the member alone, best first; only the node on which members are bound, if there are any.
     fn candidates(&self, ranker: &Ranker<'_>, only_node: Option<&str>) -> Vec<Candidate<'n>> {
-        let mut evaluator = Evaluator::new(self.index, self.demand);
-        let ids = self.request.names.nodes(self.index);
         let mut candidates = Vec::new();
-        for (idx, name) in self.request.names.iter().enumerate() {
-            let id = ids.get(idx).copied().flatten();
-            if only_node.is_some_and(|only| only != name) {
-                continue;
-            }
-            if let Ok(fit) = evaluator.evaluate(|| name, id)
-                && fit.node.is_some()
-                && !self.index.filter().is_on_trial(name)
-            {
-                candidates.push(Candidate {
-                    rank: ranker.rank(name, fit.score),
-                    reported: ReportedNode {
-                        idx,
-                        name,
-                        node: fit.node,
-                    },
-                });
+        for reported in evaluate_all(self.index, self.demand, self.request, None).reported {
+            let is_asked = only_node.is_none_or(|only| only == reported.name);
+            if is_asked && reported.node.is_some() && !self.index.filter().is_on_trial(reported.name) {
+                let rank = ranker.rank(reported.name, reported.score);
+                candidates.push(Candidate { rank, reported });
             }
         }
         candidates.sort_unstable_by(|a, b| a.rank.cmp(&b.rank));

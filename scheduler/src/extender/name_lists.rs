@@ -7,9 +7,9 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use placement::{NodeId, NodeList};
+use placement::NodeId;
 
 use crate::index::Index;
 
@@ -45,20 +45,13 @@ pub(super) struct NameList {
     tail: String,
     /// The place of each name in `tail`.
     spans: Vec<Range<u32>>,
-    /// The places of the names in the list, in the order of the names; set when the list is used again.
-    by_name: OnceLock<Box<[u32]>>,
-    nodes: Mutex<ResolvedNodes>,
+    /// The nodes in the order of their names, as of a version of the fleet's table of node names; set when the list is used
+    /// again.
+    nodes: Mutex<(Option<u64>, NamedNodes)>,
 }
 
-/// The nodes of a list in the fleet, as of a version of the fleet's table of node names.
-#[derive(Debug, Default)]
-struct ResolvedNodes {
-    version: Option<u64>,
-    /// In the order of the request.
-    nodes: Arc<[Option<NodeId>]>,
-    /// In the order of the names; `None` if a node is named twice.
-    by_name: Option<Arc<NodeList>>,
-}
+/// The place of each name in the request, and its node in the fleet.
+type NamedNodes = Arc<[(u32, Option<NodeId>)]>;
 
 /// The latest lists, the last used first.
 #[derive(Debug, Default)]
@@ -86,42 +79,32 @@ impl NodeNames<'_> {
         }
     }
 
-    /// The node of each name in the fleet.
-    pub(super) fn nodes(&self, index: &Index) -> Arc<[Option<NodeId>]> {
-        match self {
-            Self::Read(_) => self.look_up(index),
-            Self::Remembered(list) => self.resolved(list, index).0,
-        }
+    /// True if [`Self::nodes`] are in the order of their names.
+    pub(super) fn are_sorted(&self) -> bool {
+        matches!(self, Self::Remembered(_))
     }
 
-    /// The nodes in the order of their names, and the place of each in the request; `None` for a list that is not remembered.
-    pub(super) fn by_name(&self, index: &Index) -> Option<(Arc<NodeList>, &[u32])> {
-        let Self::Remembered(list) = self else { return None };
-        Some((self.resolved(list, index).1?, list.by_name()))
-    }
-
-    /// The nodes of a remembered list, in the order of the request and in that of their names.
-    fn resolved(&self, list: &NameList, index: &Index) -> (Arc<[Option<NodeId>]>, Option<Arc<NodeList>>) {
-        let version = Some(index.filter().names_version());
-        let mut known = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.version != version {
-            let nodes = self.look_up(index);
-            let by_name = list.by_name().iter();
-            let by_name = by_name.map(|idx| nodes.get(*idx as usize).copied().flatten());
-            *known = ResolvedNodes {
-                version,
-                by_name: NodeList::new(by_name.collect()).map(Arc::new),
-                nodes,
-            };
-        }
-        (Arc::clone(&known.nodes), known.by_name.clone())
-    }
-
-    /// Looks up the node of each name. The fleet's table of names of a large cluster does not fit the caches of a processor:
-    /// without other work between look-ups the processor waits for several of them at once.
-    fn look_up(&self, index: &Index) -> Arc<[Option<NodeId>]> {
+    /// The place of each name, and its node in the fleet: in the order of the names for a remembered list, else in that of the
+    /// request.
+    pub(super) fn nodes(&self, index: &Index) -> NamedNodes {
         let filter = index.filter();
-        self.iter().map(|name| filter.node_id(name)).collect()
+        // The fleet's table of names of a large cluster does not fit the caches of a processor: without other work between
+        // look-ups the processor waits for several of them at once.
+        let look_up = |place: u32| (place, filter.node_id(self.get(place as usize)));
+        let Self::Remembered(list) = self else {
+            return (0..).map(look_up).take(self.len()).collect();
+        };
+        let version = Some(filter.names_version());
+        let mut known = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.0 != version {
+            // Sorted once: the order of the names stays when nodes come and go.
+            let places = match &*known.1 {
+                [] => list.sorted_places(),
+                sorted => sorted.iter().map(|(place, _)| *place).collect(),
+            };
+            *known = (version, places.into_iter().map(look_up).collect());
+        }
+        Arc::clone(&known.1)
     }
 }
 
@@ -136,12 +119,10 @@ impl NameList {
     }
 
     /// The places of the names, in the order of the names.
-    fn by_name(&self) -> &[u32] {
-        self.by_name.get_or_init(|| {
-            let mut places: Vec<u32> = (0..).zip(&self.spans).map(|(place, _)| place).collect();
-            places.sort_unstable_by_key(|place| self.get(*place as usize));
-            places.into()
-        })
+    fn sorted_places(&self) -> Vec<u32> {
+        let mut places: Vec<u32> = (0..).zip(&self.spans).map(|(place, _)| place).collect();
+        places.sort_by_key(|place| self.get(*place as usize));
+        places
     }
 
     /// The list of a body whose names have been read from it; `None` if the names are few or the body is long, or if they do not
@@ -170,7 +151,6 @@ impl NameList {
         Some(Self {
             tail: body.get(begin..)?.to_owned(),
             spans,
-            by_name: OnceLock::new(),
             nodes: Mutex::default(),
         })
     }
@@ -319,11 +299,9 @@ mod tests {
     fn read(body: &[u8], lists: &NameLists, index: &Index) -> Result<String, String> {
         let request = FilterRequest::parse("filter", body, lists).map_err(|error| error.to_string())?;
         let names: Vec<&str> = request.names.iter().collect();
-        Ok(format!(
-            "{names:?} {:?} {:?}",
-            request.names.nodes(index),
-            request.pod
-        ))
+        let mut nodes = request.names.nodes(index).to_vec();
+        nodes.sort_unstable_by_key(|(place, _)| *place);
+        Ok(format!("{names:?} {nodes:?} {:?}", request.pod))
     }
 
     proptest! {

@@ -2,11 +2,9 @@
 
 use proto::extender::HostPriority;
 
-use super::evaluation::{Demand, Evaluator, FilterRequest, RankKey, Ranker};
-use super::name_lists::NodeNames;
+use super::evaluation::{Demand, FilterRequest, RankKey, Ranker, evaluate_all};
 use super::{Extender, RequestError, json, now};
 use crate::accounting::PodFacts;
-use crate::index::Index;
 
 /// The number of different scores that an extender can give, from 0.
 const N_SCORES: usize = 11;
@@ -16,46 +14,40 @@ const N_SCORES: usize = 11;
 /// # Errors
 /// The body is not a prioritize request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
-    let FilterRequest { pod, names, .. } = FilterRequest::parse("prioritize", body, &extender.name_lists)?;
+    let request = FilterRequest::parse("prioritize", body, &extender.name_lists)?;
+    // Nodes that do not exist get no score.
+    let request = FilterRequest {
+        whole_nodes: None,
+        ..request
+    };
+    let FilterRequest { pod, names, .. } = &request;
     let index = extender.index.read();
     index.ready().map_err(RequestError::NotReady)?;
-    let facts = PodFacts::of(&pod, index.names());
+    let facts = PodFacts::of(pod, index.names());
     // Evaluated again and not taken from the filter: kube-scheduler may ask about other nodes, and the cache has the results.
-    let demand = Demand::of(&index, &pod, facts.as_ref());
+    let demand = Demand::of(&index, pod, facts.as_ref());
     let failed = extender.memory().avoided_nodes.avoided(pod.uid(), now());
     let ranker = Ranker {
         index: &index,
         spec: &pod.spec,
         failed: &failed,
     };
-    let scores = score_all(&index, &demand, &ranker, &names);
-    let mut answer = Vec::with_capacity(names.len());
-    for (host, score) in names.iter().zip(scores) {
-        answer.push(HostPriority { host, score });
-    }
-    Ok(json(&answer))
-}
-
-/// A score for each node; 0 where the pod does not fit, and everywhere if nodes do not differ for the pod.
-fn score_all(index: &Index, demand: &Demand<'_>, ranker: &Ranker<'_>, names: &NodeNames<'_>) -> Vec<i64> {
-    let mut scores = vec![0; names.len()];
-    if demand.resources().is_none() {
-        return scores;
-    }
-    let mut evaluator = Evaluator::new(index, demand);
-    // Scores are relative, so all ranks have to be known first.
-    let (mut fitting, mut ranks) = (Vec::new(), Vec::new());
-    let ids = names.nodes(index);
-    for ((name, id), score) in names.iter().zip(&*ids).zip(&mut scores) {
-        if let Ok(fit) = evaluator.evaluate(|| name, *id) {
-            fitting.push(score);
-            ranks.push(ranker.rank(name, fit.score));
+    // A node has the score 0 if the pod does not fit there, and so have all if nodes do not differ for the pod.
+    let mut answer: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();
+    if demand.resources().is_some() {
+        let fitting = evaluate_all(&index, &demand, &request, None).reported;
+        let ranks: Vec<_> = fitting
+            .iter()
+            .map(|node| ranker.rank(node.name, node.score))
+            .collect();
+        // Scores are relative, so all ranks have to be known first.
+        for (node, scaled) in fitting.iter().zip(scale(&ranks)) {
+            if let Some(priority) = answer.get_mut(node.idx) {
+                priority.score = scaled;
+            }
         }
     }
-    for (score, scaled) in fitting.into_iter().zip(scale(&ranks)) {
-        *score = scaled;
-    }
-    scores
+    Ok(json(&answer))
 }
 
 /// A score for each rank, in the order given. All scores from 10 down are used, and the best node has a score of its own.

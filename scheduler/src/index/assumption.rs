@@ -187,15 +187,15 @@ impl Assumptions<'_> {
             unlisted: false,
             outlived: false,
         }));
+        let is_tied_to_node = false;
         // The pod's requests count on the node now, not only when a watch shows the pod bound.
         if let Some(rules) = &entry.rules {
             let requests = &mut self.cluster.requests;
-            let is_tied_to_node = false;
             requests.put(owner.clone(), node, &rules.requests, is_tied_to_node);
         }
         // The hint has served its purpose; on another node its room is free again.
         self.hints.end_hint(self.cluster, &pod.uid, Some(node));
-        self.cluster.fleet.set_host_use(&owner, node, facts.host);
+        (self.cluster.fleet).set_host_use(&owner, node, facts.host, is_tied_to_node);
         self.cluster.group_members.note_assumption(&pod.uid);
         self.cluster.unbound.insert(owner);
         Ok(Assumed::Write {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use placement::{Fleet, HostAmounts, HostLoad, NodeView, OwnerId, PodProfile, Policies};
+use placement::{Fleet, HostAmounts, NodeView, OwnerId, PodProfile, Policies};
 use proto::plugin_reports::PodUids;
 use proto::pod::{Pod, Taint};
 use proto::request::hints::DemandedEnforcement;
@@ -31,7 +31,7 @@ use crate::inventory::{self, DeviceReport};
 use crate::kube_scheduler::{NodeRequests, PodRequests, PodRules, requests_of};
 
 /// Nodes, pods and the devices that pods hold.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Cluster {
     pub(super) names: ResourceNames,
     pub(super) policies: Policies,
@@ -91,32 +91,7 @@ impl Cluster {
         Self {
             names,
             policies,
-            fleet: Fleet::new(),
-            nodes: FxHashMap::default(),
-            kinds: DeviceTypes::default(),
-            allocated_on: FxHashMap::default(),
-            ended: FxHashMap::default(),
-            allows_all_devices: false,
-            enforcement: DemandedEnforcement::Any,
-            n_existing: 0,
-            n_gpu_nodes: 0,
-            n_unknown_units: 0,
-            n_closed_gpus: 0,
-            closing_problems: BTreeMap::new(),
-            closing_change: Arc::default(),
-            soft_taints: FxHashMap::default(),
-            n_nodes_by_unit: BTreeMap::new(),
-            pods: FxHashMap::default(),
-            unbound: BTreeSet::new(),
-            doubtful: FxHashSet::default(),
-            nominated: FxHashSet::default(),
-            plain: PlainPods::default(),
-            budgets: Budgets::default(),
-            successor_rules: SharedRules::default(),
-            group_members: GroupMembers::default(),
-            plugins: Plugins::default(),
-            requests: NodeRequests::default(),
-            n_silent_openings: 0,
+            ..Self::default()
         }
     }
 
@@ -407,13 +382,11 @@ impl Cluster {
             return;
         }
         let owner = self.owner(uid);
-        let load = HostLoad {
-            amounts: requested.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod))),
-            is_daemon: pod.is_tied_to_node(),
-        };
-        self.fleet.set_host_use(&owner, node, load);
+        let amounts = requested.unwrap_or_else(|| accounting::host_amounts(HostResources::of_pod(pod)));
+        let is_daemon = pod.is_tied_to_node();
+        self.fleet.set_host_use(&owner, node, amounts, is_daemon);
         self.requests
-            .put(owner.clone(), node, &requests_of(pod), load.is_daemon);
+            .put(owner.clone(), node, &requests_of(pod), is_daemon);
         if requested.is_some() {
             self.plain.remove(uid);
             return;

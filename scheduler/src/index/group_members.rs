@@ -27,17 +27,10 @@ pub(super) struct Member {
     /// True if it requests devices.
     pub(super) has_devices: bool,
     /// True if a watch has shown it bound.
-    is_bound: bool,
+    pub(super) is_bound: bool,
     pub(super) marks: MemberMarks,
     /// The serial number of the newest list when a list or a watch event last showed it.
     list: u32,
-}
-
-impl Member {
-    /// Returns true if a watch has shown it bound.
-    pub(super) fn is_bound(&self) -> bool {
-        self.is_bound
-    }
 }
 
 impl GroupMembers {

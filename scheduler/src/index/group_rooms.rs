@@ -138,7 +138,15 @@ pub enum MemberOutcome {
 
 impl GroupCycle {
     fn is_over(&self, now: Instant) -> bool {
-        self.end <= now && !matches!(self.decision, GroupDecision::Kept(_))
+        self.end <= now && self.kept().is_none()
+    }
+
+    /// The room that is kept for the group.
+    fn kept(&self) -> Option<&KeptRoom> {
+        match &self.decision {
+            GroupDecision::Kept(room) => Some(room),
+            GroupDecision::AsAny | GroupDecision::Refused(_) => None,
+        }
     }
 }
 
@@ -228,18 +236,14 @@ impl GroupRooms {
 
     /// The step that leads to the kept room of a group; [`MemberStep::Choose`] if there is none.
     pub(super) fn join_step(&self, group: &GroupOfPod) -> MemberStep {
-        match self.0.get(&group.id()).map(|cycle| &cycle.decision) {
-            Some(GroupDecision::Kept(room)) => MemberStep::Join(room.node),
-            Some(GroupDecision::AsAny | GroupDecision::Refused(_)) | None => MemberStep::Choose,
-        }
+        let kept = self.0.get(&group.id()).and_then(GroupCycle::kept);
+        kept.map_or(MemberStep::Choose, |room| MemberStep::Join(room.node))
     }
 
     /// Returns true if a member of the kept room of a group meets a condition.
     pub(super) fn has_member(&self, group: &GroupOfPod, is_met: impl Fn(&str) -> bool) -> bool {
-        match self.0.get(&group.id()).map(|cycle| &cycle.decision) {
-            Some(GroupDecision::Kept(room)) => room.members.keys().any(|owner| is_met(owner.as_str())),
-            Some(GroupDecision::AsAny | GroupDecision::Refused(_)) | None => false,
-        }
+        let kept = self.0.get(&group.id()).and_then(GroupCycle::kept);
+        kept.is_some_and(|room| room.members.keys().any(|owner| is_met(owner.as_str())))
     }
 
     /// The wish in the current cycle of a group; `None` without a cycle.
@@ -254,10 +258,7 @@ impl GroupRooms {
         group: &GroupOfPod,
         demand: &ResourceDemand<'_>,
     ) -> Option<Placement> {
-        match &self.0.get(&group.id())?.decision {
-            GroupDecision::Kept(room) => room.place_for(cluster, demand),
-            GroupDecision::AsAny | GroupDecision::Refused(_) => None,
-        }
+        self.0.get(&group.id())?.kept()?.place_for(cluster, demand)
     }
 
     /// Ends the cycle of a group; its open places are free. Returns the room that was kept, whose members' hints have to end.
@@ -382,7 +383,7 @@ impl GroupRooms {
         demand: &ResourceDemand<'_>,
     ) -> Option<Result<Placement, DomainPolicy>> {
         for cycle in self.0.values() {
-            if let GroupDecision::Kept(room) = &cycle.decision
+            if let Some(room) = cycle.kept()
                 && room.node == node
                 && room.members.contains_key(demand.uid)
             {
@@ -425,8 +426,6 @@ impl GroupRooms {
 
     /// Number of groups for which room is kept.
     pub(super) fn n_kept(&self) -> usize {
-        let kept = self.0.values();
-        kept.filter(|cycle| matches!(cycle.decision, GroupDecision::Kept(_)))
-            .count()
+        self.0.values().filter_map(GroupCycle::kept).count()
     }
 }

@@ -1,6 +1,5 @@
 //! The fields of bound pods by which a plan moves them: what keeps a pod on its node, and the nodes that its successor may go to.
 
-use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -14,9 +13,6 @@ use crate::kube_scheduler::PodRules;
 const HOSTNAME: &str = "kubernetes.io/hostname";
 /// The keys by which node affinity names nodes.
 const NAME_KEYS: [&str; 2] = [HOSTNAME, "metadata.name"];
-
-/// The number of rules with which those of a pod are compared first.
-const N_LAST: usize = 8;
 
 /// A bound pod as a plan moves it: the rules of its successor, or what keeps it from moving by its own fields.
 pub(super) type Moving = Result<MovablePod, Box<Obstacle>>;
@@ -34,9 +30,6 @@ pub(super) struct MovablePod {
 #[derive(Debug, Default)]
 pub(super) struct SharedRules {
     by_hash: FxHashMap<u64, Arc<PodRules>>,
-    /// Rules that were looked for in the map last: most pods have those of one of a few templates, and a comparison costs less than
-    /// a hash.
-    last: VecDeque<Arc<PodRules>>,
     /// The number of rules in use when those out of use were dropped last.
     n_used: usize,
 }
@@ -61,37 +54,26 @@ impl SharedRules {
         };
         // The claim of an ephemeral volume goes with the pod.
         let has_claims = pod.spec.volumes.iter().any(|volume| volume.is_claimed);
-        if let Some(rules) = self.last.iter().find(is_same) {
+        let mut hasher = FxHasher::default();
+        (node_selector, affinity, tolerations).hash(&mut hasher);
+        let hash = hasher.finish();
+        if let Some(rules) = self.by_hash.get(&hash).filter(is_same) {
             let rules = Arc::clone(rules);
             return Ok(MovablePod { rules, has_claims });
-        }
-        // A plan compares CPU, memory and devices itself, so that pods that differ by these share their rules.
-        let rules = self.share(PodRules {
-            node_selector: node_selector.clone(),
-            affinity: affinity.clone(),
-            tolerations: tolerations.clone(),
-            ..PodRules::default()
-        });
-        self.last.push_front(Arc::clone(&rules));
-        self.last.truncate(N_LAST);
-        Ok(MovablePod { rules, has_claims })
-    }
-
-    fn share(&mut self, rules: PodRules) -> Arc<PodRules> {
-        let mut hasher = FxHasher::default();
-        // The types come from Kubernetes' API and have no `Hash`.
-        format!("{rules:?}").hash(&mut hasher);
-        let hash = hasher.finish();
-        if let Some(known) = self.by_hash.get(&hash).filter(|known| ***known == rules) {
-            return Arc::clone(known);
         }
         if self.by_hash.len() > 2 * self.n_used + 16 {
             self.by_hash.retain(|_, rules| Arc::strong_count(rules) > 1);
             self.n_used = self.by_hash.len();
         }
-        let rules = Arc::new(rules);
+        // A plan compares CPU, memory and devices itself, so that pods that differ by these share their rules.
+        let rules = Arc::new(PodRules {
+            node_selector: node_selector.clone(),
+            affinity: affinity.clone(),
+            tolerations: tolerations.clone(),
+            ..PodRules::default()
+        });
         self.by_hash.insert(hash, Arc::clone(&rules));
-        rules
+        Ok(MovablePod { rules, has_claims })
     }
 }
 

@@ -3,7 +3,7 @@
 //! A hint is room kept on a node for a pod that is not bound yet, because its filter answer named the node or kube-scheduler
 //! nominated the pod to it. For a pod's request all hints count as taken but those of the pod itself.
 
-use placement::{BatchEvaluation, CachedResult, Hints, NodeId, NodeList, NodeView, Reason, Score};
+use placement::{BatchEvaluation, Hints, NodeId, NodeView, Reason, Score};
 
 use super::cluster::Cluster;
 use super::node_state::NodeState;
@@ -35,7 +35,9 @@ impl<'a> NodeFilter<'a> {
         'a: 'q,
     {
         let hints = Hints::RespectOthers(demand.uid);
-        self.cluster.fleet.evaluation(demand.devices(), hints)
+        self.cluster
+            .fleet
+            .evaluation(demand.devices(), demand.policies, hints)
     }
 
     /// The node in the fleet, if its devices are known.
@@ -77,25 +79,10 @@ impl<'a> NodeFilter<'a> {
     ) -> Result<NodeFit, Reason> {
         let node = self.served_node(name, node, demand)?;
         let score = match node {
-            Some(node) => batch.evaluate(node, demand.policies)?,
+            Some(node) => batch.evaluate(node)?,
             None => Score::default(),
         };
         Ok(NodeFit { node, score })
-    }
-
-    /// Has `read` read the results of [`Self::evaluate`] on all nodes of a list, in its order; `None` if they have to be evaluated one
-    /// by one.
-    pub fn evaluate_list<T>(
-        self,
-        list: &NodeList,
-        demand: &ResourceDemand<'_>,
-        read: impl FnOnce(&[CachedResult]) -> T,
-    ) -> Option<T> {
-        if !self.serves_all(demand) {
-            return None;
-        }
-        let unknown = self.served_node(|| "", None, demand).map(|_| Score::default());
-        list.evaluate(&mut self.batch(demand), demand.policies, unknown, read)
     }
 
     /// The node if the engine has to evaluate it; `None` for one without devices that fits.
@@ -107,12 +94,13 @@ impl<'a> NodeFilter<'a> {
         demand: &ResourceDemand<'_>,
     ) -> Result<Option<NodeId>, Reason> {
         match node {
-            Some(node) if self.serves_all(demand) => Ok(Some(node)),
             Some(node) => {
-                self.check_unit_and_isolation(name(), demand)?;
-                // Pods for which room is kept on the node will be bound before this one.
-                let counts_hints = true;
-                self.check_plugin(name(), demand, counts_hints)?;
+                if !(self.serves_unit_everywhere(demand) && self.is_offered_everywhere(demand)) {
+                    self.check_unit_and_isolation(name(), demand)?;
+                    // Pods for which room is kept on the node will be bound before this one.
+                    let counts_hints = true;
+                    self.check_plugin(name(), demand, counts_hints)?;
+                }
                 Ok(Some(node))
             }
             None if demand.needs_known_devices() => Err(Reason::NoDevice),
@@ -126,7 +114,7 @@ impl<'a> NodeFilter<'a> {
         let mut batch = self.batch(demand);
         self.cluster.fleet.nodes().any(|node| {
             // The cheapest check comes first: its result is cached for nodes that have not changed.
-            batch.evaluate(node.id(), demand.policies).is_ok()
+            batch.evaluate(node.id()).is_ok()
                 && self.cluster.knows_node(node.name())
                 && self.check_served(node.name(), demand).is_ok()
         })
@@ -138,12 +126,6 @@ impl<'a> NodeFilter<'a> {
         let counts_hints = false;
         self.check_unit_and_isolation(name, demand)?;
         self.check_plugin(name, demand, counts_hints)
-    }
-
-    /// Returns true if every node can serve a demand, as far as facts go that the engine does not know.
-    #[inline]
-    fn serves_all(self, demand: &ResourceDemand<'_>) -> bool {
-        self.serves_unit_everywhere(demand) && self.is_offered_everywhere(demand)
     }
 
     /// Returns true if every node can serve the unit of the request, and the pod demands no isolation provider.

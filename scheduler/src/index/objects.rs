@@ -221,13 +221,8 @@ fn names_where(
     nodes: &FxHashMap<Box<str>, Box<NodeState>>,
     is_met: impl Fn(&NodeState) -> bool,
 ) -> Vec<Box<str>> {
-    let mut names = Vec::new();
-    for (name, state) in nodes {
-        if is_met(state) {
-            names.push(name.clone());
-        }
-    }
-    names
+    let found = nodes.iter().filter(|(_, state)| is_met(state));
+    found.map(|(name, _)| name.clone()).collect()
 }
 
 impl ObjectStore<Pod> for Index {

@@ -124,6 +124,6 @@ impl<'a> PlanFacts<'a> {
         is_required
             && members
                 .of(kind, key)
-                .any(|(other, member)| other != owner && member.is_bound())
+                .any(|(other, member)| other != owner && member.is_bound)
     }
 }

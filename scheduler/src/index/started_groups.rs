@@ -119,7 +119,7 @@ fn best_node(cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<NodeId> {
     let mut batch = filter.batch(demand);
     let mut best: Option<(Score, &str, NodeId)> = None;
     for node in cluster.fleet.nodes() {
-        let Ok(score) = batch.evaluate(node.id(), demand.policies) else {
+        let Ok(score) = batch.evaluate(node.id()) else {
             continue;
         };
         let is_better =

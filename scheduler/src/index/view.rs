@@ -130,6 +130,8 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
     let location = gpu.attributes.location.as_ref();
     // An amount that a pod may hold (`suspect`) counts as held: other pods do not get it.
     let used = view.used.plus(view.suspect);
+    let used_bytes = used.memory.bytes_ceil();
+    let amount = |total: u64, allocated: u64| Amount { total, allocated };
     let mut holders: Vec<Holder> = Vec::with_capacity(view.holders.len());
     for holder in &view.holders {
         holders.push(show_holder(cluster, holder, unit));
@@ -141,19 +143,10 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
         uuid: record_id(gpu.id.as_str()).to_owned(),
         healthy: gpu.healthy,
         closed: gpu.closed,
-        memory: Amount {
-            total: shown_total(gpu, used.memory.bytes_ceil()),
-            allocated: used.memory.bytes_ceil(),
-        },
+        memory: amount(shown_total(gpu, used_bytes), used_bytes),
         stranded: stranded_bytes(view, typical, unit),
-        core: Amount {
-            total: gpu.core.into(),
-            allocated: used.core.into(),
-        },
-        sharers: Amount {
-            total: gpu.slots.into(),
-            allocated: used.slots.into(),
-        },
+        core: amount(gpu.core.into(), used.core.into()),
+        sharers: amount(gpu.slots.into(), used.slots.into()),
         numa: location.and_then(|location| location.numa),
         pcie: location.and_then(|location| location.switch.as_ref().map(ToString::to_string)),
         enforcement: gpu.attributes.labels.get(ENFORCEMENT).map(ToString::to_string),

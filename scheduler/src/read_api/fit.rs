@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use placement::{GroupRequest, GroupRoom, GroupSearch, Hints, MAX_GROUP, NodeId, Reason, Score, Trial};
+use placement::{GroupRequest, GroupRoom, GroupSearch, Hints, MAX_GROUP, NodeCopy, NodeId, Reason, Score};
 use proto::annotation::AnnotationError;
 use proto::pod::{Pod, PodStatus};
 use proto::pod_group::{GroupDomain, GroupWish};
@@ -34,8 +34,8 @@ struct FitCandidate {
     /// The node on whose copy pods are tried; `None` if nothing is known of its devices and the pod needs none that have to be
     /// known.
     node: Option<NodeId>,
-    /// The number of the copy in `trial`; `None` until the first pod is tried on it.
-    copy: Option<usize>,
+    /// The copy of the node on which pods are placed; `None` until the first pod is tried on it.
+    copy: Option<NodeCopy>,
     /// The pods that the search has placed on it.
     placed: FitPlacement,
 }
@@ -145,8 +145,6 @@ struct Search<'a> {
     demand: &'a ResourceDemand<'a>,
     rules: &'a PodRules,
     nominated: NominatedRequests,
-    /// The copies of nodes on which pods are placed.
-    trial: Trial,
     candidates: Vec<FitCandidate>,
     /// The candidates with room by score, each by its index in `candidates`; of equal scores the lowest index first.
     by_score: BinaryHeap<(Score, Reverse<usize>)>,
@@ -164,7 +162,6 @@ impl<'a> Search<'a> {
             demand,
             rules,
             nominated: index.read().nominated_requests("", rules.priority),
-            trial: Trial::default(),
             candidates: Vec::new(),
             by_score: BinaryHeap::new(),
             refusals: BTreeMap::new(),
@@ -301,11 +298,8 @@ impl<'a> Search<'a> {
             let no_such_node = || FitError::NoSuchNode(like.to_owned());
             let node = index.fleet().node_id(like).ok_or_else(no_such_node)?;
             let facts = index.node_facts(like).ok_or_else(no_such_node)?;
-            let copy = self
-                .trial
-                .copy_empty(index.fleet(), node)
-                .ok_or_else(no_such_node)?;
-            self.trial.open(copy);
+            let mut copy = index.fleet().copy_empty_node(node).ok_or_else(no_such_node)?;
+            copy.open_gpus();
             let candidate = FitCandidate {
                 name: format!("{like}+{number}"),
                 facts: facts.clone(),
@@ -314,7 +308,7 @@ impl<'a> Search<'a> {
                 copy: Some(copy),
                 placed: FitPlacement::default(),
             };
-            match score_copy(&mut self.trial, &index, self.rules, self.demand, &candidate, copy) {
+            match score(&index, self.rules, self.demand, &candidate) {
                 Ok(score) => self.add_candidate(candidate, score),
                 Err(refusal) => self.count_refusal(&index, like, &refusal),
             }
@@ -357,13 +351,12 @@ impl<'a> Search<'a> {
         kube_scheduler::check(self.rules, &candidate.facts, &candidate.requested)
             .map_err(Refusal::KubeScheduler)?;
         if let Some(node) = candidate.node {
-            let copy = match candidate.copy {
-                Some(copy) => copy,
-                None => self.trial.copy(index.fleet(), node).ok_or_else(gone)?,
-            };
-            candidate.copy = Some(copy);
-            let (request, policies) = (self.demand.devices(), self.demand.policies);
-            let placement = self.trial.place(index.fleet(), copy, request, policies);
+            let fleet = index.fleet();
+            if candidate.copy.is_none() {
+                candidate.copy = fleet.copy_node(node);
+            }
+            let copy = candidate.copy.as_mut().ok_or_else(gone)?;
+            let placement = fleet.place_on_copy(copy, self.demand.devices(), self.demand.policies);
             for share in placement.map_err(Refusal::Devices)?.gpus() {
                 *candidate.placed.gpus.entry(share.minor).or_default() += 1;
             }
@@ -374,15 +367,7 @@ impl<'a> Search<'a> {
             self.used.push(idx);
         }
         candidate.placed.pods += 1;
-        let next_score = match candidate.copy {
-            Some(copy) => {
-                let candidate = self.candidates.get(idx).ok_or_else(gone)?;
-                score_copy(&mut self.trial, &index, self.rules, self.demand, candidate, copy)
-            }
-            // A node of which only sums are known has the same score as long as these suffice.
-            None => Ok(Score::default()),
-        };
-        match next_score {
+        match score(&index, self.rules, self.demand, candidate) {
             Ok(score) => self.by_score.push((score, Reverse(idx))),
             Err(refusal) => {
                 // Freed first, since `count_full` takes the lock again.
@@ -407,8 +392,8 @@ impl<'a> Search<'a> {
         let candidate = self.candidates.get(idx).ok_or(0_usize)?;
         let (n_by_requests, refusal) = n_by_requests(self.rules, candidate, group.n_members);
         let fleet = index.fleet();
-        let room = match (candidate.copy, candidate.node) {
-            (Some(copy), _) => self.trial.room_for_group(fleet, copy, group, search),
+        let room = match (&candidate.copy, candidate.node) {
+            (Some(copy), _) => fleet.room_on_copy(copy, group, search),
             (None, Some(node)) => fleet.room_for_group(node, group, Hints::Respect, search),
             // Nothing is known of its devices.
             (None, None) => Err(0),
@@ -465,15 +450,18 @@ fn placed_together(candidate: &FitCandidate, room: &GroupRoom) -> FitPlacement {
 }
 
 /// The score of a candidate for the next pod.
-fn score_copy(
-    trial: &mut Trial,
+fn score(
     index: &Index,
     rules: &PodRules,
     demand: &ResourceDemand<'_>,
     candidate: &FitCandidate,
-    copy: usize,
 ) -> Result<Score, Refusal> {
     kube_scheduler::check(rules, &candidate.facts, &candidate.requested).map_err(Refusal::KubeScheduler)?;
-    let score = trial.score(index.fleet(), copy, demand.devices(), demand.policies);
-    score.map_err(Refusal::Devices)
+    match &candidate.copy {
+        Some(copy) => (index.fleet())
+            .score_copy(copy, demand.devices(), demand.policies)
+            .map_err(Refusal::Devices),
+        // A node of which only sums are known has the same score as long as these suffice.
+        None => Ok(Score::default()),
+    }
 }

@@ -31,7 +31,7 @@ const MAX_PENDING: usize = 1000;
 const MAX_REMOVED: usize = 4096;
 
 /// The state at one revision.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct StateSnapshot {
     /// A text that identifies this process among all replicas and restarts.
     epoch: Arc<str>,
@@ -179,10 +179,7 @@ impl StateSnapshot {
         for node in self.nodes.values() {
             self.totals.add(&node.totals);
             for namespace in &node.namespaces {
-                match self.namespaces.get_mut(namespace) {
-                    Some(n_nodes) => *n_nodes += 1,
-                    None => drop(self.namespaces.insert(Arc::clone(namespace), 1)),
-                }
+                *self.namespaces.entry(Arc::clone(namespace)).or_default() += 1;
             }
             match self.models.get_mut(&node.model) {
                 Some(model) => model.add(&node.totals),
@@ -225,14 +222,7 @@ impl StatePublisher {
     pub(super) fn new(index: Shared<Index>, epoch: &str) -> Self {
         let snapshot = StateSnapshot {
             epoch: epoch.into(),
-            revision: 0,
-            nodes: BTreeMap::new(),
-            removed: VecDeque::new(),
-            oldest: 0,
-            pending: Pending::default(),
-            totals: Totals::default(),
-            models: BTreeMap::new(),
-            namespaces: BTreeMap::new(),
+            ..StateSnapshot::default()
         };
         Self {
             index,

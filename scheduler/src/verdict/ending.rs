@@ -2,7 +2,7 @@
 //!
 //! The engine removes the pods from a copy of the node, and evaluates the copy as it did the node itself.
 
-use placement::{Evictable, NodeId, OwnerId, Preemption, Trial};
+use placement::{Evictable, NodeId, OwnerId, Preemption};
 use proto::read_api::PodName;
 
 use super::{NominatedRequests, check_node};
@@ -25,14 +25,9 @@ pub(crate) fn fits_on_empty(
     if !may_go_there || index.filter().check_served(name, demand).is_err() {
         return false;
     }
-    let mut trial = Trial::default();
-    let fleet = index.fleet();
-    let copy = trial.copy_empty(fleet, node);
-    copy.is_some_and(|copy| {
-        trial
-            .score(fleet, copy, demand.devices(), demand.policies)
-            .is_ok()
-    })
+    let (fleet, devices) = (index.fleet(), demand.devices());
+    let empty = fleet.copy_empty_node(node);
+    empty.is_some_and(|empty| fleet.score_copy(&empty, devices, demand.policies).is_ok())
 }
 
 /// A smallest set of pods by whose end a node that lacks room takes the pod; empty if no set of pods that hold devices does.

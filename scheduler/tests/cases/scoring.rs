@@ -97,8 +97,8 @@ fn score_node(case: &Case<'_>) -> Outcome {
     let points = |(ask, node): (ResourceDemand<'_>, NodeId)| {
         let asked = ask.devices();
         let n_types = usize::from(asked.gpus != RequestedGpus::Nothing) + asked.others.len();
-        let mut evaluation = fleet.evaluation(asked, Hints::Ignore);
-        let score = evaluation.evaluate(node, policies(scoring)).unwrap_or_default();
+        let mut evaluation = fleet.evaluation(asked, policies(scoring), Hints::Ignore);
+        let score = evaluation.evaluate(node).unwrap_or_default();
         // Each type of devices that is asked for has up to 100 points; millionths of them are rounded down.
         (score.parts_per_million() * u32::try_from(n_types).unwrap()).div_ceil(10_000)
     };

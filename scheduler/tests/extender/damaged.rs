@@ -142,7 +142,7 @@ fn oversubscribed_by_records(world: &World) -> Vec<Violation> {
 async fn ask_all(world: &World, asked: &Value, whole: &Value) -> Result<(), TestCaseError> {
     let names = json!(["n1", "n2"]);
     let meta = &asked["metadata"];
-    let api = ReadApi::new(Arc::clone(&world.extender), CancellationToken::new());
+    let api = ReadApi::new(Arc::clone(&world.extender), None, CancellationToken::new());
     let read_api = router(&Arc::new(api), "", false);
     let ours = |verb: &str| format!("/gpushare-scheduler/{verb}");
     let sent = [

@@ -692,7 +692,7 @@ fn no_device_object_breaks_an_invariant() {
                 let asking: Pod = serde_json::from_value(asking).unwrap();
                 let facts = scheduler::accounting::PodFacts::of(&asking, index.names()).unwrap();
                 let ask = index.demand(asking.uid(), &facts).unwrap().unwrap();
-                let _ = (index.filter().fit("n1", &ask), index.fleet().node_id("n1").map(|node| index.filter().batch(&ask).evaluate(node, ask.policies)), index.show_node("n1"));
+                let _ = (index.filter().fit("n1", &ask), index.fleet().node_id("n1").map(|node| index.filter().batch(&ask).evaluate(node)), index.show_node("n1"));
             }
         }
         Ok(())

@@ -18,7 +18,7 @@ use crate::world::World;
 const MAX_BYTES: usize = 110_000;
 
 fn page_of(world: &World, demands_credentials: bool) -> Router {
-    let api = ReadApi::new(Arc::clone(&world.extender), CancellationToken::new());
+    let api = ReadApi::new(Arc::clone(&world.extender), None, CancellationToken::new());
     router(&Arc::new(api), demands_credentials)
 }
 

@@ -397,6 +397,7 @@ async fn plans_follow_the_rights_of_fit() {
     let world = world_with(&running("a", 60)).await;
     let api = Arc::new(ReadApi::new(
         Arc::clone(&world.extender),
+        None,
         CancellationToken::new(),
     ));
     let body =

@@ -27,7 +27,7 @@ use crate::objects::{device, node, on, pod, shared, units};
 use crate::world::World;
 
 pub(crate) fn api_of(world: &World, demands_credentials: bool) -> Router {
-    let api = ReadApi::new(Arc::clone(&world.extender), CancellationToken::new());
+    let api = ReadApi::new(Arc::clone(&world.extender), None, CancellationToken::new());
     router(&Arc::new(api), "", demands_credentials)
 }
 

@@ -44,7 +44,12 @@ async fn start(tls: CurrentTls, routes: axum::Router) -> SocketAddr {
 
 fn webhooks(registry: &mut Registry) -> axum::Router {
     let index = offline::index(std::iter::empty(), std::iter::empty(), std::iter::empty());
-    let webhooks = Webhooks::new(Rules::default(), scheduler::index::Shared::new(index), registry);
+    let webhooks = Webhooks::new(
+        Rules::default(),
+        scheduler::index::Shared::new(index),
+        false,
+        registry,
+    );
     router(Arc::new(webhooks), "/gpushare-scheduler")
 }
 
@@ -316,7 +321,7 @@ async fn webhooks_need_a_client_certificate_where_authorities_are_configured() {
         std::iter::empty(),
         std::iter::empty(),
     ));
-    let webhooks = Webhooks::new(Rules::default(), index, &mut registry).demanding_certificates(true);
+    let webhooks = Webhooks::new(Rules::default(), index, true, &mut registry);
     let routes = router(Arc::new(webhooks), "/gpushare-scheduler");
     let address = start(
         keeper.add_server(Clients::SignedBy(authorities.clone())).unwrap(),

@@ -1,12 +1,13 @@
 //! The score cache: results of earlier evaluations, so that a request evaluates only the nodes that have changed since the last
 //! equal request. Equal requests are of one kind.
 //!
-//! For each kind of request there is one word per node: the node's version at its evaluation, and the result. Words are read
-//! and written whole and without locks, so that concurrent requests share them. A word of another version does not count.
+//! For each kind of request there is one word per node, dense in the order in which nodes became known. Words are read and
+//! written whole and without locks, so that concurrent requests share them: no node changes while any request is evaluated, and
+//! the first request after a change forgets the results of the nodes that have changed.
 //!
 //! Scores depend on the workload model, so that each model has a cache of its own.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::data::amounts::HostAmounts;
@@ -14,24 +15,18 @@ use crate::data::constraints::Constraints;
 use crate::data::policy::{Policies, Score};
 use crate::data::reason::Reason;
 use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus};
+use crate::state::nodes::Nodes;
 
-/// Most kinds of requests in the cache; a new one replaces the one that was evaluated longest ago. Each takes one word per node.
+/// Most kinds of requests in the cache; a new one replaces the one that was evaluated longest ago. Each takes four bytes a node.
 const MAX_REQUESTS: usize = 128;
 
 /// Workload models without a request of a kind after which its results are not computed any more.
 const KEPT_MODELS: u32 = 3;
 
-/// Bits of a result; the rest of a word is a version, which repeats after 68 billion changes.
-const RESULT_BITS: u32 = 28;
-const VERSION_MASK: u64 = u64::MAX >> RESULT_BITS;
-/// The word of a node without a result: its version comes only after 68 billion changes.
-const UNKNOWN: u64 = u64::MAX;
-/// The bit of a result that is set for a refusal; the other bits are then the place of the reason in [`Reason::ALL`].
-const REFUSED: u32 = 1 << (RESULT_BITS - 1);
-
-/// The result of a request on a node, in 28 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CachedResult(u32);
+/// The word of a node whose result is not known.
+const UNKNOWN: u32 = u32::MAX;
+/// The bit of a word that is set for a refusal; the other bits are then the place of the reason in [`Reason::ALL`].
+const REFUSED: u32 = 1 << 31;
 
 /// Everything that a result depends on besides the node and the workload model.
 #[derive(Debug, PartialEq)]
@@ -41,30 +36,6 @@ pub(crate) struct RequestKey {
     constraints: Option<Constraints>,
     host: HostAmounts,
     pub(crate) policies: Policies,
-}
-
-impl CachedResult {
-    #[inline]
-    pub(crate) fn of(result: Result<Score, Reason>) -> Self {
-        match result {
-            Ok(score) => Self(score.points()),
-            // Reasons are few, and their numbers are their places in `Reason::ALL`.
-            Err(reason) => Self(REFUSED | reason as u32),
-        }
-    }
-
-    /// The score, or the reason for which there is no room.
-    ///
-    /// # Errors
-    /// The reason.
-    #[inline]
-    pub fn get(self) -> Result<Score, Reason> {
-        if self.0 & REFUSED == 0 {
-            return Ok(Score::of_points(self.0));
-        }
-        let reason = Reason::ALL.get((self.0 & !REFUSED) as usize);
-        Err(reason.copied().unwrap_or(Reason::NoDevice))
-    }
 }
 
 impl RequestKey {
@@ -101,17 +72,19 @@ pub(crate) struct ScoreCache {
 struct KnownKind {
     key: Arc<RequestKey>,
     scores: Arc<CachedScores>,
+    /// The number of changes of the fleet up to which the results are right.
+    n_changes: u64,
     /// The number of workload models since the last request of the kind.
     n_models: u32,
 }
 
 impl ScoreCache {
-    /// The results of one kind of request, with room for `n_nodes`.
+    /// The results of one kind of request on the nodes as they are now.
     pub(crate) fn scores(
         &self,
         request: &NodeRequest<'_>,
         policies: Policies,
-        n_nodes: usize,
+        nodes: &Nodes,
     ) -> Arc<CachedScores> {
         // A panic of another thread leaves at most a list without one entry, so the poison of the lock is ignored.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +102,7 @@ impl ScoreCache {
             KnownKind::new(Arc::new(RequestKey::new(request, policies)))
         };
         kind.n_models = 0;
-        let scores = kind.scores_of(n_nodes);
+        let scores = kind.scores_on(nodes);
         known.push(kind);
         scores
     }
@@ -147,11 +120,11 @@ impl ScoreCache {
         }
     }
 
-    /// The kind at this place from the latest used, and its results, with room for `n_nodes`; `None` beyond the last.
-    pub(crate) fn kind(&self, place: usize, n_nodes: usize) -> Option<(Arc<RequestKey>, Arc<CachedScores>)> {
+    /// The kind at this place from the latest used, and its results on the nodes as they are now; `None` beyond the last.
+    pub(crate) fn kind(&self, place: usize, nodes: &Nodes) -> Option<(Arc<RequestKey>, Arc<CachedScores>)> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let kind = known.iter_mut().nth_back(place)?;
-        Some((Arc::clone(&kind.key), kind.scores_of(n_nodes)))
+        Some((Arc::clone(&kind.key), kind.scores_on(nodes)))
     }
 }
 
@@ -160,85 +133,62 @@ impl KnownKind {
     fn new(key: Arc<RequestKey>) -> Self {
         Self {
             key,
-            scores: Arc::new(CachedScores::new(0)),
+            scores: Arc::default(),
+            n_changes: 0,
             n_models: 0,
         }
     }
 
-    /// The results, with room for `n_nodes`.
-    fn scores_of(&mut self, n_nodes: usize) -> Arc<CachedScores> {
-        // Requests that still hold the smaller copy lose the results that they add, but read no wrong ones.
-        if self.scores.words.len() < n_nodes {
-            self.scores = Arc::new(self.scores.grown(n_nodes));
+    /// The results on the nodes as they are now, with room for all of them.
+    fn scores_on(&mut self, nodes: &Nodes) -> Arc<CachedScores> {
+        if self.scores.0.len() < nodes.slots.len() {
+            self.scores = Arc::new(self.scores.grown(nodes.slots.len()));
         }
+        for index in nodes.changed_since(self.n_changes) {
+            self.scores.store(index, UNKNOWN);
+        }
+        self.n_changes = nodes.n_changes();
         Arc::clone(&self.scores)
     }
 }
 
-/// The results of one kind of request on all nodes.
-#[derive(Debug)]
-pub(crate) struct CachedScores {
-    /// The word of each node, by its index in the fleet.
-    words: Box<[AtomicU64]>,
-}
+/// The results of one kind of request: the word of each node, by its index in the fleet.
+#[derive(Debug, Default)]
+pub(crate) struct CachedScores(Box<[AtomicU32]>);
 
 impl CachedScores {
-    /// Room for the results of this number of nodes, none of which is known yet.
-    fn new(n_nodes: usize) -> Self {
-        let words = std::iter::repeat_with(|| AtomicU64::new(UNKNOWN));
-        Self {
-            words: words.take(n_nodes).collect(),
-        }
-    }
-
     /// A copy with room for nodes that have come since, and for some more.
     fn grown(&self, n_nodes: usize) -> Self {
         // A quarter more than needed, so that a growing cluster does not copy all results with every new node.
-        let spare = if self.words.is_empty() { 0 } else { n_nodes / 4 };
-        let grown = Self::new(n_nodes + spare);
-        for (word, known) in grown.words.iter().zip(&self.words) {
-            word.store(known.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        grown
+        let spare = if self.0.is_empty() { 0 } else { n_nodes / 4 };
+        let known = self.0.iter().map(|word| word.load(Ordering::Relaxed));
+        let words = known.chain(std::iter::repeat(UNKNOWN)).map(AtomicU32::new);
+        Self(words.take(n_nodes + spare).collect())
     }
 
-    /// The result on a node of this version, if it is known.
+    /// The result on a node, if it is known.
     #[inline]
-    pub(crate) fn get(&self, index: u32, version: u64) -> Option<Result<Score, Reason>> {
+    pub(crate) fn get(&self, index: u32) -> Option<Result<Score, Reason>> {
         // No order with other words matters: a word is right or wrong by itself.
-        let word = self.words.get(index as usize)?.load(Ordering::Relaxed);
-        // The version in the word makes a stale result worthless, so nothing has to be invalidated.
-        if word >> RESULT_BITS != version & VERSION_MASK {
-            return None;
-        }
-        let bits = u32::try_from(word & ((1 << RESULT_BITS) - 1)).unwrap_or(0);
-        Some(CachedResult(bits).get())
-    }
-
-    /// Keeps the result on a node of this version, in place of an older one.
-    pub(crate) fn set(&self, index: u32, version: u64, result: Result<Score, Reason>) {
-        if let Some(word) = self.words.get(index as usize) {
-            // Version and result are stored in one word at once, so that no reader sees the one without the other.
-            let version = (version & VERSION_MASK) << RESULT_BITS;
-            let CachedResult(bits) = CachedResult::of(result);
-            word.store(version | u64::from(bits), Ordering::Relaxed);
+        match self.0.get(index as usize)?.load(Ordering::Relaxed) {
+            UNKNOWN => None,
+            points if points & REFUSED == 0 => Some(Ok(Score::of_points(points))),
+            word => Reason::ALL.get((word & !REFUSED) as usize).copied().map(Err),
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_that_was_never_evaluated_has_no_result() {
-        let scores = CachedScores::new(2);
-        scores.set(0, 7, Err(Reason::NoDevice));
-        let grown = scores.grown(4);
-        assert_eq!(
-            [7, 8].map(|version| grown.get(0, version)),
-            [Some(Err(Reason::NoDevice)), None]
+    /// Keeps the result on a node.
+    pub(crate) fn set(&self, index: u32, result: Result<Score, Reason>) {
+        // Reasons are few, and their numbers are their places in `Reason::ALL`.
+        self.store(
+            index,
+            result.map_or_else(|reason| REFUSED | reason as u32, Score::points),
         );
-        assert!((1..4).all(|index| grown.get(index, 0).is_none()));
+    }
+
+    fn store(&self, index: u32, value: u32) {
+        if let Some(word) = self.0.get(index as usize) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::batch::cache::{CachedScores, ScoreCache};
+use crate::batch::cache::CachedScores;
 use crate::choice::cost::{cost_decides, cost_of_gpus};
 use crate::choice::node_choice::{ChoiceContext, gpus_by_rules, is_cheapest_share, score, score_from};
 use crate::data::holding::Hints;
@@ -21,16 +21,16 @@ use crate::state::nodes::{NodeSummary, Nodes};
 /// The evaluation of one request on many nodes, with the results that are known.
 #[derive(Debug)]
 pub struct BatchEvaluation<'a> {
-    pub(crate) nodes: &'a Nodes,
+    nodes: &'a Nodes,
     context: ChoiceContext<'a>,
-    cache: &'a ScoreCache,
     request: NodeRequest<'a>,
+    policies: Policies,
+    /// The cached results of equal requests.
+    scores: Arc<CachedScores>,
     /// Results by class; `None` until a node of the class is evaluated.
-    by_class: FxHashMap<ClassKey, Option<(Policies, Evaluated)>>,
-    /// The cached results of equal requests, and the policies that they are for.
-    cached: Option<(Policies, Arc<CachedScores>)>,
+    by_class: FxHashMap<ClassKey, Option<Evaluated>>,
     /// Index of the node with the hint of the pod that requests, if it has one.
-    pub(crate) own: Option<u32>,
+    own: Option<u32>,
 }
 
 /// Identifies nodes that give the same results.
@@ -52,12 +52,12 @@ enum Evaluated {
 }
 
 impl<'a> BatchEvaluation<'a> {
-    /// Prepares an evaluation: finds the node with a hint of the pod that requests.
+    /// Prepares an evaluation with the cached results of equal requests: finds the node with a hint of the pod that requests.
     pub(crate) fn new(
         nodes: &'a Nodes,
         context: ChoiceContext<'a>,
-        cache: &'a ScoreCache,
-        request: NodeRequest<'a>,
+        (request, policies): (NodeRequest<'a>, Policies),
+        scores: Arc<CachedScores>,
     ) -> Self {
         let own = match context.hints {
             Hints::RespectOthers(own) => nodes.hinted.get(own).copied(),
@@ -66,19 +66,11 @@ impl<'a> BatchEvaluation<'a> {
         Self {
             nodes,
             context,
-            cache,
             request,
+            policies,
+            scores,
             by_class: FxHashMap::default(),
-            cached: None,
             own,
-        }
-    }
-
-    /// The same evaluation with the cached results of its kind of request under these policies.
-    pub(crate) fn with_scores(self, policies: Policies, scores: Arc<CachedScores>) -> Self {
-        Self {
-            cached: Some((policies, scores)),
-            ..self
         }
     }
 
@@ -88,52 +80,42 @@ impl<'a> BatchEvaluation<'a> {
     /// # Errors
     /// The reason for which there is no room.
     #[inline]
-    pub fn evaluate(&mut self, node: NodeId, policies: Policies) -> Result<Score, Reason> {
-        // A node that is gone has no version.
-        let version = self.nodes.version(node).ok_or(Reason::NoDevice)?;
-        match self.cached(node.index, version, policies) {
+    pub fn evaluate(&mut self, node: NodeId) -> Result<Score, Reason> {
+        match self.cached(node) {
             Some(cached) => cached,
-            None => self.evaluate_uncached(node, version, policies),
+            None => self.evaluate_uncached(node),
         }
     }
 
     /// The score on a node, if there is room and it is at least `least`: less work than [`Self::evaluate`] where it is far lower.
-    pub(crate) fn evaluate_from(&mut self, least: Score, id: NodeId, policies: Policies) -> Option<Score> {
+    pub(crate) fn evaluate_from(&mut self, least: Score, id: NodeId) -> Option<Score> {
         let node = self.nodes.get(id)?;
-        let score = if self.may_differ_by_owner(id.index) || !is_cheapest_share(node, self.request, policies)
-        {
-            self.evaluate(id, policies).ok()?
+        let is_cheapest = is_cheapest_share(node, self.request, self.policies);
+        let score = if self.cached(id).is_none() && is_cheapest && !self.may_differ_by_owner(id.index) {
+            // A score that is too low stays unknown.
+            let score = score_from(least, node, self.request, self.context)?;
+            self.scores.set(id.index, Ok(score));
+            score
         } else {
-            let version = self.nodes.version(id)?;
-            let scores = self.cached_scores(policies);
-            if let Some(known) = scores.get(id.index, version) {
-                known.ok()?
-            } else {
-                // A score that is too low stays unknown.
-                let score = score_from(least, node, self.request, self.context)?;
-                scores.set(id.index, version, Ok(score));
-                score
-            }
+            self.evaluate(id).ok()?
         };
         (score >= least).then_some(score)
     }
 
-    /// The cached result on the node at an index, if it is of this version of the node. Always `None` before the first evaluation
-    /// by these policies.
+    /// The cached result on a node that exists.
     #[inline]
-    fn cached(&self, index: u32, version: u64, policies: Policies) -> Option<Result<Score, Reason>> {
-        let (cached_policies, scores) = self.cached.as_ref()?;
-        if *cached_policies == policies && !self.may_differ_by_owner(index) {
-            scores.get(index, version)
-        } else {
-            None
+    fn cached(&self, node: NodeId) -> Option<Result<Score, Reason>> {
+        self.nodes.summary(node)?;
+        if self.may_differ_by_owner(node.index) {
+            return None;
         }
+        self.scores.get(node.index)
     }
 
     /// Returns true if the result on a node may hold for no other pod: the pod has a hint there, or the hints of others do not
     /// count.
     #[inline]
-    pub(crate) fn may_differ_by_owner(&self, index: u32) -> bool {
+    fn may_differ_by_owner(&self, index: u32) -> bool {
         self.own == Some(index) || self.context.hints == Hints::Ignore
     }
 
@@ -141,36 +123,24 @@ impl<'a> BatchEvaluation<'a> {
     /// with an equal request.
     // Out of line, so that the loop over nodes with cached results stays small.
     #[inline(never)]
-    fn evaluate_uncached(&mut self, node: NodeId, version: u64, policies: Policies) -> Result<Score, Reason> {
+    fn evaluate_uncached(&mut self, node: NodeId) -> Result<Score, Reason> {
         let summary = *self.nodes.summary(node).ok_or(Reason::NoDevice)?;
         // A result that may hold for this pod alone must not get into the cache.
         if summary.has_hints && self.may_differ_by_owner(node.index) {
-            return self.compute(node, &summary, policies);
+            return self.compute(node, &summary);
         }
         // Another request of this kind may have evaluated the node since this evaluation began.
-        let scores = self.cached_scores(policies);
-        if let Some(result) = scores.get(node.index, version) {
+        if let Some(result) = self.scores.get(node.index) {
             return result;
         }
-        let result = self.compute(node, &summary, policies);
-        scores.set(node.index, version, result);
+        let result = self.compute(node, &summary);
+        self.scores.set(node.index, result);
         result
     }
 
-    /// The cached results of this kind of request, looked up once for each change of the policies.
-    pub(crate) fn cached_scores(&mut self, policies: Policies) -> Arc<CachedScores> {
-        if let Some((_, scores)) = self.cached.as_ref().filter(|(of, _)| *of == policies) {
-            return Arc::clone(scores);
-        }
-        let n_nodes = self.nodes.slots.len();
-        let scores = self.cache.scores(&self.request, policies, n_nodes);
-        self.cached = Some((policies, Arc::clone(&scores)));
-        scores
-    }
-
     /// Computes the result on a node, or takes that of an equal node.
-    fn compute(&mut self, id: NodeId, summary: &NodeSummary, policies: Policies) -> Result<Score, Reason> {
-        let (request, context) = (self.request, self.context);
+    fn compute(&mut self, id: NodeId, summary: &NodeSummary) -> Result<Score, Reason> {
+        let (request, context, policies) = (self.request, self.context, self.policies);
         let node = self.nodes.get(id).ok_or(Reason::NoDevice)?;
         let compute = || score(node, request, policies, context);
         // If the cost decides which GPU is taken, nodes of one class may give different GPUs.
@@ -180,15 +150,10 @@ impl<'a> BatchEvaluation<'a> {
         let Some(results) = self.class_results(id, summary) else {
             return compute();
         };
-        // A result by other policies does not hold; most often all nodes are evaluated by the same.
-        results.take_if(|(of, _)| *of != policies);
-        let (_, evaluated) = results.get_or_insert_with(|| {
-            // The value of a node depends on its CPU and memory, which differ within a class.
-            let evaluated = match policies.node {
-                NodePolicy::Fill => Evaluated::Gpus(gpus_by_rules(node, request, policies.device, context)),
-                _ => Evaluated::Score(compute()),
-            };
-            (policies, evaluated)
+        // The value of a node depends on its CPU and memory, which differ within a class.
+        let evaluated = results.get_or_insert_with(|| match policies.node {
+            NodePolicy::Fill => Evaluated::Gpus(gpus_by_rules(node, request, policies.device, context)),
+            _ => Evaluated::Score(compute()),
         });
         match evaluated {
             Evaluated::Score(result) => *result,
@@ -212,11 +177,7 @@ impl<'a> BatchEvaluation<'a> {
     }
 
     /// The entry for the result on the class of a node, empty before the first; `None` for a node of no class.
-    fn class_results(
-        &mut self,
-        node: NodeId,
-        summary: &NodeSummary,
-    ) -> Option<&mut Option<(Policies, Evaluated)>> {
+    fn class_results(&mut self, node: NodeId, summary: &NodeSummary) -> Option<&mut Option<Evaluated>> {
         let hints = self.context.hints;
         let node = self.nodes.get(node).filter(|_| summary.has_hints);
         let key = match node.filter(|node| node.any_hint_counts(hints)) {

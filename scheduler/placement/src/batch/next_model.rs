@@ -20,7 +20,7 @@ const NODES_AT_ONCE: usize = 4096;
 const MAX_ROUNDS: u32 = 4;
 
 /// A workload model that is not in effect yet, with its results so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NextModel {
     pub(crate) model: WorkloadModel,
     pub(crate) cache: ScoreCache,
@@ -40,10 +40,7 @@ impl NextModel {
             model,
             cache,
             gpus,
-            kind: 0,
-            index: 0,
-            n_rounds: 0,
-            n_computed: 0,
+            ..Self::default()
         }
     }
 
@@ -59,22 +56,20 @@ impl NextModel {
         // A result by a model without the GPUs of a node would be wrong: such a node may have come a moment ago.
         self.model.add_gpu_models_of(&fleet.model);
         let (mut n_results, mut n_nodes) = (RESULTS_AT_ONCE, NODES_AT_ONCE);
-        let n_slots = fleet.nodes.slots.len();
-        while let Some((key, scores)) = self.cache.kind(self.kind, n_slots) {
+        while let Some((key, scores)) = self.cache.kind(self.kind, &fleet.nodes) {
             let context = fleet.context_by(&self.model, Hints::Respect);
-            let batch = BatchEvaluation::new(&fleet.nodes, context, &self.cache, key.request());
-            let mut batch = batch.with_scores(key.policies, Arc::clone(&scores));
-            let nodes = fleet.nodes.summaries.iter().zip(&fleet.nodes.versions);
-            for (summary, version) in nodes.skip(self.index as usize) {
+            let kind = (key.request(), key.policies);
+            let mut batch = BatchEvaluation::new(&fleet.nodes, context, kind, Arc::clone(&scores));
+            for summary in fleet.nodes.summaries.iter().skip(self.index as usize) {
                 if n_results == 0 || n_nodes == 0 {
                     return true;
                 }
                 n_nodes -= 1;
-                if summary.exists && scores.get(self.index, version.number).is_none() {
+                if summary.exists && scores.get(self.index).is_none() {
                     n_results -= 1;
                     self.n_computed += 1;
                     // The result is kept, a refusal too.
-                    let _ = batch.evaluate(version.node_at(self.index), key.policies);
+                    let _ = batch.evaluate(summary.node_at(self.index));
                 }
                 self.index += 1;
             }

@@ -38,13 +38,8 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
     if key != has_class(node).then(|| key_with(node, Hints::Ignore)).as_ref() {
         violations.push(differs(node, "its equivalence class does not match it"));
     }
-    let kept = (
-        summary.exists,
-        summary.generation,
-        summary.has_hints,
-        summary.has_rules,
-    );
-    if kept != (true, id.generation, !node.hints.is_empty(), node.has_rules) {
+    let kept = (summary.exists, summary.generation, summary.has_hints);
+    if kept != (true, id.generation, !node.hints.is_empty()) {
         violations.push(differs(node, "its summary does not match it"));
     }
     let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());

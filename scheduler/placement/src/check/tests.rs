@@ -86,6 +86,7 @@ fn fleet() -> Fleet {
                 cpu_milli: 5,
                 memory: 6,
             },
+            false,
         );
     }
     assert_eq!(fleet.check(), []);
@@ -157,7 +158,6 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::host_use_uncounted(|fleet: &mut Fleet| n(fleet).host.used.cpu_milli += 1, &["Index"])]
 #[case::cpu_only_pod_uncounted(|fleet: &mut Fleet| fleet.nodes.cpu_only = CpuOnlyPods::default(), &["Index"])]
 #[case::summary_without_hint(|fleet: &mut Fleet| fleet.nodes.summaries[0].has_hints = false, &["RowDiffers"])]
-#[case::summary_with_rule(|fleet: &mut Fleet| fleet.nodes.summaries[1].has_rules = true, &["RowDiffers"])]
 #[case::summary_without_node(|fleet: &mut Fleet| fleet.nodes.summaries[1].exists = false, &["RowDiffers"])]
 #[case::summary_of_another_generation(|fleet: &mut Fleet| fleet.nodes.summaries[1].generation += 1, &["RowDiffers"])]
 #[case::summary_without_class(|fleet: &mut Fleet| fleet.nodes.summaries[1].class = None, &["Index", "RowDiffers"])]

@@ -337,13 +337,10 @@ impl<'a> VictimSearch<'a> {
 
     /// Indices of the pods that are evicted at the moment.
     fn evicted(&self) -> Vec<usize> {
-        let mut evicted = Vec::new();
-        for (at, state) in self.pods.iter().enumerate() {
-            if state.is_evicted {
-                evicted.push(at);
-            }
-        }
-        evicted
+        let pods = self.pods.iter().enumerate();
+        pods.filter(|(_, state)| state.is_evicted)
+            .map(|(at, _)| at)
+            .collect()
     }
 
     fn pod(&self, at: usize) -> Option<&'a Evictable> {
@@ -429,13 +426,9 @@ impl<'a> VictimSearch<'a> {
 
     /// Indices of the GPUs whose locations meet a condition; a GPU of unknown location meets none.
     fn gpus_at(&self, is_there: impl Fn(&DeviceLocation) -> bool) -> BTreeSet<usize> {
-        let mut there = BTreeSet::new();
-        for (at, gpu) in self.node.gpus().iter().enumerate() {
-            if gpu.attributes.location.as_ref().is_some_and(&is_there) {
-                there.insert(at);
-            }
-        }
-        there
+        let gpus = self.node.gpus().iter().enumerate();
+        let there = gpus.filter(|(_, gpu)| gpu.attributes.location.as_ref().is_some_and(&is_there));
+        there.map(|(at, _)| at).collect()
     }
 
     /// Sets of the GPUs whose holders cost least to evict: as many as needed, one more, and so on.
@@ -443,22 +436,18 @@ impl<'a> VictimSearch<'a> {
         let mut gpus: Vec<usize> = (0..self.node.gpus().len()).collect();
         // Cached, since each cost walks through all holders of a GPU and their budgets.
         gpus.sort_by_cached_key(|gpu| self.cost(&self.holders_of(*gpu)));
-        let mut sets = Vec::new();
-        for n in n_needed..gpus.len() {
-            sets.push(gpus.iter().take(n).copied().collect());
-        }
-        sets
+        let sizes = n_needed..gpus.len();
+        sizes.map(|n| gpus.iter().take(n).copied().collect()).collect()
     }
 
     /// Indices of the pods that hold something of a GPU.
     fn holders_of(&self, gpu: usize) -> Vec<usize> {
-        let mut holders = Vec::new();
-        for (at, state) in self.pods.iter().enumerate() {
-            if state.gpus.contains(&gpu) {
-                holders.push(at);
-            }
-        }
-        holders
+        let holders = self
+            .pods
+            .iter()
+            .enumerate()
+            .filter(|(_, state)| state.gpus.contains(&gpu));
+        holders.map(|(at, _)| at).collect()
     }
 
     /// The cost of evicting the pods at these indices.

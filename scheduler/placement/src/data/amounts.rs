@@ -221,24 +221,6 @@ pub struct HostAmounts {
     pub memory: u64,
 }
 
-/// CPU and memory that a pod uses of its node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostLoad {
-    /// The amounts.
-    pub amounts: HostAmounts,
-    /// True for pods that are tied to one node, as those of a `DaemonSet` are: the workload model does not count them.
-    pub is_daemon: bool,
-}
-
-impl From<HostAmounts> for HostLoad {
-    fn from(amounts: HostAmounts) -> Self {
-        Self {
-            amounts,
-            is_daemon: false,
-        }
-    }
-}
-
 /// The number of times that `each` fits into `room`; `usize::MAX` if `each` is zero.
 fn n_times(each: u64, room: u64) -> usize {
     room.checked_div(each)

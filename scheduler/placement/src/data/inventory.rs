@@ -130,13 +130,9 @@ impl Inventory {
 
     /// Indices of the GPUs with these minors, each once; minors that no GPU has are left out.
     pub(crate) fn indices_of(&self, minors: &[u32]) -> BTreeSet<usize> {
-        let mut indices = BTreeSet::new();
-        for (at, gpu) in self.gpus.iter().enumerate() {
-            if minors.contains(&gpu.minor) {
-                indices.insert(at);
-            }
-        }
-        indices
+        let gpus = self.gpus.iter().enumerate();
+        let found = gpus.filter(|(_, gpu)| minors.contains(&gpu.minor));
+        found.map(|(at, _)| at).collect()
     }
 
     /// Returns true if the node allocates whole GPUs in the sets of its partition table only.

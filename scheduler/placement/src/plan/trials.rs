@@ -358,13 +358,13 @@ impl KindKey<'_> {
 
     /// The best nodes with room, `n` at most, the best first; of equal nodes the first by name, as in a filter.
     fn rank(&self, fleet: &Fleet, n: usize) -> Vec<(Score, NodeId)> {
-        let mut evaluation = fleet.evaluation(self.request, Hints::Respect);
+        let mut evaluation = fleet.evaluation(self.request, self.policies, Hints::Respect);
         // The worst of them is on top.
         let mut best: BinaryHeap<(Reverse<Score>, &str, NodeId)> = BinaryHeap::new();
         for (id, node) in fleet.nodes.iter().filter(|(id, node)| self.allows(*id, node)) {
             let worst = best.peek().filter(|_| best.len() >= n);
             let least = worst.map_or_else(Score::default, |(Reverse(score), ..)| *score);
-            if let Some(score) = evaluation.evaluate_from(least, id, self.policies) {
+            if let Some(score) = evaluation.evaluate_from(least, id) {
                 best.push((Reverse(score), &*node.name, id));
             }
             if best.len() > n {

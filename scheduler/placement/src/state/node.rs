@@ -18,7 +18,7 @@ use crate::state::value_cache::ValueCache;
 const N_IN_PLACE: usize = 8;
 
 /// One node of a fleet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Node {
     pub(crate) name: Box<str>,
     /// Devices sorted by minor; `None` while the node, or its report of devices, is missing.
@@ -113,18 +113,7 @@ impl Node {
     pub(crate) fn new(name: Box<str>) -> Self {
         Self {
             name,
-            inventory: None,
-            hardware: None,
-            host: Host::default(),
-            model: None,
-            value_cache: ValueCache::default(),
-            has_rules: false,
-            rows: Rows::default(),
-            flags: Box::default(),
-            any_unavailable: false,
-            free_resources: Vec::new(),
-            held: Vec::new(),
-            hints: Vec::new(),
+            ..Self::default()
         }
     }
 

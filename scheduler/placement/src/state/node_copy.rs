@@ -1,4 +1,5 @@
-//! Copies of nodes for another fleet, which a caller makes a few at a time, so that it locks the original for short.
+//! Copies of nodes: for another fleet, which a caller makes a few at a time, so that it locks the original for short; and for
+//! placements that show how many more pods would fit.
 
 use crate::data::ident::{NodeId, OwnerId};
 use crate::state::node::{HostUse, Node};
@@ -7,7 +8,7 @@ use crate::state::nodes::Nodes;
 /// A node with its devices, holdings and hints, its CPU and memory, and the part of these that each holder uses.
 #[derive(Debug)]
 pub struct NodeCopy {
-    node: Node,
+    pub(crate) node: Node,
     host_uses: Vec<(OwnerId, HostUse)>,
 }
 
@@ -21,6 +22,19 @@ impl NodeCopy {
             host_uses: uses.filter(|(_, used)| used.node_index == id.index).collect(),
             node,
         })
+    }
+
+    /// A copy of a node without any holding, hint or use of its CPU; `None` if the node is gone.
+    pub(crate) fn emptied(nodes: &Nodes, id: NodeId) -> Option<Self> {
+        Some(Self {
+            node: nodes.get(id)?.emptied(),
+            host_uses: Vec::new(),
+        })
+    }
+
+    /// Opens all GPUs of the copy, as those of a node that is added are.
+    pub fn open_gpus(&mut self) {
+        self.node.open();
     }
 
     /// Closes all GPUs of the copy: it takes no new pod.

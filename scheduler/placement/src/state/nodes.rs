@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::data::amounts::{HostAmounts, HostLoad};
+use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
 use crate::data::inventory::Inventory;
@@ -24,8 +24,6 @@ pub(crate) struct Nodes {
     pub(crate) slots: Vec<Slot>,
     /// The summary of the node at each index of `slots`.
     pub(crate) summaries: Vec<NodeSummary>,
-    /// The version of the node at each index; apart from the rest, because evaluations of all nodes read little else.
-    pub(crate) versions: Vec<NodeVersion>,
     /// Indices that no node has at the moment.
     vacant: Vec<u32>,
     /// Index of the node on which each owner holds devices.
@@ -57,31 +55,22 @@ pub(crate) struct Slot {
     pub(crate) node: Option<Node>,
 }
 
-/// The version of a node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodeVersion {
-    /// Grows with every change of the node at the index, also from one node to its successor there; 0 before the first node.
-    pub(crate) number: u64,
-    /// The generation of the node, or of the next node at the index if there is none.
-    generation: u32,
-}
-
 /// The part of a node that an evaluation without a cached result reads first. Summaries are dense in memory, unlike nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSummary {
+    /// Grows with every change of the node at the index, also from one node to its successor there; 0 before the first node.
+    pub(crate) version: u64,
     /// The generation of the node, or of the next node at the index if there is none.
     pub(crate) generation: u32,
     /// False if there is no node at the index.
     pub(crate) exists: bool,
     pub(crate) has_hints: bool,
-    /// True if a request without constraints may break a rule although there is room.
-    pub(crate) has_rules: bool,
     /// The equivalence class with no hint counted; `None` where an answer takes a few comparisons only.
     pub(crate) class: Option<EquivalenceClassId>,
 }
 
-impl NodeVersion {
-    /// The node of this version, at this index.
+impl NodeSummary {
+    /// The node with this summary, at this index.
     pub(crate) fn node_at(self, index: u32) -> NodeId {
         let generation = self.generation;
         NodeId { index, generation }
@@ -125,24 +114,22 @@ impl Nodes {
         }
     }
 
-    /// The number of a node's version, unless the node is gone.
-    #[inline]
-    pub(crate) fn version(&self, id: NodeId) -> Option<u64> {
-        let version = self.versions.get(id.index as usize)?;
-        (version.generation == id.generation).then_some(version.number)
-    }
-
     /// The number of changes of all nodes so far.
     pub(crate) fn n_changes(&self) -> u64 {
         self.n_changes
     }
 
-    /// The indices of the nodes that have changed since there were `n_changes` changes, some of them several times; `None` if that
-    /// is too long ago.
-    pub(crate) fn changed_since(&self, n_changes: u64) -> Option<impl Iterator<Item = u32>> {
-        let n = usize::try_from(self.n_changes.checked_sub(n_changes)?).ok()?;
-        let first = self.recent.len().checked_sub(n)?;
-        Some(self.recent.range(first..).copied())
+    /// The indices of the nodes that have changed since there were `n_changes` changes, some of them several times.
+    pub(crate) fn changed_since(&self, n_changes: u64) -> impl Iterator<Item = u32> {
+        let n = usize::try_from(self.n_changes - n_changes).unwrap_or(usize::MAX);
+        let first = self.recent.len().checked_sub(n);
+        let recent = self.recent.range(first.unwrap_or(self.recent.len())..).copied();
+        // Longer ago than the nodes of changes are remembered, so that all versions are compared.
+        let summaries = if first.is_none() { &*self.summaries } else { &[] };
+        let others = (0..)
+            .zip(summaries)
+            .filter(move |(_, summary)| summary.version > n_changes);
+        recent.chain(others.map(|(index, _)| index))
     }
 
     /// Sets a node's inventory, which is normalized.
@@ -277,8 +264,13 @@ impl Nodes {
     }
 
     /// Sets the CPU and memory that an owner uses, in place of its former use.
-    pub(crate) fn set_host_use(&mut self, owner: &OwnerId, name: &str, load: HostLoad) {
-        let HostLoad { amounts, is_daemon } = load;
+    pub(crate) fn set_host_use(
+        &mut self,
+        owner: &OwnerId,
+        name: &str,
+        amounts: HostAmounts,
+        is_daemon: bool,
+    ) {
         let used = HostUse {
             node_index: self.enter(name),
             amounts,
@@ -334,30 +326,25 @@ impl Nodes {
             generation: slot.generation,
             exists: true,
             has_hints: !node.hints.is_empty(),
-            has_rules: node.has_rules,
             class: key.map(|key| self.classes.enter(key)),
+            ..NodeSummary::default()
         };
         self.set_summary(index, summary);
         Some(result)
     }
 
     /// Replaces the summary of the node at an index; gives the node a new version, and takes it out of its former class.
-    fn set_summary(&mut self, index: u32, summary: NodeSummary) {
+    fn set_summary(&mut self, index: u32, mut summary: NodeSummary) {
         self.n_changes += 1;
+        // One counter for all nodes, so that a node never has the version of a predecessor at its index.
+        summary.version = self.n_changes;
         if self.recent.len() == N_RECENT {
             self.recent.pop_front();
         }
         self.recent.push_back(index);
-        let at = index as usize;
-        if let (Some(known), Some(version)) = (self.summaries.get_mut(at), self.versions.get_mut(at)) {
-            // One counter for all nodes, so that a node never has the version of a predecessor at its index.
-            *version = NodeVersion {
-                number: self.n_changes,
-                generation: summary.generation,
-            };
-            if let Some(class) = std::mem::replace(known, summary).class {
-                self.classes.leave(class);
-            }
+        let known = self.summaries.get_mut(index as usize);
+        if let Some(class) = known.and_then(|known| std::mem::replace(known, summary).class) {
+            self.classes.leave(class);
         }
     }
 
@@ -370,7 +357,6 @@ impl Nodes {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.summaries.push(NodeSummary::default());
-            self.versions.push(NodeVersion::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let at = index as usize;

@@ -1,5 +1,4 @@
-//! The value of a node and its unusable idle capacity, kept until the node changes: by the workload model in effect, and by the
-//! next one, which is prepared meanwhile.
+//! The value of a node and its unusable idle capacity by one workload model, kept until the node changes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,19 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const BITS: u32 = 20;
 const MASK: u32 = (1 << BITS) - 1;
 
-/// Values by two models, which readers share without locks. Models with numbers of one parity take each other's place.
+/// A value by the model that was asked for last, which readers share without locks.
 ///
-/// Each word has the model's number in its upper bits, plus one, which repeats after 16 million models; 0 is no value.
+/// The word has the model's number in its upper bits, plus one, which repeats after 16 million models; 0 is no value.
 #[derive(Debug, Default)]
-pub(crate) struct ValueCache([AtomicU64; 2]);
+pub(crate) struct ValueCache(AtomicU64);
 
 impl ValueCache {
     /// The value and the unusable capacity by the model of this number.
     pub(crate) fn get_or_compute(&self, model: u64, compute: impl FnOnce() -> (u32, u32)) -> (u32, u32) {
-        let [even, odd] = &self.0;
-        let word = if model.is_multiple_of(2) { even } else { odd };
         let number = (model + 1) << (2 * BITS);
-        let cached = word.load(Ordering::Relaxed);
+        let cached = self.0.load(Ordering::Relaxed);
         if cached >> (2 * BITS) == number >> (2 * BITS) {
             let part = |bits: u64| u32::try_from(bits & u64::from(MASK)).unwrap_or(0);
             return (part(cached >> BITS), part(cached));
@@ -28,8 +25,8 @@ impl ValueCache {
         let (value, unusable) = compute();
         // No more than the bits hold, since the GPUs that count are limited.
         if value <= MASK && unusable <= MASK {
-            let word_of = number | u64::from(value) << BITS | u64::from(unusable);
-            word.store(word_of, Ordering::Relaxed);
+            let word = number | u64::from(value) << BITS | u64::from(unusable);
+            self.0.store(word, Ordering::Relaxed);
         }
         (value, unusable)
     }
@@ -49,15 +46,12 @@ mod tests {
         let mut values = ValueCache::default();
         let most = (MASK, MASK);
         assert_eq!(values.get_or_compute(0, || most), most);
+        assert_eq!(values.get_or_compute(0, || (0, 0)), most);
         assert_eq!(values.get_or_compute(1, || (1, 2)), (1, 2));
-        assert_eq!(
-            [0, 1].map(|model| values.get_or_compute(model, || (0, 0))),
-            [most, (1, 2)]
-        );
-        // The model after the next takes the place of the first.
-        assert_eq!(values.get_or_compute(2, || (3, 4)), (3, 4));
+        assert_eq!(values.get_or_compute(1, || (0, 0)), (1, 2));
+        // The other model's took the place of the first.
         assert_eq!(values.get_or_compute(0, || (5, 6)), (5, 6));
         values.clear();
-        assert_eq!(values.get_or_compute(1, || (7, 8)), (7, 8));
+        assert_eq!(values.get_or_compute(0, || (7, 8)), (7, 8));
     }
 }

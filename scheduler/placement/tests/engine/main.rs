@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod build;
 #[cfg(test)]
+mod cached_results;
+#[cfg(test)]
 mod choices;
 #[cfg(test)]
 mod facts;
@@ -16,8 +18,6 @@ mod joint;
 mod model;
 #[cfg(test)]
 mod model_based;
-#[cfg(test)]
-mod node_lists;
 #[cfg(test)]
 mod nodes_used;
 #[cfg(test)]

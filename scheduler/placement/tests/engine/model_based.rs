@@ -90,7 +90,8 @@ impl Pair {
                 };
             }
             Step::SetHostUse(owner, node, host) => {
-                self.fleet.set_host_use(&OwnerId::from(*owner), node, *host);
+                self.fleet
+                    .set_host_use(&OwnerId::from(*owner), node, *host, false);
                 self.running.insert((*owner).to_owned(), (*node).to_owned());
             }
             Step::ClearHostUse(owner) => {
@@ -227,18 +228,18 @@ impl Pair {
                     device: DevicePolicy::Binpack,
                 },
             ] {
-                let mut evaluation = self.fleet.evaluation(ask, hints);
+                let mut evaluation = self.fleet.evaluation(ask, policies, hints);
                 for id in NODES.iter().filter_map(|node| self.fleet.node_id(node)) {
                     let fresh = self
                         .fleet
                         .fit(id, ask, hints)
                         .map(|()| self.fleet.score(id, ask, policies, hints));
                     assert_eq!(
-                        evaluation.evaluate(id, policies),
+                        evaluation.evaluate(id),
                         fresh,
                         "{request:?} {hints:?} {policies:?}"
                     );
-                    assert_eq!(evaluation.evaluate(id, policies), fresh, "evaluated again");
+                    assert_eq!(evaluation.evaluate(id), fresh, "evaluated again");
                 }
             }
         }

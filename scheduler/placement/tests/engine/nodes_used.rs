@@ -1,8 +1,8 @@
 //! The number of nodes that pods take under [`NodePolicy::Fill`], compared with an algorithm that knows all pods beforehand.
 
 use placement::{
-    DevicePolicy, Fleet, Hints, HostAmounts, HostLoad, NodePolicy, OwnerId, PodProfile, Policies,
-    RequestedGpus, RequestedMemory, ShareRequest,
+    DevicePolicy, Fleet, Hints, HostAmounts, NodePolicy, OwnerId, PodProfile, Policies, RequestedGpus,
+    RequestedMemory, ShareRequest,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -74,10 +74,8 @@ fn fleet(n_daemons: usize) -> Fleet {
             fleet.set_host_use(
                 &OwnerId::from(format!("{node}-{daemon}").as_str()),
                 &node,
-                HostLoad {
-                    amounts,
-                    is_daemon: true,
-                },
+                amounts,
+                true,
             );
         }
     }
@@ -115,7 +113,7 @@ fn n_used(fleet: &mut Fleet, sizes: &[Size], cpu_part: u64) -> usize {
             .choose_devices(node, ask, POLICIES.device, Hints::Respect)
             .unwrap();
         fleet.reserve(&owner, node, &placement).unwrap();
-        fleet.set_host_use(&owner, &names[best], ask.host);
+        fleet.set_host_use(&owner, &names[best], ask.host, false);
         fleet.workload_mut().add(PodProfile {
             gpus: ask.gpus,
             host: ask.host,

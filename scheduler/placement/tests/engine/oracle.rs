@@ -25,8 +25,8 @@ fn chosen(query: &Query, policy: DevicePolicy) -> (Result<Choice, Reason>, Resul
     let fit = fleet.fit(id, ask, Hints::Respect);
     let misfit = fleet.misfit(id, ask, Hints::Respect);
     let batch_fit = fleet
-        .evaluation(ask, Hints::Respect)
-        .evaluate(id, Policies::default())
+        .evaluation(ask, Policies::default(), Hints::Respect)
+        .evaluate(id)
         .map(drop);
     let mut agree = Ok(());
     if choice.as_ref().map(drop).map_err(|reason| *reason) != fit

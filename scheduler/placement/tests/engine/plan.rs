@@ -342,7 +342,7 @@ fn replay(world: &World, fleet: &mut Fleet, plan: &Plan) -> Result<(), TestCaseE
         proptest::prop_assert_eq!(fleet.fit(made.to, request, Hints::Respect), Ok::<(), Reason>(()));
         fleet.reserve(&made.owner, made.to, &made.placement).unwrap();
         let node = fleet.view(made.to).unwrap().name().to_owned();
-        fleet.set_host_use(&made.owner, &node, request.host);
+        fleet.set_host_use(&made.owner, &node, request.host, false);
         proptest::prop_assert_eq!(fleet.check(), []);
     }
     Ok(())

@@ -977,12 +977,12 @@ fn one_result_per_equivalence_class() {
             constraints: Some(&constraints),
             host,
         };
-        let mut evaluation = fleet.evaluation(ask, hints);
+        let policies = placement::Policies::default();
+        let mut evaluation = fleet.evaluation(ask, policies, hints);
         let ids: Vec<_> = fleet.nodes().map(placement::NodeView::id).collect();
         for id in ids {
-            let policies = placement::Policies::default();
             assert_eq!(
-                evaluation.evaluate(id, policies).unwrap_or_default(),
+                evaluation.evaluate(id).unwrap_or_default(),
                 fleet.score(id, ask, policies, hints)
             );
         }
@@ -1055,14 +1055,14 @@ fn cached_evaluations_equal_fresh_ones_for_every_policy() {
             device: DevicePolicy::Binpack,
         };
         for hints in [Hints::Respect, Hints::Ignore] {
-            let mut evaluation = fleet.evaluation(ask, hints);
+            let mut evaluation = fleet.evaluation(ask, policies, hints);
             for id in fleet.nodes().map(placement::NodeView::id) {
                 let fresh = fleet
                     .fit(id, ask, hints)
                     .map(|()| fleet.score(id, ask, policies, hints));
-                assert_eq!(evaluation.evaluate(id, policies), fresh, "{ask:?} {policies:?}");
+                assert_eq!(evaluation.evaluate(id), fresh, "{ask:?} {policies:?}");
                 assert_eq!(
-                    evaluation.evaluate(id, policies),
+                    evaluation.evaluate(id),
                     fresh,
                     "asked again: {ask:?} {policies:?}"
                 );

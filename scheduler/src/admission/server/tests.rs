@@ -19,7 +19,7 @@ fn webhooks() -> (Router, Registry) {
         Policies::default(),
         Duration::from_secs(30),
     ));
-    let webhooks = Webhooks::new(Rules::default(), index, &mut registry);
+    let webhooks = Webhooks::new(Rules::default(), index, false, &mut registry);
     (router(Arc::new(webhooks), "/base"), registry)
 }
 

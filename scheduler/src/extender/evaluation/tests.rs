@@ -78,7 +78,7 @@ proptest! {
     /// `TopN` comes to the same as sorting all nodes.
     #[test]
     fn the_top_n_are_the_first_n_of_all_nodes_in_order(nodes in nodes(), n in 1..12_usize) {
-        let mut top = TopN::new(n);
+        let mut top = TopN::new(n, false);
         for (idx, node) in nodes.iter().enumerate() {
             top.insert(rank(node), idx);
         }

@@ -69,7 +69,7 @@ enum Nearness {
 }
 
 /// The amounts that nodes offer of one resource.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Offer {
     pub(super) resource: Box<str>,
     /// The amount that the pod requests.
@@ -105,9 +105,7 @@ impl Survey {
             survey.offers.push(Offer {
                 resource: resource.clone(),
                 asked: *asked,
-                most: None,
-                most_usable: None,
-                nodes_with_enough: BTreeSet::new(),
+                ..Offer::default()
             });
         }
         for key in asker.rules.label_keys() {

@@ -163,7 +163,7 @@ impl Walk<'_> {
                 if (&node, &minors) != (&name(pod.node), &pod.minors) {
                     let owner = pod.name.as_str().into();
                     fleet.reserve(&owner, id, &placement).unwrap();
-                    fleet.set_host_use(&owner, &node, self.world.request(at).host);
+                    fleet.set_host_use(&owner, &node, self.world.request(at).host, false);
                     let devices = placement.gpus().map(|share| share.id.clone()).collect();
                     let mut next = state.clone();
                     next.insert(at, (id, devices));

@@ -141,7 +141,7 @@ impl World {
         let (owner, node) = (pod.name.as_str().into(), name(pod.node));
         let parts: Vec<HeldPart> = pod.minors.iter().map(|minor| share(pod, *minor)).collect();
         fleet.hold(&owner, &node, Holdings::from(parts));
-        fleet.set_host_use(&owner, &node, self.request(at).host);
+        fleet.set_host_use(&owner, &node, self.request(at).host, false);
     }
 
     /// The GPUs that the goal empties are closed before the first move.

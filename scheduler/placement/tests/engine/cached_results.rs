@@ -1,10 +1,7 @@
-//! Results on a list of nodes are those of each node by itself, whatever has changed since the last request of the kind.
+//! Cached results are those of each node by itself, whatever has changed since the last request of the kind.
 
 use placement::RequestedMemory::Units;
-use placement::{
-    BatchEvaluation, CachedResult, Fleet, Hints, HostAmounts, NextModel, NodeList, NodePolicy, PodProfile,
-    Policies, Reason, Score, ShareRequest,
-};
+use placement::{Fleet, Hints, HostAmounts, NextModel, NodePolicy, PodProfile, Policies, ShareRequest};
 use proptest::prelude::*;
 
 use crate::build::{hold, inventory, on_minor, ratio, units};
@@ -124,29 +121,11 @@ impl Changed {
     }
 }
 
-/// The results on each node of a list, one by one.
-fn one_by_one(
-    fleet: &Fleet,
-    batch: &mut BatchEvaluation<'_>,
-    policies: Policies,
-    names: &[u32],
-) -> Vec<Result<Score, Reason>> {
-    let result = |node: &u32| match fleet.node_id(&name(*node)) {
-        Some(id) => batch.evaluate(id, policies),
-        None => Err(Reason::NoDevice),
-    };
-    names.iter().map(result).collect()
-}
-
 proptest! {
     #[test]
-    fn a_list_has_the_results_of_its_nodes(names in Just((0..=N_NODES).collect::<Vec<u32>>()).prop_shuffle(), steps in prop::collection::vec(step(), 1..80)) {
+    fn cached_results_are_right(steps in prop::collection::vec(step(), 1..80)) {
         // The second fleet computes nothing by a model before it takes effect.
         let mut fleets = [Changed::new(), Changed::new()];
-        // The last number has no node, and one node is not in the list.
-        let names = &names[1..];
-        let nodes = names.iter().map(|node| fleets[0].fleet.node_id(&name(*node))).collect();
-        let list = NodeList::new(nodes).unwrap();
         let kinds: [ShareRequest; 3] = [units(30), units(70), ratio(100)];
         for step in steps {
             for fleet in &mut fleets {
@@ -156,38 +135,16 @@ proptest! {
                 Step::Prepare => if let Some(next) = &mut fleets[0].next { next.prepare(&fleets[0].fleet); }
                 Step::Ask(kind, pod, node) => {
                     let (uid, policies) = (format!("p{pod}"), Policies { node, ..Policies::default() });
-                    let hints = Hints::RespectOthers(&uid);
+                    let (request, hints) = (&kinds[kind], Hints::RespectOthers(&uid));
                     let [fleet, plain] = fleets.each_ref().map(|changed| &changed.fleet);
-                    let mut batch = fleet.evaluation(&kinds[kind], hints);
-                    let read = |results: &[CachedResult]| results.iter().map(|result| result.get()).collect::<Vec<_>>();
-                    let found = list.evaluate(&mut batch, policies, Err(Reason::NoDevice), read);
-                    let expected = one_by_one(plain, &mut plain.evaluation(&kinds[kind], hints), policies, names);
-                    let has_hint = names.iter().filter_map(|node| fleet.view(fleet.node_id(&name(*node))?)).any(|view| view.hinted().any(|owner| owner.as_str() == uid));
-                    prop_assert_eq!(found, (!has_hint).then_some(expected));
+                    let mut batch = fleet.evaluation(request, policies, hints);
+                    for id in fleet.nodes().map(placement::NodeView::id) {
+                        let expected = plain.fit(id, request, hints).map(|()| plain.score(id, request, policies, hints));
+                        prop_assert_eq!(batch.evaluate(id), expected);
+                    }
                 }
                 _ => {}
             }
         }
     }
-}
-
-/// A node that is named twice would keep an old result at one of its places.
-#[test]
-fn a_list_names_no_node_twice() {
-    let mut fleet = Fleet::new();
-    fleet.set_inventory("n", inventory("n", &[100]));
-    let id = fleet.node_id("n");
-    assert!(NodeList::new([id, None, id].into()).is_none());
-    let list = NodeList::new([None, id, None].into()).unwrap();
-    let request = units(1);
-    let mut ignoring = fleet.evaluation(&request, Hints::Ignore);
-    assert_eq!(
-        list.evaluate(
-            &mut ignoring,
-            Policies::default(),
-            Err(Reason::NoDevice),
-            <[_]>::len
-        ),
-        None
-    );
 }
