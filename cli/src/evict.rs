@@ -94,16 +94,18 @@ struct Progress {
     max_moves: usize,
     /// Without it the command stops once the goal cannot be reached.
     is_partial: bool,
+    /// True if the confirmed moves may fall short of the goal: the confirmed plan did not reach it.
+    falls_short: bool,
 }
 
 impl Progress {
     /// The next act. A pod that was not confirmed is never evicted.
     fn next<'p>(&self, goal: &PlannedGoal, plan: &'p PlanAnswer) -> Next<'p> {
+        let empties = node_and_gpus(goal).is_some();
         // Once the moves are made, a pod that waited may have taken the memory that they freed.
-        if node_and_gpus(goal).is_none() && self.confirmed.is_subset(&self.evicted) {
+        if !empties && !self.falls_short && self.confirmed.is_subset(&self.evicted) {
             return Next::Reached;
         }
-        let empties = node_and_gpus(goal).is_some();
         let waits_for = plan.left.iter().find(|one| one.temporary);
         let may_move = |one: &&PlannedMove| !self.stay.contains(&one.uid);
         let mut moves = plan.moves.iter().filter(may_move).peekable();
@@ -221,6 +223,7 @@ impl Eviction<'_> {
         let mut progress = Progress {
             max_moves: self.request.limits.max_moves,
             is_partial: self.args.partial,
+            falls_short: !plan.reached,
             ..Progress::default()
         };
         progress

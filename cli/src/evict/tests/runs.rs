@@ -195,12 +195,19 @@ async fn an_interrupted_run_names_the_pod_that_waits() {
 
 /// Of four pods two may move.
 #[rstest]
-#[case::refused(&[], 0, json!(null))]
-#[case::partial(&["--partial"], 2, json!("all"))]
+#[case::refused(&EMPTY, &[], 0, json!(null))]
+#[case::partial(&EMPTY, &["--partial"], 2, json!("all"))]
+#[case::free_refused(&["free", "1Gi"], &[], 0, json!(null))]
+#[case::free_partial(&["free", "1Gi"], &["--partial"], 2, json!(null))]
 #[tokio::test(start_paused = true)]
-async fn a_goal_out_of_reach(#[case] flags: &[&str], #[case] n_evicted: usize, #[case] closed: Value) {
+async fn a_goal_out_of_reach(
+    #[case] goal: &[&str],
+    #[case] flags: &[&str],
+    #[case] n_evicted: usize,
+    #[case] closed: Value,
+) {
     let world = world();
-    let args = [&EMPTY[..], &["--max-moves", "2"], flags].concat();
+    let args = [goal, &["--max-moves", "2"], flags].concat();
     let code = world.run(&args).await.unwrap();
     assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(NOT_REACHED)));
     let state = world.state();
