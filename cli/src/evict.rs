@@ -14,6 +14,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use http::StatusCode;
 use proto::read_api::{LeftPod, PlanAnswer, PlanRequest, PlannedMove};
+use proto::record::GPU_MINORS;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -22,7 +23,7 @@ use crate::args::{EvictArgs, PlannedGoal};
 use crate::close;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
-use crate::fields::text as field;
+use crate::fields::{annotation, text as field};
 use crate::format::count;
 use crate::output::Screen;
 use crate::plan::NOT_REACHED;
@@ -55,7 +56,10 @@ pub(crate) struct Eviction<'a> {
 /// The end of a step that is no failure.
 enum Step {
     /// The pod has a successor on a node.
-    Moved,
+    Moved {
+        /// On the planned node and GPUs.
+        as_planned: bool,
+    },
     /// The pod was gone before.
     Gone,
     /// A budget refuses the eviction while others are in flight, which may be those that it waits for.
@@ -94,7 +98,8 @@ struct Progress {
     max_moves: usize,
     /// Without it the command stops once the goal cannot be reached.
     is_partial: bool,
-    /// True if the confirmed moves may fall short of the goal: the confirmed plan did not reach it.
+    /// True if the confirmed moves may fall short of the goal: the confirmed plan did not reach it, or a successor is
+    /// elsewhere than planned.
     falls_short: bool,
 }
 
@@ -202,8 +207,14 @@ impl Eviction<'_> {
         let moved = count(progress.n_moved as u64, "pod");
         match ended {
             Ok(None) => {
-                self.screen
-                    .complain(&format!("the goal is reached: {moved} moved"));
+                let text = if closes.is_some() {
+                    format!("the goal is reached: {moved} moved")
+                } else {
+                    format!(
+                        "no further move is needed: {moved} moved; a pod that waited may have the free memory by now"
+                    )
+                };
+                self.screen.complain(&text);
                 Ok(ExitCode::SUCCESS)
             }
             Ok(Some(reason)) => {
@@ -348,7 +359,8 @@ impl Eviction<'_> {
         for (one, step) in join_all(made).await {
             let left = |reason| format!("pod {} stays: {reason}", one.display_name());
             match step {
-                Ok(Step::Moved) => {
+                Ok(Step::Moved { as_planned }) => {
+                    progress.falls_short |= !as_planned;
                     progress.n_moved += 1;
                     progress.evicted.insert(one.uid.clone());
                 }
@@ -497,12 +509,13 @@ impl Eviction<'_> {
                 } else {
                     format!(" (planned: {})", one.to)
                 };
+                let as_planned = node == one.to && gpus(successor) == one.to_gpus;
                 let successor = field(successor, "/metadata/name");
                 self.screen.complain(&format!(
                     "{name} left {}; {successor} is on {node}{expected}",
                     one.from
                 ));
-                return Ok(Step::Moved);
+                return Ok(Step::Moved { as_planned });
             }
             let waits_for = if is_gone {
                 format!("pod {name} is gone, and no successor has a node")
@@ -617,6 +630,14 @@ fn pod_path(one: &PlannedMove) -> Result<String, CommandFailure> {
 /// Returns true if this is the pod of a move, and it is not leaving.
 fn is_staying(pod: &Value, one: &PlannedMove) -> bool {
     field(pod, "/metadata/uid") == one.uid && pod.pointer("/metadata/deletionTimestamp").is_none()
+}
+
+/// The minor numbers of the GPUs in a pod's record, in rising order.
+fn gpus(pod: &Value) -> Vec<u32> {
+    let minors = annotation(pod, GPU_MINORS).split(',');
+    let mut minors: Vec<u32> = minors.filter_map(|minor| minor.parse().ok()).collect();
+    minors.sort_unstable();
+    minors
 }
 
 /// The reference to a pod's controller.

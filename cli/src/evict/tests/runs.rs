@@ -101,6 +101,30 @@ async fn a_pod_of_the_same_name_is_not_evicted() {
     assert_eq!(world.state().evicted, ["a-0", "a-1", "c-0"]);
 }
 
+/// The successor of the last move comes back, or is on other GPUs than planned, and another pod has the memory by then.
+#[rstest]
+#[case::as_planned(["n2", ""], "", "reached")]
+#[case::elsewhere_and_the_goal_is_reached(["n3", ""], "", "reached")]
+#[case::taken_by_a_pod_that_waited(["n2", ""], "w-0", "reached")]
+#[case::comes_back(["n1", ""], "", "by now pod team/a-0-next would have to move, which was not shown; run the command again to see the new plan")]
+#[case::on_other_gpus(["n2", "7"], "w-0", "by now pod team/w-0 would have to move, which was not shown; run the command again to see the new plan")]
+#[tokio::test(start_paused = true)]
+async fn the_last_successor_of_free(
+    #[case] astray: [&'static str; 2],
+    #[case] newcomer: &'static str,
+    #[case] expected: &str,
+) {
+    let world = World::of(&["a-0"]);
+    world.state().astray = astray;
+    world.state().on_eviction = Some(Box::new(move |state: &mut State, _, is_dry| {
+        if !is_dry && !newcomer.is_empty() {
+            state.pods.insert(newcomer.to_owned(), pod(newcomer, "n1"));
+        }
+    }));
+    let ended = world.evict_by(&["free", "1Gi"], undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), (expected, 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_budget_that_never_has_room_ends_the_run() {
     let world = world();

@@ -11,6 +11,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
 use kube::Client;
 use kube::client::Body;
+use proto::record::GPU_MINORS;
 use tokio::io::duplex;
 
 use super::*;
@@ -40,6 +41,8 @@ pub(super) struct State {
     /// A pod that does not go, and one whose successor gets no node.
     pub(super) stuck: &'static str,
     pub(super) without_successor: &'static str,
+    /// The node and the GPUs of successors; n2 and none if empty.
+    pub(super) astray: [&'static str; 2],
     /// The time that a pod takes to end, beyond that of all.
     pub(super) grace: Duration,
     /// The `PersistentVolume`s by their names, which are those of their claims too.
@@ -228,10 +231,13 @@ impl World {
                 }
             }
             sleep(PAUSE).await;
-            world
-                .state()
-                .pods
-                .insert(successor.clone(), pod(&successor, "n2"));
+            let mut state = world.state();
+            let [node, gpus] = state.astray;
+            let mut object = pod(&successor, if node.is_empty() { "n2" } else { node });
+            if !gpus.is_empty() {
+                object["metadata"]["annotations"] = json!({GPU_MINORS: gpus});
+            }
+            state.pods.insert(successor, object);
         });
     }
 
