@@ -420,18 +420,21 @@ impl Eviction<'_> {
     async fn obstacle_of(&self, one: &PlannedMove) -> Result<Option<String>, CommandFailure> {
         let pod = self.connection.get("read the pod", &pod_path(one)?).await?;
         match pod.as_ref().and_then(controller) {
-            Some(owner) if field(owner, "/kind") == "Job" => Ok(self.job_obstacle(one, owner).await),
+            Some(owner) if field(owner, "/kind") == "Job" => self.job_obstacle(one, owner).await,
             _ => Ok(None),
         }
     }
 
-    async fn job_obstacle(&self, one: &PlannedMove, owner: &Value) -> Option<String> {
+    async fn job_obstacle(&self, one: &PlannedMove, owner: &Value) -> Result<Option<String>, CommandFailure> {
         let name = field(owner, "/name");
         let path = format!("/apis/batch/v1/namespaces/{}/jobs/{name}", one.namespace);
         match self.connection.get("read the Job", &path).await {
-            Ok(Some(job)) => at_back_off_limit(&job).then(|| format!("Job {name} is at its back-off limit")),
-            Ok(None) => Some(format!("there is no Job {name}")),
-            Err(failure) => Some(format!("its Job cannot be read: {failure}")),
+            Ok(Some(job)) => {
+                Ok(at_back_off_limit(&job).then(|| format!("Job {name} is at its back-off limit")))
+            }
+            Ok(None) => Ok(Some(format!("there is no Job {name}"))),
+            Err(failure) if failure.is_temporary() => Err(failure),
+            Err(failure) => Ok(Some(format!("its Job cannot be read: {failure}"))),
         }
     }
 
@@ -453,7 +456,7 @@ impl Eviction<'_> {
             ))));
         };
         if field(owner, "/kind") == "Job"
-            && let Some(reason) = self.job_obstacle(one, owner).await
+            && let Some(reason) = self.job_obstacle(one, owner).await?
         {
             return Ok(Err(Step::Left(reason)));
         }

@@ -200,6 +200,23 @@ async fn the_network_goes_in_the_middle() {
     assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 1));
 }
 
+/// A Job that cannot be read for a moment does not keep its pod on the node for the rest of the run.
+#[tokio::test(start_paused = true)]
+async fn the_network_goes_while_a_job_is_read() {
+    let world = world();
+    world.set_job("b", json!({"spec": {"backoffLimit": 3}}));
+    world.state().on_eviction = Some(Box::new(|state: &mut State, name, is_dry| {
+        state.has_no_jobs = name == "a-1" && !is_dry;
+    }));
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert!(
+        matches!(ended.result, Err(CommandFailure::Api { code: 503, .. })),
+        "{:?}",
+        ended.result
+    );
+    assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 2));
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_interrupted_run_names_the_pod_that_waits() {
     let world = world();

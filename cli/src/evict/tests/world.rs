@@ -45,6 +45,10 @@ pub(super) struct State {
     pub(super) astray: [&'static str; 2],
     /// The time that a pod takes to end, beyond that of all.
     pub(super) grace: Duration,
+    /// The Jobs by the letters of the controllers that they are; null for one that cannot be read.
+    pub(super) jobs: BTreeMap<&'static str, Value>,
+    /// The API server cannot read Jobs at the moment.
+    pub(super) has_no_jobs: bool,
     /// The `PersistentVolume`s by their names, which are those of their claims too.
     pub(super) volumes: BTreeMap<&'static str, Value>,
     /// The status of the answers to plans, by their numbers from 1.
@@ -136,6 +140,15 @@ impl World {
         world
     }
 
+    /// Makes the controller with this letter a Job.
+    pub(super) fn set_job(&self, letter: &'static str, job: Value) {
+        let mut state = self.state();
+        state.jobs.insert(letter, job);
+        for pod in state.pods.values_mut().filter(|pod| controller_of(pod) == letter) {
+            pod["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
+        }
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -179,6 +192,14 @@ impl World {
                 Some(volume) => (200, volume.clone()),
                 None => status(403),
             },
+            ("GET", ["", "apis", "batch", "v1", "namespaces", "team", "jobs", name]) => {
+                match state.jobs.get(*name) {
+                    _ if state.has_no_jobs => status(503),
+                    Some(Value::Null) => status(403),
+                    Some(job) => (200, job.clone()),
+                    None => status(404),
+                }
+            }
             ("POST", ["namespaces", "team", "pods", name, "eviction"]) => {
                 let is_dry = body["deleteOptions"]["dryRun"].is_array();
                 if let Some(mut hook) = state.on_eviction.take() {
