@@ -70,6 +70,16 @@ enum Step {
     Stopped(String),
 }
 
+impl Step {
+    /// The end of an eviction that may have been made, as its answer is lost.
+    fn in_doubt(one: &PlannedMove, failure: &CommandFailure) -> Self {
+        Self::Stopped(format!(
+            "pod {} may have been evicted: {failure}",
+            one.display_name()
+        ))
+    }
+}
+
 /// The next act of the command, by a new plan.
 #[derive(Debug, PartialEq, Eq)]
 enum Next<'p> {
@@ -192,7 +202,16 @@ impl Eviction<'_> {
             return Ok(ExitCode::FAILURE);
         }
         if let Some((node, gpus)) = closes {
-            let text = close::add(self.connection, node, gpus).await?;
+            let closing = close::add(self.connection, node, gpus).await;
+            let text = closing.inspect_err(|failure| {
+                if failure.is_temporary() {
+                    self.screen.complain(&format!(
+                        "{} of node {node} may be closed: `{}` opens them",
+                        close::which(gpus),
+                        close::opening(node, gpus)
+                    ));
+                }
+            })?;
             self.screen.complain(&text);
         }
         let ended = self.make_moves(&mut progress, interrupted()).await;
@@ -574,10 +593,14 @@ impl Eviction<'_> {
                 Err(CommandFailure::Api { code, .. })
                     if code == StatusCode::CONFLICT && Instant::now() < deadline =>
                 {
-                    let Some(changed) = self.staying(one).await? else {
-                        return Ok((!may_be_made).then_some(Step::Gone));
-                    };
-                    field(&changed, "/metadata/resourceVersion").clone_into(version);
+                    match self.staying(one).await {
+                        Ok(None) => return Ok((!may_be_made).then_some(Step::Gone)),
+                        Ok(Some(changed)) => {
+                            field(&changed, "/metadata/resourceVersion").clone_into(version);
+                        }
+                        Err(failure) if may_be_made => return Ok(Some(Step::in_doubt(one, &failure))),
+                        Err(failure) => return Err(failure),
+                    }
                 }
                 Err(CommandFailure::Api { code, reason, .. }) if code == StatusCode::TOO_MANY_REQUESTS => {
                     if !is_alone {
@@ -590,15 +613,17 @@ impl Eviction<'_> {
                     }
                     sleep_until(deadline.min(Instant::now() + REFUSED_PAUSE)).await;
                 }
-                Err(failure)
-                    if (failure.is_temporary() || (!is_dry && failure.may_pass()))
-                        && !*interrupted.borrow()
-                        && Instant::now() < deadline =>
-                {
-                    may_be_made = !is_dry;
-                    sleep(LOOK_PAUSE).await;
+                Err(failure) => {
+                    may_be_made |= !is_dry && failure.is_temporary();
+                    let may_pass = failure.is_temporary() || (!is_dry && failure.may_pass());
+                    if may_pass && !*interrupted.borrow() && Instant::now() < deadline {
+                        sleep(LOOK_PAUSE).await;
+                    } else if may_be_made {
+                        return Ok(Some(Step::in_doubt(one, &failure)));
+                    } else {
+                        return Err(failure);
+                    }
                 }
-                Err(failure) => return Err(failure),
             }
         }
     }

@@ -217,6 +217,31 @@ async fn the_network_goes_while_a_job_is_read() {
     assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 2));
 }
 
+/// The answer to an eviction is lost, and the API server does not come back, or the user does not wait for it.
+#[rstest]
+#[tokio::test(start_paused = true)]
+async fn an_eviction_without_an_answer_is_named(#[values(true, false)] is_interrupted: bool) {
+    let world = world();
+    let (sender, interrupted) = watch::channel(false);
+    world.state().on_eviction = Some(Box::new(move |state: &mut State, name, is_dry| {
+        if name == "a-1" && !is_dry {
+            state.loses_answers = true;
+            sender.send_replace(is_interrupted);
+        }
+    }));
+    let before = Instant::now();
+    let ended = world.evict_by(&EMPTY, interrupted).await;
+    let sentence = sentence(ended.result);
+    assert!(
+        sentence.starts_with("pod team/a-1 may have been evicted: "),
+        "{sentence}"
+    );
+    // This API server evicts a pod that is leaving once more.
+    world.state().evicted.dedup();
+    assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 1));
+    assert_eq!(before.elapsed() < MOST_REFUSED, is_interrupted);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_interrupted_run_names_the_pod_that_waits() {
     let world = world();

@@ -56,6 +56,8 @@ pub(super) struct State {
     pub(super) n_plans: usize,
     /// The API server cannot be reached.
     pub(super) is_away: bool,
+    /// The answer of the API server to the next requests is lost.
+    pub(super) loses_answers: bool,
     pub(super) on_eviction: Option<Hook>,
 }
 
@@ -277,6 +279,11 @@ impl World {
                 }
                 let body = serde_json::from_slice(&body).unwrap_or_default();
                 let (code, answer) = world.answer(&parts.method, parts.uri.path(), &body);
+                if world.state().loses_answers {
+                    return Err(kube::Error::Service(Box::new(io::Error::other(
+                        "connection reset",
+                    ))));
+                }
                 let answer = Response::builder()
                     .status(code)
                     .body(Body::from(answer.to_string().into_bytes()));
