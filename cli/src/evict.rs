@@ -25,6 +25,7 @@ use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::fields::{annotation, text as field};
 use crate::format::count;
+use crate::jobs::{self, controller, pod_path};
 use crate::output::Screen;
 use crate::plan::NOT_REACHED;
 use crate::read_api::ReadApiClient;
@@ -38,8 +39,6 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// Longest time for one plan.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The back-off limit of a Job that names none.
-const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
 /// Most plans in a row whose first pod is gone already: the scheduler has not seen its end yet.
 const MAX_STALE: usize = 20;
 
@@ -51,6 +50,8 @@ pub(crate) struct Eviction<'a> {
     pub(crate) goal: &'a PlannedGoal,
     pub(crate) request: PlanRequest,
     pub(crate) args: &'a EvictArgs,
+    /// UIDs of the pods of the plan that must not be evicted, since their end may fail their Jobs.
+    pub(crate) of_jobs: BTreeSet<String>,
 }
 
 /// The end of a step that is no failure.
@@ -98,7 +99,7 @@ enum Next<'p> {
 struct Progress {
     /// UIDs of the pods that the confirmed plan shows as moves, or as waiting for room in a budget on GPUs that are to be empty.
     confirmed: BTreeSet<String>,
-    /// UIDs of the confirmed pods that must not be evicted after all.
+    /// UIDs of the pods that must not be evicted: those of Jobs in the first plan, and confirmed ones.
     stay: BTreeSet<String>,
     /// UIDs of the pods that were evicted, or were gone before.
     evicted: BTreeSet<String>,
@@ -155,7 +156,7 @@ impl Progress {
 }
 
 /// The node and the GPUs that a goal empties; no GPUs stand for all.
-fn node_and_gpus(goal: &PlannedGoal) -> Option<(&str, &[u32])> {
+pub(crate) fn node_and_gpus(goal: &PlannedGoal) -> Option<(&str, &[u32])> {
     match goal {
         PlannedGoal::EmptyNode { node } => Some((node, &[])),
         PlannedGoal::EmptyGpus { node, gpus } => Some((node, gpus)),
@@ -170,6 +171,13 @@ impl Eviction<'_> {
             return Err(CommandFailure::Refused(
                 "--evict makes a new plan before each move, which only the scheduler can".to_owned(),
             ));
+        }
+        if node_and_gpus(self.goal).is_none() && !self.of_jobs.is_empty() {
+            self.screen.complain(
+                "nothing was evicted, since the plan needs the pods of Jobs that are left; with the annotation gpushare/evict: \"false\" \
+                 on them the next plan takes others",
+            );
+            return Ok(ExitCode::from(NOT_REACHED));
         }
         if !plan.reached && !self.args.partial {
             let more = if plan.moves.len() >= self.request.limits.max_moves {
@@ -191,13 +199,8 @@ impl Eviction<'_> {
                 "the names of some pods are hidden from you: --evict takes the right to list them".to_owned(),
             ));
         }
-        let mut progress = self.progress_of(&plan).await?;
-        if closes.is_none() && !progress.stay.is_empty() {
-            self.screen
-                .complain("nothing was evicted, since the plan needs pods that must stay");
-            return Ok(ExitCode::from(NOT_REACHED));
-        }
-        if !self.args.yes && !self.is_confirmed(progress.confirmed.len() - progress.stay.len())? {
+        let mut progress = self.progress_of(&plan);
+        if !self.args.yes && !self.is_confirmed(progress.confirmed.len())? {
             self.screen.complain("nothing was evicted");
             return Ok(ExitCode::FAILURE);
         }
@@ -248,9 +251,10 @@ impl Eviction<'_> {
         }
     }
 
-    /// The progress before the first move of a plan that the user has seen; names the pods that must not be evicted.
-    async fn progress_of(&self, plan: &PlanAnswer) -> Result<Progress, CommandFailure> {
+    /// The progress before the first move of a plan that the user has seen.
+    fn progress_of(&self, plan: &PlanAnswer) -> Progress {
         let mut progress = Progress {
+            stay: self.of_jobs.clone(),
             max_moves: self.request.limits.max_moves,
             is_partial: self.args.partial,
             falls_short: !plan.reached,
@@ -263,14 +267,7 @@ impl Eviction<'_> {
             let waiting = plan.left.iter().filter(|one| one.temporary);
             progress.confirmed.extend(waiting.map(|one| one.uid.clone()));
         }
-        for one in &plan.moves {
-            if let Some(reason) = self.obstacle_of(one).await? {
-                self.screen
-                    .complain(&format!("pod {} stays: {reason}", one.display_name()));
-                progress.stay.insert(one.uid.clone());
-            }
-        }
-        Ok(progress)
+        progress
     }
 
     /// Asks the user on the terminal.
@@ -435,28 +432,6 @@ impl Eviction<'_> {
         }
     }
 
-    /// The reason for which a pod must not be evicted, by the Job that controls it: the end of its pod counts as a failure.
-    async fn obstacle_of(&self, one: &PlannedMove) -> Result<Option<String>, CommandFailure> {
-        let pod = self.connection.get("read the pod", &pod_path(one)?).await?;
-        match pod.as_ref().and_then(controller) {
-            Some(owner) if field(owner, "/kind") == "Job" => self.job_obstacle(one, owner).await,
-            _ => Ok(None),
-        }
-    }
-
-    async fn job_obstacle(&self, one: &PlannedMove, owner: &Value) -> Result<Option<String>, CommandFailure> {
-        let name = field(owner, "/name");
-        let path = format!("/apis/batch/v1/namespaces/{}/jobs/{name}", one.namespace);
-        match self.connection.get("read the Job", &path).await {
-            Ok(Some(job)) => {
-                Ok(at_back_off_limit(&job).then(|| format!("Job {name} is at its back-off limit")))
-            }
-            Ok(None) => Ok(Some(format!("there is no Job {name}"))),
-            Err(failure) if failure.is_temporary() => Err(failure),
-            Err(failure) => Ok(Some(format!("its Job cannot be read: {failure}"))),
-        }
-    }
-
     /// The pod of a move; `None` if it is gone or leaving: another eviction of it may have its successor already.
     async fn staying(&self, one: &PlannedMove) -> Result<Option<Value>, CommandFailure> {
         let object = self.connection.get("read the pod", &pod_path(one)?).await?;
@@ -475,7 +450,7 @@ impl Eviction<'_> {
             ))));
         };
         if field(owner, "/kind") == "Job"
-            && let Some(reason) = self.job_obstacle(one, owner).await?
+            && let Some(reason) = jobs::obstacle(self.connection, one, owner).await?
         {
             return Ok(Err(Step::Left(reason)));
         }
@@ -637,24 +612,6 @@ impl Eviction<'_> {
     }
 }
 
-/// The path of the pod of a move; refuses names that would change the path.
-fn pod_path(one: &PlannedMove) -> Result<String, CommandFailure> {
-    let is_plain = |name: &str| {
-        !name.is_empty()
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
-    };
-    let PlannedMove { namespace, name, .. } = one;
-    if is_plain(namespace) && is_plain(name) {
-        Ok(format!("/api/v1/namespaces/{namespace}/pods/{name}"))
-    } else {
-        Err(CommandFailure::Refused(format!(
-            "pod {namespace:?}/{name:?} has no valid name"
-        )))
-    }
-}
-
 /// Returns true if this is the pod of a move, and it is not leaving.
 fn is_staying(pod: &Value, one: &PlannedMove) -> bool {
     field(pod, "/metadata/uid") == one.uid && pod.pointer("/metadata/deletionTimestamp").is_none()
@@ -666,20 +623,6 @@ fn gpus(pod: &Value) -> Vec<u32> {
     let mut minors: Vec<u32> = minors.filter_map(|minor| minor.parse().ok()).collect();
     minors.sort_unstable();
     minors
-}
-
-/// The reference to a pod's controller.
-fn controller(pod: &Value) -> Option<&Value> {
-    let mut owners = pod.pointer("/metadata/ownerReferences")?.as_array()?.iter();
-    owners.find(|owner| owner.get("controller") == Some(&Value::Bool(true)))
-}
-
-/// Returns true if one more failed pod may fail a Job, or an index of it.
-fn at_back_off_limit(job: &Value) -> bool {
-    let number = |path| job.pointer(path).and_then(Value::as_u64);
-    let failed = number("/status/failed").unwrap_or(0);
-    let has_limit_per_index = number("/spec/backoffLimitPerIndex").is_some();
-    has_limit_per_index || failed >= number("/spec/backoffLimit").unwrap_or(DEFAULT_BACK_OFF_LIMIT)
 }
 
 /// Becomes true at Ctrl-C.

@@ -21,6 +21,7 @@ mod fits;
 mod follow;
 mod format;
 mod gone;
+mod jobs;
 mod migrate;
 mod offline;
 mod output;

@@ -1,15 +1,17 @@
 //! `plan`: the moves by which a node or GPUs become empty, or free memory comes together. It moves nothing itself.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Node;
-use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PodVolumes};
+use proto::read_api::{LeftPod, PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PlannedMove, PodVolumes};
 
 use crate::args::{PlanArgs, PlannedGoal};
 use crate::connection::ClusterConnection;
-use crate::evict::Eviction;
+use crate::evict::{Eviction, node_and_gpus};
 use crate::failure::{CommandFailure, CommandResult};
 use crate::format::{count, memory};
+use crate::jobs;
 use crate::output::{Colour, Screen, TextTable, text};
 use crate::source::AnswerSource;
 use crate::volumes;
@@ -22,10 +24,15 @@ pub(crate) const NOT_REACHED: u8 = 3;
 /// Shows the plan for a goal; with `--evict` makes its moves.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &PlanArgs) -> CommandResult {
     let mut source = AnswerSource::open(connection, screen).await?;
-    let (request, answer) = match ask(connection, &mut source, args).await {
+    let asked = match ask(connection, &mut source, args).await {
         Ok(asked) => asked,
         Err(failure) => return no_such_goal(screen, failure),
     };
+    let AskedPlan {
+        request,
+        answer,
+        of_jobs,
+    } = asked;
     let names = answer
         .moves
         .iter()
@@ -41,6 +48,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         goal: &args.goal,
         request,
         args: &args.eviction,
+        of_jobs,
     };
     eviction.run(answer).await
 }
@@ -54,12 +62,21 @@ pub(crate) fn no_such_goal(screen: &Screen, failure: CommandFailure) -> CommandR
     Ok(ExitCode::from(NO_SUCH_GOAL))
 }
 
-/// The first plan, and the request for the others.
+/// The first plan.
+pub(crate) struct AskedPlan {
+    /// The request, for the other plans too.
+    pub(crate) request: PlanRequest,
+    pub(crate) answer: PlanAnswer,
+    /// UIDs of the pods that must not be evicted because of their Jobs, which the scheduler does not know.
+    pub(crate) of_jobs: BTreeSet<String>,
+}
+
+/// Asks for the first plan.
 pub(crate) async fn ask(
     connection: &ClusterConnection,
     source: &mut AnswerSource,
     args: &PlanArgs,
-) -> Result<(PlanRequest, PlanAnswer), CommandFailure> {
+) -> Result<AskedPlan, CommandFailure> {
     let mut request = PlanRequest {
         goal: goal(connection, &args.goal).await?,
         limits: PlanLimits {
@@ -77,7 +94,37 @@ pub(crate) async fn ask(
             with_volumes => answer = with_volumes?,
         }
     }
-    Ok((request, answer))
+    let of_jobs = match jobs::obstacles(connection, &answer.moves).await {
+        // A plan is of use without the right to read pods.
+        Err(_) if !args.eviction.evict => BTreeMap::new(),
+        found => found?,
+    };
+    leave(&args.goal, &mut answer, &of_jobs);
+    Ok(AskedPlan {
+        request,
+        answer,
+        of_jobs: of_jobs.into_keys().collect(),
+    })
+}
+
+/// Lists pods of a plan among those that stay, each with the reason. A node or GPUs become empty without their moves; for free
+/// memory the plan needs them.
+fn leave(goal: &PlannedGoal, answer: &mut PlanAnswer, reasons: &BTreeMap<String, String>) {
+    let to_stay = |one: &PlannedMove| {
+        Some(LeftPod {
+            namespace: one.namespace.clone(),
+            name: one.name.clone(),
+            uid: one.uid.clone(),
+            reason: reasons.get(&one.uid)?.clone(),
+            ..LeftPod::default()
+        })
+    };
+    answer.left.extend(answer.moves.iter().filter_map(to_stay));
+    if node_and_gpus(goal).is_some() {
+        answer.moves.retain(|one| !reasons.contains_key(&one.uid));
+    } else {
+        answer.reached &= reasons.is_empty();
+    }
 }
 
 /// The goal in the terms of the read API; the selector of nodes becomes their names.
@@ -158,8 +205,14 @@ fn render(goal: &PlannedGoal, answer: &PlanAnswer, screen: &Screen) -> String {
         lines += &table.render(screen);
     }
     if !answer.moves.is_empty() {
+        // The scheduler's sums have the pods of Jobs that are left.
+        let with_jobs = if answer.price.restarts as usize > answer.moves.len() {
+            ", both with the pods of Jobs that are left"
+        } else {
+            ""
+        };
         lines += &format!(
-            "Gain: {}. Price: {}, {:.1} GiB hours of work.\n",
+            "Gain: {}. Price: {}, {:.1} GiB hours of work{with_jobs}.\n",
             memory(answer.gain),
             count(answer.price.restarts, "restart"),
             answer.price.gib_hours
@@ -182,7 +235,7 @@ fn minors(gpus: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proto::read_api::{LeftPod, PlanPrice, PlannedMove};
+    use proto::read_api::PlanPrice;
 
     use super::*;
 
@@ -226,8 +279,18 @@ mod tests {
             reached: false,
             moves: answer().moves[..1].to_vec(),
             left: vec![left()],
+            price: PlanPrice {
+                restarts: 1,
+                ..answer().price
+            },
             ..answer()
         };
+        let mut of_job = answer();
+        let reasons = [(
+            "uid-web-b".to_owned(),
+            "Job web is at its back-off limit".to_owned(),
+        )];
+        leave(&empty_node, &mut of_job, &reasons.into());
         let nothing = PlanAnswer {
             plan_id: "0".to_owned(),
             reached: true,
@@ -240,6 +303,7 @@ mod tests {
         let shown = [
             render(&empty_node, &answer(), &Screen::PLAIN),
             render(&PlannedGoal::Join, &partial, &Screen::PLAIN),
+            render(&empty_node, &of_job, &Screen::PLAIN),
             render(&PlannedGoal::Join, &nothing, &Screen::PLAIN),
             render(&PlannedGoal::Join, &stuck, &Screen::PLAIN),
         ];

@@ -102,14 +102,3 @@ fn goals_that_free_memory_end_with_the_confirmed_moves(
     };
     assert_eq!(word(&progress.next(&goal, &plan)), expected);
 }
-
-#[rstest]
-#[case::below(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 1}}), false)]
-#[case::at(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 2}}), true)]
-#[case::none_allowed(json!({"spec": {"backoffLimit": 0}}), true)]
-#[case::default(json!({"spec": {}, "status": {"failed": 5}}), false)]
-#[case::default_reached(json!({"status": {"failed": 6}}), true)]
-#[case::per_index(json!({"spec": {"backoffLimit": 99, "backoffLimitPerIndex": 1}}), true)]
-fn jobs_at_their_back_off_limit(#[case] job: Value, #[case] expected: bool) {
-    assert_eq!(at_back_off_limit(&job), expected);
-}

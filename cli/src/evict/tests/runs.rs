@@ -2,6 +2,7 @@
 
 use super::world::{State, World, pod};
 use super::*;
+use crate::plan::AskedPlan;
 
 const EMPTY: [&str; 2] = ["empty-node", "n1"];
 
@@ -305,7 +306,7 @@ async fn volumes_are_read(#[case] volume: Option<Value>, #[case] expected: Optio
         .volumes
         .extend(volume.map(|volume| ("data", volume)));
     let (connection, args, mut source) = world.prepare(&EMPTY).await;
-    let (request, answer) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let AskedPlan { request, answer, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
     let volumes = serde_json::to_value(&request.limits.volumes).unwrap();
     assert_eq!(volumes.get("uid-a-0"), expected.as_ref());
     let (n_moves, n_left) = if expected.is_some() { (4, 0) } else { (3, 1) };
@@ -314,6 +315,36 @@ async fn volumes_are_read(#[case] volume: Option<Value>, #[case] expected: Optio
         (n_moves, n_left),
         "{answer:?}"
     );
+}
+
+/// A pod whose end may fail its Job is left. A node becomes empty without it; free memory needs it, and nothing is evicted.
+#[rstest]
+#[case::far_from_its_limit(&EMPTY, json!({"spec": {"backoffLimit": 3}}), "", (4, 0, true), (0, 4))]
+#[case::at_its_limit(&EMPTY, json!({"spec": {"backoffLimit": 0}}), "Job a is at its back-off limit", (2, 2, true), (0, 2))]
+#[case::unreadable(&EMPTY, json!(null), "its Job cannot be read: ", (2, 2, true), (0, 2))]
+#[case::free(&["free", "1Gi"], json!({"spec": {"backoffLimit": 0}}), "Job a is at its back-off limit", (4, 2, false), (NOT_REACHED, 0))]
+#[case::partial(&["free", "1Gi", "--partial"], json!({"spec": {"backoffLimit": 0}}), "Job a is at its back-off limit", (4, 2, false), (NOT_REACHED, 0))]
+#[tokio::test(start_paused = true)]
+async fn pods_of_jobs(
+    #[case] goal: &[&str],
+    #[case] job: Value,
+    #[case] reason: &str,
+    #[case] planned: (usize, usize, bool),
+    #[case] (code, n_evicted): (u8, usize),
+) {
+    let world = world();
+    world.set_job("a", job);
+    let (connection, args, mut source) = world.prepare(goal).await;
+    let AskedPlan { answer, of_jobs, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let PlanAnswer {
+        moves, left, reached, ..
+    } = answer;
+    assert_eq!((moves.len(), left.len(), reached), planned);
+    assert_eq!(of_jobs.len(), left.len());
+    assert!(left.iter().all(|one| one.reason.starts_with(reason)), "{left:?}");
+    let ended = world.run(goal).await.unwrap();
+    assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::from(code)));
+    assert_eq!(world.state().evicted.len(), n_evicted);
 }
 
 /// A volume that one node at a time can use keeps its pods, if it has several, from moving one after the other.
@@ -333,7 +364,7 @@ async fn volumes_of_two_pods(#[case] mode: &str, #[case] phase: &str, #[case] is
     let volume = json!({"spec": {"accessModes": [mode]}});
     world.state().volumes.insert("data", volume);
     let (connection, args, mut source) = world.prepare(&EMPTY).await;
-    let (request, _) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let AskedPlan { request, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
     assert_eq!(request.limits.volumes.contains_key("uid-a-0"), is_known);
 }
 
@@ -347,7 +378,7 @@ async fn the_plan_without_volumes_holds_if_the_second_is_refused() {
     world.state().volumes.insert("data", json!({"spec": {}}));
     world.state().plan_faults = [(2, 503)].into();
     let (connection, args, mut source) = world.prepare(&EMPTY).await;
-    let (request, answer) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let AskedPlan { request, answer, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
     assert!(request.limits.volumes.is_empty());
     assert_eq!((answer.moves.len(), answer.left.len()), (3, 1), "{answer:?}");
 }

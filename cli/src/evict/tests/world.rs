@@ -323,7 +323,7 @@ impl World {
         let (connection, args, source) = self.prepare(args).await;
         let mut eviction = eviction(&connection, &args, source);
         let plan = eviction.source.plan(&eviction.request).await.unwrap();
-        let mut progress = eviction.progress_of(&plan).await.unwrap();
+        let mut progress = eviction.progress_of(&plan);
         let result = eviction.make_moves(&mut progress, interrupted).await;
         Ended {
             result,
@@ -333,10 +333,11 @@ impl World {
 
     /// Runs the whole command after its plan; returns the exit code.
     pub(super) async fn run(&self, args: &[&str]) -> Result<ExitCode, CommandFailure> {
-        let (connection, args, source) = self.prepare(args).await;
+        let (connection, args, mut source) = self.prepare(args).await;
+        let asked = crate::plan::ask(&connection, &mut source, &args).await?;
         let mut eviction = eviction(&connection, &args, source);
-        let plan = eviction.source.plan(&eviction.request).await.unwrap();
-        eviction.run(plan).await
+        (eviction.request, eviction.of_jobs) = (asked.request, asked.of_jobs);
+        eviction.run(asked.answer).await
     }
 
     pub(super) async fn prepare(&self, args: &[&str]) -> (ClusterConnection, PlanArgs, AnswerSource) {
@@ -363,6 +364,7 @@ fn eviction<'a>(connection: &'a ClusterConnection, args: &'a PlanArgs, source: A
         goal: &args.goal,
         request: serde_json::from_value(request).unwrap(),
         args: &args.eviction,
+        of_jobs: BTreeSet::new(),
     }
 }
 
