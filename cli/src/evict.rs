@@ -50,6 +50,8 @@ pub(crate) struct Eviction<'a> {
     pub(crate) goal: &'a PlannedGoal,
     pub(crate) request: PlanRequest,
     pub(crate) args: &'a EvictArgs,
+    /// The time at which the first plan was there.
+    pub(crate) planned_at: Instant,
     /// UIDs of the pods of the plan that must not be evicted, since their end may fail their Jobs.
     pub(crate) of_jobs: BTreeSet<String>,
 }
@@ -299,7 +301,11 @@ impl Eviction<'_> {
     ) -> Result<Option<String>, CommandFailure> {
         let mut n_stale = 0;
         let mut last_move = Instant::now();
+        let min_run_seconds = self.request.limits.min_run_seconds;
         loop {
+            // Pods that were too young for the first plan stay so, and a second is lost to rounding at most.
+            let since = self.planned_at.elapsed().as_secs().saturating_sub(1);
+            self.request.limits.min_run_seconds = min_run_seconds.saturating_add(since);
             self.request.limits.max_moves = progress.max_moves.saturating_sub(progress.n_moved);
             let plan = match self.new_plan(&mut interrupted).await {
                 None => return Ok(Some("interrupted".to_owned())),

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Node;
 use proto::read_api::{LeftPod, PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PlannedMove, PodVolumes};
+use tokio::time::Instant;
 
 use crate::args::{PlanArgs, PlannedGoal};
 use crate::connection::ClusterConnection;
@@ -28,6 +29,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         Ok(asked) => asked,
         Err(failure) => return no_such_goal(screen, failure),
     };
+    let planned_at = Instant::now();
     let AskedPlan {
         request,
         answer,
@@ -48,6 +50,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         goal: &args.goal,
         request,
         args: &args.eviction,
+        planned_at,
         of_jobs,
     };
     eviction.run(answer).await

@@ -126,6 +126,17 @@ async fn the_last_successor_of_free(
     assert_eq!((sentence(ended.result).as_str(), ended.n_moved), (expected, 1));
 }
 
+/// A pod that was too young for the confirmed plan stays, however long the run takes.
+#[tokio::test(start_paused = true)]
+async fn a_young_pod_stays() {
+    let world = world();
+    world.state().young = Some(("a-0", Instant::now()));
+    world.state().grace = Duration::from_secs(150);
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), ("reached", 3));
+    assert_eq!(world.state().evicted, ["a-1", "b-0", "c-0"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_budget_that_never_has_room_ends_the_run() {
     let world = world();

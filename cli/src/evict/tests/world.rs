@@ -43,6 +43,8 @@ pub(super) struct State {
     pub(super) without_successor: &'static str,
     /// The node and the GPUs of successors; n2 and none if empty.
     pub(super) astray: [&'static str; 2],
+    /// A pod that has not run for long, and the time of its start.
+    pub(super) young: Option<(&'static str, Instant)>,
     /// The time that a pod takes to end, beyond that of all.
     pub(super) grace: Duration,
     /// The Jobs by the letters of the controllers that they are; null for one that cannot be read.
@@ -115,6 +117,15 @@ impl State {
             let volumes = &request["limits"]["volumes"][uid.as_str().unwrap_or_default()];
             if pod["spec"]["volumes"].is_array() && volumes.is_null() {
                 left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "claims", "volumes": true}));
+                continue;
+            }
+            let started = self
+                .young
+                .filter(|(young, _)| young == name)
+                .map(|(_, started)| started);
+            let least = request["limits"]["minRunSeconds"].as_u64().unwrap_or(0);
+            if started.is_some_and(|started| started.elapsed() < Duration::from_secs(least)) {
+                left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "young"}));
                 continue;
             }
             let has_room = self.hides_budgets || self.has_room(controller_of(pod));
@@ -364,6 +375,7 @@ fn eviction<'a>(connection: &'a ClusterConnection, args: &'a PlanArgs, source: A
         goal: &args.goal,
         request: serde_json::from_value(request).unwrap(),
         args: &args.eviction,
+        planned_at: Instant::now(),
         of_jobs: BTreeSet::new(),
     }
 }
