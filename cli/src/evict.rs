@@ -182,13 +182,17 @@ impl Eviction<'_> {
             return Ok(ExitCode::from(NOT_REACHED));
         }
         if !plan.reached && !self.args.partial {
+            if plan.moves.is_empty() {
+                self.screen.complain("nothing was evicted, since no move helps");
+                return Ok(ExitCode::from(NOT_REACHED));
+            }
             let more = if plan.moves.len() >= self.request.limits.max_moves {
                 ", and a higher --max-moves allows more of them"
             } else {
                 ""
             };
             self.screen.complain(&format!(
-                "nothing was evicted, since the goal cannot be reached; --partial makes the moves that come nearest{more}"
+                "nothing was evicted, since the moves do not reach the goal; --partial makes those that come nearest{more}"
             ));
             return Ok(ExitCode::from(NOT_REACHED));
         }

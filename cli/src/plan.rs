@@ -39,7 +39,9 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         .moves
         .iter()
         .map(|one| format!("pod/{}", one.display_name()));
-    screen.show(&answer, names, |_| render(&args.goal, &answer, screen))?;
+    screen.show(&answer, names, |_| {
+        render(&args.goal, args.max_moves, &answer, screen)
+    })?;
     if !args.eviction.evict {
         return Ok(ExitCode::from(if answer.reached { 0 } else { NOT_REACHED }));
     }
@@ -161,24 +163,36 @@ async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<Pla
     })
 }
 
-/// The plan as text: its moves, the pods that stay, gain and price.
-fn render(goal: &PlannedGoal, answer: &PlanAnswer, screen: &Screen) -> String {
-    let moves = count(answer.moves.len() as u64, "move");
-    let verdict = match (answer.reached, answer.moves.is_empty()) {
-        (true, true) => "nothing has to move".to_owned(),
-        (true, false) => format!("{moves} reach the goal").replacen("1 move reach ", "1 move reaches ", 1),
-        (false, true) => "no move helps".to_owned(),
-        (false, false) => format!("the goal cannot be reached; {moves} come nearest").replacen(
-            "1 move come ",
-            "1 move comes ",
-            1,
-        ),
-    };
-    let colour = if answer.reached {
-        Colour::Green
+/// The end of a plan in words, and its colour.
+fn verdict(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer) -> (Colour, String) {
+    let n = answer.moves.len();
+    let moves = count(n as u64, "move");
+    let (reach, come) = if n == 1 {
+        ("reaches", "comes")
     } else {
-        Colour::Yellow
+        ("reach", "come")
     };
+    match (answer.reached, n) {
+        // A plan that joins memory has no other goal than the moves that help.
+        (true, 0) if matches!(goal, PlannedGoal::Join) => (Colour::Yellow, "no move helps".to_owned()),
+        (true, 0) if !answer.left.is_empty() => (Colour::Yellow, "no pod may move".to_owned()),
+        (true, 0) => (Colour::Green, "nothing has to move".to_owned()),
+        (true, _) => (Colour::Green, format!("{moves} {reach} the goal")),
+        (false, 0) => (Colour::Yellow, "no move helps".to_owned()),
+        (false, _) if n >= max_moves => (
+            Colour::Yellow,
+            format!("{moves} {come} nearest to the goal, and --max-moves allows no more"),
+        ),
+        (false, _) => (
+            Colour::Yellow,
+            format!("no plan was found that reaches the goal; {moves} {come} nearest"),
+        ),
+    }
+}
+
+/// The plan as text: its moves, the pods that stay, gain and price.
+fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Screen) -> String {
+    let (colour, verdict) = verdict(goal, max_moves, answer);
     let mut lines = format!("Plan {}: {}.\n", answer.plan_id, screen.paint(colour, &verdict));
     if !answer.moves.is_empty() {
         let mut table = TextTable::new([
@@ -303,12 +317,19 @@ mod tests {
             left: vec![left()],
             ..PlanAnswer::default()
         };
+        let all_stay = PlanAnswer {
+            left: vec![left()],
+            ..nothing.clone()
+        };
         let shown = [
-            render(&empty_node, &answer(), &Screen::PLAIN),
-            render(&PlannedGoal::Join, &partial, &Screen::PLAIN),
-            render(&empty_node, &of_job, &Screen::PLAIN),
-            render(&PlannedGoal::Join, &nothing, &Screen::PLAIN),
-            render(&PlannedGoal::Join, &stuck, &Screen::PLAIN),
+            render(&empty_node, 10, &answer(), &Screen::PLAIN),
+            render(&PlannedGoal::Join, 10, &partial, &Screen::PLAIN),
+            render(&empty_node, 10, &of_job, &Screen::PLAIN),
+            render(&PlannedGoal::Join, 10, &nothing, &Screen::PLAIN),
+            render(&PlannedGoal::Join, 10, &stuck, &Screen::PLAIN),
+            render(&empty_node, 1, &partial, &Screen::PLAIN),
+            render(&empty_node, 10, &nothing, &Screen::PLAIN),
+            render(&empty_node, 10, &all_stay, &Screen::PLAIN),
         ];
         insta::assert_snapshot!(shown.join("\n"));
     }

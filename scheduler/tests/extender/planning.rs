@@ -173,8 +173,8 @@ async fn free_memory_of_a_cordoned_node_does_not_count() {
 #[case::static_pod("/metadata/ownerReferences/0/kind", json!("Node"), "its controller (Node) creates no successor on another node")]
 #[case::annotation("/metadata/annotations", json!({"gpushare/evict": "false"}), "its annotation forbids the eviction")]
 #[case::volume("/spec/volumes", json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]), "it may be bound to its node by a volume")]
-#[case::young("/status/startTime", json!("2026-01-01T23:59:00Z"), "it has run for too short a time")]
-#[case::not_started("/status/startTime", json!(null), "it has run for too short a time")]
+#[case::young("/status/startTime", json!("2026-01-01T23:59:00Z"), "it has run for less than --min-runtime")]
+#[case::not_started("/status/startTime", json!(null), "it has run for less than --min-runtime")]
 #[case::selector("/spec/nodeSelector", json!({"only": "here"}), "no other place has room for it")]
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_left_with_its_reason(#[case] field: &str, #[case] value: Value, #[case] expected: &str) {
