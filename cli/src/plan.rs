@@ -144,7 +144,15 @@ async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<Pla
             let nodes = match on {
                 None => None,
                 Some(selector) => {
-                    let nodes = connection.list::<Node>(None, Some(selector)).await?;
+                    let listed = connection.list::<Node>(None, Some(selector)).await;
+                    let nodes = listed.map_err(|failure| match failure {
+                        CommandFailure::Api {
+                            code: 400, reason, ..
+                        } => CommandFailure::Refused(format!(
+                            "--on {selector:?} is no label selector: {reason}"
+                        )),
+                        other => other,
+                    })?;
                     if nodes.is_empty() {
                         return Err(CommandFailure::Refused(format!(
                             "no node has the labels {selector:?}; `kubectl get nodes --show-labels` shows those that there are"

@@ -916,7 +916,16 @@ async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
             2,
             "100 GiB is more than any GPU has: the largest has 16 GiB",
         ),
-        (&["plan", "free", "0"], 2, "the goal asks for nothing"),
+        (
+            &["plan", "free", "0"],
+            2,
+            "0 bytes or 0 GPUs are asked for: the largest GPU has 17179869184 bytes",
+        ),
+        (
+            &["plan", "free", "1Gi", "--on", "a=b=c"],
+            2,
+            "\"a=b=c\" is no label selector",
+        ),
         (
             &["plan", "free", "1Gi", "--on", "pool=none"],
             2,

@@ -292,6 +292,15 @@ async fn a_goal_out_of_reach(
     assert_eq!((state.evicted.len(), &state.closed), (n_evicted, &closed));
 }
 
+#[tokio::test]
+async fn a_malformed_selector_is_refused_as_a_goal() {
+    let world = world();
+    let (connection, args, mut source) = world.prepare(&["free", "1Gi", "--on", "a=b=c"]).await;
+    let failure = crate::plan::ask(&connection, &mut source, &args).await.err();
+    let expected = "--on \"a=b=c\" is no label selector: no";
+    assert!(matches!(failure, Some(CommandFailure::Refused(text)) if text == expected));
+}
+
 /// Each plan of a run has the node affinity of the volumes that the caller may read.
 #[rstest]
 #[case::network_storage(Some(json!({"spec": {}})), Some(json!([])))]

@@ -171,6 +171,7 @@ impl World {
         let mut state = self.state();
         let parts: Vec<&str> = path.trim_start_matches("/api/v1/").split('/').collect();
         match (method.as_str(), parts.as_slice()) {
+            ("GET", ["nodes"]) => status(400),
             ("GET", ["nodes", "n1"]) => {
                 let annotations = json!({"gpushare/closed-gpus": state.closed});
                 let annotations = if state.closed.is_null() {
