@@ -174,33 +174,20 @@ impl Eviction<'_> {
                 "--evict makes a new plan before each move, which only the scheduler can".to_owned(),
             ));
         }
-        if node_and_gpus(self.goal).is_none() && !self.of_jobs.is_empty() {
-            self.screen.complain(
-                "nothing was evicted, since the plan needs the pods of Jobs that are left; with the annotation gpushare/evict: \"false\" \
-                 on them the next plan takes others",
-            );
-            return Ok(ExitCode::from(NOT_REACHED));
-        }
-        if !plan.reached && !self.args.partial {
-            if plan.moves.is_empty() {
-                self.screen.complain("nothing was evicted, since no move helps");
-                return Ok(ExitCode::from(NOT_REACHED));
-            }
-            let more = if plan.moves.len() >= self.request.limits.max_moves {
-                ", and a higher --max-moves allows more of them"
-            } else {
-                ""
-            };
-            self.screen.complain(&format!(
-                "nothing was evicted, since the moves do not reach the goal; --partial makes those that come nearest{more}"
-            ));
+        if let Some(reason) = self.refusal(&plan) {
+            self.screen
+                .complain(&format!("nothing was evicted, since {reason}"));
             return Ok(ExitCode::from(NOT_REACHED));
         }
         let closes = node_and_gpus(self.goal);
         if plan.moves.is_empty() && closes.is_none() {
             return Ok(ExitCode::from(if plan.reached { 0 } else { NOT_REACHED }));
         }
-        if plan.moves.iter().any(|one| one.name.is_empty()) {
+        let waiting = plan.left.iter().filter(|one| closes.is_some() && one.temporary);
+        let mut names = waiting
+            .map(|one| &one.name)
+            .chain(plan.moves.iter().map(|one| &one.name));
+        if names.any(String::is_empty) {
             return Err(CommandFailure::Refused(
                 "the names of some pods are hidden from you: --evict takes the right to list them".to_owned(),
             ));
@@ -210,9 +197,10 @@ impl Eviction<'_> {
             self.screen.complain("nothing was evicted");
             return Ok(ExitCode::FAILURE);
         }
+        let mut closed = None;
         if let Some((node, gpus)) = closes {
             let closing = close::add(self.connection, node, gpus).await;
-            let text = closing.inspect_err(|failure| {
+            let gpus = closing.inspect_err(|failure| {
                 if failure.is_temporary() {
                     self.screen.complain(&format!(
                         "{} of node {node} may be closed: `{}` opens them",
@@ -221,14 +209,15 @@ impl Eviction<'_> {
                     ));
                 }
             })?;
-            self.screen.complain(&text);
+            self.screen.complain(&close::closing(node, &gpus));
+            closed = Some((node, gpus));
         }
         let ended = self.make_moves(&mut progress, interrupted()).await;
-        if let Some((node, gpus)) = closes {
+        if let Some((node, gpus)) = closed {
             let text = format!(
                 "{} of node {node} stay closed: `{}` opens them",
-                close::which(gpus),
-                close::opening(node, gpus)
+                close::which(&gpus),
+                close::opening(node, &gpus)
             );
             self.screen.complain(&text);
         }
@@ -255,6 +244,29 @@ impl Eviction<'_> {
                 Err(failure)
             }
         }
+    }
+
+    /// The reason for which no move of a plan is made that falls short of the goal.
+    fn refusal(&self, plan: &PlanAnswer) -> Option<String> {
+        if node_and_gpus(self.goal).is_none() && !self.of_jobs.is_empty() {
+            let text = "the plan needs the pods of Jobs that are left; with the annotation gpushare/evict: \"false\" on them the next \
+                        plan takes others";
+            return Some(text.to_owned());
+        }
+        if plan.reached || self.args.partial {
+            return None;
+        }
+        if plan.moves.is_empty() {
+            return Some("no move helps".to_owned());
+        }
+        let more = if plan.moves.len() >= self.request.limits.max_moves {
+            ", and a higher --max-moves allows more of them"
+        } else {
+            ""
+        };
+        Some(format!(
+            "the moves do not reach the goal; --partial makes those that come nearest{more}"
+        ))
     }
 
     /// The progress before the first move of a plan that the user has seen.

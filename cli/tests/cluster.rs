@@ -943,6 +943,12 @@ async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
             1,
             "write a number and s, m or h",
         ),
+        (
+            &["plan", "join", "--max-moves", "1001"],
+            1,
+            "1001 is not in 0..=1000",
+        ),
+        (&["open", "n1", "--gpus", "99"], 2, "node n1 has no GPU 99"),
         (&["close", "n9"], 2, "there is no node \"n9\""),
     ] {
         let ended = installed.run(args).await?;

@@ -64,7 +64,7 @@ async fn a_scheduler_that_stays_away_is_a_failure() {
     world.state().plan_faults = (3..1000).map(|n| (n, 503)).collect();
     let before = Instant::now();
     let ended = world.evict_by(&EMPTY, undisturbed()).await;
-    assert!(matches!(ended.result, Err(CommandFailure::NoReadApi { .. })));
+    assert!(matches!(ended.result, Err(CommandFailure::Busy { .. })));
     assert_eq!(ended.n_moved, 1);
     assert!(before.elapsed() >= MOST_REFUSED);
 }
@@ -401,6 +401,45 @@ async fn the_plan_without_volumes_holds_if_the_second_is_refused() {
     let AskedPlan { request, answer, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
     assert!(request.limits.volumes.is_empty());
     assert_eq!((answer.moves.len(), answer.left.len()), (3, 1), "{answer:?}");
+}
+
+/// A pod that waits for its budget is confirmed too, and its name is needed then.
+#[tokio::test(start_paused = true)]
+async fn a_waiting_pod_with_a_hidden_name_is_refused() {
+    let world = world();
+    world.state().hidden = "c-0";
+    if let Some(pod) = world.state().pods.get_mut("c-0") {
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    }
+    let failure = world.run(&EMPTY).await.err().map(|failure| failure.to_string());
+    let failure = failure.unwrap_or_default();
+    assert!(
+        failure.starts_with("the names of some pods are hidden"),
+        "{failure}"
+    );
+    let state = world.state();
+    assert_eq!((state.evicted.len(), &state.closed), (0, &json!(null)));
+}
+
+/// Of GPUs that were closed beside all others, the command that opens them alone would be refused.
+#[rstest]
+#[case::none(json!(null), &[0], json!("0"), "kubectl gpushare open n1 --gpus 0")]
+#[case::others(json!("3"), &[0], json!("0,3"), "kubectl gpushare open n1 --gpus 0")]
+#[case::all(json!("all"), &[0], json!("all"), "kubectl gpushare open n1")]
+#[tokio::test(start_paused = true)]
+async fn the_command_that_opens_closed_gpus(
+    #[case] closed: Value,
+    #[case] gpus: &[u32],
+    #[case] expected: Value,
+    #[case] opening: &str,
+) {
+    let world = world();
+    world.state().closed = closed;
+    let (connection, ..) = world.prepare(&EMPTY).await;
+    let closed = close::add(&connection, "n1", gpus).await.unwrap();
+    assert_eq!(world.state().closed, expected);
+    assert_eq!(close::opening("n1", &closed), opening);
+    assert!(close::closing("n1", &closed).contains(&format!("`{opening}`")));
 }
 
 #[rstest]

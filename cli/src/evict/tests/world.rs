@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) astray: [&'static str; 2],
     /// A pod that has not run for long, and the time of its start.
     pub(super) young: Option<(&'static str, Instant)>,
+    /// A pod whose name is hidden from the user.
+    pub(super) hidden: &'static str,
     /// The time that a pod takes to end, beyond that of all.
     pub(super) grace: Duration,
     /// The Jobs by the letters of the controllers that they are; null for one that cannot be read.
@@ -130,6 +132,7 @@ impl State {
             }
             let has_room = self.hides_budgets || self.has_room(controller_of(pod));
             if pod["metadata"]["deletionTimestamp"].is_string() || !has_room {
+                let name = if self.hidden == name { "" } else { name };
                 left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "later", "temporary": true}));
             } else {
                 moves.push(json!({"namespace": "team", "name": name, "uid": uid, "from": "n1", "to": "n2"}));
