@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use http::HeaderValue;
 use proto::pod_group::GroupDomain;
 use proto::quantity::Quantity;
-use proto::read_api::PlanLimits;
+use proto::read_api::{MAX_PLANNED_MOVES, PlanLimits};
 
 /// Shows the GPUs of a cluster and their pods, explains why a pod waits, plans moves of pods, and checks the installation of
 /// gpushare.
@@ -264,7 +264,13 @@ pub(crate) struct PlanArgs {
     #[command(subcommand)]
     pub(crate) goal: PlannedGoal,
     /// Most moves.
-    #[arg(long, global = true, default_value_t = PlanLimits::default().max_moves, value_name = "N")]
+    #[arg(
+        long,
+        global = true,
+        default_value_t = PlanLimits::default().max_moves,
+        value_parser = RangedU64ValueParser::<usize>::new().range(..=MAX_PLANNED_MOVES as u64),
+        value_name = "N"
+    )]
     pub(crate) max_moves: usize,
     /// Time that a pod must have run to be moved, such as 90s, 5m or 2h.
     #[arg(long, global = true, default_value = "5m", value_parser = duration, value_name = "TIME")]

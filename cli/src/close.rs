@@ -26,8 +26,8 @@ pub(crate) async fn close(
     if let Some(sentence) = check_minors(connection, node, gpus).await {
         return Err(CommandFailure::Refused(sentence));
     }
-    let text = add(connection, node, gpus).await?;
-    screen.print(&format!("{text}\n"))?;
+    let closed = add(connection, node, gpus).await?;
+    screen.print(&format!("{}\n", closing(node, &closed)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -44,12 +44,12 @@ async fn check_minors(connection: &ClusterConnection, node: &str, gpus: &[u32]) 
     Some(format!("node {node} has no GPU {absent}: its GPUs are {known:?}"))
 }
 
-/// Closes GPUs as [`close`] does, and returns the sentence that says so.
+/// Closes GPUs as [`close`] does. Returns those that may be opened alone: none, which stands for all, if all are closed.
 pub(crate) async fn add(
     connection: &ClusterConnection,
     node: &str,
     gpus: &[u32],
-) -> Result<String, CommandFailure> {
+) -> Result<Vec<u32>, CommandFailure> {
     let asked = match gpus {
         [] => ClosedGpus::all(),
         gpus => ClosedGpus::of(gpus.iter().copied()),
@@ -58,11 +58,8 @@ pub(crate) async fn add(
         let object = read(connection, node).await?;
         let closed = closed_gpus(&object).with(asked.clone());
         if write(connection, &object, node, &json!(closed.to_string())).await? {
-            return Ok(format!(
-                "{} of node {node} take no new pods until `{}`; pods there stay",
-                which(gpus),
-                opening(node, gpus)
-            ));
+            let are_single = closed.without(gpus).is_some();
+            return Ok(if are_single { gpus.to_vec() } else { Vec::new() });
         }
     }
     Err(too_busy(node))
@@ -77,9 +74,15 @@ pub(crate) async fn open(
 ) -> CommandResult {
     for _ in 0..MAX_TRIES {
         let object = read(connection, node).await?;
+        let closed = closed_gpus(&object);
+        // The annotation may name GPUs that the node does not have.
+        let open: Vec<u32> = gpus.iter().copied().filter(|gpu| !closed.has(*gpu)).collect();
+        if let Some(sentence) = check_minors(connection, node, &open).await {
+            return Err(CommandFailure::Refused(sentence));
+        }
         let rest = match gpus {
             [] => ClosedGpus::default(),
-            gpus => closed_gpus(&object).without(gpus).ok_or_else(|| {
+            gpus => closed.without(gpus).ok_or_else(|| {
                 CommandFailure::Refused(format!(
                     "all GPUs of node {node} are closed: open all without --gpus, and close the others by their minors"
                 ))
@@ -96,6 +99,15 @@ pub(crate) async fn open(
         }
     }
     Err(too_busy(node))
+}
+
+/// The sentence that GPUs are closed.
+pub(crate) fn closing(node: &str, gpus: &[u32]) -> String {
+    format!(
+        "{} of node {node} take no new pods until `{}`; pods there stay",
+        which(gpus),
+        opening(node, gpus)
+    )
 }
 
 /// The GPUs in words.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use http::StatusCode;
 use proto::read_api::{LeftPod, PlanAnswer, PlanRequest, PlannedMove};
+use proto::record::GPU_MINORS;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -22,8 +23,9 @@ use crate::args::{EvictArgs, PlannedGoal};
 use crate::close;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
-use crate::fields::text as field;
+use crate::fields::{annotation, text as field};
 use crate::format::count;
+use crate::jobs::{self, controller, pod_path};
 use crate::output::Screen;
 use crate::plan::NOT_REACHED;
 use crate::read_api::ReadApiClient;
@@ -37,8 +39,6 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// Longest time for one plan.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The back-off limit of a Job that names none.
-const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
 /// Most plans in a row whose first pod is gone already: the scheduler has not seen its end yet.
 const MAX_STALE: usize = 20;
 
@@ -50,12 +50,19 @@ pub(crate) struct Eviction<'a> {
     pub(crate) goal: &'a PlannedGoal,
     pub(crate) request: PlanRequest,
     pub(crate) args: &'a EvictArgs,
+    /// The time at which the first plan was there.
+    pub(crate) planned_at: Instant,
+    /// UIDs of the pods of the plan that must not be evicted, since their end may fail their Jobs.
+    pub(crate) of_jobs: BTreeSet<String>,
 }
 
 /// The end of a step that is no failure.
 enum Step {
     /// The pod has a successor on a node.
-    Moved,
+    Moved {
+        /// On the planned node and GPUs.
+        as_planned: bool,
+    },
     /// The pod was gone before.
     Gone,
     /// A budget refuses the eviction while others are in flight, which may be those that it waits for.
@@ -64,6 +71,16 @@ enum Step {
     Left(String),
     /// The command stops with this sentence.
     Stopped(String),
+}
+
+impl Step {
+    /// The end of an eviction that may have been made, as its answer is lost.
+    fn in_doubt(one: &PlannedMove, failure: &CommandFailure) -> Self {
+        Self::Stopped(format!(
+            "pod {} may have been evicted: {failure}",
+            one.display_name()
+        ))
+    }
 }
 
 /// The next act of the command, by a new plan.
@@ -84,7 +101,7 @@ enum Next<'p> {
 struct Progress {
     /// UIDs of the pods that the confirmed plan shows as moves, or as waiting for room in a budget on GPUs that are to be empty.
     confirmed: BTreeSet<String>,
-    /// UIDs of the confirmed pods that must not be evicted after all.
+    /// UIDs of the pods that must not be evicted: those of Jobs in the first plan, and confirmed ones.
     stay: BTreeSet<String>,
     /// UIDs of the pods that were evicted, or were gone before.
     evicted: BTreeSet<String>,
@@ -94,16 +111,19 @@ struct Progress {
     max_moves: usize,
     /// Without it the command stops once the goal cannot be reached.
     is_partial: bool,
+    /// True if the confirmed moves may fall short of the goal: the confirmed plan did not reach it, or a successor is
+    /// elsewhere than planned.
+    falls_short: bool,
 }
 
 impl Progress {
     /// The next act. A pod that was not confirmed is never evicted.
     fn next<'p>(&self, goal: &PlannedGoal, plan: &'p PlanAnswer) -> Next<'p> {
+        let empties = node_and_gpus(goal).is_some();
         // Once the moves are made, a pod that waited may have taken the memory that they freed.
-        if node_and_gpus(goal).is_none() && self.confirmed.is_subset(&self.evicted) {
+        if !empties && !self.falls_short && self.confirmed.is_subset(&self.evicted) {
             return Next::Reached;
         }
-        let empties = node_and_gpus(goal).is_some();
         let waits_for = plan.left.iter().find(|one| one.temporary);
         let may_move = |one: &&PlannedMove| !self.stay.contains(&one.uid);
         let mut moves = plan.moves.iter().filter(may_move).peekable();
@@ -138,7 +158,7 @@ impl Progress {
 }
 
 /// The node and the GPUs that a goal empties; no GPUs stand for all.
-fn node_and_gpus(goal: &PlannedGoal) -> Option<(&str, &[u32])> {
+pub(crate) fn node_and_gpus(goal: &PlannedGoal) -> Option<(&str, &[u32])> {
     match goal {
         PlannedGoal::EmptyNode { node } => Some((node, &[])),
         PlannedGoal::EmptyGpus { node, gpus } => Some((node, gpus)),
@@ -154,54 +174,64 @@ impl Eviction<'_> {
                 "--evict makes a new plan before each move, which only the scheduler can".to_owned(),
             ));
         }
-        if !plan.reached && !self.args.partial {
-            let more = if plan.moves.len() >= self.request.limits.max_moves {
-                ", and a higher --max-moves allows more of them"
-            } else {
-                ""
-            };
-            self.screen.complain(&format!(
-                "nothing was evicted, since the goal cannot be reached; --partial makes the moves that come nearest{more}"
-            ));
+        if let Some(reason) = self.refusal(&plan) {
+            self.screen
+                .complain(&format!("nothing was evicted, since {reason}"));
             return Ok(ExitCode::from(NOT_REACHED));
         }
         let closes = node_and_gpus(self.goal);
         if plan.moves.is_empty() && closes.is_none() {
             return Ok(ExitCode::from(if plan.reached { 0 } else { NOT_REACHED }));
         }
-        if plan.moves.iter().any(|one| one.name.is_empty()) {
+        let waiting = plan.left.iter().filter(|one| closes.is_some() && one.temporary);
+        let mut names = waiting
+            .map(|one| &one.name)
+            .chain(plan.moves.iter().map(|one| &one.name));
+        if names.any(String::is_empty) {
             return Err(CommandFailure::Refused(
                 "the names of some pods are hidden from you: --evict takes the right to list them".to_owned(),
             ));
         }
-        let mut progress = self.progress_of(&plan).await?;
-        if closes.is_none() && !progress.stay.is_empty() {
-            self.screen
-                .complain("nothing was evicted, since the plan needs pods that must stay");
-            return Ok(ExitCode::from(NOT_REACHED));
-        }
-        if !self.args.yes && !self.is_confirmed(progress.confirmed.len() - progress.stay.len())? {
+        let mut progress = self.progress_of(&plan);
+        if !self.args.yes && !self.is_confirmed(progress.confirmed.len())? {
             self.screen.complain("nothing was evicted");
             return Ok(ExitCode::FAILURE);
         }
+        let mut closed = None;
         if let Some((node, gpus)) = closes {
-            let text = close::add(self.connection, node, gpus).await?;
-            self.screen.complain(&text);
+            let closing = close::add(self.connection, node, gpus).await;
+            let gpus = closing.inspect_err(|failure| {
+                if failure.is_temporary() {
+                    self.screen.complain(&format!(
+                        "{} of node {node} may be closed: `{}` opens them",
+                        close::which(gpus),
+                        close::opening(node, gpus)
+                    ));
+                }
+            })?;
+            self.screen.complain(&close::closing(node, &gpus));
+            closed = Some((node, gpus));
         }
         let ended = self.make_moves(&mut progress, interrupted()).await;
-        if let Some((node, gpus)) = closes {
+        if let Some((node, gpus)) = closed {
             let text = format!(
                 "{} of node {node} stay closed: `{}` opens them",
-                close::which(gpus),
-                close::opening(node, gpus)
+                close::which(&gpus),
+                close::opening(node, &gpus)
             );
             self.screen.complain(&text);
         }
         let moved = count(progress.n_moved as u64, "pod");
         match ended {
             Ok(None) => {
-                self.screen
-                    .complain(&format!("the goal is reached: {moved} moved"));
+                let text = if closes.is_some() {
+                    format!("the goal is reached: {moved} moved")
+                } else {
+                    format!(
+                        "no further move is needed: {moved} moved; a pod that waited may have the free memory by now"
+                    )
+                };
+                self.screen.complain(&text);
                 Ok(ExitCode::SUCCESS)
             }
             Ok(Some(reason)) => {
@@ -216,11 +246,36 @@ impl Eviction<'_> {
         }
     }
 
-    /// The progress before the first move of a plan that the user has seen; names the pods that must not be evicted.
-    async fn progress_of(&self, plan: &PlanAnswer) -> Result<Progress, CommandFailure> {
+    /// The reason for which no move of a plan is made that falls short of the goal.
+    fn refusal(&self, plan: &PlanAnswer) -> Option<String> {
+        if node_and_gpus(self.goal).is_none() && !self.of_jobs.is_empty() {
+            let text = "the plan needs the pods of Jobs that are left; with the annotation gpushare/evict: \"false\" on them the next \
+                        plan takes others";
+            return Some(text.to_owned());
+        }
+        if plan.reached || self.args.partial {
+            return None;
+        }
+        if plan.moves.is_empty() {
+            return Some("no move helps".to_owned());
+        }
+        let more = if plan.moves.len() >= self.request.limits.max_moves {
+            ", and a higher --max-moves allows more of them"
+        } else {
+            ""
+        };
+        Some(format!(
+            "the moves do not reach the goal; --partial makes those that come nearest{more}"
+        ))
+    }
+
+    /// The progress before the first move of a plan that the user has seen.
+    fn progress_of(&self, plan: &PlanAnswer) -> Progress {
         let mut progress = Progress {
+            stay: self.of_jobs.clone(),
             max_moves: self.request.limits.max_moves,
             is_partial: self.args.partial,
+            falls_short: !plan.reached,
             ..Progress::default()
         };
         progress
@@ -230,14 +285,7 @@ impl Eviction<'_> {
             let waiting = plan.left.iter().filter(|one| one.temporary);
             progress.confirmed.extend(waiting.map(|one| one.uid.clone()));
         }
-        for one in &plan.moves {
-            if let Some(reason) = self.obstacle_of(one).await? {
-                self.screen
-                    .complain(&format!("pod {} stays: {reason}", one.display_name()));
-                progress.stay.insert(one.uid.clone());
-            }
-        }
-        Ok(progress)
+        progress
     }
 
     /// Asks the user on the terminal.
@@ -269,7 +317,11 @@ impl Eviction<'_> {
     ) -> Result<Option<String>, CommandFailure> {
         let mut n_stale = 0;
         let mut last_move = Instant::now();
+        let min_run_seconds = self.request.limits.min_run_seconds;
         loop {
+            // Pods that were too young for the first plan stay so, and a second is lost to rounding at most.
+            let since = self.planned_at.elapsed().as_secs().saturating_sub(1);
+            self.request.limits.min_run_seconds = min_run_seconds.saturating_add(since);
             self.request.limits.max_moves = progress.max_moves.saturating_sub(progress.n_moved);
             let plan = match self.new_plan(&mut interrupted).await {
                 None => return Ok(Some("interrupted".to_owned())),
@@ -345,7 +397,8 @@ impl Eviction<'_> {
         for (one, step) in join_all(made).await {
             let left = |reason| format!("pod {} stays: {reason}", one.display_name());
             match step {
-                Ok(Step::Moved) => {
+                Ok(Step::Moved { as_planned }) => {
+                    progress.falls_short |= !as_planned;
                     progress.n_moved += 1;
                     progress.evicted.insert(one.uid.clone());
                 }
@@ -401,25 +454,6 @@ impl Eviction<'_> {
         }
     }
 
-    /// The reason for which a pod must not be evicted, by the Job that controls it: the end of its pod counts as a failure.
-    async fn obstacle_of(&self, one: &PlannedMove) -> Result<Option<String>, CommandFailure> {
-        let pod = self.connection.get("read the pod", &pod_path(one)?).await?;
-        match pod.as_ref().and_then(controller) {
-            Some(owner) if field(owner, "/kind") == "Job" => Ok(self.job_obstacle(one, owner).await),
-            _ => Ok(None),
-        }
-    }
-
-    async fn job_obstacle(&self, one: &PlannedMove, owner: &Value) -> Option<String> {
-        let name = field(owner, "/name");
-        let path = format!("/apis/batch/v1/namespaces/{}/jobs/{name}", one.namespace);
-        match self.connection.get("read the Job", &path).await {
-            Ok(Some(job)) => at_back_off_limit(&job).then(|| format!("Job {name} is at its back-off limit")),
-            Ok(None) => Some(format!("there is no Job {name}")),
-            Err(failure) => Some(format!("its Job cannot be read: {failure}")),
-        }
-    }
-
     /// The pod of a move; `None` if it is gone or leaving: another eviction of it may have its successor already.
     async fn staying(&self, one: &PlannedMove) -> Result<Option<Value>, CommandFailure> {
         let object = self.connection.get("read the pod", &pod_path(one)?).await?;
@@ -438,7 +472,7 @@ impl Eviction<'_> {
             ))));
         };
         if field(owner, "/kind") == "Job"
-            && let Some(reason) = self.job_obstacle(one, owner).await
+            && let Some(reason) = jobs::obstacle(self.connection, one, owner).await?
         {
             return Ok(Err(Step::Left(reason)));
         }
@@ -494,12 +528,13 @@ impl Eviction<'_> {
                 } else {
                     format!(" (planned: {})", one.to)
                 };
+                let as_planned = node == one.to && gpus(successor) == one.to_gpus;
                 let successor = field(successor, "/metadata/name");
                 self.screen.complain(&format!(
                     "{name} left {}; {successor} is on {node}{expected}",
                     one.from
                 ));
-                return Ok(Step::Moved);
+                return Ok(Step::Moved { as_planned });
             }
             let waits_for = if is_gone {
                 format!("pod {name} is gone, and no successor has a node")
@@ -555,10 +590,14 @@ impl Eviction<'_> {
                 Err(CommandFailure::Api { code, .. })
                     if code == StatusCode::CONFLICT && Instant::now() < deadline =>
                 {
-                    let Some(changed) = self.staying(one).await? else {
-                        return Ok((!may_be_made).then_some(Step::Gone));
-                    };
-                    field(&changed, "/metadata/resourceVersion").clone_into(version);
+                    match self.staying(one).await {
+                        Ok(None) => return Ok((!may_be_made).then_some(Step::Gone)),
+                        Ok(Some(changed)) => {
+                            field(&changed, "/metadata/resourceVersion").clone_into(version);
+                        }
+                        Err(failure) if may_be_made => return Ok(Some(Step::in_doubt(one, &failure))),
+                        Err(failure) => return Err(failure),
+                    }
                 }
                 Err(CommandFailure::Api { code, reason, .. }) if code == StatusCode::TOO_MANY_REQUESTS => {
                     if !is_alone {
@@ -571,15 +610,17 @@ impl Eviction<'_> {
                     }
                     sleep_until(deadline.min(Instant::now() + REFUSED_PAUSE)).await;
                 }
-                Err(failure)
-                    if (failure.is_temporary() || (!is_dry && failure.may_pass()))
-                        && !*interrupted.borrow()
-                        && Instant::now() < deadline =>
-                {
-                    may_be_made = !is_dry;
-                    sleep(LOOK_PAUSE).await;
+                Err(failure) => {
+                    may_be_made |= !is_dry && failure.is_temporary();
+                    let may_pass = failure.is_temporary() || (!is_dry && failure.may_pass());
+                    if may_pass && !*interrupted.borrow() && Instant::now() < deadline {
+                        sleep(LOOK_PAUSE).await;
+                    } else if may_be_made {
+                        return Ok(Some(Step::in_doubt(one, &failure)));
+                    } else {
+                        return Err(failure);
+                    }
                 }
-                Err(failure) => return Err(failure),
             }
         }
     }
@@ -593,41 +634,17 @@ impl Eviction<'_> {
     }
 }
 
-/// The path of the pod of a move; refuses names that would change the path.
-fn pod_path(one: &PlannedMove) -> Result<String, CommandFailure> {
-    let is_plain = |name: &str| {
-        !name.is_empty()
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
-    };
-    let PlannedMove { namespace, name, .. } = one;
-    if is_plain(namespace) && is_plain(name) {
-        Ok(format!("/api/v1/namespaces/{namespace}/pods/{name}"))
-    } else {
-        Err(CommandFailure::Refused(format!(
-            "pod {namespace:?}/{name:?} has no valid name"
-        )))
-    }
-}
-
 /// Returns true if this is the pod of a move, and it is not leaving.
 fn is_staying(pod: &Value, one: &PlannedMove) -> bool {
     field(pod, "/metadata/uid") == one.uid && pod.pointer("/metadata/deletionTimestamp").is_none()
 }
 
-/// The reference to a pod's controller.
-fn controller(pod: &Value) -> Option<&Value> {
-    let mut owners = pod.pointer("/metadata/ownerReferences")?.as_array()?.iter();
-    owners.find(|owner| owner.get("controller") == Some(&Value::Bool(true)))
-}
-
-/// Returns true if one more failed pod may fail a Job, or an index of it.
-fn at_back_off_limit(job: &Value) -> bool {
-    let number = |path| job.pointer(path).and_then(Value::as_u64);
-    let failed = number("/status/failed").unwrap_or(0);
-    let has_limit_per_index = number("/spec/backoffLimitPerIndex").is_some();
-    has_limit_per_index || failed >= number("/spec/backoffLimit").unwrap_or(DEFAULT_BACK_OFF_LIMIT)
+/// The minor numbers of the GPUs in a pod's record, in rising order.
+fn gpus(pod: &Value) -> Vec<u32> {
+    let minors = annotation(pod, GPU_MINORS).split(',');
+    let mut minors: Vec<u32> = minors.filter_map(|minor| minor.parse().ok()).collect();
+    minors.sort_unstable();
+    minors
 }
 
 /// Becomes true at Ctrl-C.

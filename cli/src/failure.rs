@@ -51,6 +51,9 @@ pub(crate) enum CommandFailure {
     /// The read API cannot be reached.
     #[error("cannot reach the read API at {at}: {reason}")]
     NoReadApi { at: String, reason: String },
+    /// The read API does not answer now: it makes the plans of others, or has not read the cluster yet.
+    #[error("the scheduler at {at} cannot answer now: {reason}")]
+    Busy { at: String, reason: String },
     /// The read API refuses a request.
     #[error("{0}")]
     Refused(String),
@@ -74,7 +77,7 @@ impl CommandFailure {
     /// Returns true if the same request may succeed a little later, such as while the API server or the scheduler restarts.
     pub(crate) fn is_temporary(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::NoReadApi { .. } => true,
+            Self::Unreachable(_) | Self::NoReadApi { .. } | Self::Busy { .. } => true,
             // The API server answers so while it starts, or has lost etcd.
             Self::Api { code, .. } => *code >= 500,
             _ => false,

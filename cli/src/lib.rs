@@ -21,6 +21,7 @@ mod fits;
 mod follow;
 mod format;
 mod gone;
+mod jobs;
 mod migrate;
 mod offline;
 mod output;
@@ -57,7 +58,7 @@ pub async fn run() -> ExitCode {
         }
     };
     let screen = Screen::of_process(&args.output);
-    // It ends after the step that it has begun.
+    // It ends in the step that it has begun, with a sentence on the pod of that step.
     let ends_itself = matches!(&args.command, Command::Plan(plan) if plan.eviction.evict);
     let done = tokio::select! {
         // Ctrl-C is how -w ends: it is no failure, and 130 is the shell's code for it.

@@ -1,15 +1,18 @@
 //! `plan`: the moves by which a node or GPUs become empty, or free memory comes together. It moves nothing itself.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
 use k8s_openapi::api::core::v1::Node;
-use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PodVolumes};
+use proto::read_api::{LeftPod, PlanAnswer, PlanGoal, PlanLimits, PlanRequest, PlannedMove, PodVolumes};
+use tokio::time::Instant;
 
 use crate::args::{PlanArgs, PlannedGoal};
 use crate::connection::ClusterConnection;
-use crate::evict::Eviction;
+use crate::evict::{Eviction, node_and_gpus};
 use crate::failure::{CommandFailure, CommandResult};
 use crate::format::{count, memory};
+use crate::jobs;
 use crate::output::{Colour, Screen, TextTable, text};
 use crate::source::AnswerSource;
 use crate::volumes;
@@ -22,15 +25,23 @@ pub(crate) const NOT_REACHED: u8 = 3;
 /// Shows the plan for a goal; with `--evict` makes its moves.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &PlanArgs) -> CommandResult {
     let mut source = AnswerSource::open(connection, screen).await?;
-    let (request, answer) = match ask(connection, &mut source, args).await {
+    let asked = match ask(connection, &mut source, args).await {
         Ok(asked) => asked,
         Err(failure) => return no_such_goal(screen, failure),
     };
+    let planned_at = Instant::now();
+    let AskedPlan {
+        request,
+        answer,
+        of_jobs,
+    } = asked;
     let names = answer
         .moves
         .iter()
         .map(|one| format!("pod/{}", one.display_name()));
-    screen.show(&answer, names, |_| render(&args.goal, &answer, screen))?;
+    screen.show(&answer, names, |_| {
+        render(&args.goal, args.max_moves, &answer, screen)
+    })?;
     if !args.eviction.evict {
         return Ok(ExitCode::from(if answer.reached { 0 } else { NOT_REACHED }));
     }
@@ -41,6 +52,8 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
         goal: &args.goal,
         request,
         args: &args.eviction,
+        planned_at,
+        of_jobs,
     };
     eviction.run(answer).await
 }
@@ -54,12 +67,21 @@ pub(crate) fn no_such_goal(screen: &Screen, failure: CommandFailure) -> CommandR
     Ok(ExitCode::from(NO_SUCH_GOAL))
 }
 
-/// The first plan, and the request for the others.
+/// The first plan.
+pub(crate) struct AskedPlan {
+    /// The request, for the other plans too.
+    pub(crate) request: PlanRequest,
+    pub(crate) answer: PlanAnswer,
+    /// UIDs of the pods that must not be evicted because of their Jobs, which the scheduler does not know.
+    pub(crate) of_jobs: BTreeSet<String>,
+}
+
+/// Asks for the first plan.
 pub(crate) async fn ask(
     connection: &ClusterConnection,
     source: &mut AnswerSource,
     args: &PlanArgs,
-) -> Result<(PlanRequest, PlanAnswer), CommandFailure> {
+) -> Result<AskedPlan, CommandFailure> {
     let mut request = PlanRequest {
         goal: goal(connection, &args.goal).await?,
         limits: PlanLimits {
@@ -77,7 +99,37 @@ pub(crate) async fn ask(
             with_volumes => answer = with_volumes?,
         }
     }
-    Ok((request, answer))
+    let of_jobs = match jobs::obstacles(connection, &answer.moves).await {
+        // A plan is of use without the right to read pods.
+        Err(_) if !args.eviction.evict => BTreeMap::new(),
+        found => found?,
+    };
+    leave(&args.goal, &mut answer, &of_jobs);
+    Ok(AskedPlan {
+        request,
+        answer,
+        of_jobs: of_jobs.into_keys().collect(),
+    })
+}
+
+/// Lists pods of a plan among those that stay, each with the reason. A node or GPUs become empty without their moves; for free
+/// memory the plan needs them.
+fn leave(goal: &PlannedGoal, answer: &mut PlanAnswer, reasons: &BTreeMap<String, String>) {
+    let to_stay = |one: &PlannedMove| {
+        Some(LeftPod {
+            namespace: one.namespace.clone(),
+            name: one.name.clone(),
+            uid: one.uid.clone(),
+            reason: reasons.get(&one.uid)?.clone(),
+            ..LeftPod::default()
+        })
+    };
+    answer.left.extend(answer.moves.iter().filter_map(to_stay));
+    if node_and_gpus(goal).is_some() {
+        answer.moves.retain(|one| !reasons.contains_key(&one.uid));
+    } else {
+        answer.reached &= reasons.is_empty();
+    }
 }
 
 /// The goal in the terms of the read API; the selector of nodes becomes their names.
@@ -92,7 +144,15 @@ async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<Pla
             let nodes = match on {
                 None => None,
                 Some(selector) => {
-                    let nodes = connection.list::<Node>(None, Some(selector)).await?;
+                    let listed = connection.list::<Node>(None, Some(selector)).await;
+                    let nodes = listed.map_err(|failure| match failure {
+                        CommandFailure::Api {
+                            code: 400, reason, ..
+                        } => CommandFailure::Refused(format!(
+                            "--on {selector:?} is no label selector: {reason}"
+                        )),
+                        other => other,
+                    })?;
                     if nodes.is_empty() {
                         return Err(CommandFailure::Refused(format!(
                             "no node has the labels {selector:?}; `kubectl get nodes --show-labels` shows those that there are"
@@ -111,24 +171,36 @@ async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<Pla
     })
 }
 
-/// The plan as text: its moves, the pods that stay, gain and price.
-fn render(goal: &PlannedGoal, answer: &PlanAnswer, screen: &Screen) -> String {
-    let moves = count(answer.moves.len() as u64, "move");
-    let verdict = match (answer.reached, answer.moves.is_empty()) {
-        (true, true) => "nothing has to move".to_owned(),
-        (true, false) => format!("{moves} reach the goal").replacen("1 move reach ", "1 move reaches ", 1),
-        (false, true) => "no move helps".to_owned(),
-        (false, false) => format!("the goal cannot be reached; {moves} come nearest").replacen(
-            "1 move come ",
-            "1 move comes ",
-            1,
-        ),
-    };
-    let colour = if answer.reached {
-        Colour::Green
+/// The end of a plan in words, and its colour.
+fn verdict(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer) -> (Colour, String) {
+    let n = answer.moves.len();
+    let moves = count(n as u64, "move");
+    let (reach, come) = if n == 1 {
+        ("reaches", "comes")
     } else {
-        Colour::Yellow
+        ("reach", "come")
     };
+    match (answer.reached, n) {
+        // A plan that joins memory has no other goal than the moves that help.
+        (true, 0) if matches!(goal, PlannedGoal::Join) => (Colour::Yellow, "no move helps".to_owned()),
+        (true, 0) if !answer.left.is_empty() => (Colour::Yellow, "no pod may move".to_owned()),
+        (true, 0) => (Colour::Green, "nothing has to move".to_owned()),
+        (true, _) => (Colour::Green, format!("{moves} {reach} the goal")),
+        (false, 0) => (Colour::Yellow, "no move helps".to_owned()),
+        (false, _) if n >= max_moves => (
+            Colour::Yellow,
+            format!("{moves} {come} nearest to the goal, and --max-moves allows no more"),
+        ),
+        (false, _) => (
+            Colour::Yellow,
+            format!("no plan was found that reaches the goal; {moves} {come} nearest"),
+        ),
+    }
+}
+
+/// The plan as text: its moves, the pods that stay, gain and price.
+fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Screen) -> String {
+    let (colour, verdict) = verdict(goal, max_moves, answer);
     let mut lines = format!("Plan {}: {}.\n", answer.plan_id, screen.paint(colour, &verdict));
     if !answer.moves.is_empty() {
         let mut table = TextTable::new([
@@ -158,8 +230,14 @@ fn render(goal: &PlannedGoal, answer: &PlanAnswer, screen: &Screen) -> String {
         lines += &table.render(screen);
     }
     if !answer.moves.is_empty() {
+        // The scheduler's sums have the pods of Jobs that are left.
+        let with_jobs = if answer.price.restarts as usize > answer.moves.len() {
+            ", both with the pods of Jobs that are left"
+        } else {
+            ""
+        };
         lines += &format!(
-            "Gain: {}. Price: {}, {:.1} GiB hours of work.\n",
+            "Gain: {}. Price: {}, {:.1} GiB hours of work{with_jobs}.\n",
             memory(answer.gain),
             count(answer.price.restarts, "restart"),
             answer.price.gib_hours
@@ -182,7 +260,7 @@ fn minors(gpus: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proto::read_api::{LeftPod, PlanPrice, PlannedMove};
+    use proto::read_api::PlanPrice;
 
     use super::*;
 
@@ -226,8 +304,18 @@ mod tests {
             reached: false,
             moves: answer().moves[..1].to_vec(),
             left: vec![left()],
+            price: PlanPrice {
+                restarts: 1,
+                ..answer().price
+            },
             ..answer()
         };
+        let mut of_job = answer();
+        let reasons = [(
+            "uid-web-b".to_owned(),
+            "Job web is at its back-off limit".to_owned(),
+        )];
+        leave(&empty_node, &mut of_job, &reasons.into());
         let nothing = PlanAnswer {
             plan_id: "0".to_owned(),
             reached: true,
@@ -237,11 +325,19 @@ mod tests {
             left: vec![left()],
             ..PlanAnswer::default()
         };
+        let all_stay = PlanAnswer {
+            left: vec![left()],
+            ..nothing.clone()
+        };
         let shown = [
-            render(&empty_node, &answer(), &Screen::PLAIN),
-            render(&PlannedGoal::Join, &partial, &Screen::PLAIN),
-            render(&PlannedGoal::Join, &nothing, &Screen::PLAIN),
-            render(&PlannedGoal::Join, &stuck, &Screen::PLAIN),
+            render(&empty_node, 10, &answer(), &Screen::PLAIN),
+            render(&PlannedGoal::Join, 10, &partial, &Screen::PLAIN),
+            render(&empty_node, 10, &of_job, &Screen::PLAIN),
+            render(&PlannedGoal::Join, 10, &nothing, &Screen::PLAIN),
+            render(&PlannedGoal::Join, 10, &stuck, &Screen::PLAIN),
+            render(&empty_node, 1, &partial, &Screen::PLAIN),
+            render(&empty_node, 10, &nothing, &Screen::PLAIN),
+            render(&empty_node, 10, &all_stay, &Screen::PLAIN),
         ];
         insta::assert_snapshot!(shown.join("\n"));
     }

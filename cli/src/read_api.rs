@@ -142,7 +142,10 @@ impl ReadApiClient {
                 at: self.at.clone(),
                 reason: "it does not know the path".to_owned(),
             },
-            StatusCode::SERVICE_UNAVAILABLE => no_read_api(&self.at, &text),
+            StatusCode::SERVICE_UNAVAILABLE => CommandFailure::Busy {
+                at: self.at.clone(),
+                reason: text,
+            },
             StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::PAYLOAD_TOO_LARGE => {
                 CommandFailure::Refused(text)
             }

@@ -916,7 +916,16 @@ async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
             2,
             "100 GiB is more than any GPU has: the largest has 16 GiB",
         ),
-        (&["plan", "free", "0"], 2, "the goal asks for nothing"),
+        (
+            &["plan", "free", "0"],
+            2,
+            "0 bytes or 0 GPUs are asked for: the largest GPU has 17179869184 bytes",
+        ),
+        (
+            &["plan", "free", "1Gi", "--on", "a=b=c"],
+            2,
+            "\"a=b=c\" is no label selector",
+        ),
         (
             &["plan", "free", "1Gi", "--on", "pool=none"],
             2,
@@ -925,7 +934,7 @@ async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
         (
             &["plan", "free", "16Gi", "--gpus", "2", "--on", "pool=of-n1"],
             3,
-            "it has run for too short a time",
+            "it has run for less than --min-runtime",
         ),
         (&["plan", "free", "1Gi"], 0, "nothing has to move"),
         (&["plan", "free", "much"], 1, "write bytes as Kubernetes does"),
@@ -934,6 +943,12 @@ async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
             1,
             "write a number and s, m or h",
         ),
+        (
+            &["plan", "join", "--max-moves", "1001"],
+            1,
+            "1001 is not in 0..=1000",
+        ),
+        (&["open", "n1", "--gpus", "99"], 2, "node n1 has no GPU 99"),
         (&["close", "n9"], 2, "there is no node \"n9\""),
     ] {
         let ended = installed.run(args).await?;
@@ -1111,10 +1126,7 @@ async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
     let empty = ["plan", "empty-node", "n1", "--min-runtime", "0s", "--evict"];
     let stuck = installed.run(&[&empty[..], &["--yes"]].concat()).await?;
     ensure!(
-        stuck.code == Some(3)
-            && stuck
-                .error
-                .contains("nothing was evicted, since the goal cannot be reached"),
+        stuck.code == Some(3) && stuck.error.contains("nothing was evicted, since no move helps"),
         "{stuck:?}"
     );
     installed.run(&["open", "n2"]).await?;

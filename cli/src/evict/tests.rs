@@ -82,26 +82,23 @@ fn the_next_act(#[case] goal: PlannedGoal, #[case] plan: PlanAnswer, #[case] exp
 
 /// Later moves that would help too were not confirmed, and a pod that waited may have the freed memory by now.
 #[rstest]
-#[case::join(PlannedGoal::Join, true)]
-#[case::free(free(), false)]
-fn goals_that_free_memory_end_with_the_confirmed_moves(#[case] goal: PlannedGoal, #[case] reached: bool) {
+#[case::join(PlannedGoal::Join, false, plan(true, &["x"], &[]), "reached")]
+#[case::free(free(), false, plan(false, &["x"], &[]), "reached")]
+#[case::short(free(), true, plan(false, &["x"], &[]), "wait: the goal can")]
+#[case::short_and_out_of_reach(free(), true, plan(false, &[], &[]), "no further move")]
+#[case::short_and_reached_by_others(free(), true, plan(true, &[], &[]), "reached")]
+fn goals_that_free_memory_end_with_the_confirmed_moves(
+    #[case] goal: PlannedGoal,
+    #[case] falls_short: bool,
+    #[case] plan: PlanAnswer,
+    #[case] expected: &str,
+) {
     let progress = Progress {
         confirmed: ["a".to_owned()].into(),
         evicted: ["a".to_owned()].into(),
         max_moves: 10,
+        falls_short,
         ..Progress::default()
     };
-    let plan = plan(reached, &["x"], &[]);
-    assert_eq!(progress.next(&goal, &plan), Next::Reached);
-}
-
-#[rstest]
-#[case::below(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 1}}), false)]
-#[case::at(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 2}}), true)]
-#[case::none_allowed(json!({"spec": {"backoffLimit": 0}}), true)]
-#[case::default(json!({"spec": {}, "status": {"failed": 5}}), false)]
-#[case::default_reached(json!({"status": {"failed": 6}}), true)]
-#[case::per_index(json!({"spec": {"backoffLimit": 99, "backoffLimitPerIndex": 1}}), true)]
-fn jobs_at_their_back_off_limit(#[case] job: Value, #[case] expected: bool) {
-    assert_eq!(at_back_off_limit(&job), expected);
+    assert_eq!(word(&progress.next(&goal, &plan)), expected);
 }

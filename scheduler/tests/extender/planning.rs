@@ -187,8 +187,8 @@ fn changed_n2(field: &str, value: Value) -> Value {
 #[case::static_pod("/metadata/ownerReferences/0/kind", json!("Node"), "its controller (Node) creates no successor on another node")]
 #[case::annotation("/metadata/annotations", json!({"gpushare/evict": "false"}), "its annotation forbids the eviction")]
 #[case::volume("/spec/volumes", json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]), "it may be bound to its node by a volume")]
-#[case::young("/status/startTime", json!("2026-01-01T23:59:00Z"), "it has run for too short a time")]
-#[case::not_started("/status/startTime", json!(null), "it has run for too short a time")]
+#[case::young("/status/startTime", json!("2026-01-01T23:59:00Z"), "it has run for less than --min-runtime")]
+#[case::not_started("/status/startTime", json!(null), "it has run for less than --min-runtime")]
 #[case::selector("/spec/nodeSelector", json!({"only": "here"}), "no other place has room for it")]
 #[tokio::test(start_paused = true)]
 async fn a_pod_is_left_with_its_reason(#[case] field: &str, #[case] value: Value, #[case] expected: &str) {
@@ -381,11 +381,11 @@ async fn a_node_takes_no_successor(#[case] field: &str, #[case] value: Value) {
     r#"there is no node "n7" with GPUs; those with GPUs are n1, n2"#
 )]
 #[case::no_gpu(PlanGoal::EmptyGpus { node: "n1".into(), gpus: vec![0, 5] }, "the node has no GPU 5: its GPUs are [0]")]
-#[case::no_gpus(PlanGoal::EmptyGpus { node: "n1".into(), gpus: vec![] }, "the goal asks for nothing")]
-#[case::no_bytes(PlanGoal::Free { bytes: 0, gpus: 1, nodes: None }, "the goal asks for nothing")]
+#[case::no_gpus(PlanGoal::EmptyGpus { node: "n1".into(), gpus: vec![] }, "no GPU is named: those of the node are [0]")]
+#[case::no_bytes(PlanGoal::Free { bytes: 0, gpus: 1, nodes: None }, "0 bytes or 0 GPUs are asked for: the largest GPU has 104857600 bytes")]
 #[case::too_large(PlanGoal::Free { bytes: 1 << 30, gpus: 1, nodes: None }, "1 GiB is more than any GPU has: the largest has 100 MiB")]
 #[case::too_many(PlanGoal::Free { bytes: 1 << 20, gpus: 2, nodes: None }, "no node has 2 GPUs of 1 MiB: the most is 1")]
-#[case::nodes_without_gpus(PlanGoal::Free { bytes: 1 << 20, gpus: 1, nodes: Some(vec![]) }, "no node with GPUs is selected")]
+#[case::nodes_without_gpus(PlanGoal::Free { bytes: 1 << 20, gpus: 1, nodes: Some(vec![]) }, "no node with GPUs is selected; those with GPUs are n1, n2")]
 #[tokio::test(start_paused = true)]
 async fn an_impossible_goal_is_refused_with_what_there_is(#[case] goal: PlanGoal, #[case] expected: &str) {
     let world = world_with(&running("a", 60)).await;

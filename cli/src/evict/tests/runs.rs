@@ -2,6 +2,7 @@
 
 use super::world::{State, World, pod};
 use super::*;
+use crate::plan::AskedPlan;
 
 const EMPTY: [&str; 2] = ["empty-node", "n1"];
 
@@ -63,7 +64,7 @@ async fn a_scheduler_that_stays_away_is_a_failure() {
     world.state().plan_faults = (3..1000).map(|n| (n, 503)).collect();
     let before = Instant::now();
     let ended = world.evict_by(&EMPTY, undisturbed()).await;
-    assert!(matches!(ended.result, Err(CommandFailure::NoReadApi { .. })));
+    assert!(matches!(ended.result, Err(CommandFailure::Busy { .. })));
     assert_eq!(ended.n_moved, 1);
     assert!(before.elapsed() >= MOST_REFUSED);
 }
@@ -99,6 +100,41 @@ async fn a_pod_of_the_same_name_is_not_evicted() {
     let ended = world.evict_by(&EMPTY, undisturbed()).await;
     assert_eq!((sentence(ended.result).as_str(), ended.n_moved), ("reached", 3));
     assert_eq!(world.state().evicted, ["a-0", "a-1", "c-0"]);
+}
+
+/// The successor of the last move comes back, or is on other GPUs than planned, and another pod has the memory by then.
+#[rstest]
+#[case::as_planned(["n2", ""], "", "reached")]
+#[case::elsewhere_and_the_goal_is_reached(["n3", ""], "", "reached")]
+#[case::taken_by_a_pod_that_waited(["n2", ""], "w-0", "reached")]
+#[case::comes_back(["n1", ""], "", "by now pod team/a-0-next would have to move, which was not shown; run the command again to see the new plan")]
+#[case::on_other_gpus(["n2", "7"], "w-0", "by now pod team/w-0 would have to move, which was not shown; run the command again to see the new plan")]
+#[tokio::test(start_paused = true)]
+async fn the_last_successor_of_free(
+    #[case] astray: [&'static str; 2],
+    #[case] newcomer: &'static str,
+    #[case] expected: &str,
+) {
+    let world = World::of(&["a-0"]);
+    world.state().astray = astray;
+    world.state().on_eviction = Some(Box::new(move |state: &mut State, _, is_dry| {
+        if !is_dry && !newcomer.is_empty() {
+            state.pods.insert(newcomer.to_owned(), pod(newcomer, "n1"));
+        }
+    }));
+    let ended = world.evict_by(&["free", "1Gi"], undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), (expected, 1));
+}
+
+/// A pod that was too young for the confirmed plan stays, however long the run takes.
+#[tokio::test(start_paused = true)]
+async fn a_young_pod_stays() {
+    let world = world();
+    world.state().young = Some(("a-0", Instant::now()));
+    world.state().grace = Duration::from_secs(150);
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert_eq!((sentence(ended.result).as_str(), ended.n_moved), ("reached", 3));
+    assert_eq!(world.state().evicted, ["a-1", "b-0", "c-0"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,6 +212,48 @@ async fn the_network_goes_in_the_middle() {
     assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 1));
 }
 
+/// A Job that cannot be read for a moment does not keep its pod on the node for the rest of the run.
+#[tokio::test(start_paused = true)]
+async fn the_network_goes_while_a_job_is_read() {
+    let world = world();
+    world.set_job("b", json!({"spec": {"backoffLimit": 3}}));
+    world.state().on_eviction = Some(Box::new(|state: &mut State, name, is_dry| {
+        state.has_no_jobs = name == "a-1" && !is_dry;
+    }));
+    let ended = world.evict_by(&EMPTY, undisturbed()).await;
+    assert!(
+        matches!(ended.result, Err(CommandFailure::Api { code: 503, .. })),
+        "{:?}",
+        ended.result
+    );
+    assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 2));
+}
+
+/// The answer to an eviction is lost, and the API server does not come back, or the user does not wait for it.
+#[rstest]
+#[tokio::test(start_paused = true)]
+async fn an_eviction_without_an_answer_is_named(#[values(true, false)] is_interrupted: bool) {
+    let world = world();
+    let (sender, interrupted) = watch::channel(false);
+    world.state().on_eviction = Some(Box::new(move |state: &mut State, name, is_dry| {
+        if name == "a-1" && !is_dry {
+            state.loses_answers = true;
+            sender.send_replace(is_interrupted);
+        }
+    }));
+    let before = Instant::now();
+    let ended = world.evict_by(&EMPTY, interrupted).await;
+    let sentence = sentence(ended.result);
+    assert!(
+        sentence.starts_with("pod team/a-1 may have been evicted: "),
+        "{sentence}"
+    );
+    // This API server evicts a pod that is leaving once more.
+    world.state().evicted.dedup();
+    assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 1));
+    assert_eq!(before.elapsed() < MOST_REFUSED, is_interrupted);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_interrupted_run_names_the_pod_that_waits() {
     let world = world();
@@ -195,16 +273,32 @@ async fn an_interrupted_run_names_the_pod_that_waits() {
 
 /// Of four pods two may move.
 #[rstest]
-#[case::refused(&[], 0, json!(null))]
-#[case::partial(&["--partial"], 2, json!("all"))]
+#[case::refused(&EMPTY, &[], 0, json!(null))]
+#[case::partial(&EMPTY, &["--partial"], 2, json!("all"))]
+#[case::free_refused(&["free", "1Gi"], &[], 0, json!(null))]
+#[case::free_partial(&["free", "1Gi"], &["--partial"], 2, json!(null))]
 #[tokio::test(start_paused = true)]
-async fn a_goal_out_of_reach(#[case] flags: &[&str], #[case] n_evicted: usize, #[case] closed: Value) {
+async fn a_goal_out_of_reach(
+    #[case] goal: &[&str],
+    #[case] flags: &[&str],
+    #[case] n_evicted: usize,
+    #[case] closed: Value,
+) {
     let world = world();
-    let args = [&EMPTY[..], &["--max-moves", "2"], flags].concat();
+    let args = [goal, &["--max-moves", "2"], flags].concat();
     let code = world.run(&args).await.unwrap();
     assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(NOT_REACHED)));
     let state = world.state();
     assert_eq!((state.evicted.len(), &state.closed), (n_evicted, &closed));
+}
+
+#[tokio::test]
+async fn a_malformed_selector_is_refused_as_a_goal() {
+    let world = world();
+    let (connection, args, mut source) = world.prepare(&["free", "1Gi", "--on", "a=b=c"]).await;
+    let failure = crate::plan::ask(&connection, &mut source, &args).await.err();
+    let expected = "--on \"a=b=c\" is no label selector: no";
+    assert!(matches!(failure, Some(CommandFailure::Refused(text)) if text == expected));
 }
 
 /// Each plan of a run has the node affinity of the volumes that the caller may read.
@@ -232,7 +326,7 @@ async fn volumes_are_read(#[case] volume: Option<Value>, #[case] expected: Optio
         .volumes
         .extend(volume.map(|volume| ("data", volume)));
     let (connection, args, mut source) = world.prepare(&EMPTY).await;
-    let (request, answer) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let AskedPlan { request, answer, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
     let volumes = serde_json::to_value(&request.limits.volumes).unwrap();
     assert_eq!(volumes.get("uid-a-0"), expected.as_ref());
     let (n_moves, n_left) = if expected.is_some() { (4, 0) } else { (3, 1) };
@@ -241,6 +335,36 @@ async fn volumes_are_read(#[case] volume: Option<Value>, #[case] expected: Optio
         (n_moves, n_left),
         "{answer:?}"
     );
+}
+
+/// A pod whose end may fail its Job is left. A node becomes empty without it; free memory needs it, and nothing is evicted.
+#[rstest]
+#[case::far_from_its_limit(&EMPTY, json!({"spec": {"backoffLimit": 3}}), "", (4, 0, true), (0, 4))]
+#[case::at_its_limit(&EMPTY, json!({"spec": {"backoffLimit": 0}}), "Job a is at its back-off limit", (2, 2, true), (0, 2))]
+#[case::unreadable(&EMPTY, json!(null), "its Job cannot be read: ", (2, 2, true), (0, 2))]
+#[case::free(&["free", "1Gi"], json!({"spec": {"backoffLimit": 0}}), "Job a is at its back-off limit", (4, 2, false), (NOT_REACHED, 0))]
+#[case::partial(&["free", "1Gi", "--partial"], json!({"spec": {"backoffLimit": 0}}), "Job a is at its back-off limit", (4, 2, false), (NOT_REACHED, 0))]
+#[tokio::test(start_paused = true)]
+async fn pods_of_jobs(
+    #[case] goal: &[&str],
+    #[case] job: Value,
+    #[case] reason: &str,
+    #[case] planned: (usize, usize, bool),
+    #[case] (code, n_evicted): (u8, usize),
+) {
+    let world = world();
+    world.set_job("a", job);
+    let (connection, args, mut source) = world.prepare(goal).await;
+    let AskedPlan { answer, of_jobs, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let PlanAnswer {
+        moves, left, reached, ..
+    } = answer;
+    assert_eq!((moves.len(), left.len(), reached), planned);
+    assert_eq!(of_jobs.len(), left.len());
+    assert!(left.iter().all(|one| one.reason.starts_with(reason)), "{left:?}");
+    let ended = world.run(goal).await.unwrap();
+    assert_eq!(format!("{ended:?}"), format!("{:?}", ExitCode::from(code)));
+    assert_eq!(world.state().evicted.len(), n_evicted);
 }
 
 /// A volume that one node at a time can use keeps its pods, if it has several, from moving one after the other.
@@ -260,7 +384,7 @@ async fn volumes_of_two_pods(#[case] mode: &str, #[case] phase: &str, #[case] is
     let volume = json!({"spec": {"accessModes": [mode]}});
     world.state().volumes.insert("data", volume);
     let (connection, args, mut source) = world.prepare(&EMPTY).await;
-    let (request, _) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let AskedPlan { request, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
     assert_eq!(request.limits.volumes.contains_key("uid-a-0"), is_known);
 }
 
@@ -274,9 +398,48 @@ async fn the_plan_without_volumes_holds_if_the_second_is_refused() {
     world.state().volumes.insert("data", json!({"spec": {}}));
     world.state().plan_faults = [(2, 503)].into();
     let (connection, args, mut source) = world.prepare(&EMPTY).await;
-    let (request, answer) = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
+    let AskedPlan { request, answer, .. } = crate::plan::ask(&connection, &mut source, &args).await.unwrap();
     assert!(request.limits.volumes.is_empty());
     assert_eq!((answer.moves.len(), answer.left.len()), (3, 1), "{answer:?}");
+}
+
+/// A pod that waits for its budget is confirmed too, and its name is needed then.
+#[tokio::test(start_paused = true)]
+async fn a_waiting_pod_with_a_hidden_name_is_refused() {
+    let world = world();
+    world.state().hidden = "c-0";
+    if let Some(pod) = world.state().pods.get_mut("c-0") {
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    }
+    let failure = world.run(&EMPTY).await.err().map(|failure| failure.to_string());
+    let failure = failure.unwrap_or_default();
+    assert!(
+        failure.starts_with("the names of some pods are hidden"),
+        "{failure}"
+    );
+    let state = world.state();
+    assert_eq!((state.evicted.len(), &state.closed), (0, &json!(null)));
+}
+
+/// Of GPUs that were closed beside all others, the command that opens them alone would be refused.
+#[rstest]
+#[case::none(json!(null), &[0], json!("0"), "kubectl gpushare open n1 --gpus 0")]
+#[case::others(json!("3"), &[0], json!("0,3"), "kubectl gpushare open n1 --gpus 0")]
+#[case::all(json!("all"), &[0], json!("all"), "kubectl gpushare open n1")]
+#[tokio::test(start_paused = true)]
+async fn the_command_that_opens_closed_gpus(
+    #[case] closed: Value,
+    #[case] gpus: &[u32],
+    #[case] expected: Value,
+    #[case] opening: &str,
+) {
+    let world = world();
+    world.state().closed = closed;
+    let (connection, ..) = world.prepare(&EMPTY).await;
+    let closed = close::add(&connection, "n1", gpus).await.unwrap();
+    assert_eq!(world.state().closed, expected);
+    assert_eq!(close::opening("n1", &closed), opening);
+    assert!(close::closing("n1", &closed).contains(&format!("`{opening}`")));
 }
 
 #[rstest]

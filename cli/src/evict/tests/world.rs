@@ -11,6 +11,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
 use kube::Client;
 use kube::client::Body;
+use proto::record::GPU_MINORS;
 use tokio::io::duplex;
 
 use super::*;
@@ -40,8 +41,18 @@ pub(super) struct State {
     /// A pod that does not go, and one whose successor gets no node.
     pub(super) stuck: &'static str,
     pub(super) without_successor: &'static str,
+    /// The node and the GPUs of successors; n2 and none if empty.
+    pub(super) astray: [&'static str; 2],
+    /// A pod that has not run for long, and the time of its start.
+    pub(super) young: Option<(&'static str, Instant)>,
+    /// A pod whose name is hidden from the user.
+    pub(super) hidden: &'static str,
     /// The time that a pod takes to end, beyond that of all.
     pub(super) grace: Duration,
+    /// The Jobs by the letters of the controllers that they are; null for one that cannot be read.
+    pub(super) jobs: BTreeMap<&'static str, Value>,
+    /// The API server cannot read Jobs at the moment.
+    pub(super) has_no_jobs: bool,
     /// The `PersistentVolume`s by their names, which are those of their claims too.
     pub(super) volumes: BTreeMap<&'static str, Value>,
     /// The status of the answers to plans, by their numbers from 1.
@@ -49,6 +60,8 @@ pub(super) struct State {
     pub(super) n_plans: usize,
     /// The API server cannot be reached.
     pub(super) is_away: bool,
+    /// The answer of the API server to the next requests is lost.
+    pub(super) loses_answers: bool,
     pub(super) on_eviction: Option<Hook>,
 }
 
@@ -108,8 +121,18 @@ impl State {
                 left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "claims", "volumes": true}));
                 continue;
             }
+            let started = self
+                .young
+                .filter(|(young, _)| young == name)
+                .map(|(_, started)| started);
+            let least = request["limits"]["minRunSeconds"].as_u64().unwrap_or(0);
+            if started.is_some_and(|started| started.elapsed() < Duration::from_secs(least)) {
+                left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "young"}));
+                continue;
+            }
             let has_room = self.hides_budgets || self.has_room(controller_of(pod));
             if pod["metadata"]["deletionTimestamp"].is_string() || !has_room {
+                let name = if self.hidden == name { "" } else { name };
                 left.push(json!({"namespace": "team", "name": name, "uid": uid, "reason": "later", "temporary": true}));
             } else {
                 moves.push(json!({"namespace": "team", "name": name, "uid": uid, "from": "n1", "to": "n2"}));
@@ -133,6 +156,15 @@ impl World {
         world
     }
 
+    /// Makes the controller with this letter a Job.
+    pub(super) fn set_job(&self, letter: &'static str, job: Value) {
+        let mut state = self.state();
+        state.jobs.insert(letter, job);
+        for pod in state.pods.values_mut().filter(|pod| controller_of(pod) == letter) {
+            pod["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
+        }
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,6 +174,7 @@ impl World {
         let mut state = self.state();
         let parts: Vec<&str> = path.trim_start_matches("/api/v1/").split('/').collect();
         match (method.as_str(), parts.as_slice()) {
+            ("GET", ["nodes"]) => status(400),
             ("GET", ["nodes", "n1"]) => {
                 let annotations = json!({"gpushare/closed-gpus": state.closed});
                 let annotations = if state.closed.is_null() {
@@ -176,6 +209,14 @@ impl World {
                 Some(volume) => (200, volume.clone()),
                 None => status(403),
             },
+            ("GET", ["", "apis", "batch", "v1", "namespaces", "team", "jobs", name]) => {
+                match state.jobs.get(*name) {
+                    _ if state.has_no_jobs => status(503),
+                    Some(Value::Null) => status(403),
+                    Some(job) => (200, job.clone()),
+                    None => status(404),
+                }
+            }
             ("POST", ["namespaces", "team", "pods", name, "eviction"]) => {
                 let is_dry = body["deleteOptions"]["dryRun"].is_array();
                 if let Some(mut hook) = state.on_eviction.take() {
@@ -228,10 +269,13 @@ impl World {
                 }
             }
             sleep(PAUSE).await;
-            world
-                .state()
-                .pods
-                .insert(successor.clone(), pod(&successor, "n2"));
+            let mut state = world.state();
+            let [node, gpus] = state.astray;
+            let mut object = pod(&successor, if node.is_empty() { "n2" } else { node });
+            if !gpus.is_empty() {
+                object["metadata"]["annotations"] = json!({GPU_MINORS: gpus});
+            }
+            state.pods.insert(successor, object);
         });
     }
 
@@ -250,6 +294,11 @@ impl World {
                 }
                 let body = serde_json::from_slice(&body).unwrap_or_default();
                 let (code, answer) = world.answer(&parts.method, parts.uri.path(), &body);
+                if world.state().loses_answers {
+                    return Err(kube::Error::Service(Box::new(io::Error::other(
+                        "connection reset",
+                    ))));
+                }
                 let answer = Response::builder()
                     .status(code)
                     .body(Body::from(answer.to_string().into_bytes()));
@@ -289,7 +338,7 @@ impl World {
         let (connection, args, source) = self.prepare(args).await;
         let mut eviction = eviction(&connection, &args, source);
         let plan = eviction.source.plan(&eviction.request).await.unwrap();
-        let mut progress = eviction.progress_of(&plan).await.unwrap();
+        let mut progress = eviction.progress_of(&plan);
         let result = eviction.make_moves(&mut progress, interrupted).await;
         Ended {
             result,
@@ -299,10 +348,11 @@ impl World {
 
     /// Runs the whole command after its plan; returns the exit code.
     pub(super) async fn run(&self, args: &[&str]) -> Result<ExitCode, CommandFailure> {
-        let (connection, args, source) = self.prepare(args).await;
+        let (connection, args, mut source) = self.prepare(args).await;
+        let asked = crate::plan::ask(&connection, &mut source, &args).await?;
         let mut eviction = eviction(&connection, &args, source);
-        let plan = eviction.source.plan(&eviction.request).await.unwrap();
-        eviction.run(plan).await
+        (eviction.request, eviction.of_jobs) = (asked.request, asked.of_jobs);
+        eviction.run(asked.answer).await
     }
 
     pub(super) async fn prepare(&self, args: &[&str]) -> (ClusterConnection, PlanArgs, AnswerSource) {
@@ -329,6 +379,8 @@ fn eviction<'a>(connection: &'a ClusterConnection, args: &'a PlanArgs, source: A
         goal: &args.goal,
         request: serde_json::from_value(request).unwrap(),
         args: &args.eviction,
+        planned_at: Instant::now(),
+        of_jobs: BTreeSet::new(),
     }
 }
 

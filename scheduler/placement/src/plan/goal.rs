@@ -4,6 +4,9 @@ use crate::data::ident::NodeId;
 use crate::fleet::Fleet;
 use crate::state::node::Node;
 
+/// Names of nodes in the refusal of a selection.
+const N_SHOWN: usize = 3;
+
 /// The goal of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal<'a> {
@@ -50,12 +53,21 @@ pub enum PlanError {
         /// The minors that the node has.
         known: Vec<u32>,
     },
-    /// The goal names no GPU, 0 bytes or 0 GPUs, so that nothing is to be done.
-    #[error("the goal asks for nothing")]
-    Nothing,
-    /// None of the nodes is known with GPUs.
-    #[error("no node with GPUs is selected")]
-    NoNode,
+    /// The goal names no GPU of the node.
+    #[error("no GPU is named: those of the node are {known:?}")]
+    NoGpuNamed {
+        /// The minors that the node has.
+        known: Vec<u32>,
+    },
+    /// The goal names 0 bytes or 0 GPUs, so that nothing is to be done.
+    #[error("0 bytes or 0 GPUs are asked for: the largest GPU has {largest} bytes")]
+    Nothing {
+        /// Bytes of the largest GPU.
+        largest: u64,
+    },
+    /// None of the nodes is known with GPUs; the text names some that are.
+    #[error("no node with GPUs is selected; {0}")]
+    NoNode(String),
     /// No GPU of the nodes has as much memory.
     #[error("{bytes} bytes are more than any GPU has: the largest has {largest}")]
     TooLarge {
@@ -84,7 +96,7 @@ pub(super) fn gpus_of(fleet: &Fleet, node: NodeId, minors: Option<&[u32]>) -> Re
     let known: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.minor).collect();
     let minors = minors.unwrap_or(&known);
     if minors.is_empty() {
-        return Err(PlanError::Nothing);
+        return Err(PlanError::NoGpuNamed { known });
     }
     match minors.iter().find(|minor| !known.contains(minor)) {
         Some(minor) => Err(PlanError::UnknownGpu { minor: *minor, known }),
@@ -99,12 +111,13 @@ pub(super) fn check_free(
     n_gpus: usize,
     nodes: &[NodeId],
 ) -> Result<(), PlanError> {
-    if bytes == 0 || n_gpus == 0 {
-        return Err(PlanError::Nothing);
-    }
     let nodes = nodes.iter().filter_map(|node| fleet.nodes.get(*node));
     let gpus = nodes.clone().flat_map(Node::gpus);
-    let largest = gpus.map(|gpu| gpu.memory_bytes).max().ok_or(PlanError::NoNode)?;
+    let largest = gpus.map(|gpu| gpu.memory_bytes).max();
+    let largest = largest.ok_or_else(|| PlanError::NoNode(nodes_with_gpus(fleet)))?;
+    if bytes == 0 || n_gpus == 0 {
+        return Err(PlanError::Nothing { largest });
+    }
     if bytes > largest {
         return Err(PlanError::TooLarge { bytes, largest });
     }
@@ -114,4 +127,19 @@ pub(super) fn check_free(
         return Err(PlanError::TooMany { n_gpus, bytes, most });
     }
     Ok(())
+}
+
+/// Some nodes that have GPUs, in words.
+fn nodes_with_gpus(fleet: &Fleet) -> String {
+    let nodes = fleet.nodes.iter().filter(|(_, node)| !node.gpus().is_empty());
+    let mut names: Vec<&str> = nodes.map(|(_, node)| &*node.name).collect();
+    names.sort_unstable();
+    let n = names.len();
+    names.truncate(N_SHOWN);
+    let shown = names.join(", ");
+    match n {
+        0 => "no node has any".to_owned(),
+        n if n <= N_SHOWN => format!("those with GPUs are {shown}"),
+        n => format!("{n} have GPUs, such as {shown}"),
+    }
 }

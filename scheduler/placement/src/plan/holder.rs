@@ -98,11 +98,11 @@ impl fmt::Display for Obstacle {
             Self::Affinity => "node affinity binds it to its node",
             Self::Volume => "it may be bound to its node by a volume",
             Self::BoundVolume => "its volumes and its other rules leave it no other node",
-            Self::Young => "it has run for too short a time",
+            Self::Young => "it has run for less than --min-runtime",
             Self::Unknown => "its request is not known",
             Self::NoPlace => "no other place has room for it",
             Self::Returns => "its successor would come back to the same GPUs",
-            Self::Limit => "the plan has no move left for it",
+            Self::Limit => "--max-moves, or the bound of the search, leaves no move for it",
         })
     }
 }

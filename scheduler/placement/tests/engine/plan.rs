@@ -281,7 +281,11 @@ fn goals_that_no_fleet_can_reach_are_refused() {
     let empty = Fleet::new();
     assert_eq!(plan(&empty, Goal::Join, &[], limits).unwrap().moves, []);
     let free = |bytes, n_gpus, nodes| Goal::Free { bytes, n_gpus, nodes };
-    assert_eq!(plan(&empty, free(1, 1, &[]), &[], limits), Err(PlanError::NoNode));
+    let no_node = |known: &str| Err(PlanError::NoNode(known.to_owned()));
+    assert_eq!(
+        plan(&empty, free(1, 1, &[]), &[], limits),
+        no_node("no node has any")
+    );
     let world = fleet(&[&[8, 4], &[]], Vec::new());
     let fleet = world.fleet();
     let (nodes, without_gpus) = ([world.id(&fleet, 0)], [world.id(&fleet, 1)]);
@@ -291,14 +295,16 @@ fn goals_that_no_fleet_can_reach_are_refused() {
         Err(PlanError::NoGpu)
     );
     assert_eq!(of(Goal::EmptyNode(without_gpus[0])), Err(PlanError::NoGpu));
-    assert_eq!(of(free(1, 1, &without_gpus)), Err(PlanError::NoNode));
-    assert_eq!(of(Goal::EmptyGpus(nodes[0], &[])), Err(PlanError::Nothing));
+    assert_eq!(of(free(1, 1, &without_gpus)), no_node("those with GPUs are n0"));
     let known = vec![0, 1];
+    let none_named = PlanError::NoGpuNamed { known: known.clone() };
+    assert_eq!(of(Goal::EmptyGpus(nodes[0], &[])), Err(none_named));
     let unknown = PlanError::UnknownGpu { minor: 7, known };
     assert_eq!(of(Goal::EmptyGpus(nodes[0], &[0, 7])), Err(unknown));
-    assert_eq!(of(free(0, 1, &nodes)), Err(PlanError::Nothing));
-    assert_eq!(of(free(1, 0, &nodes)), Err(PlanError::Nothing));
     let (bytes, largest) = (8 * GIB + 1, 8 * GIB);
+    let nothing = PlanError::Nothing { largest };
+    assert_eq!(of(free(0, 1, &nodes)), Err(nothing.clone()));
+    assert_eq!(of(free(1, 0, &nodes)), Err(nothing));
     assert_eq!(
         of(free(bytes, 1, &nodes)),
         Err(PlanError::TooLarge { bytes, largest })

@@ -1,0 +1,98 @@
+//! Pods that must not be evicted because of their Jobs: the end of a pod counts as a failure, with which a Job may fail for good.
+
+use std::collections::BTreeMap;
+
+use proto::read_api::PlannedMove;
+use serde_json::Value;
+
+use crate::connection::ClusterConnection;
+use crate::failure::CommandFailure;
+use crate::fields::text as field;
+
+/// The back-off limit of a Job that names none.
+const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
+
+/// The reasons for which pods must not be evicted, by UID. Pods whose names are hidden are not looked at.
+pub(crate) async fn obstacles(
+    connection: &ClusterConnection,
+    moves: &[PlannedMove],
+) -> Result<BTreeMap<String, String>, CommandFailure> {
+    let mut found = BTreeMap::new();
+    for one in moves.iter().filter(|one| !one.name.is_empty()) {
+        let pod = connection.get("read the pod", &pod_path(one)?).await?;
+        if let Some(owner) = pod.as_ref().and_then(controller)
+            && field(owner, "/kind") == "Job"
+            && let Some(reason) = obstacle(connection, one, owner).await?
+        {
+            found.insert(one.uid.clone(), reason);
+        }
+    }
+    Ok(found)
+}
+
+/// The reason for which a pod must not be evicted, by the Job that controls it.
+pub(crate) async fn obstacle(
+    connection: &ClusterConnection,
+    one: &PlannedMove,
+    owner: &Value,
+) -> Result<Option<String>, CommandFailure> {
+    let name = field(owner, "/name");
+    let path = format!("/apis/batch/v1/namespaces/{}/jobs/{name}", one.namespace);
+    match connection.get("read the Job", &path).await {
+        Ok(Some(job)) => Ok(at_back_off_limit(&job).then(|| format!("Job {name} is at its back-off limit"))),
+        Ok(None) => Ok(Some(format!("there is no Job {name}"))),
+        Err(failure) if failure.is_temporary() => Err(failure),
+        Err(failure) => Ok(Some(format!("its Job cannot be read: {failure}"))),
+    }
+}
+
+/// The path of the pod of a move; refuses names that would change the path.
+pub(crate) fn pod_path(one: &PlannedMove) -> Result<String, CommandFailure> {
+    let is_plain = |name: &str| {
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
+    };
+    let PlannedMove { namespace, name, .. } = one;
+    if is_plain(namespace) && is_plain(name) {
+        Ok(format!("/api/v1/namespaces/{namespace}/pods/{name}"))
+    } else {
+        Err(CommandFailure::Refused(format!(
+            "pod {namespace:?}/{name:?} has no valid name"
+        )))
+    }
+}
+
+/// The reference to a pod's controller.
+pub(crate) fn controller(pod: &Value) -> Option<&Value> {
+    let mut owners = pod.pointer("/metadata/ownerReferences")?.as_array()?.iter();
+    owners.find(|owner| owner.get("controller") == Some(&Value::Bool(true)))
+}
+
+/// Returns true if one more failed pod may fail a Job, or an index of it.
+fn at_back_off_limit(job: &Value) -> bool {
+    let number = |path| job.pointer(path).and_then(Value::as_u64);
+    let failed = number("/status/failed").unwrap_or(0);
+    let has_limit_per_index = number("/spec/backoffLimitPerIndex").is_some();
+    has_limit_per_index || failed >= number("/spec/backoffLimit").unwrap_or(DEFAULT_BACK_OFF_LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    #[rstest]
+    #[case::below(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 1}}), false)]
+    #[case::at(json!({"spec": {"backoffLimit": 2}, "status": {"failed": 2}}), true)]
+    #[case::none_allowed(json!({"spec": {"backoffLimit": 0}}), true)]
+    #[case::default(json!({"spec": {}, "status": {"failed": 5}}), false)]
+    #[case::default_reached(json!({"status": {"failed": 6}}), true)]
+    #[case::per_index(json!({"spec": {"backoffLimit": 99, "backoffLimitPerIndex": 1}}), true)]
+    fn jobs_at_their_back_off_limit(#[case] job: Value, #[case] expected: bool) {
+        assert_eq!(at_back_off_limit(&job), expected);
+    }
+}
