@@ -13,8 +13,8 @@ use crate::output::Screen;
 use crate::read_api::ReadApiClient;
 
 /// The end of the note that the command reads objects itself, with the facts that only the scheduler has.
-const READING_OBJECTS: &str = "nodes, devices and pods instead; bindings under way, PodGroups, device plugins that are away, memory in \
-                               use and the scheduler's flags are not seen";
+const READING_OBJECTS: &str = "nodes, devices and pods instead; bindings under way, PodGroups, disruption budgets, device plugins that \
+                               are away, memory in use and the scheduler's flags are not seen";
 
 /// The source of answers about the cluster.
 pub(crate) enum AnswerSource {

@@ -221,3 +221,46 @@ impl PlanAnswer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names, and budgets in reasons, are those of a namespace.
+    #[test]
+    fn names_of_other_namespaces_are_hidden() {
+        let to_move = |namespace: &str| PlannedMove {
+            namespace: namespace.to_owned(),
+            name: "a".to_owned(),
+            uid: "u".to_owned(),
+            ..PlannedMove::default()
+        };
+        let to_stay = |namespace: &str, temporary: bool| LeftPod {
+            namespace: namespace.to_owned(),
+            name: "b".to_owned(),
+            uid: "v".to_owned(),
+            reason: "a reason".to_owned(),
+            temporary,
+            ..LeftPod::default()
+        };
+        let mut answer = PlanAnswer {
+            moves: vec![to_move("own"), to_move("other")],
+            left: vec![
+                to_stay("own", true),
+                to_stay("other", true),
+                to_stay("other", false),
+            ],
+            ..PlanAnswer::default()
+        };
+        answer.hide_names(|namespace| namespace == "own");
+        let moves: Vec<String> = answer.moves.iter().map(PlannedMove::display_name).collect();
+        assert_eq!(moves, ["own/a", "u"]);
+        let left: Vec<(String, &str)> = answer
+            .left
+            .iter()
+            .map(|one| (one.display_name(), one.reason.as_str()))
+            .collect();
+        let expected = [("own/b", "a reason"), ("v", HIDDEN_REASON), ("v", "a reason")];
+        assert_eq!(left, expected.map(|(name, reason)| (name.to_owned(), reason)));
+    }
+}

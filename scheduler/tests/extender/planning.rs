@@ -1,9 +1,12 @@
 //! `POST plan`: moves that filter and bind would make, pods that stay with the reason, and access as for `fit`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
-use http::StatusCode;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use http::{Request, StatusCode};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest};
 use rstest::rstest;
@@ -11,8 +14,10 @@ use scheduler::read_api::{PlanRequestError, ReadApi, plan, router};
 use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
 use crate::objects::{annotated, device, node, units};
+use crate::read_api::api_of;
 use crate::world::World;
 
 /// A day after the start of [`running`] pods.
@@ -431,4 +436,77 @@ async fn plans_follow_the_rights_of_fit() {
     let closed = router(&api, "", true);
     let (status, _) = world.send_to(&closed, "POST", "/v1/plan", body()).await;
     assert_eq!(status, StatusCode::UNAUTHORIZED);
+}
+
+/// The one thread for plans is busy, so that two of three requests hold their places until it is free.
+#[test]
+fn a_third_plan_at_one_time_is_refused() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.max_blocking_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let world = world_with(&running("a", 60)).await;
+        let router = api_of(&world, false);
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        tokio::task::spawn_blocking(move || released.recv());
+        let body = r#"{"goal": {"kind": "join"}}"#;
+        let send = || world.send_to(&router, "POST", "/v1/plan", body);
+        let mut answers: FuturesUnordered<_> = [send(), send(), send()].into_iter().collect();
+        let refused = tokio::time::timeout(Duration::from_secs(10), answers.next()).await;
+        // A runtime whose thread is busy never ends.
+        drop(release);
+        let (status, text) = refused.expect("a request is refused at once").unwrap();
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
+        assert!(text.starts_with("2 plans are being made"), "{text}");
+        while let Some((status, text)) = answers.next().await {
+            assert_eq!(status, StatusCode::OK, "{text}");
+        }
+    });
+}
+
+/// A client that may not list pods gets the UIDs of those that move and stay.
+#[tokio::test]
+async fn names_that_a_client_may_not_see_are_hidden() {
+    let world = world_with(&running("a", 60)).await;
+    let path = "/gpushare-scheduler/inspect";
+    world.api.add_user("of-reader", "reader", Some(path));
+    let router = api_of(&world, true);
+    for (min_run_seconds, list) in [(0, "moves"), (u64::MAX, "left")] {
+        let body = json!({"goal": {"kind": "empty-node", "node": "n1"}, "limits": {"minRunSeconds": min_run_seconds}});
+        let request = Request::post("/v1/plan")
+            .header("authorization", "Bearer of-reader")
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_string()));
+        let reply = router.clone().oneshot(request.unwrap()).await.unwrap();
+        assert_eq!(reply.status(), StatusCode::OK);
+        let body = axum::body::to_bytes(reply.into_body(), usize::MAX).await.unwrap();
+        let answer: Value = serde_json::from_slice(&body).unwrap();
+        let pod = &answer[list][0];
+        assert_eq!(
+            (&pod["uid"], &pod["name"], &pod["namespace"]),
+            (&json!("uid-a"), &json!(null), &json!(null))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_change_while_a_plan_is_made_shows_in_the_generation() {
+    let world = world_with(&running("a", 60)).await;
+    let request = PlanRequest {
+        goal: PlanGoal::Join {},
+        limits: PlanLimits::default(),
+    };
+    for is_changed in [false, true] {
+        let change = || {
+            if is_changed {
+                world.apply_device(&device("n2", &[100, 100]));
+            }
+            false
+        };
+        let answer = plan(&world.index, &request, NOW, &change).unwrap();
+        assert_eq!(
+            answer.generation != answer.generation_after,
+            is_changed,
+            "{answer:?}"
+        );
+    }
 }

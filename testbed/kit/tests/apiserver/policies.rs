@@ -362,7 +362,10 @@ async fn server_with_nodes() -> ApiServer {
     for node in ["n1", "n2"] {
         server
             .objects()
-            .create("nodes", json!({"metadata": {"name": node}}))
+            .create(
+                "nodes",
+                json!({"metadata": {"name": node, "annotations": {"gpushare/closed-gpus": "1"}}}),
+            )
             .unwrap();
         let mut pod = pod(&format!("on-{node}"));
         pod["spec"]["nodeName"] = json!(node);
@@ -419,6 +422,9 @@ fn condition(kind: &str) -> Value {
 #[case::new_pod(Method::POST, PODS, pod("new"), 422)]
 #[case::annotation_of_its_node(Method::PATCH, NODE, annotations(json!({"a": "b"})), 200)]
 #[case::closed_gpus(Method::PATCH, NODE, annotations(json!({"gpushare/closed-gpus": "0"})), 403)]
+#[case::opened_gpus(Method::PATCH, NODE, annotations(json!({"gpushare/closed-gpus": null})), 403)]
+#[case::closed_gpus_by_the_status(Method::PATCH, STATUS, annotations(json!({"gpushare/closed-gpus": "0"})), 403)]
+#[case::opened_gpus_by_the_status(Method::PATCH, STATUS, annotations(json!({"gpushare/closed-gpus": null})), 403)]
 #[case::label_of_its_node(Method::PATCH, NODE, label(), 403)]
 #[case::spec_of_its_node(Method::PATCH, NODE, json!({"spec": {"unschedulable": true}}), 403)]
 #[case::another_node(Method::PATCH, "/api/v1/nodes/n2", annotations(json!({"a": "b"})), 403)]
