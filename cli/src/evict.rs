@@ -179,11 +179,11 @@ impl Eviction<'_> {
                 .complain(&format!("nothing was evicted, since {reason}"));
             return Ok(ExitCode::from(NOT_REACHED));
         }
-        let closes = node_and_gpus(self.goal);
-        if plan.moves.is_empty() && closes.is_none() {
+        let to_close = node_and_gpus(self.goal);
+        if plan.moves.is_empty() && to_close.is_none() {
             return Ok(ExitCode::from(if plan.reached { 0 } else { NOT_REACHED }));
         }
-        let waiting = plan.left.iter().filter(|one| closes.is_some() && one.temporary);
+        let waiting = plan.left.iter().filter(|one| to_close.is_some() && one.temporary);
         let mut names = waiting
             .map(|one| &one.name)
             .chain(plan.moves.iter().map(|one| &one.name));
@@ -198,7 +198,7 @@ impl Eviction<'_> {
             return Ok(ExitCode::FAILURE);
         }
         let mut closed = None;
-        if let Some((node, gpus)) = closes {
+        if let Some((node, gpus)) = to_close {
             let closing = close::add(self.connection, node, gpus).await;
             let gpus = closing.inspect_err(|failure| {
                 if failure.is_temporary() {
@@ -224,7 +224,7 @@ impl Eviction<'_> {
         let moved = count(progress.n_moved as u64, "pod");
         match ended {
             Ok(None) => {
-                let text = if closes.is_some() {
+                let text = if to_close.is_some() {
                     format!("the goal is reached: {moved} moved")
                 } else {
                     format!(

@@ -573,13 +573,16 @@ impl RefusalTexts<'_> {
         match (self.uniform, self.nominated) {
             (Some(text), _) => text,
             (None, Some((node, text))) if node == name => text,
-            (None, _) => match self.mistaken.get(name) {
-                Some(text) => text,
-                None => {
-                    let known = self.by_reason.iter().find(|(reason, _)| *reason == misfit.reason);
-                    known.map_or(misfit.reason.as_str(), |(_, text)| text)
-                }
-            },
+            (None, _) => {
+                let mut known = self.by_reason.iter();
+                let of_reason = || {
+                    known
+                        .find(|(reason, _)| *reason == misfit.reason)
+                        .map(|(_, text)| text)
+                };
+                let text = self.mistaken.get(name).or_else(of_reason);
+                text.map_or(misfit.reason.as_str(), String::as_str)
+            }
         }
     }
 

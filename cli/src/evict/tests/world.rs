@@ -24,6 +24,10 @@ const PAUSE: Duration = Duration::from_secs(3);
 type Hook = Box<dyn FnMut(&mut State, &str, bool) + Send>;
 
 #[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fault of its own, and tests combine them"
+)]
 pub(super) struct State {
     /// The live pods by their names.
     pub(super) pods: BTreeMap<String, Value>,
