@@ -52,7 +52,7 @@ pub(crate) enum CommandFailure {
     #[error("cannot reach the read API at {at}: {reason}")]
     NoReadApi { at: String, reason: String },
     /// The read API does not answer now: it makes the plans of others, or has not read the cluster yet.
-    #[error("the scheduler at {at} cannot answer now: {reason}")]
+    #[error("the scheduler at {at} cannot answer now: {reason}. Run the command again in a few seconds")]
     Busy { at: String, reason: String },
     /// The read API refuses a request.
     #[error("{0}")]
