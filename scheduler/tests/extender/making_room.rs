@@ -325,6 +325,23 @@ async fn pods_that_room_is_made_for(#[case] field: &str, #[case] value: Value, #
     assert_eq!(making.world.api.n_nominations(), n_evicted);
 }
 
+/// No GPU is large enough, so that the end of no pod helps: the pod takes no turn.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_no_node_can_serve_takes_no_turn() {
+    let making = Making::hole(true);
+    making.refused(100, &["n1"]).await;
+    for _ in 0..20 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.outcome("no_victims"), "0");
+    let text = making.explained().await;
+    assert!(
+        text.contains("remembers no request of kube-scheduler in which nodes refused it"),
+        "{text}"
+    );
+}
+
 /// kube-scheduler's own filters refuse the other node, which filter requests therefore do not name.
 #[tokio::test(start_paused = true)]
 async fn only_nodes_of_the_last_request_are_searched() {
