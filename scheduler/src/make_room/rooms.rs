@@ -158,7 +158,7 @@ impl Verdict {
     /// go before the time of the plan is up: something may take each room.
     pub(super) fn in_vain(hold: &Hold) -> Self {
         Self {
-            rests_until: hold.first_refused.map(|_| hold.until),
+            rests_until: hold.is_own().then_some(hold.until),
             ..Self::dropped("pods have ended, and its node has no room for it")
         }
     }
