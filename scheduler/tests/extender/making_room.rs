@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::events;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rstest::rstest;
 use scheduler::make_room::{RoomMaker, RoomSettings};
 use scheduler::metrics::RoomMetrics;
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tokio::time::advance;
 
@@ -397,6 +399,26 @@ async fn budgets_are_never_violated(#[case] nodes: &[&str], #[case] expected: &[
     making.refused(40, nodes).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted(), expected);
+}
+
+/// The empty selector of a budget selects no pod for kube-scheduler, and every pod of the namespace for the Eviction API.
+#[rstest]
+#[case::none_may_go(0)]
+#[case::one_may_go(1)]
+#[tokio::test(start_paused = true)]
+async fn a_budget_of_all_pods_is_not_violated(#[case] allowed: i64) {
+    let making = Making::of_two_pods();
+    let budget = json!({
+        "metadata": {"name": "all", "namespace": "default"},
+        "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+    });
+    let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
+    making.world.index.write().apply(budget);
+    making.refused(80, &["n1"]).await;
+    making.tick().await;
+    assert_eq!(making.outcome("no_victims"), "1");
+    assert_eq!(making.world.api.n_writes(), 0, "two pods would have to go");
 }
 
 /// The index does not know the budget, or a node's budget is used up in the meantime: a dry run shows it, before any write.
