@@ -10,7 +10,7 @@ use placement::NodeId;
 use crate::index::{Index, NodeRoom, Preemptor, Promised, ResourceDemand, RoomSearch, Shared};
 use crate::kube_scheduler::PodRules;
 
-/// The most nodes that are searched for one decision: those with the fewest pods of lower priority.
+/// The most nodes that are searched for one decision: those with the fewest pods that may go.
 const MAX_NODES: usize = 64;
 
 /// The longest time for which nodes are searched for one decision.
@@ -88,8 +88,8 @@ impl PlannedPod<'_> {
         preemptor.room_on(index.filter(), node)
     }
 
-    /// The names of the nodes to search: those with the fewest pods of lower priority, of which some has to go. An error is the
-    /// name of a node that fits now, so that no pod has to go.
+    /// The names of the nodes to search: those with the fewest pods that may go, of which some has to. An error is the name of a
+    /// node that fits now, so that no pod has to go.
     fn cheapest(self, index: &Shared<Index>, nodes: &[NodeId]) -> Result<Vec<Box<str>>, Box<str>> {
         let mut counted: Vec<(usize, Box<str>)> = Vec::with_capacity(nodes.len());
         for some in nodes.chunks(COUNTED_AT_ONCE) {
@@ -104,9 +104,9 @@ impl PlannedPod<'_> {
                 if fit.is_ok() {
                     return Err(name.into());
                 }
-                let n_outranked = facts.n_outranked_on(*node, self.rules.priority.min(self.below));
-                if n_outranked > 0 {
-                    counted.push((n_outranked, name.into()));
+                let n_victims = facts.n_victims_on(*node, self.rules.priority.min(self.below));
+                if n_victims > 0 {
+                    counted.push((n_victims, name.into()));
                 }
             }
         }

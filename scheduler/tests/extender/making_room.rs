@@ -379,6 +379,28 @@ async fn the_best_node_is_chosen(#[case] pods: &[(&str, i32, u64)], #[case] expe
     assert_eq!(making.world.api.evicted(), [expected]);
 }
 
+/// Each of 64 nodes has one pod that may not go, and another node two that may.
+#[tokio::test(start_paused = true)]
+async fn pods_that_may_not_go_hide_no_node() {
+    let mut world = World::making_room().with_node("n99", &[80]);
+    let mut names = vec!["n99".to_owned()];
+    for at in 0..64 {
+        let name = format!("n{at:02}");
+        let mut pod = running(&format!("alone{at}"), &name, 0, 50, 0);
+        pod["metadata"]["ownerReferences"] = json!([]);
+        world = world.with_node(&name, &[80]).with_pod(&pod);
+        names.push(name);
+    }
+    let world = world
+        .with_pod(&running("a", "n99", 0, 40, 0))
+        .with_pod(&running("b", "n99", 0, 40, 0));
+    let making = Making::of(world, true, 60);
+    let nodes: Vec<&str> = names.iter().map(String::as_str).collect();
+    making.refused(40, &nodes).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), 1);
+}
+
 pub(crate) fn with_app(mut pod: Value, app: &str) -> Value {
     pod["metadata"]["labels"]["app"] = app.into();
     pod
