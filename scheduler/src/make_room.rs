@@ -51,6 +51,9 @@ const NEW_FOR: Duration = Duration::from_secs(30);
 /// The time within which the watch has to show a nomination. If it does not, the decision may have been made on old facts.
 const SHOWN_WITHIN: Duration = Duration::from_secs(5);
 
+/// The longest time for which decisions wait for the first list of disruption budgets, which a cluster may withhold.
+const BUDGETS_WITHIN: Duration = Duration::from_secs(30);
+
 /// The reason for which a plan is dropped that no answer came for.
 const NO_ANSWER: &str = "the API server does not answer";
 
@@ -80,6 +83,7 @@ pub struct RoomMaker {
     recorder: Recorder,
     metrics: RoomMetrics,
     settings: RoomSettings,
+    began: Instant,
 }
 
 /// A pod whose turn it is, copied from the index.
@@ -158,6 +162,7 @@ impl RoomMaker {
             recorder,
             metrics,
             settings,
+            began: now(),
         }
     }
 
@@ -177,7 +182,7 @@ impl RoomMaker {
             self.forget();
             return;
         }
-        if self.extender.index().read().ready().is_err() {
+        if !self.is_ready() {
             return;
         }
         if self.settings.evicts {
@@ -191,6 +196,13 @@ impl RoomMaker {
         }
         let n_pending = self.extender.memory().rooms.n_held();
         self.metrics.set_pending(n_pending);
+    }
+
+    /// Returns true if everything has been listed that decisions are made on.
+    fn is_ready(&self) -> bool {
+        let index = self.extender.index().read();
+        let is_past = now().saturating_duration_since(self.began) >= BUDGETS_WITHIN;
+        index.ready().is_ok() && (is_past || index.has_listed_budgets())
     }
 
     /// Forgets all pods and rooms, since another replica leads.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use proto::pod::Pod;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -486,6 +487,25 @@ async fn nothing_is_evicted_after_an_outage_on_old_facts() {
     assert_eq!(api.evicted(), Vec::<String>::new());
     let shown = api.pod(&pod);
     assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
+}
+
+/// No plan is made before the first list of budgets, which a cluster may withhold: then the leader waits for it for a while.
+#[rstest]
+#[case::listed_late(true, Duration::from_secs(1))]
+#[case::withheld(false, Duration::from_secs(20))]
+#[tokio::test(start_paused = true)]
+async fn plans_wait_for_the_list_of_budgets(#[case] is_listed: bool, #[case] later: Duration) {
+    let world = World::making_room_before_budgets().with_node("n1", &[80]);
+    let making = Making::of(world.with_pod(&running("a", "n1", 0, 50, 0)), true, 60);
+    making.high().await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), Vec::<String>::new());
+    if is_listed {
+        making.world.list::<PodDisruptionBudget>(&[]);
+    }
+    advance(later).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["a"]);
 }
 
 /// 31 pods for which no room can be made do not keep a less important one from its turn.
