@@ -605,6 +605,7 @@ impl RoomMaker {
             pending: Vec::new(),
             retried_until: now(),
             until: now() + self.settings.hold + grace,
+            unanswered_since: None,
             first_refused: Some(preemptor.first_refused),
             is_taken_over: false,
             bound_at: None,
@@ -799,8 +800,10 @@ impl RoomMaker {
     async fn evict_pending(&self, hold: &Hold) {
         let uid = hold.pod.uid.as_str();
         // The watch may be late.
-        let Ok(Some(found)) = self.writer.read(&hold.pod).await else {
-            return;
+        let found = match self.writer.read(&hold.pod).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return,
+            Err(_) => return self.note_no_answer(uid),
         };
         let is_ours = found.nominated_at_by(ROOM_MANAGER).is_some();
         let is_nominated = is_ours && found.nominated_node() == Some(&*hold.node);
@@ -826,7 +829,22 @@ impl RoomMaker {
             self.count_first_eviction(uid);
         }
         if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
-            hold.pending = left;
+            (hold.pending, hold.unanswered_since) = (left, None);
+        }
+    }
+
+    /// Gives up the evictions of a hold if the API server has not answered for a while: the watch was silent as long, and after that
+    /// it is late.
+    fn note_no_answer(&self, uid: &str) {
+        let is_over = {
+            let mut memory = self.extender.memory();
+            let hold = memory.rooms.get_mut(uid);
+            let since = hold.map(|hold| *hold.unanswered_since.get_or_insert(now()));
+            since.is_some_and(|since| now().saturating_duration_since(since) >= SHOWN_WITHIN)
+        };
+        if is_over {
+            self.give_up_pending(uid);
+            self.metrics.count("refused");
         }
     }
 

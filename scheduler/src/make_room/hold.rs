@@ -28,6 +28,8 @@ pub(crate) struct Hold {
     pub(super) retried_until: Instant,
     /// The end of the hold.
     pub(super) until: Instant,
+    /// The time since which the API server has not answered whether `pending` may be tried.
+    pub(super) unanswered_since: Option<Instant>,
     /// The time of the first refusal of the pod; `None` if another replica made the plan.
     pub(super) first_refused: Option<Instant>,
     /// True if another replica made the plan, and this one goes on with it.
@@ -99,6 +101,7 @@ impl Hold {
             pending: Vec::new(),
             retried_until: now,
             until: now + (lasts + grace).saturating_sub(age),
+            unanswered_since: None,
             first_refused: None,
             is_taken_over: false,
             bound_at: None,
@@ -239,6 +242,7 @@ mod tests {
             pending: vec![victim; n_pending],
             retried_until: Hold::end_of_retries(began),
             until: began + Duration::from_secs(300),
+            unanswered_since: None,
             first_refused: (!is_adopted).then_some(began),
             is_taken_over: false,
             bound_at: None,

@@ -489,6 +489,38 @@ async fn nothing_is_evicted_after_an_outage_on_old_facts() {
     assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
 }
 
+/// The API server is away for 8 s while an eviction is tried again. Meanwhile a GPU becomes free, which the watch does not show at
+/// once.
+#[tokio::test(start_paused = true)]
+async fn evictions_are_not_tried_again_after_an_outage() {
+    let world = World::making_room().with_node("n1", &[80, 80]);
+    let important = running("important", "n1", 1, 80, 2000);
+    let world = world
+        .with_pod(&running("first", "n1", 0, 40, 5))
+        .with_pod(&running("second", "n1", 0, 40, 3))
+        .with_pod(&important);
+    let making = Making::of(world, true, 60);
+    making.refused(80, &["n1"]).await;
+    let api = &making.world.api;
+    api.fail_evictions([None, None, None, Some(Fault::Status(429))]);
+    making.tick().await;
+    assert_eq!(api.evicted(), ["first"]);
+    api.show_to(None);
+    api.fail_gets([Fault::Break; 100]);
+    for _ in 0..8 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    api.remove(&important);
+    api.heal();
+    for _ in 0..3 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(api.evicted(), ["first"]);
+    assert_eq!(making.outcome("refused"), "1");
+}
+
 /// No plan is made before the first list of budgets, which a cluster may withhold: then the leader waits for it for a while.
 #[rstest]
 #[case::listed_late(true, Duration::from_secs(1))]
