@@ -112,10 +112,14 @@ impl Verdict {
 
     /// No permitted eviction helps.
     pub(super) fn no_victims(n_searched: usize) -> Self {
-        let text = format!(
-            "The scheduler makes no room for it: on none of the {n_searched} nodes that were searched the eviction of pods helps that \
-             have a lower priority and a controller, that no disruption budget protects, and that go for no other pod."
-        );
+        let why = if n_searched == 0 {
+            "no node that kube-scheduler asked about last has a pod that may be evicted for it".to_owned()
+        } else {
+            format!(
+                "evictions of pods that may be evicted for it help on none of the {n_searched} nodes that were searched"
+            )
+        };
+        let text = format!("The scheduler makes no room for it: {why}.");
         Self::new(Some("no_victims"), text)
     }
 

@@ -300,6 +300,9 @@ async fn pods_that_may_go(#[case] changes: &[(&str, Value)], #[case] n_evicted: 
     making.tick().await;
     assert_eq!(making.world.api.evicted().len(), n_evicted);
     assert_eq!(making.outcome("no_victims"), (1 - n_evicted).to_string());
+    let text = making.explained().await;
+    let reason = "no node that kube-scheduler asked about last has a pod that may be evicted for it";
+    assert_eq!(text.contains(reason), n_evicted == 0, "{text}");
 }
 
 /// The changes of the refused pod after which no room is made for it.
