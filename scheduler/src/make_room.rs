@@ -14,7 +14,7 @@ mod rooms;
 mod words;
 mod writes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -96,6 +96,8 @@ struct NextPod {
     nodes: Vec<NodeId>,
     /// True if it waits for pods that are leaving.
     counts_leaving: bool,
+    /// The nodes on which the API server refused evictions for it when they were tried last.
+    refusing: BTreeSet<Box<str>>,
 }
 
 /// The outcome of one plan.
@@ -268,6 +270,7 @@ impl RoomMaker {
             counts_leaving: true,
             demand: &demand,
             promised: &promised,
+            refusing: &BTreeSet::new(),
         };
         let RoomSearch::Evictions(room) = planned.search(&index, &hold.node) else {
             return None;
@@ -450,6 +453,7 @@ impl RoomMaker {
             first_refused: refused.first_refused,
             nodes: memory.refused.nodes_of(&refused.id.uid),
             counts_leaving: true,
+            refusing: memory.rooms.refusing(&refused.id.uid),
         })
     }
 
@@ -517,6 +521,7 @@ impl RoomMaker {
             counts_leaving: preemptor.counts_leaving,
             demand,
             promised,
+            refusing: &preemptor.refusing,
         }
     }
 
@@ -528,6 +533,11 @@ impl RoomMaker {
         if !self.settings.evicts {
             return Verdict::possible(&self.sentence(best));
         }
+        let uid = preemptor.pod.uid.as_str();
+        if preemptor.refusing.contains(&best.node) {
+            // All nodes with a plan have refused: the next turn begins with the ones that are not tried now.
+            self.extender.memory().rooms.forget_refusing(uid);
+        }
         for plan in &plans.best {
             let n_victims = plan.room.victims.len();
             let n_left = self.extender.memory().rooms.n_left(self.settings.per_hour, now());
@@ -538,7 +548,7 @@ impl RoomMaker {
             match self.carry_out_plan(preemptor, demand, plan).await {
                 PlanOutcome::Evicts { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
                 PlanOutcome::Dropped(why) => return Verdict::dropped(why),
-                PlanOutcome::Refused => {}
+                PlanOutcome::Refused => self.extender.memory().rooms.note_refusing(uid, &plan.node),
             }
         }
         Verdict::refused()

@@ -1,6 +1,6 @@
 //! The rooms that are being made, the last answer about each waiting pod, and the evictions of the last hour.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -29,6 +29,8 @@ pub(crate) struct Rooms {
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
     /// True if the last turn was the most important pod's.
     is_by_priority: bool,
+    /// The nodes on which the API server refused evictions for a pod when they were tried last, by UID of the pod.
+    refusing: FxHashMap<Box<str>, BTreeSet<Box<str>>>,
     /// The times since which pods fit on a node without an eviction, at once or when pods have ended that are leaving.
     free_since: FxHashMap<Box<str>, Instant>,
     /// The times of evictions, the earliest first.
@@ -229,6 +231,7 @@ impl Rooms {
     /// Forgets everything but the evictions of the last hour; returns the UIDs of the pods that room was being made for.
     pub(super) fn clear(&mut self) -> Vec<Box<str>> {
         self.verdicts.clear();
+        self.refusing.clear();
         self.free_since.clear();
         std::mem::take(&mut self.held).into_keys().collect()
     }
@@ -267,6 +270,21 @@ impl Rooms {
         is_resting || now.saturating_duration_since(*at) < lasts
     }
 
+    /// The nodes on which the API server refused evictions for a pod when they were tried last.
+    pub(super) fn refusing(&self, uid: &str) -> BTreeSet<Box<str>> {
+        self.refusing.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Notes that the API server refuses evictions for a pod on a node.
+    pub(super) fn note_refusing(&mut self, uid: &str, node: &str) {
+        self.refusing.entry(uid.into()).or_default().insert(node.into());
+    }
+
+    /// Forgets the nodes on which the API server refused evictions for a pod.
+    pub(super) fn forget_refusing(&mut self, uid: &str) {
+        self.refusing.remove(uid);
+    }
+
     /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is longest
     /// ago.
     pub(super) const fn begin_turn(&mut self) -> bool {
@@ -285,6 +303,7 @@ impl Rooms {
         let held = &self.held;
         self.verdicts
             .retain(|uid, _| waits(uid) || held.contains_key(uid));
+        self.refusing.retain(|uid, _| refused.contains(uid));
         self.free_since.retain(|uid, _| refused.contains(uid));
     }
 

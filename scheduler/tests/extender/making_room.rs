@@ -514,6 +514,26 @@ async fn three_refused_plans_are_enough() {
     assert_eq!(making.world.api.evicted().len(), 1);
 }
 
+/// A webhook denies the evictions on the three best nodes for ever: the next best one has its turn.
+#[tokio::test(start_paused = true)]
+async fn nodes_whose_evictions_are_refused_hide_no_other_node() {
+    let mut world = World::making_room();
+    for at in 0..4 {
+        let (node, name) = (format!("n{at}"), format!("p{at}"));
+        let pod = running(&name, &node, 0, 50, i32::from(at == 3));
+        let pod = if at < 3 { with_app(pod, "denied") } else { pod };
+        world = world.with_node(&node, &[80]).with_pod(&pod);
+    }
+    let making = Making::of(world, true, 60);
+    making.world.api.set_budget("denied", 0);
+    making.refused(40, &["n0", "n1", "n2", "n3"]).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), Vec::<String>::new());
+    advance(Duration::from_secs(30)).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["p3"]);
+}
+
 /// Two pods have to go, and the budget of the second is used up between its dry run and its eviction.
 pub(crate) async fn half_evicted() -> (Making, Value) {
     let world = World::making_room().with_node("n1", &[80]);
