@@ -112,6 +112,8 @@ enum PlanOutcome {
     Refused,
     /// Nothing was evicted, and the pod is looked at again later.
     Dropped(&'static str),
+    /// Nothing was evicted, and the watch may yet show a nomination that is taken back.
+    Withdrawn(&'static str),
 }
 
 /// The last answer about a waiting pod, or the reason for which no room is made for it, in a sentence for people; `None` if no room
@@ -229,7 +231,13 @@ impl RoomMaker {
             *n_on_node.entry(nominee.node.clone()).or_default() += 1;
         }
         for nominee in nominees {
-            if self.extender.memory().rooms.holds(&nominee.pod.uid) {
+            let is_known = {
+                let rooms = &self.extender.memory().rooms;
+                // The watch is late to show that this leader has taken the nomination back.
+                let is_withdrawn = rooms.is_resting(&nominee.pod.uid, now());
+                is_withdrawn || rooms.holds(&nominee.pod.uid)
+            };
+            if is_known {
                 continue;
             }
             let pod = nominee.pod.clone();
@@ -548,6 +556,7 @@ impl RoomMaker {
             match self.carry_out_plan(preemptor, demand, plan).await {
                 PlanOutcome::Evicts { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
                 PlanOutcome::Dropped(why) => return Verdict::dropped(why),
+                PlanOutcome::Withdrawn(why) => return Verdict::withdrawn(why, now()),
                 PlanOutcome::Refused => self.extender.memory().rooms.note_refusing(uid, &plan.node),
             }
         }
@@ -590,16 +599,16 @@ impl RoomMaker {
             Err(WriteError::Unknown(_)) => {
                 // It may have been written.
                 self.drop_plan(&pod.uid).await;
-                return PlanOutcome::Dropped(NO_ANSWER);
+                return PlanOutcome::Withdrawn(NO_ANSWER);
             }
             Err(_) => {
                 self.release(&pod.uid);
                 return PlanOutcome::Dropped("kube-scheduler has changed the pod meanwhile");
             }
         }
-        if !self.is_confirmed(preemptor, demand, node, room).await {
+        if let Some(outcome) = self.unconfirmed(preemptor, demand, node, room).await {
             self.drop_plan(&pod.uid).await;
-            return PlanOutcome::Dropped("the cluster has changed meanwhile");
+            return outcome;
         }
         self.evict_planned(preemptor, node, room).await
     }
@@ -647,15 +656,16 @@ impl RoomMaker {
         (!facts.is_free).then_some(facts.preemptor)
     }
 
-    /// Waits until the watch shows the nomination, and with it all changes before it; returns true if the plan is still the one
+    /// Waits until the watch shows the nomination, and with it all changes before it; returns `None` if the plan is still the one
     /// to carry out then.
-    async fn is_confirmed(
+    async fn unconfirmed(
         &self,
         preemptor: &NextPod,
         demand: &ResourceDemand<'_>,
         node: &str,
         room: &NodeRoom,
-    ) -> bool {
+    ) -> Option<PlanOutcome> {
+        let changed = PlanOutcome::Dropped("the cluster has changed meanwhile");
         let uid = preemptor.pod.uid.as_str();
         let began = now();
         loop {
@@ -667,10 +677,10 @@ impl RoomMaker {
             match is_shown {
                 Some(true) => break,
                 Some(false) => {}
-                None => return false,
+                None => return Some(changed),
             }
             if now().saturating_duration_since(began) >= SHOWN_WITHIN {
-                return false;
+                return Some(PlanOutcome::Withdrawn("the watch of pods is late"));
             }
             sleep(POLL).await;
         }
@@ -678,7 +688,8 @@ impl RoomMaker {
         let promised = promised_to_others(&self.extender, uid, now());
         let planned = self.planned(preemptor, demand, &promised);
         let found = planned.search(&self.extender.index().read(), node);
-        matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims)
+        let is_same = matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims);
+        (!is_same).then_some(changed)
     }
 
     /// Evicts the victims of a plan by falling importance.

@@ -20,6 +20,9 @@ const LOOKED_AT_AGAIN: Duration = Duration::from_secs(30);
 /// Time after which a pod is looked at again whose state was changing.
 const LOOKED_AT_SOON: Duration = Duration::from_secs(3);
 
+/// Time for which a pod rests whose plan the watch did not show in time: it may show the nomination yet.
+const RESTS_FOR: Duration = Duration::from_secs(30);
+
 /// The rooms that are being made, and what is known of the pods that wait for one.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
@@ -160,6 +163,14 @@ impl Verdict {
         Self::new(None, format!("A plan to make room for it was dropped: {why}."))
     }
 
+    /// The plan was dropped before an eviction, and the watch has not shown its nomination.
+    pub(super) fn withdrawn(why: &'static str, now: Instant) -> Self {
+        Self {
+            rests_until: Some(now + RESTS_FOR),
+            ..Self::dropped(why)
+        }
+    }
+
     /// The pods have ended, and others or a fault have taken the room. If pods were evicted for it by this replica, no further ones
     /// go before the time of the plan is up: something may take each room.
     pub(super) fn in_vain(hold: &Hold) -> Self {
@@ -266,8 +277,14 @@ impl Rooms {
             Some(_) => LOOKED_AT_AGAIN,
             None => LOOKED_AT_SOON,
         };
-        let is_resting = verdict.rests_until.is_some_and(|until| now < until);
-        is_resting || now.saturating_duration_since(*at) < lasts
+        self.is_resting(uid, now) || now.saturating_duration_since(*at) < lasts
+    }
+
+    /// Returns true if no further room is made for a pod for a while.
+    pub(super) fn is_resting(&self, uid: &str, now: Instant) -> bool {
+        let verdict = self.verdicts.get(uid);
+        let until = verdict.and_then(|(verdict, _)| verdict.rests_until);
+        until.is_some_and(|until| now < until)
     }
 
     /// The nodes on which the API server refused evictions for a pod when they were tried last.

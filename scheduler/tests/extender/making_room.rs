@@ -786,6 +786,25 @@ async fn nothing_is_evicted_on_old_facts() {
     assert_eq!(making.world.api.evicted().len(), 0);
     assert_eq!(making.nominated(&pod), Value::Null);
     assert_eq!(making.world.api.n_nominations(), 2, "nominated, and taken back");
+    // The watch shows the nomination now, and a while later that it was taken back.
+    let fields = json!({"f:status": {"f:nominatedNodeName": {}}});
+    let mut shown = pod.clone();
+    shown["status"]["nominatedNodeName"] = "n1".into();
+    shown["metadata"]["managedFields"] = json!([{"manager": "gpushare-make-room", "operation": "Apply", "subresource": "status", "fieldsType": "FieldsV1", "fieldsV1": fields}]);
+    making.world.apply_pod(&shown);
+    for _ in 0..5 {
+        making.tick().await;
+        assert_eq!(making.metric("make_room_pending"), "0");
+        let text = making.explained().await;
+        assert!(!text.contains("Another replica"), "{text}");
+        advance(Duration::from_secs(1)).await;
+    }
+    making.world.see(&pod);
+    for _ in 0..5 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.world.api.n_nominations(), 2, "no second plan at once");
 }
 
 /// 200 pods want a GPU each, and ten GPUs have pods that may go.

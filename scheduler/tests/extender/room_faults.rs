@@ -572,12 +572,10 @@ async fn less_important_pods_do_not_put_off_a_turn() {
         let pod = important(&format!("low{at}"), 40, 100);
         making.refuse(&pod, &["n0"]).await;
     }
-    let pod = making.high().await;
-    making.world.api.show_to(None);
+    making.high().await;
+    making.world.api.fail_nominations([Some(Fault::Status(409))]);
     making.tick().await;
-    assert_eq!(making.outcome("evicted"), "0", "the nomination was not shown");
-    making.world.api.show_to(Some(making.world.index.clone()));
-    making.world.see(&pod);
+    assert_eq!(making.outcome("evicted"), "0", "the nomination was refused");
     for _ in 0..6 {
         making.tick().await;
         advance(Duration::from_secs(1)).await;
