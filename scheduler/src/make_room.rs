@@ -427,7 +427,7 @@ impl RoomMaker {
             facts.waiting(uid).is_some() || (is_new && !index.is_shown(uid))
         });
         let PodMemory { refused, rooms, .. } = &mut *memory;
-        rooms.retain_verdicts(refused, |uid| facts.waiting(uid).is_some());
+        rooms.retain_verdicts(refused, now, |uid| facts.waiting(uid).is_some());
         let is_by_priority = rooms.begin_turn();
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {

@@ -23,6 +23,9 @@ const LOOKED_AT_SOON: Duration = Duration::from_secs(3);
 /// Time for which a pod rests whose plan the watch did not show in time: it may show the nomination yet.
 const RESTS_FOR: Duration = Duration::from_secs(30);
 
+/// Time for which the answer about a pod is kept that waits, and that filters have not refused again.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+
 /// The rooms that are being made, and what is known of the pods that wait for one.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
@@ -316,10 +319,18 @@ impl Rooms {
 
     /// Forgets the answers about pods that do not wait any more, and that no room is being made for. That of a pod which fits for a
     /// moment stays, so that the same answer is not taken for a new one.
-    pub(super) fn retain_verdicts(&mut self, refused: &RefusedPods, waits: impl Fn(&str) -> bool) {
+    pub(super) fn retain_verdicts(
+        &mut self,
+        refused: &RefusedPods,
+        now: Instant,
+        waits: impl Fn(&str) -> bool,
+    ) {
         let held = &self.held;
-        self.verdicts
-            .retain(|uid, _| waits(uid) || held.contains_key(uid));
+        self.verdicts.retain(|uid, (_, at)| {
+            let is_new = now.saturating_duration_since(*at) < REMEMBERED_FOR;
+            let is_remembered = is_new || refused.contains(uid);
+            (is_remembered && waits(uid)) || held.contains_key(uid)
+        });
         self.refusing.retain(|uid, _| refused.contains(uid));
         self.free_since.retain(|uid, _| refused.contains(uid));
     }
@@ -382,5 +393,22 @@ impl Rooms {
         let pending = self.held.values().flat_map(|hold| &hold.pending);
         let pending = pending.filter(|victim| !self.unanswered.contains_key(&*victim.pod.uid));
         per_hour.saturating_sub(self.evicted.len() + self.unanswered.len() + pending.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of many waiting pods has an answer, and kube-scheduler asks about none of them again.
+    #[test]
+    fn answers_are_forgotten() {
+        let (mut rooms, began) = (Rooms::default(), Instant::now());
+        for at in 0..3000 {
+            let now = began + Duration::from_secs(at);
+            rooms.settle(&format!("uid-{at}"), Verdict::no_victims(0), now);
+            rooms.retain_verdicts(&RefusedPods::default(), now, |_| true);
+        }
+        assert_eq!(rooms.verdicts.len(), 600);
     }
 }
