@@ -534,6 +534,22 @@ async fn nodes_whose_evictions_are_refused_hide_no_other_node() {
     assert_eq!(making.world.api.evicted(), ["p3"]);
 }
 
+/// The first eviction is refused after its dry run: the next node is taken, and the nomination goes there.
+#[tokio::test(start_paused = true)]
+async fn a_refused_first_eviction_drops_the_node() {
+    let world = World::making_room().with_node("n1", &[80]).with_node("n2", &[80]);
+    let world = world
+        .with_pod(&running("a", "n1", 0, 50, 0))
+        .with_pod(&running("b", "n2", 0, 50, 7));
+    let making = Making::of(world, true, 60);
+    making.world.api.fail_evictions([None, Some(Fault::Status(429))]);
+    let pod = making.refused(40, &["n1", "n2"]).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["b"]);
+    assert_eq!(making.nominated(&pod), "n2");
+    assert_eq!(making.world.api.n_nominations(), 3, "to n1, to none, and to n2");
+}
+
 /// Two pods have to go, and the budget of the second is used up between its dry run and its eviction.
 pub(crate) async fn half_evicted() -> (Making, Value) {
     let world = World::making_room().with_node("n1", &[80]);
