@@ -221,6 +221,11 @@ impl Index {
         ))
     }
 
+    /// Returns true once a list of all disruption budgets was complete. Readiness does not wait for it.
+    pub fn has_listed_budgets(&self) -> bool {
+        self.budget_list.synced
+    }
+
     /// Returns true if pods that ask for device resources were unbound at the end of the first list of pods: an earlier scheduler
     /// may be binding them.
     pub fn began_with_pending(&self) -> bool {

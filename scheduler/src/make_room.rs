@@ -14,7 +14,7 @@ mod rooms;
 mod words;
 mod writes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,9 @@ const NEW_FOR: Duration = Duration::from_secs(30);
 /// The time within which the watch has to show a nomination. If it does not, the decision may have been made on old facts.
 const SHOWN_WITHIN: Duration = Duration::from_secs(5);
 
+/// The longest time for which decisions wait for the first list of disruption budgets, which a cluster may withhold.
+const BUDGETS_WITHIN: Duration = Duration::from_secs(30);
+
 /// The reason for which a plan is dropped that no answer came for.
 const NO_ANSWER: &str = "the API server does not answer";
 
@@ -80,6 +83,7 @@ pub struct RoomMaker {
     recorder: Recorder,
     metrics: RoomMetrics,
     settings: RoomSettings,
+    began: Instant,
 }
 
 /// A pod whose turn it is, copied from the index.
@@ -92,6 +96,8 @@ struct NextPod {
     nodes: Vec<NodeId>,
     /// True if it waits for pods that are leaving.
     counts_leaving: bool,
+    /// The nodes on which the API server refused evictions for it when they were tried last.
+    refusing: BTreeSet<Box<str>>,
 }
 
 /// The outcome of one plan.
@@ -106,6 +112,8 @@ enum PlanOutcome {
     Refused,
     /// Nothing was evicted, and the pod is looked at again later.
     Dropped(&'static str),
+    /// Nothing was evicted, and the watch may yet show a nomination that is taken back.
+    Withdrawn(&'static str),
 }
 
 /// The last answer about a waiting pod, or the reason for which no room is made for it, in a sentence for people; `None` if no room
@@ -158,6 +166,7 @@ impl RoomMaker {
             recorder,
             metrics,
             settings,
+            began: now(),
         }
     }
 
@@ -177,7 +186,7 @@ impl RoomMaker {
             self.forget();
             return;
         }
-        if self.extender.index().read().ready().is_err() {
+        if !self.is_ready() {
             return;
         }
         if self.settings.evicts {
@@ -191,6 +200,13 @@ impl RoomMaker {
         }
         let n_pending = self.extender.memory().rooms.n_held();
         self.metrics.set_pending(n_pending);
+    }
+
+    /// Returns true if everything has been listed that decisions are made on.
+    fn is_ready(&self) -> bool {
+        let index = self.extender.index().read();
+        let is_past = now().saturating_duration_since(self.began) >= BUDGETS_WITHIN;
+        index.ready().is_ok() && (is_past || index.has_listed_budgets())
     }
 
     /// Forgets all pods and rooms, since another replica leads.
@@ -210,8 +226,18 @@ impl RoomMaker {
     /// Takes over the rooms that an earlier leader has begun to make.
     fn adopt(&self) {
         let nominees = self.extender.index().read().room_facts().nominees();
+        let mut n_on_node: BTreeMap<Box<str>, usize> = BTreeMap::new();
+        for nominee in &nominees {
+            *n_on_node.entry(nominee.node.clone()).or_default() += 1;
+        }
         for nominee in nominees {
-            if self.extender.memory().rooms.holds(&nominee.pod.uid) {
+            let is_known = {
+                let rooms = &self.extender.memory().rooms;
+                // The watch is late to show that this leader has taken the nomination back.
+                let is_withdrawn = rooms.is_resting(&nominee.pod.uid, now());
+                is_withdrawn || rooms.holds(&nominee.pod.uid)
+            };
+            if is_known {
                 continue;
             }
             let pod = nominee.pod.clone();
@@ -220,7 +246,14 @@ impl RoomMaker {
                 .as_second()
                 .saturating_sub(nominee.nominated_at);
             let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
-            if self.hold(Hold::adopted(nominee, self.settings.hold, age, now())) {
+            let mut hold = Hold::adopted(nominee, self.settings.hold, age, now());
+            // It cannot be seen for which of several nominees a pod is leaving.
+            if n_on_node.get(&hold.node) == Some(&1)
+                && let Some(rest) = self.rest_of_plan(&hold)
+            {
+                hold.go_on(rest, now());
+            }
+            if self.hold(hold) {
                 info!(
                     pod = pod.name,
                     namespace = pod.namespace,
@@ -229,6 +262,30 @@ impl RoomMaker {
                 self.settle(&pod, verdict);
             }
         }
+    }
+
+    /// The room that another replica has begun to make: pods that are leaving, and the pods that have to go besides. `None` if none
+    /// has to, or if no pod is leaving for it.
+    fn rest_of_plan(&self, hold: &Hold) -> Option<NodeRoom> {
+        let uid = hold.pod.uid.as_str();
+        let promised = promised_to_others(&self.extender, uid, now());
+        let index = self.extender.index().read();
+        let waiting = index.room_facts().waiting(uid)?;
+        let demand = index.demand(uid, waiting.facts).ok().flatten()?;
+        let planned = PlannedPod {
+            rules: waiting.rules,
+            below: self.settings.below,
+            counts_leaving: true,
+            demand: &demand,
+            promised: &promised,
+            refusing: &BTreeSet::new(),
+        };
+        let RoomSearch::Evictions(room) = planned.search(&index, &hold.node) else {
+            return None;
+        };
+        let is_begun = hold.freeing.iter().any(|pod| room.freeing.contains(pod));
+        let n_left = self.extender.memory().rooms.n_left(self.settings.per_hour, now());
+        (is_begun && room.victims.len() <= n_left).then_some(room)
     }
 
     /// Begins to keep a room in memory and in the index; returns false if kube-scheduler may be evicting pods for the pod.
@@ -370,7 +427,7 @@ impl RoomMaker {
             facts.waiting(uid).is_some() || (is_new && !index.is_shown(uid))
         });
         let PodMemory { refused, rooms, .. } = &mut *memory;
-        rooms.retain_verdicts(refused, |uid| facts.waiting(uid).is_some());
+        rooms.retain_verdicts(refused, now, |uid| facts.waiting(uid).is_some());
         let is_by_priority = rooms.begin_turn();
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {
@@ -404,6 +461,7 @@ impl RoomMaker {
             first_refused: refused.first_refused,
             nodes: memory.refused.nodes_of(&refused.id.uid),
             counts_leaving: true,
+            refusing: memory.rooms.refusing(&refused.id.uid),
         })
     }
 
@@ -471,6 +529,7 @@ impl RoomMaker {
             counts_leaving: preemptor.counts_leaving,
             demand,
             promised,
+            refusing: &preemptor.refusing,
         }
     }
 
@@ -482,6 +541,11 @@ impl RoomMaker {
         if !self.settings.evicts {
             return Verdict::possible(&self.sentence(best));
         }
+        let uid = preemptor.pod.uid.as_str();
+        if preemptor.refusing.contains(&best.node) {
+            // All nodes with a plan have refused: the next turn begins with the ones that are not tried now.
+            self.extender.memory().rooms.forget_refusing(uid);
+        }
         for plan in &plans.best {
             let n_victims = plan.room.victims.len();
             let n_left = self.extender.memory().rooms.n_left(self.settings.per_hour, now());
@@ -492,7 +556,8 @@ impl RoomMaker {
             match self.carry_out_plan(preemptor, demand, plan).await {
                 PlanOutcome::Evicts { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
                 PlanOutcome::Dropped(why) => return Verdict::dropped(why),
-                PlanOutcome::Refused => {}
+                PlanOutcome::Withdrawn(why) => return Verdict::withdrawn(why, now()),
+                PlanOutcome::Refused => self.extender.memory().rooms.note_refusing(uid, &plan.node),
             }
         }
         Verdict::refused()
@@ -534,16 +599,16 @@ impl RoomMaker {
             Err(WriteError::Unknown(_)) => {
                 // It may have been written.
                 self.drop_plan(&pod.uid).await;
-                return PlanOutcome::Dropped(NO_ANSWER);
+                return PlanOutcome::Withdrawn(NO_ANSWER);
             }
             Err(_) => {
                 self.release(&pod.uid);
                 return PlanOutcome::Dropped("kube-scheduler has changed the pod meanwhile");
             }
         }
-        if !self.is_confirmed(preemptor, demand, node, room).await {
+        if let Some(outcome) = self.unconfirmed(preemptor, demand, node, room).await {
             self.drop_plan(&pod.uid).await;
-            return PlanOutcome::Dropped("the cluster has changed meanwhile");
+            return outcome;
         }
         self.evict_planned(preemptor, node, room).await
     }
@@ -559,7 +624,9 @@ impl RoomMaker {
             pending: Vec::new(),
             retried_until: now(),
             until: now() + self.settings.hold + grace,
+            unanswered_since: None,
             first_refused: Some(preemptor.first_refused),
+            is_taken_over: false,
             bound_at: None,
             is_dropped: false,
             in_vain_since: None,
@@ -589,15 +656,16 @@ impl RoomMaker {
         (!facts.is_free).then_some(facts.preemptor)
     }
 
-    /// Waits until the watch shows the nomination, and with it all changes before it; returns true if the plan is still the one
+    /// Waits until the watch shows the nomination, and with it all changes before it; returns `None` if the plan is still the one
     /// to carry out then.
-    async fn is_confirmed(
+    async fn unconfirmed(
         &self,
         preemptor: &NextPod,
         demand: &ResourceDemand<'_>,
         node: &str,
         room: &NodeRoom,
-    ) -> bool {
+    ) -> Option<PlanOutcome> {
+        let changed = PlanOutcome::Dropped("the cluster has changed meanwhile");
         let uid = preemptor.pod.uid.as_str();
         let began = now();
         loop {
@@ -609,10 +677,10 @@ impl RoomMaker {
             match is_shown {
                 Some(true) => break,
                 Some(false) => {}
-                None => return false,
+                None => return Some(changed),
             }
             if now().saturating_duration_since(began) >= SHOWN_WITHIN {
-                return false;
+                return Some(PlanOutcome::Withdrawn("the watch of pods is late"));
             }
             sleep(POLL).await;
         }
@@ -620,7 +688,8 @@ impl RoomMaker {
         let promised = promised_to_others(&self.extender, uid, now());
         let planned = self.planned(preemptor, demand, &promised);
         let found = planned.search(&self.extender.index().read(), node);
-        matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims)
+        let is_same = matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims);
+        (!is_same).then_some(changed)
     }
 
     /// Evicts the victims of a plan by falling importance.
@@ -752,8 +821,10 @@ impl RoomMaker {
     async fn evict_pending(&self, hold: &Hold) {
         let uid = hold.pod.uid.as_str();
         // The watch may be late.
-        let Ok(Some(found)) = self.writer.read(&hold.pod).await else {
-            return;
+        let found = match self.writer.read(&hold.pod).await {
+            Ok(Some(found)) => found,
+            Ok(None) => return,
+            Err(_) => return self.note_no_answer(uid),
         };
         let is_ours = found.nominated_at_by(ROOM_MANAGER).is_some();
         let is_nominated = is_ours && found.nominated_node() == Some(&*hold.node);
@@ -779,7 +850,22 @@ impl RoomMaker {
             self.count_first_eviction(uid);
         }
         if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
-            hold.pending = left;
+            (hold.pending, hold.unanswered_since) = (left, None);
+        }
+    }
+
+    /// Gives up the evictions of a hold if the API server has not answered for a while: the watch was silent as long, and after that
+    /// it is late.
+    fn note_no_answer(&self, uid: &str) {
+        let is_over = {
+            let mut memory = self.extender.memory();
+            let hold = memory.rooms.get_mut(uid);
+            let since = hold.map(|hold| *hold.unanswered_since.get_or_insert(now()));
+            since.is_some_and(|since| now().saturating_duration_since(since) >= SHOWN_WITHIN)
+        };
+        if is_over {
+            self.give_up_pending(uid);
+            self.metrics.count("refused");
         }
     }
 

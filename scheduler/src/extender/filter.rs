@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use placement::Reason;
+use placement::{NodeId, Reason};
 use proto::extender::{ExtenderFilterResult, FittingNodes};
 use proto::pod_group::GroupDomain;
 
@@ -432,7 +432,11 @@ impl<'r> Filter<'_, 'r> {
             misfit.is_some_and(|(_, misfit)| misfit.reason.is_lack_of_room())
         };
         let lacking = nodes.iter().filter(|(place, _)| lacks_room(*place));
-        let lacking = lacking.filter_map(|(_, node)| *node);
+        let lacking: Vec<NodeId> = lacking.filter_map(|(_, node)| *node).collect();
+        if lacking.is_empty() {
+            // The end of no pod helps.
+            return self.extender.memory().refused.forget(pod.uid());
+        }
         let id = PodId {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
@@ -443,7 +447,7 @@ impl<'r> Filter<'_, 'r> {
         let mut memory = self.extender.memory();
         memory
             .refused
-            .refuse((id, pod.priority(), created), lacking, self.now);
+            .refuse((id, pod.priority(), created), lacking.into_iter(), self.now);
     }
 
     /// Returns true if kube-scheduler may know more nodes than the request has.

@@ -83,13 +83,13 @@ impl<'a> RoomFacts<'a> {
         self.cluster.knows_node(name).then_some(name)
     }
 
-    /// The number of pods with a lower priority that hold devices of a node.
-    pub fn n_outranked_on(self, node: NodeId, priority: i32) -> usize {
+    /// The number of pods with a lower priority that hold devices of a node, and that may be evicted or are leaving.
+    pub fn n_victims_on(self, node: NodeId, priority: i32) -> usize {
         let held = self.cluster.fleet.view(node).into_iter().flat_map(NodeView::held);
         let entries = held.filter_map(|held| self.cluster.pods.get(&held.owner));
-        entries
-            .filter(|entry| entry.eviction.rank.priority < priority)
-            .count()
+        let evictions = entries.map(|entry| &entry.eviction);
+        let goes = evictions.filter(|eviction| eviction.is_leaving || eviction.evictable_within.is_some());
+        goes.filter(|eviction| eviction.rank.priority < priority).count()
     }
 
     /// The bytes that these pods hold of each GPU of a node, by the GPU's minor number.

@@ -313,10 +313,13 @@ impl VictimSearch<'_> {
         guarding(self.cluster, entry).nth(1).is_some()
     }
 
-    /// The indices of the budgets that the eviction of a pod draws on.
+    /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it, and
+    /// otherwise by kube-scheduler's.
     fn budgets_of(&self, entry: &PodEntry) -> Vec<usize> {
         let (name, labels) = (&entry.facts.name, &entry.eviction.labels);
-        let drawn_on = guarding(self.cluster, entry).filter(|budget| budget.counts(name, labels));
+        let makes_room = self.preemptor.makes_room;
+        let drawn_on =
+            guarding(self.cluster, entry).filter(|budget| makes_room || budget.counts(name, labels));
         let position = |budget: &Budget| self.budgets.iter().position(|known| ptr::eq(*known, budget));
         drawn_on.filter_map(position).collect()
     }

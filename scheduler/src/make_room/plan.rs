@@ -3,6 +3,7 @@
 //! Changes nothing, and reads no clock: the caller brings it. The index is locked for one node at a time, or for the count of a few
 //! nodes' pods, since filters wait for nothing that this search does.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use placement::NodeId;
@@ -10,7 +11,7 @@ use placement::NodeId;
 use crate::index::{Index, NodeRoom, Preemptor, Promised, ResourceDemand, RoomSearch, Shared};
 use crate::kube_scheduler::PodRules;
 
-/// The most nodes that are searched for one decision: those with the fewest pods of lower priority.
+/// The most nodes that are searched for one decision: those with the fewest pods that may go.
 const MAX_NODES: usize = 64;
 
 /// The longest time for which nodes are searched for one decision.
@@ -33,6 +34,8 @@ pub(super) struct PlannedPod<'a> {
     pub(super) demand: &'a ResourceDemand<'a>,
     /// The pods that go for other pods.
     pub(super) promised: &'a Promised,
+    /// The nodes on which the API server has refused evictions for the pod: they come last.
+    pub(super) refusing: &'a BTreeSet<Box<str>>,
 }
 
 /// The room that can be made for a pod on one node.
@@ -45,7 +48,7 @@ pub(super) struct Plan {
 /// The result of the search on all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plans {
-    /// The best plans, best first: by kube-scheduler's order of nodes, then by the node's name.
+    /// The best plans, best first: by kube-scheduler's order of nodes, then by the node's name. Nodes that have refused come last.
     pub(super) best: Vec<Plan>,
     /// A node on which the pod fits without an eviction, at once or when pods have ended that are leaving.
     pub(super) free: Option<Box<str>>,
@@ -74,7 +77,7 @@ impl PlannedPod<'_> {
                 RoomSearch::NeedsNoEviction => {
                     plans.free.get_or_insert(node);
                 }
-                RoomSearch::Evictions(room) => plans.add(Plan { node, room }),
+                RoomSearch::Evictions(room) => plans.add(Plan { node, room }, self.refusing),
                 RoomSearch::Nothing => {}
             }
         }
@@ -88,10 +91,10 @@ impl PlannedPod<'_> {
         preemptor.room_on(index.filter(), node)
     }
 
-    /// The names of the nodes to search: those with the fewest pods of lower priority, of which some has to go. An error is the
-    /// name of a node that fits now, so that no pod has to go.
+    /// The names of the nodes to search: those with the fewest pods that may go, of which some has to. An error is the name of a
+    /// node that fits now, so that no pod has to go.
     fn cheapest(self, index: &Shared<Index>, nodes: &[NodeId]) -> Result<Vec<Box<str>>, Box<str>> {
-        let mut counted: Vec<(usize, Box<str>)> = Vec::with_capacity(nodes.len());
+        let mut counted: Vec<(bool, usize, Box<str>)> = Vec::with_capacity(nodes.len());
         for some in nodes.chunks(COUNTED_AT_ONCE) {
             let index = index.read();
             let (facts, filter) = (index.room_facts(), index.filter());
@@ -104,22 +107,22 @@ impl PlannedPod<'_> {
                 if fit.is_ok() {
                     return Err(name.into());
                 }
-                let n_outranked = facts.n_outranked_on(*node, self.rules.priority.min(self.below));
-                if n_outranked > 0 {
-                    counted.push((n_outranked, name.into()));
+                let n_victims = facts.n_victims_on(*node, self.rules.priority.min(self.below));
+                if n_victims > 0 {
+                    counted.push((self.refusing.contains(name), n_victims, name.into()));
                 }
             }
         }
         counted.sort_unstable();
         counted.truncate(MAX_NODES);
-        Ok(counted.into_iter().map(|(_, name)| name).collect())
+        Ok(counted.into_iter().map(|(_, _, name)| name).collect())
     }
 }
 
 impl Plans {
     /// Adds a plan, unless enough better ones are known.
-    fn add(&mut self, plan: Plan) {
-        let key = |plan: &Plan| (plan.room.cost, plan.node.clone());
+    fn add(&mut self, plan: Plan, refusing: &BTreeSet<Box<str>>) {
+        let key = |plan: &Plan| (refusing.contains(&plan.node), plan.room.cost, plan.node.clone());
         let at = self.best.partition_point(|known| key(known) < key(&plan));
         self.best.insert(at, plan);
         self.best.truncate(MAX_PLANS);

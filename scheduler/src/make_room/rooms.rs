@@ -1,6 +1,6 @@
 //! The rooms that are being made, the last answer about each waiting pod, and the evictions of the last hour.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -20,6 +20,12 @@ const LOOKED_AT_AGAIN: Duration = Duration::from_secs(30);
 /// Time after which a pod is looked at again whose state was changing.
 const LOOKED_AT_SOON: Duration = Duration::from_secs(3);
 
+/// Time for which a pod rests whose plan the watch did not show in time: it may show the nomination yet.
+const RESTS_FOR: Duration = Duration::from_secs(30);
+
+/// Time for which the answer about a pod is kept that waits, and that filters have not refused again.
+const REMEMBERED_FOR: Duration = Duration::from_secs(600);
+
 /// The rooms that are being made, and what is known of the pods that wait for one.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
@@ -29,6 +35,8 @@ pub(crate) struct Rooms {
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
     /// True if the last turn was the most important pod's.
     is_by_priority: bool,
+    /// The nodes on which the API server refused evictions for a pod when they were tried last, by UID of the pod.
+    refusing: FxHashMap<Box<str>, BTreeSet<Box<str>>>,
     /// The times since which pods fit on a node without an eviction, at once or when pods have ended that are leaving.
     free_since: FxHashMap<Box<str>, Instant>,
     /// The times of evictions, the earliest first.
@@ -112,10 +120,14 @@ impl Verdict {
 
     /// No permitted eviction helps.
     pub(super) fn no_victims(n_searched: usize) -> Self {
-        let text = format!(
-            "The scheduler makes no room for it: on none of the {n_searched} nodes that were searched the eviction of pods helps that \
-             have a lower priority and a controller, that no disruption budget protects, and that go for no other pod."
-        );
+        let why = if n_searched == 0 {
+            "no node that kube-scheduler asked about last has a pod that may be evicted for it".to_owned()
+        } else {
+            format!(
+                "evictions of pods that may be evicted for it help on none of the {n_searched} nodes that were searched"
+            )
+        };
+        let text = format!("The scheduler makes no room for it: {why}.");
         Self::new(Some("no_victims"), text)
     }
 
@@ -154,11 +166,19 @@ impl Verdict {
         Self::new(None, format!("A plan to make room for it was dropped: {why}."))
     }
 
+    /// The plan was dropped before an eviction, and the watch has not shown its nomination.
+    pub(super) fn withdrawn(why: &'static str, now: Instant) -> Self {
+        Self {
+            rests_until: Some(now + RESTS_FOR),
+            ..Self::dropped(why)
+        }
+    }
+
     /// The pods have ended, and others or a fault have taken the room. If pods were evicted for it by this replica, no further ones
     /// go before the time of the plan is up: something may take each room.
     pub(super) fn in_vain(hold: &Hold) -> Self {
         Self {
-            rests_until: hold.first_refused.map(|_| hold.until),
+            rests_until: hold.is_own().then_some(hold.until),
             ..Self::dropped("pods have ended, and its node has no room for it")
         }
     }
@@ -225,6 +245,7 @@ impl Rooms {
     /// Forgets everything but the evictions of the last hour; returns the UIDs of the pods that room was being made for.
     pub(super) fn clear(&mut self) -> Vec<Box<str>> {
         self.verdicts.clear();
+        self.refusing.clear();
         self.free_since.clear();
         std::mem::take(&mut self.held).into_keys().collect()
     }
@@ -259,8 +280,29 @@ impl Rooms {
             Some(_) => LOOKED_AT_AGAIN,
             None => LOOKED_AT_SOON,
         };
-        let is_resting = verdict.rests_until.is_some_and(|until| now < until);
-        is_resting || now.saturating_duration_since(*at) < lasts
+        self.is_resting(uid, now) || now.saturating_duration_since(*at) < lasts
+    }
+
+    /// Returns true if no further room is made for a pod for a while.
+    pub(super) fn is_resting(&self, uid: &str, now: Instant) -> bool {
+        let verdict = self.verdicts.get(uid);
+        let until = verdict.and_then(|(verdict, _)| verdict.rests_until);
+        until.is_some_and(|until| now < until)
+    }
+
+    /// The nodes on which the API server refused evictions for a pod when they were tried last.
+    pub(super) fn refusing(&self, uid: &str) -> BTreeSet<Box<str>> {
+        self.refusing.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Notes that the API server refuses evictions for a pod on a node.
+    pub(super) fn note_refusing(&mut self, uid: &str, node: &str) {
+        self.refusing.entry(uid.into()).or_default().insert(node.into());
+    }
+
+    /// Forgets the nodes on which the API server refused evictions for a pod.
+    pub(super) fn forget_refusing(&mut self, uid: &str) {
+        self.refusing.remove(uid);
     }
 
     /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is longest
@@ -277,10 +319,19 @@ impl Rooms {
 
     /// Forgets the answers about pods that do not wait any more, and that no room is being made for. That of a pod which fits for a
     /// moment stays, so that the same answer is not taken for a new one.
-    pub(super) fn retain_verdicts(&mut self, refused: &RefusedPods, waits: impl Fn(&str) -> bool) {
+    pub(super) fn retain_verdicts(
+        &mut self,
+        refused: &RefusedPods,
+        now: Instant,
+        waits: impl Fn(&str) -> bool,
+    ) {
         let held = &self.held;
-        self.verdicts
-            .retain(|uid, _| waits(uid) || held.contains_key(uid));
+        self.verdicts.retain(|uid, (_, at)| {
+            let is_new = now.saturating_duration_since(*at) < REMEMBERED_FOR;
+            let is_remembered = is_new || refused.contains(uid);
+            (is_remembered && waits(uid)) || held.contains_key(uid)
+        });
+        self.refusing.retain(|uid, _| refused.contains(uid));
         self.free_since.retain(|uid, _| refused.contains(uid));
     }
 
@@ -342,5 +393,22 @@ impl Rooms {
         let pending = self.held.values().flat_map(|hold| &hold.pending);
         let pending = pending.filter(|victim| !self.unanswered.contains_key(&*victim.pod.uid));
         per_hour.saturating_sub(self.evicted.len() + self.unanswered.len() + pending.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of many waiting pods has an answer, and kube-scheduler asks about none of them again.
+    #[test]
+    fn answers_are_forgotten() {
+        let (mut rooms, began) = (Rooms::default(), Instant::now());
+        for at in 0..3000 {
+            let now = began + Duration::from_secs(at);
+            rooms.settle(&format!("uid-{at}"), Verdict::no_victims(0), now);
+            rooms.retain_verdicts(&RefusedPods::default(), now, |_| true);
+        }
+        assert_eq!(rooms.verdicts.len(), 600);
     }
 }

@@ -80,6 +80,8 @@ struct State {
     tried: Vec<String>,
     /// The pods that were tried before each nomination, by the UID of the nominated pod.
     plans: BTreeMap<String, Vec<String>>,
+    /// The plans of earlier leaders, likewise.
+    former_plans: BTreeMap<String, Vec<String>>,
     /// The times of nominations by the leader that hold, by UID.
     nominated_at: BTreeMap<String, tokio::time::Instant>,
     /// The times at which the leader evicted the first pod for each pod, by UID, unless kube-scheduler has nominated it since.
@@ -330,10 +332,11 @@ impl Api {
         self.state().tried.clear();
     }
 
-    /// Forgets the plans, as the next leader does.
+    /// Forgets the plans, as the next leader does. It may go on with one.
     pub(crate) fn forget_plans(&self) {
         let mut state = self.state();
-        state.plans.clear();
+        let plans = std::mem::take(&mut state.plans);
+        state.former_plans.extend(plans);
         state.evicted_for.clear();
         state.ends_after = None;
     }
@@ -622,7 +625,9 @@ impl Api {
             pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
             let pod = pod.clone();
             let preemptor = state.pods.values().find(|other| {
-                let plan = state.plans.get(other["metadata"]["uid"].as_str().unwrap());
+                let preemptor = other["metadata"]["uid"].as_str().unwrap();
+                let former = || state.former_plans.get(preemptor);
+                let plan = state.plans.get(preemptor).or_else(former);
                 other["status"]["nominatedNodeName"] == pod["spec"]["nodeName"]
                     && other["spec"]["priority"].as_i64() > pod["spec"]["priority"].as_i64()
                     && plan.is_some_and(|plan| plan.contains(&uid))
@@ -676,6 +681,7 @@ impl Api {
             if !plan.is_empty() {
                 let pod = pod.clone();
                 state.check_plan(&pod, &plan);
+                state.former_plans.remove(&uid);
                 state.plans.insert(uid.clone(), plan);
             }
             state.nominated_at.insert(uid, tokio::time::Instant::now());

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::events;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rstest::rstest;
 use scheduler::make_room::{RoomMaker, RoomSettings};
 use scheduler::metrics::RoomMetrics;
+use scheduler::watch::ObjectStore;
 use serde_json::{Value, json};
 use tokio::time::advance;
 
@@ -298,6 +300,9 @@ async fn pods_that_may_go(#[case] changes: &[(&str, Value)], #[case] n_evicted: 
     making.tick().await;
     assert_eq!(making.world.api.evicted().len(), n_evicted);
     assert_eq!(making.outcome("no_victims"), (1 - n_evicted).to_string());
+    let text = making.explained().await;
+    let reason = "no node that kube-scheduler asked about last has a pod that may be evicted for it";
+    assert_eq!(text.contains(reason), n_evicted == 0, "{text}");
 }
 
 /// The changes of the refused pod after which no room is made for it.
@@ -323,6 +328,23 @@ async fn pods_that_room_is_made_for(#[case] field: &str, #[case] value: Value, #
     }
     assert_eq!(making.world.api.evicted().len(), n_evicted);
     assert_eq!(making.world.api.n_nominations(), n_evicted);
+}
+
+/// No GPU is large enough, so that the end of no pod helps: the pod takes no turn.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_no_node_can_serve_takes_no_turn() {
+    let making = Making::hole(true);
+    making.refused(100, &["n1"]).await;
+    for _ in 0..20 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.outcome("no_victims"), "0");
+    let text = making.explained().await;
+    assert!(
+        text.contains("remembers no request of kube-scheduler in which nodes refused it"),
+        "{text}"
+    );
 }
 
 /// kube-scheduler's own filters refuse the other node, which filter requests therefore do not name.
@@ -360,6 +382,28 @@ async fn the_best_node_is_chosen(#[case] pods: &[(&str, i32, u64)], #[case] expe
     assert_eq!(making.world.api.evicted(), [expected]);
 }
 
+/// Each of 64 nodes has one pod that may not go, and another node two that may.
+#[tokio::test(start_paused = true)]
+async fn pods_that_may_not_go_hide_no_node() {
+    let mut world = World::making_room().with_node("n99", &[80]);
+    let mut names = vec!["n99".to_owned()];
+    for at in 0..64 {
+        let name = format!("n{at:02}");
+        let mut pod = running(&format!("alone{at}"), &name, 0, 50, 0);
+        pod["metadata"]["ownerReferences"] = json!([]);
+        world = world.with_node(&name, &[80]).with_pod(&pod);
+        names.push(name);
+    }
+    let world = world
+        .with_pod(&running("a", "n99", 0, 40, 0))
+        .with_pod(&running("b", "n99", 0, 40, 0));
+    let making = Making::of(world, true, 60);
+    let nodes: Vec<&str> = names.iter().map(String::as_str).collect();
+    making.refused(40, &nodes).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted().len(), 1);
+}
+
 pub(crate) fn with_app(mut pod: Value, app: &str) -> Value {
     pod["metadata"]["labels"]["app"] = app.into();
     pod
@@ -380,6 +424,26 @@ async fn budgets_are_never_violated(#[case] nodes: &[&str], #[case] expected: &[
     making.refused(40, nodes).await;
     making.tick().await;
     assert_eq!(making.world.api.evicted(), expected);
+}
+
+/// The empty selector of a budget selects no pod for kube-scheduler, and every pod of the namespace for the Eviction API.
+#[rstest]
+#[case::none_may_go(0)]
+#[case::one_may_go(1)]
+#[tokio::test(start_paused = true)]
+async fn a_budget_of_all_pods_is_not_violated(#[case] allowed: i64) {
+    let making = Making::of_two_pods();
+    let budget = json!({
+        "metadata": {"name": "all", "namespace": "default"},
+        "spec": {"selector": {}},
+        "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+    });
+    let budget: PodDisruptionBudget = serde_json::from_value(budget).unwrap();
+    making.world.index.write().apply(budget);
+    making.refused(80, &["n1"]).await;
+    making.tick().await;
+    assert_eq!(making.outcome("no_victims"), "1");
+    assert_eq!(making.world.api.n_writes(), 0, "two pods would have to go");
 }
 
 /// The index does not know the budget, or a node's budget is used up in the meantime: a dry run shows it, before any write.
@@ -448,6 +512,42 @@ async fn three_refused_plans_are_enough() {
         "two further dry runs were refused, then one was not"
     );
     assert_eq!(making.world.api.evicted().len(), 1);
+}
+
+/// A webhook denies the evictions on the three best nodes for ever: the next best one has its turn.
+#[tokio::test(start_paused = true)]
+async fn nodes_whose_evictions_are_refused_hide_no_other_node() {
+    let mut world = World::making_room();
+    for at in 0..4 {
+        let (node, name) = (format!("n{at}"), format!("p{at}"));
+        let pod = running(&name, &node, 0, 50, i32::from(at == 3));
+        let pod = if at < 3 { with_app(pod, "denied") } else { pod };
+        world = world.with_node(&node, &[80]).with_pod(&pod);
+    }
+    let making = Making::of(world, true, 60);
+    making.world.api.set_budget("denied", 0);
+    making.refused(40, &["n0", "n1", "n2", "n3"]).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), Vec::<String>::new());
+    advance(Duration::from_secs(30)).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["p3"]);
+}
+
+/// The first eviction is refused after its dry run: the next node is taken, and the nomination goes there.
+#[tokio::test(start_paused = true)]
+async fn a_refused_first_eviction_drops_the_node() {
+    let world = World::making_room().with_node("n1", &[80]).with_node("n2", &[80]);
+    let world = world
+        .with_pod(&running("a", "n1", 0, 50, 0))
+        .with_pod(&running("b", "n2", 0, 50, 7));
+    let making = Making::of(world, true, 60);
+    making.world.api.fail_evictions([None, Some(Fault::Status(429))]);
+    let pod = making.refused(40, &["n1", "n2"]).await;
+    making.tick().await;
+    assert_eq!(making.world.api.evicted(), ["b"]);
+    assert_eq!(making.nominated(&pod), "n2");
+    assert_eq!(making.world.api.n_nominations(), 3, "to n1, to none, and to n2");
 }
 
 /// Two pods have to go, and the budget of the second is used up between its dry run and its eviction.
@@ -702,6 +802,25 @@ async fn nothing_is_evicted_on_old_facts() {
     assert_eq!(making.world.api.evicted().len(), 0);
     assert_eq!(making.nominated(&pod), Value::Null);
     assert_eq!(making.world.api.n_nominations(), 2, "nominated, and taken back");
+    // The watch shows the nomination now, and a while later that it was taken back.
+    let fields = json!({"f:status": {"f:nominatedNodeName": {}}});
+    let mut shown = pod.clone();
+    shown["status"]["nominatedNodeName"] = "n1".into();
+    shown["metadata"]["managedFields"] = json!([{"manager": "gpushare-make-room", "operation": "Apply", "subresource": "status", "fieldsType": "FieldsV1", "fieldsV1": fields}]);
+    making.world.apply_pod(&shown);
+    for _ in 0..5 {
+        making.tick().await;
+        assert_eq!(making.metric("make_room_pending"), "0");
+        let text = making.explained().await;
+        assert!(!text.contains("Another replica"), "{text}");
+        advance(Duration::from_secs(1)).await;
+    }
+    making.world.see(&pod);
+    for _ in 0..5 {
+        making.tick().await;
+        advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(making.world.api.n_nominations(), 2, "no second plan at once");
 }
 
 /// 200 pods want a GPU each, and ten GPUs have pods that may go.
@@ -736,13 +855,75 @@ async fn many_pods_get_the_room_that_there_is() {
     assert_eq!(making.outcome("no_victims"), "190");
 }
 
-/// The leader ends between nomination and eviction, or between two evictions: the next one keeps the room as long as pods are
-/// leaving, evicts nothing for that plan, and makes one of its own afterwards.
-#[rstest]
-#[case::before_the_evictions(&[], 0)]
-#[case::between_the_evictions(&["first"], 1)]
+/// The leader ends between nomination and eviction: the next one keeps the room for a moment, evicts nothing for that plan, and makes
+/// one of its own afterwards.
 #[tokio::test(start_paused = true)]
-async fn another_leader_goes_on(#[case] gone: &[&str], #[case] n_evicted: usize) {
+async fn another_leader_makes_a_plan_of_its_own() {
+    let (next, pod) = taken_over(&[]).await;
+    next.tick().await;
+    assert_eq!(next.world.api.evicted().len(), 0);
+    let text = next.explained().await;
+    assert!(
+        text.contains("Another replica has begun to make room for it on n1."),
+        "{text}"
+    );
+    let shown = next.world.api.pod(&pod);
+    let refused = next.world.filter(&shown, &["n1"]).await;
+    assert!(
+        refused["FailedNodes"]["n1"].is_string(),
+        "the nomination survives: {refused}"
+    );
+    for _ in 0..12 {
+        advance(Duration::from_secs(1)).await;
+        next.tick().await;
+    }
+    assert_eq!(
+        (next.nominated(&pod), next.world.api.evicted().len()),
+        (Value::Null, 0)
+    );
+    let shown = next.world.api.pod(&pod);
+    next.world.filter(&shown, &["n1"]).await;
+    for _ in 0..12 {
+        advance(Duration::from_secs(1)).await;
+        next.tick().await;
+    }
+    assert_eq!(next.world.api.evicted().len(), 2, "a plan of its own");
+}
+
+/// The leader ends between two evictions: the next one goes on, and the room is kept from the pods that replace the evicted ones.
+#[tokio::test(start_paused = true)]
+async fn another_leader_goes_on() {
+    let (next, pod) = taken_over(&["first"]).await;
+    next.tick().await;
+    assert_eq!(next.world.api.evicted(), ["first", "second"]);
+    for name in ["first", "second"] {
+        next.end(name);
+        let replacement = units("replacement", 40);
+        assert_eq!(
+            next.world.fitting(&replacement, &["n1"]).await,
+            Vec::<String>::new()
+        );
+    }
+    next.tick().await;
+    let shown = next.world.api.pod(&pod);
+    assert_eq!(next.world.fitting(&shown, &["n1"]).await, ["n1"]);
+}
+
+/// The limit of an hour allows a new leader no eviction of a plan that another one has begun.
+#[tokio::test(start_paused = true)]
+async fn another_leader_goes_on_within_its_limit() {
+    let (next, _) = taken_over_by(&["first"], 0).await;
+    next.tick().await;
+    assert_eq!(next.world.api.evicted(), ["first"]);
+}
+
+/// A replica that leads after another one ended at its nomination, or at a later eviction than those of `gone`.
+async fn taken_over(gone: &[&str]) -> (Making, Value) {
+    taken_over_by(gone, 60).await
+}
+
+/// As [`taken_over`], with the number of evictions that the new leader may carry out in an hour.
+async fn taken_over_by(gone: &[&str], per_hour: usize) -> (Making, Value) {
     let making = Making::of_two_pods();
     let pod = making.refused(80, &["n1"]).await;
     // The evictions after these are never answered, and the maker is dropped with its memory.
@@ -760,40 +941,10 @@ async fn another_leader_goes_on(#[case] gone: &[&str], #[case] n_evicted: usize)
 
     let mut world = World::making_room().with_node("n1", &[80]);
     world.api = making.world.api.clone();
-    let next = Making::of(world, true, 60);
+    let next = Making::of(world, true, per_hour);
     for name in ["first", "second"] {
         next.world.see(&running(name, "n1", 0, 40, 0));
     }
     next.world.see(&pod);
-    next.tick().await;
-    assert_eq!(next.world.api.evicted().len(), n_evicted);
-    let text = next.explained().await;
-    assert!(
-        text.contains("Another replica has begun to make room for it on n1."),
-        "{text}"
-    );
-    let shown = next.world.api.pod(&pod);
-    let refused = next.world.filter(&shown, &["n1"]).await;
-    assert!(
-        refused["FailedNodes"]["n1"].is_string(),
-        "the nomination survives: {refused}"
-    );
-    for name in gone {
-        next.end(name);
-    }
-    for _ in 0..12 {
-        advance(Duration::from_secs(1)).await;
-        next.tick().await;
-    }
-    assert_eq!(
-        (next.nominated(&pod), next.world.api.evicted().len()),
-        (Value::Null, n_evicted)
-    );
-    let shown = next.world.api.pod(&pod);
-    next.world.filter(&shown, &["n1"]).await;
-    for _ in 0..12 {
-        advance(Duration::from_secs(1)).await;
-        next.tick().await;
-    }
-    assert_eq!(next.world.api.evicted().len(), 2, "a plan of its own");
+    (next, pod)
 }

@@ -8,6 +8,7 @@ use axum::body::Body;
 use daemon::metrics_text::MetricsText;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use placement::Policies;
 use prometheus_client::registry::Registry;
 use proto::node::Node;
@@ -75,6 +76,17 @@ impl World {
 
     /// As [`Self::making_room`]; `evicts` is false if the leader only reports which pods could be evicted.
     pub(crate) fn making_room_by(evicts: bool) -> Self {
+        let world = Self::making_room_before_budgets_by(evicts);
+        world.list::<PodDisruptionBudget>(&[]);
+        world
+    }
+
+    /// As [`Self::making_room`], before the first list of budgets.
+    pub(crate) fn making_room_before_budgets() -> Self {
+        Self::making_room_before_budgets_by(true)
+    }
+
+    fn making_room_before_budgets_by(evicts: bool) -> Self {
         let making_room = |extender: Extender| extender.making_room(evicts);
         Self::configured(&offline::serving(), Leadership::alone(), making_room).listed()
     }

@@ -513,6 +513,59 @@ async fn invalid_preemption_answers_evict_no_pod(#[case] answer: Value) {
     assert!(!["a1", "b1", "c1"].into_iter().any(|name| rig.is_deleted(name)));
 }
 
+/// The extender refuses a nominated pod, and the sums of all nodes have room for it. A less important pod on a resolvable node is a
+/// victim that is not needed, which is an error and keeps the nomination.
+#[rstest]
+#[case::resolvable_with_a_less_important_pod("FailedNodes", 0, true)]
+#[case::resolvable_without_one("FailedNodes", 10, false)]
+#[case::unresolvable("FailedAndUnresolvableNodes", 0, false)]
+#[tokio::test]
+async fn an_error_alone_keeps_the_nomination_of_a_refused_pod(
+    #[case] list: &'static str,
+    #[case] priority: i32,
+    #[case] is_kept: bool,
+) {
+    let answer = move |_: &str, question: &Value| {
+        let names = question["NodeNames"].as_array().unwrap().iter();
+        let texts: serde_json::Map<String, Value> = names
+            .map(|name| (name.as_str().unwrap().to_owned(), "no room on devices".into()))
+            .collect();
+        let mut answer = passing(&[]);
+        answer[list] = texts.into();
+        (200, answer)
+    };
+    let mut rig = Rig::start(PREEMPTS, answer).await;
+    rig.put("other", "1", priority, Some("b"));
+    rig.put("p", "3", 10, None);
+    assert_eq!(rig.attempt().await.outcome, SchedulingOutcome::NoFit);
+    rig.until("p", |pod| pod["status"]["conditions"].is_array()).await;
+    rig.api
+        .objects()
+        .patch_status("pods", "default", "p", &json!({"nominatedNodeName": "b"}))
+        .unwrap();
+    if !is_kept {
+        let is_cleared = |pod: &Value| pod["status"]["nominatedNodeName"].is_null();
+        return rig.until("p", is_cleared).await;
+    }
+    // The change of a label has the pod tried once more.
+    for n_tried in 0..2 {
+        let is_nominated = |question: &Value| question["Pod"]["status"]["nominatedNodeName"] == "b";
+        while rig
+            .questions("filter")
+            .iter()
+            .filter(|question| is_nominated(question))
+            .count()
+            <= n_tried
+        {
+            assert_eq!(rig.attempt().await.outcome, SchedulingOutcome::NoFit);
+        }
+        let label = json!({"metadata": {"labels": {"n": n_tried.to_string()}}});
+        rig.api.objects().patch("pods", "default", "p", label).unwrap();
+    }
+    let pod = rig.api.objects().get("pods", "default", "p").unwrap();
+    assert_eq!(pod["status"]["nominatedNodeName"], "b");
+}
+
 fn first_of(question: &Value) -> Value {
     passing(&[question["NodeNames"][0].as_str().unwrap()])
 }

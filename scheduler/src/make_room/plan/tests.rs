@@ -251,6 +251,7 @@ fn plans(case: &Case) -> Plans {
         counts_leaving: true,
         demand: &demand,
         promised: &promised,
+        refusing: &BTreeSet::new(),
     };
     let began = Instant::now();
     planned.plans(&index, &nodes, || began)
