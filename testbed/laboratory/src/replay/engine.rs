@@ -319,8 +319,8 @@ impl<'w> Engine<'w> {
         let mut counted = Vec::new();
         for node in nodes {
             if let Some(id) = index.fleet().node_id(self.name(*node)?) {
-                let n_outranked = index.room_facts().n_outranked_on(id, rules.priority);
-                counted.extend((n_outranked > 0).then_some((n_outranked, *node)));
+                let n_victims = index.room_facts().n_victims_on(id, rules.priority);
+                counted.extend((n_victims > 0).then_some((n_victims, *node)));
             }
         }
         counted.sort_unstable();
