@@ -471,10 +471,12 @@ async fn plan_moves(
     let (sender, computed) = oneshot::channel();
     // A thread of its own, as it lowers its priority for good.
     let computing = thread::Builder::new().name("plan".to_owned()).spawn(move || {
-        let _permit = permit;
         let now = unix_time().as_secs();
+        let answer = plan_giving_way(&index, &request, now, &|| left.is_cancelled());
+        // Before the answer, after which the caller may ask for the next plan at once.
+        drop(permit);
         // An error means that the caller has left.
-        let _ = sender.send(plan_giving_way(&index, &request, now, &|| left.is_cancelled()));
+        let _ = sender.send(answer);
     });
     if let Err(error) = computing {
         return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response();
