@@ -152,8 +152,8 @@ pub(crate) enum Command {
     },
     /// The number of equal pods that fit now, their nodes, and the reasons that block the rest. Exits with 2 if not all fit.
     Fits(FitsArgs),
-    /// The moves by which a node or GPUs become empty, or free memory comes together. Without --evict it moves nothing. Exits with
-    /// 2 if the goal names something that does not exist, and with 3 if the goal is not reached.
+    /// The moves by which a node or GPUs become empty, or free memory comes together. Without --evict it moves nothing. Exits
+    /// with 2 if the goal names something that does not exist, and with 3 if the goal is not reached.
     Plan(PlanArgs),
     /// Closes GPUs of a node to new pods; its pods stay.
     Close {
@@ -282,7 +282,8 @@ pub(crate) struct PlanArgs {
 /// The flags by which `plan` makes the moves.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct EvictArgs {
-    /// Evict the pods, one after the other unless --parallel says more, once you have confirmed the plan. GPUs that become empty are closed first.
+    /// Evict the pods, one after the other unless --parallel says more, once you have confirmed the plan. GPUs that become empty
+    /// are closed first.
     #[arg(long, global = true)]
     pub(crate) evict: bool,
     /// Evict without asking.

@@ -1,5 +1,5 @@
-//! The node affinity of `PersistentVolume`s, by which a pod with claims may move: read with the rights of the caller, as the scheduler
-//! reads no volumes.
+//! The node affinity of `PersistentVolume`s, by which a pod with claims may move: read with the rights of the caller, as the
+//! scheduler reads no volumes.
 
 use std::collections::BTreeMap;
 

@@ -129,8 +129,8 @@ impl Recorder {
         self.source.host.as_deref().unwrap_or_default()
     }
 
-    /// Records a warning; returns false if more than half of the events that may wait do, for a caller that comes again later. The
-    /// rest of the room is for events that are recorded once.
+    /// Records a warning; returns false if more than half of the events that may wait do, for a caller that comes again later.
+    /// The rest of the room is for events that are recorded once.
     pub fn try_warn(&self, subject: impl Into<Subject>, reason: &'static str, message: String) -> bool {
         self.events.capacity() > CAPACITY / 2
             && self.send(subject.into(), EventType::Warning, reason, message)

@@ -554,8 +554,8 @@ pub struct FitAnswer {
     /// The rule that the pod's request breaks whatever node it is tried on; absent if it breaks none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invalid: Option<String>,
-    /// The nodes of the pods that fit, in the order in which each would get its first pod. With a domain the one node of all pods,
-    /// and none unless all fit.
+    /// The nodes of the pods that fit, in the order in which each would get its first pod. With a domain the one node of all
+    /// pods, and none unless all fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<FitPlacement>,
     /// The number of nodes that refuse the next pod, by reason; with a domain those without room for all pods. Absent if all pods

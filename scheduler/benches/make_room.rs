@@ -1,5 +1,5 @@
-//! A decision to make room on 5,000 nodes of eight GPUs, each with a pod of low priority, with 10,000 disruption budgets and as many
-//! refused pods as are remembered: its time, and the longest time that a writer waits for the index meanwhile.
+//! A decision to make room on 5,000 nodes of eight GPUs, each with a pod of low priority, with 10,000 disruption budgets and as
+//! many refused pods as are remembered: its time, and the longest time that a writer waits for the index meanwhile.
 
 #![expect(
     clippy::print_stdout,

@@ -1,5 +1,5 @@
-//! Plans on 5,000 nodes of eight GPUs with 40,000 holders and 10,000 disruption budgets: the time of each, and the longest time that
-//! a writer waits for the index meanwhile, which a read lock of the plan holds up.
+//! Plans on 5,000 nodes of eight GPUs with 40,000 holders and 10,000 disruption budgets: the time of each, and the longest time
+//! that a writer waits for the index meanwhile, which a read lock of the plan holds up.
 
 #![expect(
     clippy::print_stdout,

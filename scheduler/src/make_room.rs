@@ -116,8 +116,8 @@ enum PlanOutcome {
     Withdrawn(&'static str),
 }
 
-/// The last answer about a waiting pod, or the reason for which no room is made for it, in a sentence for people; `None` if no room
-/// is made for any pod, or another replica leads.
+/// The last answer about a waiting pod, or the reason for which no room is made for it, in a sentence for people; `None` if no
+/// room is made for any pod, or another replica leads.
 pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
     if !extender.makes_room() || extender.leadership().check(now()).is_err() {
         return None;
@@ -264,8 +264,8 @@ impl RoomMaker {
         }
     }
 
-    /// The room that another replica has begun to make: pods that are leaving, and the pods that have to go besides. `None` if none
-    /// has to, or if no pod is leaving for it.
+    /// The room that another replica has begun to make: pods that are leaving, and the pods that have to go besides. `None` if
+    /// none has to, or if no pod is leaving for it.
     fn rest_of_plan(&self, hold: &Hold) -> Option<NodeRoom> {
         let uid = hold.pod.uid.as_str();
         let promised = promised_to_others(&self.extender, uid, now());
@@ -319,8 +319,8 @@ impl RoomMaker {
         }
     }
 
-    /// The next step of a hold, and whether the room of its waiting pod has to be kept again: hints have a limited number and time,
-    /// and the node may have room on other devices than those whose pods go.
+    /// The next step of a hold, and whether the room of its waiting pod has to be kept again: hints have a limited number and
+    /// time, and the node may have room on other devices than those whose pods go.
     fn next_step(&self, uid: &str) -> Option<(Step, Hold, bool)> {
         let index = self.extender.index().read();
         let mut memory = self.extender.memory();
@@ -378,8 +378,8 @@ impl RoomMaker {
         }
     }
 
-    /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold lasts until the watch shows that:
-    /// the next tick tries again, and nothing takes the nomination for that of an earlier leader.
+    /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold lasts until the watch shows
+    /// that: the next tick tries again, and nothing takes the nomination for that of an earlier leader.
     async fn withdraw(&self, hold: &Hold) -> Result<(), WriteError> {
         let uid = hold.pod.uid.as_str();
         self.extender.index().write().end_room(uid);
@@ -854,8 +854,8 @@ impl RoomMaker {
         }
     }
 
-    /// Gives up the evictions of a hold if the API server has not answered for a while: the watch was silent as long, and after that
-    /// it is late.
+    /// Gives up the evictions of a hold if the API server has not answered for a while: the watch was silent as long, and after
+    /// that it is late.
     fn note_no_answer(&self, uid: &str) {
         let is_over = {
             let mut memory = self.extender.memory();

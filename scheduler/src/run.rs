@@ -287,8 +287,8 @@ fn watch_objects(
     tasks.spawn("watch of pods", async move { barrier.follow(pods, index).await });
 }
 
-/// Starts the tasks that carry the `PodGroup`s of Kubernetes and of coscheduling into the index. Readiness does not wait for them:
-/// most clusters have none.
+/// Starts the tasks that carry the `PodGroup`s of Kubernetes and of coscheduling into the index. Readiness does not wait for
+/// them: most clusters have none.
 fn watch_pod_groups(connection: &Connection, index: &Shared<Index>, states: &WatchStates, tasks: &mut Tasks) {
     let follow = |apis| pod_group_watch::follow(apis, connection.clone(), index.clone(), states.clone());
     tasks.spawn("watch of PodGroups", follow(&PodGroupApi::NATIVE));

@@ -56,7 +56,8 @@ pub enum PlanGoal {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         nodes: Option<Vec<String>>,
     },
-    /// The largest free block of each node, the most memory that is free on one of its GPUs, grows; the sum over all nodes counts.
+    /// The largest free block of each node, the most memory that is free on one of its GPUs, grows; the sum over all nodes
+    /// counts.
     Join {},
 }
 

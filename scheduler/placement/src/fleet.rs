@@ -528,8 +528,8 @@ impl Fleet {
         std::mem::swap(&mut self.cache, &mut next.cache);
     }
 
-    /// Puts the workload model of the present pods into effect at once; returns false if it is so already. The next request of each
-    /// kind then simulates all nodes.
+    /// Puts the workload model of the present pods into effect at once; returns false if it is so already. The next request of
+    /// each kind then simulates all nodes.
     pub fn refresh_workload_model(&mut self) -> bool {
         let next = self.next_model();
         next.map(|mut next| self.set_model(&mut next)).is_some()

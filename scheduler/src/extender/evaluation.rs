@@ -1,8 +1,8 @@
 //! Evaluation of nodes for one pod: the request, the demand of its pod, a verdict on each node, and the order of the nodes that
 //! fit.
 //!
-//! `filter` and `prioritize` evaluate alike. The engine caches verdicts by kind of request and version of the node, so that a
-//! node which has not changed since the last similar pod costs a look-up by name and a comparison.
+//! `filter` and `prioritize` evaluate alike. The engine caches verdicts by kind of request and node, and forgets those of nodes
+//! that have changed, so that another node costs the look-up of its name, unless the list is known, and of its verdict.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;

@@ -185,8 +185,8 @@ impl Hint {
                 self.restart(times.plain);
                 stays
             }
-            // The next failed attempt to schedule the pod ends the hint. The attempt of a pod that was not asked about was another
-            // leader's.
+            // The next failed attempt to schedule the pod ends the hint. The attempt of a pod that was not asked about was
+            // another leader's.
             (false, false) => !has_failed || self.is_unasked,
         };
         (self.is_nominated, self.failure) = (is_nominated, shown.failure);
@@ -813,8 +813,8 @@ impl HintQueue {
         }
     }
 
-    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens. Room
-    /// that is made for the pod lasts until [`Self::end_room`], as the binding may fail.
+    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
+    /// Room that is made for the pod lasts until [`Self::end_room`], as the binding may fail.
     pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
         self.nominees.remove(uid);
         self.gangs.remove_member(uid);

@@ -77,8 +77,8 @@ impl<'a> PlanFacts<'a> {
         })
     }
 
-    /// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin, the
-    /// isolation that the pod demands, and the node affinity of its volumes.
+    /// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin,
+    /// the isolation that the pod demands, and the node affinity of its volumes.
     pub fn allows(
         &self,
         node: &str,

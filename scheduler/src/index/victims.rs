@@ -313,8 +313,8 @@ impl VictimSearch<'_> {
         guarding(self.cluster, entry).nth(1).is_some()
     }
 
-    /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it, and
-    /// otherwise by kube-scheduler's.
+    /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it,
+    /// and otherwise by kube-scheduler's.
     fn budgets_of(&self, entry: &PodEntry) -> Vec<usize> {
         let (name, labels) = (&entry.facts.name, &entry.eviction.labels);
         let makes_room = self.preemptor.makes_room;

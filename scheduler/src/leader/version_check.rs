@@ -19,7 +19,8 @@ use crate::config::MisfitNodes;
 
 /// The name of kube-scheduler's container in the shipped manifests of a second kube-scheduler.
 const CONTAINER: &str = "kube-scheduler";
-/// The first minor version of kube-scheduler that asks extenders about nodes which they refuse, without victims (kubernetes#135486).
+/// The first minor version of kube-scheduler that asks extenders about nodes which they refuse, without victims
+/// (kubernetes#135486).
 const ASKS_ABOUT_MISFITS: (u32, u32) = (1, 38);
 /// Pause between two comparisons: the API server may be upgraded while the pod runs.
 const INTERVAL: Duration = Duration::from_secs(3600);
@@ -99,7 +100,8 @@ fn advice(image: &str, server: &str, misfit_nodes: MisfitNodes) -> Option<String
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-/// The advice to the operator if --misfit-nodes does not fit the version of kube-scheduler; `None` also for a tag without a version.
+/// The advice to the operator if --misfit-nodes does not fit the version of kube-scheduler; `None` also for a tag without a
+/// version.
 fn flag_advice(image: &str, misfit_nodes: MisfitNodes) -> Option<String> {
     let scheduler = Version::of_image(image)?;
     let asks = (scheduler.major, scheduler.minor) >= ASKS_ABOUT_MISFITS;

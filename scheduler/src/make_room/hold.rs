@@ -1,4 +1,5 @@
-//! Room that is being made for one pod: it is kept on a node, to which the pod is nominated, until the pod is bound, or time is up.
+//! Room that is being made for one pod: it is kept on a node, to which the pod is nominated, until the pod is bound, or time is
+//! up.
 //!
 //! The decision about each next step is a function of the index and the time. [`super`] carries it out.
 
@@ -179,8 +180,8 @@ impl Hold {
         }
     }
 
-    /// Returns true if all pods have gone for a while, and the node has no room: something else has taken it. As long as the node's
-    /// device plugin is away, that cannot be seen.
+    /// Returns true if all pods have gone for a while, and the node has no room: something else has taken it. As long as the
+    /// node's device plugin is away, that cannot be seen.
     fn is_in_vain(&mut self, facts: HoldFacts, now: Instant) -> bool {
         if facts.is_free || facts.is_paused || facts.is_awaited || !self.pending.is_empty() {
             self.in_vain_since = None;
@@ -276,8 +277,8 @@ mod tests {
         assert_eq!(step, expected);
     }
 
-    /// Between nomination and evictions another replica may have ended: its plan is not known, and nothing more is evicted for it.
-    /// The room of the leader's own plan may be lost to a pod that another scheduler places.
+    /// Between nomination and evictions another replica may have ended: its plan is not known, and nothing more is evicted for
+    /// it. The room of the leader's own plan may be lost to a pod that another scheduler places.
     #[rstest]
     #[case::of_another_replica(true, Step::End)]
     #[case::its_own(false, Step::Nominate)]

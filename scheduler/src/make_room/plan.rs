@@ -1,7 +1,7 @@
 //! The choice of the node on which room is made for a pod, and of the pods that go there.
 //!
-//! Changes nothing, and reads no clock: the caller brings it. The index is locked for one node at a time, or for the count of a few
-//! nodes' pods, since filters wait for nothing that this search does.
+//! Changes nothing, and reads no clock: the caller brings it. The index is locked for one node at a time, or for the count of a
+//! few nodes' pods, since filters wait for nothing that this search does.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -48,7 +48,8 @@ pub(super) struct Plan {
 /// The result of the search on all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plans {
-    /// The best plans, best first: by kube-scheduler's order of nodes, then by the node's name. Nodes that have refused come last.
+    /// The best plans, best first: by kube-scheduler's order of nodes, then by the node's name. Nodes that have refused come
+    /// last.
     pub(super) best: Vec<Plan>,
     /// A node on which the pod fits without an eviction, at once or when pods have ended that are leaving.
     pub(super) free: Option<Box<str>>,

@@ -1,4 +1,5 @@
-//! The pods that filters refused for want of room on devices, each with the nodes that its last request named and that refused it.
+//! The pods that filters refused for want of room on devices, each with the nodes that its last request named and that refused
+//! it.
 //!
 //! kube-scheduler asks about the nodes that its own filters pass, so that taints, affinity, ports and sums keep the pod from none
 //! of these nodes. Nodes are remembered by their numbers in the fleet, one bit for each.

@@ -174,8 +174,8 @@ impl Verdict {
         }
     }
 
-    /// The pods have ended, and others or a fault have taken the room. If pods were evicted for it by this replica, no further ones
-    /// go before the time of the plan is up: something may take each room.
+    /// The pods have ended, and others or a fault have taken the room. If pods were evicted for it by this replica, no further
+    /// ones go before the time of the plan is up: something may take each room.
     pub(super) fn in_vain(hold: &Hold) -> Self {
         Self {
             rests_until: hold.is_own().then_some(hold.until),
@@ -305,8 +305,8 @@ impl Rooms {
         self.refusing.remove(uid);
     }
 
-    /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is longest
-    /// ago.
+    /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is
+    /// longest ago.
     pub(super) const fn begin_turn(&mut self) -> bool {
         self.is_by_priority = !self.is_by_priority;
         self.is_by_priority
@@ -317,8 +317,8 @@ impl Rooms {
         self.verdicts.get(uid).map(|(_, at)| *at)
     }
 
-    /// Forgets the answers about pods that do not wait any more, and that no room is being made for. That of a pod which fits for a
-    /// moment stays, so that the same answer is not taken for a new one.
+    /// Forgets the answers about pods that do not wait any more, and that no room is being made for. That of a pod which fits for
+    /// a moment stays, so that the same answer is not taken for a new one.
     pub(super) fn retain_verdicts(
         &mut self,
         refused: &RefusedPods,
@@ -382,8 +382,8 @@ impl Rooms {
         self.unanswered.remove(uid);
     }
 
-    /// The number of pods that may still be evicted within this hour. Evictions that are tried again, and those without an answer,
-    /// count as if they had been carried out.
+    /// The number of pods that may still be evicted within this hour. Evictions that are tried again, and those without an
+    /// answer, count as if they had been carried out.
     pub(super) fn n_left(&mut self, per_hour: usize, now: Instant) -> usize {
         let is_past = |at: &Instant| now.saturating_duration_since(*at) >= HOUR;
         while self.evicted.front().is_some_and(is_past) {

@@ -287,7 +287,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Adds `count` empty copies of the node `like`: with its devices, none of them closed, its labels and taints, and the pods of
+    /// Adds `count` empty copies of the node `like`: with its devices, none of them closed, its labels and taints, and the pods
+    /// of
     /// `DaemonSet`s.
     fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
         let shared = self.index;
@@ -378,8 +379,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Room for all pods of a group on a candidate, with its score; else the most pods that fit there, and the candidate is counted
-    /// under the reason.
+    /// Room for all pods of a group on a candidate, with its score; else the most pods that fit there, and the candidate is
+    /// counted under the reason.
     fn find_room(
         &mut self,
         idx: usize,

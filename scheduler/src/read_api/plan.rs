@@ -1,14 +1,14 @@
 //! `POST plan`: the moves by which GPUs become empty, or free memory comes together.
 //!
-//! A plan takes up to seconds, and a read lock as long would hold up watches and with them filters. So the nodes are copied into a
-//! fleet of their own, a few under each of many short read locks, and the search runs on the copy without a lock. The copy is not
-//! of one moment: a node that was copied early may have changed when the last one is copied, and a pod that moved meanwhile may be
-//! on two nodes of the copy, or on none. The answer has the number of changes before and after, which is the same if none came
-//! between. A plan is a proposal in any case: each move is checked again when it is made.
+//! A plan takes up to seconds, and a read lock as long would hold up watches and with them filters. So the nodes are copied into
+//! a fleet of their own, a few under each of many short read locks, and the search runs on the copy without a lock. The copy is
+//! not of one moment: a node that was copied early may have changed when the last one is copied, and a pod that moved meanwhile
+//! may be on two nodes of the copy, or on none. The answer has the number of changes before and after, which is the same if none
+//! came between. A plan is a proposal in any case: each move is checked again when it is made.
 //!
 //! A successor goes to nodes that take it by kube-scheduler's own rules as far as objects show them, by the node's plugin, and by
-//! devices, CPU and memory after all earlier moves. kube-scheduler's sums of other resources, ports, spreading and affinity to pods
-//! are not evaluated.
+//! devices, CPU and memory after all earlier moves. kube-scheduler's sums of other resources, ports, spreading and affinity to
+//! pods are not evaluated.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};

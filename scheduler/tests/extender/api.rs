@@ -123,8 +123,8 @@ impl State {
         planned
     }
 
-    /// Notes a plan on a node whose plugin is away, one for a pod that another has made room for a short time ago, and one that takes
-    /// victims of another one, or more pods of an application than its budget allowed when the index was last shown it.
+    /// Notes a plan on a node whose plugin is away, one for a pod that another has made room for a short time ago, and one that
+    /// takes victims of another one, or more pods of an application than its budget allowed when the index was last shown it.
     fn check_plan(&mut self, pod: &Value, plan: &[String]) {
         let uid = pod["metadata"]["uid"].as_str().unwrap();
         if self
@@ -365,8 +365,8 @@ impl Api {
         self.state().events.clone()
     }
 
-    /// Evictions that no plan of a more important pod named, or of pods that were leaving already, and plans that violate a budget
-    /// or take the victims of another one.
+    /// Evictions that no plan of a more important pod named, or of pods that were leaving already, and plans that violate a
+    /// budget or take the victims of another one.
     pub(crate) fn wrongs(&self) -> Vec<String> {
         self.state().wrongs.clone()
     }

@@ -42,7 +42,8 @@ impl Making {
         Self::of(world, evicts, 60)
     }
 
-    /// A node with one GPU of 80 units, half of which the pod `first` of priority 5 holds, and half the pod `second` of priority 3.
+    /// A node with one GPU of 80 units, half of which the pod `first` of priority 5 holds, and half the pod `second` of priority
+    /// 3.
     pub(crate) fn of_two_pods() -> Self {
         let world = World::making_room().with_node("n1", &[80]);
         let world = world
@@ -855,8 +856,8 @@ async fn many_pods_get_the_room_that_there_is() {
     assert_eq!(making.outcome("no_victims"), "190");
 }
 
-/// The leader ends between nomination and eviction: the next one keeps the room for a moment, evicts nothing for that plan, and makes
-/// one of its own afterwards.
+/// The leader ends between nomination and eviction: the next one keeps the room for a moment, evicts nothing for that plan, and
+/// makes one of its own afterwards.
 #[tokio::test(start_paused = true)]
 async fn another_leader_makes_a_plan_of_its_own() {
     let (next, pod) = taken_over(&[]).await;

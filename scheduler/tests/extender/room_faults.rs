@@ -278,7 +278,8 @@ async fn a_late_watch_does_not_bring_back_a_room() {
     assert_eq!(making.metric("make_room_pending"), "0");
 }
 
-/// Another replica begins to lead, and `preempt` is asked before its first decision. A replica that only reports takes no room over.
+/// Another replica begins to lead, and `preempt` is asked before its first decision. A replica that only reports takes no room
+/// over.
 #[rstest]
 #[case::evicts(true)]
 #[case::reports(false)]
@@ -489,8 +490,8 @@ async fn nothing_is_evicted_after_an_outage_on_old_facts() {
     assert_eq!(making.world.fitting(&shown, &["n1"]).await, ["n1"]);
 }
 
-/// The API server is away for 8 s while an eviction is tried again. Meanwhile a GPU becomes free, which the watch does not show at
-/// once.
+/// The API server is away for 8 s while an eviction is tried again. Meanwhile a GPU becomes free, which the watch does not show
+/// at once.
 #[tokio::test(start_paused = true)]
 async fn evictions_are_not_tried_again_after_an_outage() {
     let world = World::making_room().with_node("n1", &[80, 80]);
@@ -782,7 +783,8 @@ async fn an_eviction_that_was_not_carried_out_is_not_counted_later() {
     assert_eq!(making.world.api.events(), Vec::new());
 }
 
-/// An evicted pod never ends, by a finalizer: once time is up, and the waiting pod has waited for it once more, others go instead.
+/// An evicted pod never ends, by a finalizer: once time is up, and the waiting pod has waited for it once more, others go
+/// instead.
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_never_ends_does_not_block_its_node() {
     let world = World::making_room().with_node("n1", &[80, 80]);

@@ -1,5 +1,5 @@
-//! Histories of rooms that the leader makes by evictions: any writes fail, leaders end at any write, device plugins and other pods
-//! come and go, and another scheduler takes room.
+//! Histories of rooms that the leader makes by evictions: any writes fail, leaders end at any write, device plugins and other
+//! pods come and go, and another scheduler takes room.
 //!
 //! Not tried: two leaders at once, which the fence of bindings keeps apart, and nodes that come and go.
 
@@ -486,9 +486,10 @@ impl Run {
     }
 }
 
-/// With any fault at any write nothing is evicted but the plan of a nominated pod of higher priority, nothing twice, nothing for two
-/// pods, nothing against budgets that are known or beyond the limit of an hour, nothing for a pod that others have gone for a short
-/// time ago, and nothing where the device plugin is away; nothing is kept for two pods, over a pod that stays, or after its time.
+/// With any fault at any write nothing is evicted but the plan of a nominated pod of higher priority, nothing twice, nothing for
+/// two pods, nothing against budgets that are known or beyond the limit of an hour, nothing for a pod that others have gone for a
+/// short time ago, and nothing where the device plugin is away; nothing is kept for two pods, over a pod that stays, or after its
+/// time.
 async fn play(history: History) -> Result<(), TestCaseError> {
     let mut run = Run::new(&history, true);
     let limit = HOLD + Duration::from_secs(60);

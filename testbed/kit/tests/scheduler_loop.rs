@@ -513,8 +513,8 @@ async fn invalid_preemption_answers_evict_no_pod(#[case] answer: Value) {
     assert!(!["a1", "b1", "c1"].into_iter().any(|name| rig.is_deleted(name)));
 }
 
-/// The extender refuses a nominated pod, and the sums of all nodes have room for it. A less important pod on a resolvable node is a
-/// victim that is not needed, which is an error and keeps the nomination.
+/// The extender refuses a nominated pod, and the sums of all nodes have room for it. A less important pod on a resolvable node is
+/// a victim that is not needed, which is an error and keeps the nomination.
 #[rstest]
 #[case::resolvable_with_a_less_important_pod("FailedNodes", 0, true)]
 #[case::resolvable_without_one("FailedNodes", 10, false)]
@@ -634,8 +634,8 @@ async fn members_of_a_pod_group_are_bound_together_or_not_at_all() {
     );
 }
 
-/// As in the code of kube-scheduler 1.36 with `TopologyAwareWorkloadScheduling`: the extender is asked about all members among the
-/// nodes of one rack after the other, and not again about those of the rack that is chosen, the fuller one.
+/// As in the code of kube-scheduler 1.36 with `TopologyAwareWorkloadScheduling`: the extender is asked about all members among
+/// the nodes of one rack after the other, and not again about those of the rack that is chosen, the fuller one.
 #[rstest]
 #[case::both_have_room("1", &["d", "d", "e f", "e f"], ["d", "d"], "d")]
 #[case::one_has_room("8", &["d", "e f", "f"], ["e", "f"], "e f")]

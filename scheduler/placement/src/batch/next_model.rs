@@ -1,5 +1,5 @@
-//! The next workload model. Before it takes effect, its results for the kinds of requests that came lately are computed, a few at a
-//! time, so that no request waits until all nodes are simulated.
+//! The next workload model. Before it takes effect, its results for the kinds of requests that came lately are computed, a few at
+//! a time, so that no request waits until all nodes are simulated.
 
 use std::sync::Arc;
 

@@ -257,8 +257,8 @@ fn plans(case: &Case) -> Plans {
     planned.plans(&index, &nodes, || began)
 }
 
-/// The best plan costs as little as any set of pods on any node. A better set exists on nodes alone where the search is bounded, and
-/// in few cases.
+/// The best plan costs as little as any set of pods on any node. A better set exists on nodes alone where the search is bounded,
+/// and in few cases.
 #[test]
 fn no_set_of_pods_costs_less() {
     let n_above = Cell::new(0_u32);

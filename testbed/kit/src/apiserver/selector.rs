@@ -117,6 +117,9 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
 fn parse_label(part: &str) -> Result<Expression, String> {
     if let Some((key, value, is_equal)) = parse_equality(part) {
         let key = legal_key(&key)?;
+        if value.contains('=') {
+            return Err("found '=', expected: ',' or 'end of string'".to_owned());
+        }
         return Ok(if is_equal {
             Expression::Equal(key, value)
         } else {
