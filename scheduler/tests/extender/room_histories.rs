@@ -575,8 +575,8 @@ fn block_on(future: impl Future<Output = Result<(), TestCaseError>>) -> Result<(
 }
 
 proptest! {
-    // A quarter of the usual number, as each history has many seconds: `PROPTEST_CASES=40000` tries 10,000.
-    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
+    // A sixteenth of the usual number, as each history has many seconds: `PROPTEST_CASES=160000` tries 10,000.
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 16))]
 
     #[test]
     fn faults_cause_no_further_evictions(history in history()) {
