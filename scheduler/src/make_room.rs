@@ -226,10 +226,6 @@ impl RoomMaker {
     /// Takes over the rooms that an earlier leader has begun to make.
     fn adopt(&self) {
         let nominees = self.extender.index().read().room_facts().nominees();
-        let mut n_on_node: BTreeMap<Box<str>, usize> = BTreeMap::new();
-        for nominee in &nominees {
-            *n_on_node.entry(nominee.node.clone()).or_default() += 1;
-        }
         for nominee in nominees {
             let is_known = {
                 let rooms = &self.extender.memory().rooms;
@@ -246,14 +242,7 @@ impl RoomMaker {
                 .as_second()
                 .saturating_sub(nominee.nominated_at);
             let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
-            let mut hold = Hold::adopted(nominee, self.settings.hold, age, now());
-            // It cannot be seen for which of several nominees a pod is leaving.
-            if n_on_node.get(&hold.node) == Some(&1)
-                && let Some(rest) = self.rest_of_plan(&hold)
-            {
-                hold.go_on(rest, now());
-            }
-            if self.hold(hold) {
+            if self.hold(Hold::adopted(nominee, self.settings.hold, age, now())) {
                 info!(
                     pod = pod.name,
                     namespace = pod.namespace,
@@ -262,30 +251,6 @@ impl RoomMaker {
                 self.settle(&pod, verdict);
             }
         }
-    }
-
-    /// The room that another replica has begun to make: pods that are leaving, and the pods that have to go besides. `None` if
-    /// none has to, or if no pod is leaving for it.
-    fn rest_of_plan(&self, hold: &Hold) -> Option<NodeRoom> {
-        let uid = hold.pod.uid.as_str();
-        let promised = promised_to_others(&self.extender, uid, now());
-        let index = self.extender.index().read();
-        let waiting = index.room_facts().waiting(uid)?;
-        let demand = index.demand(uid, waiting.facts).ok().flatten()?;
-        let planned = PlannedPod {
-            rules: waiting.rules,
-            below: self.settings.below,
-            counts_leaving: true,
-            demand: &demand,
-            promised: &promised,
-            refusing: &BTreeSet::new(),
-        };
-        let RoomSearch::Evictions(room) = planned.search(&index, &hold.node) else {
-            return None;
-        };
-        let is_begun = hold.freeing.iter().any(|pod| room.freeing.contains(pod));
-        let n_left = self.extender.memory().rooms.n_left(self.settings.per_hour, now());
-        (is_begun && room.victims.len() <= n_left).then_some(room)
     }
 
     /// Begins to keep a room in memory and in the index; returns false if kube-scheduler may be evicting pods for the pod.
@@ -626,7 +591,6 @@ impl RoomMaker {
             until: now() + self.settings.hold + grace,
             unanswered_since: None,
             first_refused: Some(preemptor.first_refused),
-            is_taken_over: false,
             bound_at: None,
             is_dropped: false,
             in_vain_since: None,

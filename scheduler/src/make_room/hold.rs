@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use placement::{OwnerId, Reason};
 
 use crate::bind::PodId;
-use crate::index::{Index, NodeRoom, RoomNominee, RoomVictim};
+use crate::index::{Index, RoomNominee, RoomVictim};
 
 /// The time for which an eviction that the API server refuses is tried again.
 const RETRIED_FOR: Duration = Duration::from_secs(30);
@@ -33,8 +33,6 @@ pub(crate) struct Hold {
     pub(super) unanswered_since: Option<Instant>,
     /// The time of the first refusal of the pod; `None` if another replica made the plan.
     pub(super) first_refused: Option<Instant>,
-    /// True if another replica made the plan, and this one goes on with it.
-    pub(super) is_taken_over: bool,
     /// The time at which the pod was bound.
     pub(crate) bound_at: Option<Instant>,
     /// True if the plan was dropped, so that the nomination has to be removed.
@@ -104,23 +102,10 @@ impl Hold {
             until: now + (lasts + grace).saturating_sub(age),
             unanswered_since: None,
             first_refused: None,
-            is_taken_over: false,
             bound_at: None,
             is_dropped: false,
             in_vain_since: None,
         }
-    }
-
-    /// Goes on with the plan that another replica has begun.
-    pub(super) fn go_on(&mut self, rest: NodeRoom, now: Instant) {
-        (self.freeing, self.pending) = (rest.freeing, rest.victims);
-        self.retried_until = Self::end_of_retries(now);
-        self.is_taken_over = true;
-    }
-
-    /// Returns true if this replica made the plan, or goes on with it.
-    pub(super) const fn is_own(&self) -> bool {
-        self.first_refused.is_some() || self.is_taken_over
     }
 
     /// The end of the time for which evictions that are refused from `now` on are tried again.
@@ -160,7 +145,7 @@ impl Hold {
             _ if self.is_dropped => return Step::Withdraw,
             _ if now >= self.until => return Step::WithdrawLate,
             // The nomination is all that is known of another replica's plan.
-            PreemptorState::Unnominated if !self.is_own() => return Step::End,
+            PreemptorState::Unnominated if self.first_refused.is_none() => return Step::End,
             PreemptorState::Unnominated | PreemptorState::Nominated => {}
         }
         if facts.is_free {
@@ -245,7 +230,6 @@ mod tests {
             until: began + Duration::from_secs(300),
             unanswered_since: None,
             first_refused: (!is_adopted).then_some(began),
-            is_taken_over: false,
             bound_at: None,
             is_dropped: false,
             in_vain_since: None,

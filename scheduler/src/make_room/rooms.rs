@@ -178,7 +178,7 @@ impl Verdict {
     /// ones go before the time of the plan is up: something may take each room.
     pub(super) fn in_vain(hold: &Hold) -> Self {
         Self {
-            rests_until: hold.is_own().then_some(hold.until),
+            rests_until: hold.first_refused.map(|_| hold.until),
             ..Self::dropped("pods have ended, and its node has no room for it")
         }
     }

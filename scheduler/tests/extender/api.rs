@@ -80,8 +80,6 @@ struct State {
     tried: Vec<String>,
     /// The pods that were tried before each nomination, by the UID of the nominated pod.
     plans: BTreeMap<String, Vec<String>>,
-    /// The plans of earlier leaders, likewise.
-    former_plans: BTreeMap<String, Vec<String>>,
     /// The times of nominations by the leader that hold, by UID.
     nominated_at: BTreeMap<String, tokio::time::Instant>,
     /// The times at which the leader evicted the first pod for each pod, by UID, unless kube-scheduler has nominated it since.
@@ -332,11 +330,10 @@ impl Api {
         self.state().tried.clear();
     }
 
-    /// Forgets the plans, as the next leader does. It may go on with one.
+    /// Forgets the plans, as the next leader does.
     pub(crate) fn forget_plans(&self) {
         let mut state = self.state();
-        let plans = std::mem::take(&mut state.plans);
-        state.former_plans.extend(plans);
+        state.plans.clear();
         state.evicted_for.clear();
         state.ends_after = None;
     }
@@ -483,13 +480,21 @@ impl Api {
                 .uri
                 .query()
                 .is_some_and(|query| query.contains("dryRun=All"));
-            if is_dry && fault.is_some() {
-                // The plan is dropped, unless the answer is only slow.
-                let is_slow = matches!(fault, Some(Fault::Slow(_)));
-                self.state().tried.retain(|_| is_slow);
-            }
+            // The plan is dropped, also if the server has done its part, unless the answer is only slow.
+            let is_dropped = is_dry && !matches!(fault, None | Some(Fault::Slow(_)));
+            let forget = || {
+                if is_dropped {
+                    self.state().tried.clear();
+                }
+            };
+            forget();
             let eviction = serde_json::from_slice(&body).unwrap();
-            return carry_out(fault, || self.evict(&path, &eviction, is_dry)).await;
+            let evict = || {
+                let reply = self.evict(&path, &eviction, is_dry);
+                forget();
+                reply
+            };
+            return carry_out(fault, evict).await;
         }
         if path.ends_with("/events") {
             let event: Value = serde_json::from_slice(&body).unwrap();
@@ -625,9 +630,7 @@ impl Api {
             pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
             let pod = pod.clone();
             let preemptor = state.pods.values().find(|other| {
-                let preemptor = other["metadata"]["uid"].as_str().unwrap();
-                let former = || state.former_plans.get(preemptor);
-                let plan = state.plans.get(preemptor).or_else(former);
+                let plan = state.plans.get(other["metadata"]["uid"].as_str().unwrap());
                 other["status"]["nominatedNodeName"] == pod["spec"]["nodeName"]
                     && other["spec"]["priority"].as_i64() > pod["spec"]["priority"].as_i64()
                     && plan.is_some_and(|plan| plan.contains(&uid))
@@ -681,7 +684,6 @@ impl Api {
             if !plan.is_empty() {
                 let pod = pod.clone();
                 state.check_plan(&pod, &plan);
-                state.former_plans.remove(&uid);
                 state.plans.insert(uid.clone(), plan);
             }
             state.nominated_at.insert(uid, tokio::time::Instant::now());

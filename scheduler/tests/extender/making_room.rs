@@ -856,75 +856,13 @@ async fn many_pods_get_the_room_that_there_is() {
     assert_eq!(making.outcome("no_victims"), "190");
 }
 
-/// The leader ends between nomination and eviction: the next one keeps the room for a moment, evicts nothing for that plan, and
-/// makes one of its own afterwards.
+/// The leader ends between nomination and eviction, or between two evictions: the next one keeps the room as long as pods are
+/// leaving, evicts nothing for that plan, and makes one of its own afterwards.
+#[rstest]
+#[case::before_the_evictions(&[], 0)]
+#[case::between_the_evictions(&["first"], 1)]
 #[tokio::test(start_paused = true)]
-async fn another_leader_makes_a_plan_of_its_own() {
-    let (next, pod) = taken_over(&[]).await;
-    next.tick().await;
-    assert_eq!(next.world.api.evicted().len(), 0);
-    let text = next.explained().await;
-    assert!(
-        text.contains("Another replica has begun to make room for it on n1."),
-        "{text}"
-    );
-    let shown = next.world.api.pod(&pod);
-    let refused = next.world.filter(&shown, &["n1"]).await;
-    assert!(
-        refused["FailedNodes"]["n1"].is_string(),
-        "the nomination survives: {refused}"
-    );
-    for _ in 0..12 {
-        advance(Duration::from_secs(1)).await;
-        next.tick().await;
-    }
-    assert_eq!(
-        (next.nominated(&pod), next.world.api.evicted().len()),
-        (Value::Null, 0)
-    );
-    let shown = next.world.api.pod(&pod);
-    next.world.filter(&shown, &["n1"]).await;
-    for _ in 0..12 {
-        advance(Duration::from_secs(1)).await;
-        next.tick().await;
-    }
-    assert_eq!(next.world.api.evicted().len(), 2, "a plan of its own");
-}
-
-/// The leader ends between two evictions: the next one goes on, and the room is kept from the pods that replace the evicted ones.
-#[tokio::test(start_paused = true)]
-async fn another_leader_goes_on() {
-    let (next, pod) = taken_over(&["first"]).await;
-    next.tick().await;
-    assert_eq!(next.world.api.evicted(), ["first", "second"]);
-    for name in ["first", "second"] {
-        next.end(name);
-        let replacement = units("replacement", 40);
-        assert_eq!(
-            next.world.fitting(&replacement, &["n1"]).await,
-            Vec::<String>::new()
-        );
-    }
-    next.tick().await;
-    let shown = next.world.api.pod(&pod);
-    assert_eq!(next.world.fitting(&shown, &["n1"]).await, ["n1"]);
-}
-
-/// The limit of an hour allows a new leader no eviction of a plan that another one has begun.
-#[tokio::test(start_paused = true)]
-async fn another_leader_goes_on_within_its_limit() {
-    let (next, _) = taken_over_by(&["first"], 0).await;
-    next.tick().await;
-    assert_eq!(next.world.api.evicted(), ["first"]);
-}
-
-/// A replica that leads after another one ended at its nomination, or at a later eviction than those of `gone`.
-async fn taken_over(gone: &[&str]) -> (Making, Value) {
-    taken_over_by(gone, 60).await
-}
-
-/// As [`taken_over`], with the number of evictions that the new leader may carry out in an hour.
-async fn taken_over_by(gone: &[&str], per_hour: usize) -> (Making, Value) {
+async fn another_leader_goes_on(#[case] gone: &[&str], #[case] n_evicted: usize) {
     let making = Making::of_two_pods();
     let pod = making.refused(80, &["n1"]).await;
     // The evictions after these are never answered, and the maker is dropped with its memory.
@@ -942,10 +880,40 @@ async fn taken_over_by(gone: &[&str], per_hour: usize) -> (Making, Value) {
 
     let mut world = World::making_room().with_node("n1", &[80]);
     world.api = making.world.api.clone();
-    let next = Making::of(world, true, per_hour);
+    let next = Making::of(world, true, 60);
     for name in ["first", "second"] {
         next.world.see(&running(name, "n1", 0, 40, 0));
     }
     next.world.see(&pod);
-    (next, pod)
+    next.tick().await;
+    assert_eq!(next.world.api.evicted().len(), n_evicted);
+    let text = next.explained().await;
+    assert!(
+        text.contains("Another replica has begun to make room for it on n1."),
+        "{text}"
+    );
+    let shown = next.world.api.pod(&pod);
+    let refused = next.world.filter(&shown, &["n1"]).await;
+    assert!(
+        refused["FailedNodes"]["n1"].is_string(),
+        "the nomination survives: {refused}"
+    );
+    for name in gone {
+        next.end(name);
+    }
+    for _ in 0..12 {
+        advance(Duration::from_secs(1)).await;
+        next.tick().await;
+    }
+    assert_eq!(
+        (next.nominated(&pod), next.world.api.evicted().len()),
+        (Value::Null, n_evicted)
+    );
+    let shown = next.world.api.pod(&pod);
+    next.world.filter(&shown, &["n1"]).await;
+    for _ in 0..12 {
+        advance(Duration::from_secs(1)).await;
+        next.tick().await;
+    }
+    assert_eq!(next.world.api.evicted().len(), 2, "a plan of its own");
 }
