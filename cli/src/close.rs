@@ -58,8 +58,8 @@ pub(crate) async fn add(
         let object = read(connection, node).await?;
         let closed = closed_gpus(&object).with(asked.clone());
         if write(connection, &object, node, &json!(closed.to_string())).await? {
-            let are_single = closed.without(gpus).is_some();
-            return Ok(if are_single { gpus.to_vec() } else { Vec::new() });
+            let may_open_alone = closed.without(gpus).is_some();
+            return Ok(if may_open_alone { gpus.to_vec() } else { Vec::new() });
         }
     }
     Err(too_busy(node))

@@ -23,11 +23,12 @@ use crate::args::{EvictArgs, PlannedGoal};
 use crate::close;
 use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
-use crate::fields::{annotation, text as field};
+use crate::fields::{annotation, controller, text as field};
 use crate::format::count;
-use crate::jobs::{self, controller, pod_path};
+use crate::jobs;
 use crate::output::Screen;
 use crate::plan::NOT_REACHED;
+use crate::pod_path::pod_path;
 use crate::read_api::ReadApiClient;
 use crate::source::AnswerSource;
 

@@ -48,6 +48,12 @@ pub(crate) fn number(object: &Value, pointer: &str) -> u64 {
     value.unwrap_or_default()
 }
 
+/// The reference to a pod's controller.
+pub(crate) fn controller(pod: &Value) -> Option<&Value> {
+    let mut owners = pod.pointer("/metadata/ownerReferences")?.as_array()?.iter();
+    owners.find(|owner| owner.get("controller") == Some(&Value::Bool(true)))
+}
+
 /// The template of a workload's pods, or the pod itself.
 pub(crate) fn pod_template(object: &Value) -> Option<&Value> {
     match text(object, "/kind") {

@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::connection::ClusterConnection;
 use crate::failure::CommandFailure;
-use crate::fields::text as field;
+use crate::fields::{controller, text as field};
+use crate::pod_path::pod_path;
 
 /// The back-off limit of a Job that names none.
 const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
@@ -44,30 +45,6 @@ pub(crate) async fn obstacle(
         Err(failure) if failure.is_temporary() => Err(failure),
         Err(failure) => Ok(Some(format!("its Job cannot be read: {failure}"))),
     }
-}
-
-/// The path of the pod of a move; refuses names that would change the path.
-pub(crate) fn pod_path(one: &PlannedMove) -> Result<String, CommandFailure> {
-    let is_plain = |name: &str| {
-        !name.is_empty()
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
-    };
-    let PlannedMove { namespace, name, .. } = one;
-    if is_plain(namespace) && is_plain(name) {
-        Ok(format!("/api/v1/namespaces/{namespace}/pods/{name}"))
-    } else {
-        Err(CommandFailure::Refused(format!(
-            "pod {namespace:?}/{name:?} has no valid name"
-        )))
-    }
-}
-
-/// The reference to a pod's controller.
-pub(crate) fn controller(pod: &Value) -> Option<&Value> {
-    let mut owners = pod.pointer("/metadata/ownerReferences")?.as_array()?.iter();
-    owners.find(|owner| owner.get("controller") == Some(&Value::Bool(true)))
 }
 
 /// Returns true if one more failed pod may fail a Job, or an index of it.

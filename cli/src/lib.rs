@@ -28,6 +28,7 @@ mod output;
 #[cfg(test)]
 mod pictures;
 mod plan;
+mod pod_path;
 mod pods;
 mod read_api;
 mod source;

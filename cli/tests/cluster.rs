@@ -919,7 +919,7 @@ async fn wrong_goals_are_refused(installed: &Installed) -> Result<()> {
         (
             &["plan", "free", "0"],
             2,
-            "0 bytes or 0 GPUs are asked for: the largest GPU has 17179869184 bytes",
+            "0 bytes or 0 GPUs are asked for: the largest GPU has 16 GiB",
         ),
         (
             &["plan", "free", "1Gi", "--on", "a=b=c"],

@@ -59,5 +59,5 @@ pub use data::request::{DeviceRequest, NodeRequest, RequestedGpus, RequestedMemo
 pub use data::workload::{PodProfile, Workload};
 pub use explain::{DeviceFit, DeviceView, HolderView, NodeView};
 pub use fleet::Fleet;
-pub use plan::{Goal, Holder, Limits, Move, Obstacle, Plan, PlanError, Price, plan};
+pub use plan::{Goal, Holder, Limits, Move, Obstacle, Plan, PlanError, Price, nodes_with_gpus, plan};
 pub use state::node_copy::NodeCopy;

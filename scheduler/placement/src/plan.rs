@@ -20,7 +20,7 @@ use crate::data::holding::Placement;
 use crate::data::ident::{NodeId, OwnerId};
 use crate::fleet::Fleet;
 
-pub use goal::{Goal, Limits, PlanError};
+pub use goal::{Goal, Limits, PlanError, nodes_with_gpus};
 pub use holder::{Holder, Obstacle, Price};
 
 /// Moves for a goal, in the order in which they have to be made.

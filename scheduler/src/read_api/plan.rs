@@ -38,8 +38,6 @@ const PAIRS_PER_LOCK: usize = 256;
 const PAIRS_PER_PART: usize = 4;
 /// The niceness of a thread that searches, of 0 to 19.
 const SEARCH_NICENESS: i32 = 10;
-/// Names of nodes in the refusal of a name that is not known.
-const N_SHOWN: usize = 3;
 
 /// A plan request that cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +86,10 @@ fn text(error: &PlanError) -> String {
         PlanError::TooMany { n_gpus, bytes, most } => format!(
             "no node has {n_gpus} GPUs of {}: the most is {most}",
             memory_text(*bytes)
+        ),
+        PlanError::Nothing { largest } => format!(
+            "0 bytes or 0 GPUs are asked for: the largest GPU has {}",
+            memory_text(*largest)
         ),
         other => other.to_string(),
     }
@@ -419,22 +421,12 @@ impl PlanInput {
             .node_id(name)
             .and_then(|id| self.fleet.view(id))
             .filter(has_gpus);
-        found.map(NodeView::id).ok_or_else(|| {
-            let mut names: Vec<&str> = self.fleet.nodes().filter(has_gpus).map(NodeView::name).collect();
-            names.sort_unstable();
-            let known = match names.len() {
-                0 => "no node has any".to_owned(),
-                n if n <= N_SHOWN => format!("those with GPUs are {}", names.join(", ")),
-                n => {
-                    names.truncate(N_SHOWN);
-                    format!("{n} have GPUs, such as {}", names.join(", "))
-                }
-            };
-            PlanRequestError::NoSuchNode {
+        found
+            .map(NodeView::id)
+            .ok_or_else(|| PlanRequestError::NoSuchNode {
                 name: name.to_owned(),
-                known,
-            }
-        })
+                known: placement::nodes_with_gpus(&self.fleet),
+            })
     }
 
     /// The plan in the terms of the read API.

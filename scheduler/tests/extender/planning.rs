@@ -387,7 +387,7 @@ async fn a_node_takes_no_successor(#[case] field: &str, #[case] value: Value) {
 )]
 #[case::no_gpu(PlanGoal::EmptyGpus { node: "n1".into(), gpus: vec![0, 5] }, "the node has no GPU 5: its GPUs are [0]")]
 #[case::no_gpus(PlanGoal::EmptyGpus { node: "n1".into(), gpus: vec![] }, "no GPU is named: those of the node are [0]")]
-#[case::no_bytes(PlanGoal::Free { bytes: 0, gpus: 1, nodes: None }, "0 bytes or 0 GPUs are asked for: the largest GPU has 104857600 bytes")]
+#[case::no_bytes(PlanGoal::Free { bytes: 0, gpus: 1, nodes: None }, "0 bytes or 0 GPUs are asked for: the largest GPU has 100 MiB")]
 #[case::too_large(PlanGoal::Free { bytes: 1 << 30, gpus: 1, nodes: None }, "1 GiB is more than any GPU has: the largest has 100 MiB")]
 #[case::too_many(PlanGoal::Free { bytes: 1 << 20, gpus: 2, nodes: None }, "no node has 2 GPUs of 1 MiB: the most is 1")]
 #[case::nodes_without_gpus(PlanGoal::Free { bytes: 1 << 20, gpus: 1, nodes: Some(vec![]) }, "no node with GPUs is selected; those with GPUs are n1, n2")]

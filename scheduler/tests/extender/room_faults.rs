@@ -541,14 +541,19 @@ async fn plans_wait_for_the_list_of_budgets(#[case] is_listed: bool, #[case] lat
     assert_eq!(making.world.api.evicted(), ["a"]);
 }
 
-/// 31 pods for which no room can be made do not keep a less important one from its turn.
-#[tokio::test(start_paused = true)]
-async fn each_pod_has_its_turn() {
+/// Two nodes that are full of a pod each: that of n0 has no controller, so that it never goes.
+fn full_nodes() -> Making {
     let mut alone = running("alone", "n0", 0, 80, 0);
     alone["metadata"]["ownerReferences"] = json!([]);
     let world = World::making_room().with_node("n0", &[80]).with_node("n1", &[80]);
     let world = world.with_pod(&alone).with_pod(&running("a", "n1", 0, 50, 0));
-    let making = Making::of(world, true, 60);
+    Making::of(world, true, 60)
+}
+
+/// 31 pods for which no room can be made do not keep a less important one from its turn.
+#[tokio::test(start_paused = true)]
+async fn each_pod_has_its_turn() {
+    let making = full_nodes();
     for at in 0..31 {
         let pod = important(&format!("higher{at}"), 40, 2000);
         making.refuse(&pod, &["n0"]).await;
@@ -564,11 +569,7 @@ async fn each_pod_has_its_turn() {
 /// A plan was dropped: the pod has its next turn seconds later, and not after all less important ones.
 #[tokio::test(start_paused = true)]
 async fn less_important_pods_do_not_put_off_a_turn() {
-    let mut alone = running("alone", "n0", 0, 80, 0);
-    alone["metadata"]["ownerReferences"] = json!([]);
-    let world = World::making_room().with_node("n0", &[80]).with_node("n1", &[80]);
-    let world = world.with_pod(&alone).with_pod(&running("a", "n1", 0, 50, 0));
-    let making = Making::of(world, true, 60);
+    let making = full_nodes();
     for at in 0..40 {
         let pod = important(&format!("low{at}"), 40, 100);
         making.refuse(&pod, &["n0"]).await;

@@ -4,7 +4,7 @@ use crate::data::ident::NodeId;
 use crate::fleet::Fleet;
 use crate::state::node::Node;
 
-/// Names of nodes in the refusal of a selection.
+/// Names of nodes in a refusal.
 const N_SHOWN: usize = 3;
 
 /// The goal of a plan.
@@ -129,8 +129,8 @@ pub(super) fn check_free(
     Ok(())
 }
 
-/// Some nodes that have GPUs, in words.
-fn nodes_with_gpus(fleet: &Fleet) -> String {
+/// Some nodes that have GPUs, in words, for the refusal of others.
+pub fn nodes_with_gpus(fleet: &Fleet) -> String {
     let nodes = fleet.nodes.iter().filter(|(_, node)| !node.gpus().is_empty());
     let mut names: Vec<&str> = nodes.map(|(_, node)| &*node.name).collect();
     names.sort_unstable();
