@@ -306,7 +306,22 @@ pub(super) fn evaluate_all<'n>(
         Some(_) => names.nodes(index),
         None => (0..).map(|place| (place, None)).take(names.len()).collect(),
     };
-    for (place, id) in &*nodes {
+    let are_served = request.whole_nodes.is_none()
+        && demand
+            .resources()
+            .is_some_and(|resources| index.filter().are_all_served(resources));
+    let mut least = None;
+    let mut rest = &*nodes;
+    loop {
+        if let (Some(least), Some(batch), true) = (least, &batch, are_served) {
+            let n_below = count_below(least, rest, batch);
+            evaluation.n_fitting += n_below;
+            rest = rest.get(n_below..).unwrap_or_default();
+        }
+        let Some(((place, id), others)) = rest.split_first() else {
+            break;
+        };
+        rest = others;
         let idx = *place as usize;
         let name = || names.get(idx);
         let whole = request.whole_nodes.as_deref().and_then(|nodes| nodes.get(idx));
@@ -335,8 +350,11 @@ pub(super) fn evaluate_all<'n>(
         match &mut best {
             None => evaluation.reported.push(reported()),
             // A rank takes two more look-ups by name, and most nodes of a large request are excluded by their score.
-            Some((_, top)) if top.excludes(score, name) => {}
-            Some((ranker, top)) => top.insert(ranker.rank(name(), score), reported()),
+            Some(_) if least.is_some_and(|least| score < least) => {}
+            Some((ranker, top)) => {
+                top.insert(ranker.rank(name(), score), reported());
+                least = top.least();
+            }
         }
     }
     match best {
@@ -351,6 +369,14 @@ pub(super) fn evaluate_all<'n>(
         }
     }
     evaluation
+}
+
+/// The number of nodes, up to the first other one, that fit and whose known score is below `least`.
+fn count_below(least: Score, nodes: &[(u32, Option<NodeId>)], batch: &BatchEvaluation<'_>) -> usize {
+    // A loop of its own: most nodes of a large request end here.
+    let is_below = |id: NodeId| batch.is_known_below(least, id);
+    let below = nodes.iter().take_while(|(_, id)| id.is_some_and(is_below));
+    below.count()
 }
 
 /// Puts items into the order of their places, each below `n` and no two the same.
@@ -393,16 +419,13 @@ impl<'a, T> TopN<'a, T> {
         Self { n, are_sorted, best }
     }
 
-    /// Returns true if a node with this score cannot be among the best, even if neither failures nor taints speak against it.
-    #[inline]
-    fn excludes<'n>(&self, score: Score, name: impl Fn() -> &'n str) -> bool {
-        match self.best.last() {
-            Some((last, _)) if self.best.len() == self.n && !last.has_failed && !last.is_avoided => {
-                let by_score = last.score.cmp(&Reverse(score));
-                by_score.is_lt() || by_score.is_eq() && (self.are_sorted || last.name < name())
-            }
-            _ => false,
-        }
+    /// The least score of a node that may be among the best, even if neither failures nor taints speak against it; `None` if
+    /// every node may.
+    fn least(&self) -> Option<Score> {
+        let (worst, _) = self.best.last().filter(|_| self.best.len() == self.n)?;
+        let Reverse(score) = worst.score;
+        let least = if self.are_sorted { score.next() } else { score };
+        Some(least).filter(|_| !worst.has_failed && !worst.is_avoided)
     }
 
     /// Adds an item if it is among the `n` best so far, in place of the worst of them.

@@ -5,10 +5,12 @@
 //! body, byte for byte, so that one comparison takes the place of reading thousands of strings and looking each up.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::cmp::Reverse;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::RwLock;
 use placement::NodeId;
 
 use crate::index::Index;
@@ -48,14 +50,20 @@ pub(super) struct NameList {
     /// The nodes in the order of their names, as of a version of the fleet's table of node names; set when the list is used
     /// again.
     nodes: Mutex<(Option<u64>, NamedNodes)>,
+    /// The number of uses of all lists at the last use of this one.
+    last_use: AtomicU64,
 }
 
 /// The place of each name in the request, and its node in the fleet.
 type NamedNodes = Arc<[(u32, Option<NodeId>)]>;
 
-/// The latest lists, the last used first.
+/// The lists that were used last.
 #[derive(Debug, Default)]
-pub(super) struct NameLists(Mutex<VecDeque<Arc<NameList>>>);
+pub(super) struct NameLists {
+    // Requests compare their bodies with the lists at the same time.
+    lists: RwLock<Vec<Arc<NameList>>>,
+    n_uses: AtomicU64,
+}
 
 impl NodeNames<'_> {
     pub(super) fn len(&self) -> usize {
@@ -152,6 +160,7 @@ impl NameList {
             tail: body.get(begin..)?.to_owned(),
             spans,
             nodes: Mutex::default(),
+            last_use: AtomicU64::default(),
         })
     }
 }
@@ -162,14 +171,11 @@ impl NameLists {
     /// Both bodies are valid JSON, or neither: one array replaces another, and the same end of the object follows.
     pub(super) fn find(&self, body: &[u8]) -> Option<(Arc<NameList>, Vec<u8>)> {
         let list = {
-            let mut lists = self.lock();
-            let at = lists
-                .iter()
-                .position(|list| body.ends_with(list.tail.as_bytes()))?;
-            let list = lists.remove(at)?;
-            lists.push_front(Arc::clone(&list));
-            list
+            let lists = self.lists.read();
+            let found = lists.iter().find(|list| body.ends_with(list.tail.as_bytes()));
+            Arc::clone(found?)
         };
+        self.note_use(&list);
         let head = body.strip_suffix(list.tail.as_bytes())?;
         Some((list, [head, EMPTY].concat()))
     }
@@ -179,8 +185,10 @@ impl NameLists {
         let Some(list) = NameList::of(body, names) else {
             return;
         };
-        let mut lists = self.lock();
-        lists.push_front(Arc::new(list));
+        self.note_use(&list);
+        let mut lists = self.lists.write();
+        lists.push(Arc::new(list));
+        lists.sort_unstable_by_key(|list| Reverse(list.last_use.load(Ordering::Relaxed)));
         lists.truncate(CAPACITY);
         let mut n_bytes = 0;
         lists.retain(|list| {
@@ -189,9 +197,9 @@ impl NameLists {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<NameList>>> {
-        // A panic leaves the lists consistent, so that a poisoned lock does no harm.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn note_use(&self, list: &NameList) {
+        let n_uses = self.n_uses.fetch_add(1, Ordering::Relaxed);
+        list.last_use.store(n_uses, Ordering::Relaxed);
     }
 }
 

@@ -95,7 +95,7 @@ impl<'a> NodeFilter<'a> {
     ) -> Result<Option<NodeId>, Reason> {
         match node {
             Some(node) => {
-                if !(self.serves_unit_everywhere(demand) && self.is_offered_everywhere(demand)) {
+                if !self.are_all_served(demand) {
                     self.check_unit_and_isolation(name(), demand)?;
                     // Pods for which room is kept on the node will be bound before this one.
                     let counts_hints = true;
@@ -126,6 +126,13 @@ impl<'a> NodeFilter<'a> {
         let counts_hints = false;
         self.check_unit_and_isolation(name, demand)?;
         self.check_plugin(name, demand, counts_hints)
+    }
+
+    /// Returns true if the engine's results alone decide which nodes of the fleet fit: every node passes
+    /// [`Self::check_served`].
+    #[inline]
+    pub fn are_all_served(self, demand: &ResourceDemand<'_>) -> bool {
+        self.serves_unit_everywhere(demand) && self.is_offered_everywhere(demand)
     }
 
     /// Returns true if every node can serve the unit of the request, and the pod demands no isolation provider.

@@ -177,6 +177,14 @@ impl CachedScores {
         }
     }
 
+    /// Returns true if the result on a node is known and a score below `least`.
+    #[inline]
+    pub(crate) fn is_below(&self, least: Score, index: u32) -> bool {
+        // The words of refusals and of unknown results are above those of all scores.
+        let word = self.0.get(index as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) < least.points())
+    }
+
     /// Keeps the result on a node.
     pub(crate) fn set(&self, index: u32, result: Result<Score, Reason>) {
         // Reasons are few, and their numbers are their places in `Reason::ALL`.

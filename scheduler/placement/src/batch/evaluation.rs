@@ -87,6 +87,14 @@ impl<'a> BatchEvaluation<'a> {
         }
     }
 
+    /// Returns true if the cached result on a node that exists is a score below `least`: one load and two comparisons, for the
+    /// many nodes of a large request that cannot be the best.
+    #[inline]
+    pub fn is_known_below(&self, least: Score, node: NodeId) -> bool {
+        debug_assert!(self.nodes.summary(node).is_some(), "{node:?} is gone");
+        self.scores.is_below(least, node.index) && !self.may_differ_by_owner(node.index)
+    }
+
     /// The score on a node, if there is room and it is at least `least`: less work than [`Self::evaluate`] where it is far lower.
     pub(crate) fn evaluate_from(&mut self, least: Score, id: NodeId) -> Option<Score> {
         let node = self.nodes.get(id)?;

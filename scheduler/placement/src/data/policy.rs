@@ -117,6 +117,12 @@ impl Score {
         Self(points)
     }
 
+    /// The least score that is better than this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+
     /// The best score times `part / total`.
     pub(crate) fn of_share(part: u128, total: u128) -> Self {
         let millionths = (part * 1_000_000).checked_div(total).unwrap_or(0);

@@ -77,19 +77,26 @@ pub(in crate::extender) fn rank(
 proptest! {
     /// `TopN` comes to the same as sorting all nodes.
     #[test]
-    fn the_top_n_are_the_first_n_of_all_nodes_in_order(nodes in nodes(), n in 1..12_usize) {
-        let mut top = TopN::new(n, false);
+    fn the_top_n_are_the_first_n_of_all_nodes_in_order(mut nodes in nodes(), n in 1..12_usize, are_sorted: bool) {
+        if are_sorted {
+            nodes.sort_by(|one, other| one.3.cmp(&other.3));
+        }
+        let mut top = TopN::new(n, are_sorted);
+        let is_below = |top: &TopN<'_, usize>, idx: usize| {
+            top.least().is_some_and(|least| Score::of_points(nodes[idx].2) < least)
+        };
+        let mut below = Vec::new();
         for (idx, node) in nodes.iter().enumerate() {
+            below.push(is_below(&top, idx));
             top.insert(rank(node), idx);
         }
         let mut order: Vec<usize> = (0..nodes.len()).collect();
         order.sort_by_key(|idx| rank(&nodes[*idx]));
         let (best, others) = order.split_at(n.min(order.len()));
-        let is_excluded = |idx: &usize| top.excludes(Score::of_points(nodes[*idx].2), || &nodes[*idx].3);
-        let is_plain = |idx: &usize| !nodes[*idx].0 && !nodes[*idx].1;
-        prop_assert!(!best.iter().any(is_excluded));
-        if best.last().is_some_and(is_plain) {
-            prop_assert!(others.iter().filter(|idx| is_plain(idx)).all(is_excluded), "plain nodes are excluded");
+        prop_assert!(!best.iter().any(|idx| below[*idx]));
+        if let Some(last) = best.last().filter(|last| best.len() == n && !nodes[**last].0 && !nodes[**last].1) {
+            let is_worse = |idx: &&usize| nodes[**idx].2 < nodes[*last].2;
+            prop_assert!(others.iter().filter(is_worse).all(|idx| is_below(&top, *idx)), "lower scores are excluded");
         }
         prop_assert_eq!(top.into_items(), best);
     }
@@ -120,7 +127,7 @@ enum Change {
 }
 
 proptest! {
-    /// The nodes of a remembered list are evaluated to the same result as those of any other.
+    /// The nodes of a remembered list are evaluated to the same result as those of any other, and as many fit as one by one.
     #[test]
     fn remembered_lists_are_evaluated_as_others(
         steps in prop::collection::vec((1..10_u32, 1..4_usize, prop_oneof![Just(Change::Nothing), (0..N_NODES).prop_map(Change::Node), Just(Change::Hint)]), 2..24)
@@ -153,6 +160,8 @@ proptest! {
                 let demand = Demand::of(&index, &request.pod, facts.as_ref());
                 let ranker = Ranker { index: &index, spec: &request.pod.spec, failed: &failed };
                 let found = evaluate_all(&index, &demand, &request, Some((ranker, n)));
+                let fits = |name: &&str| index.filter().fit(name, demand.resources().unwrap()).is_ok();
+                assert_eq!(found.n_fitting, request.names.iter().filter(fits).count());
                 let misfits = if found.n_fitting == 0 { found.misfits } else { Vec::new() };
                 let reported: Vec<_> = found.reported.iter().map(|one| (one.idx, one.name.to_owned(), one.node)).collect();
                 (found.n_fitting, found.n_refused, reported, misfits)
