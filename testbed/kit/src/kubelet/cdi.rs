@@ -3,8 +3,9 @@
 //! It models the CDI package 1.1 that containerd and CRI-O use (`tags.cncf.io/container-device-interface`). A
 //! watch reads all specs again after each change of a spec directory. An injection between the change and that
 //! reading gets the earlier content. A new directory is noticed at the next injection or change, and a file
-//! that is moved in from another directory is not noticed at all. A file that does not parse is skipped, two
-//! files of one directory that define the same device define none, and later directories override earlier ones.
+//! that is moved in from another directory is not noticed at all. A file that does not parse or defines a device
+//! twice is skipped. A device that two files of one directory define is unresolvable, whatever other directories
+//! define; otherwise later directories override earlier ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -162,26 +163,25 @@ fn is_stale(cached: &CdiDevices, name: &str) -> bool {
         || !on_disk.devices.iter().any(is_the_same)
 }
 
-/// Reads every spec of these directories.
+/// Reads every spec of these directories, of which the last has the highest priority.
 fn read_all(dirs: &[PathBuf]) -> CdiDevices {
-    let mut all = CdiDevices::new();
+    let (mut all, mut conflicts) = (CdiDevices::new(), HashSet::new());
     for dir in dirs {
-        let (mut in_dir, mut conflicts) = (CdiDevices::new(), HashSet::new());
+        let mut in_dir = CdiDevices::new();
         for path in spec_files(dir) {
             let Some(spec) = read_spec(&path) else { continue };
             let spec = Arc::new(spec);
             for (index, device) in spec.devices.iter().enumerate() {
                 let name = format!("{}={}", spec.kind, device.name);
-                // Two specs of one directory that define a device make it unresolvable; a directory of higher
-                // priority overrides one of lower (resolveConflicts).
                 if in_dir.insert(name.clone(), (Arc::clone(&spec), index)).is_some() {
                     conflicts.insert(name);
                 }
             }
         }
-        all.retain(|name, _| !conflicts.contains(name));
-        all.extend(in_dir.into_iter().filter(|(name, _)| !conflicts.contains(name)));
+        all.extend(in_dir);
     }
+    // Cache.refresh: no directory of higher priority resolves a conflict between two files of one directory.
+    all.retain(|name, _| !conflicts.contains(name));
     all
 }
 
@@ -193,7 +193,7 @@ pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<Recorded
 /// The delay after a change of CDI specs until the runtime reads them again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshDelay {
-    /// The longest delay. The seed decides each delay between zero and this one.
+    /// The longest delay. Each delay is a random part of it, by the seed of the [`CdiCache`].
     pub longest: Duration,
 }
 
@@ -357,23 +357,26 @@ fn is_spec_name(name: &OsStr) -> bool {
     extension.is_some_and(|extension| extension == "json" || extension == "yaml")
 }
 
-/// Reads a CDI spec in JSON or YAML; `None` if the file cannot be read or does not parse.
+/// Reads a CDI spec in JSON or YAML; `None` if the file cannot be read, does not parse, or defines a device twice.
 fn read_spec(path: &Path) -> Option<CdiSpec> {
     let mut opened = File::open(path).ok()?;
     let file = SpecFileVersion::of(path, &opened.metadata().ok()?);
     let mut text = String::new();
     opened.read_to_string(&mut text).ok()?;
     // JSON is YAML, but the JSON parser is much faster.
-    if let Ok(spec) = serde_json::from_str(&text) {
-        return Some(CdiSpec { file, ..spec });
-    }
-    match serde_yaml_ng::from_str(&text) {
-        Ok(spec) => Some(CdiSpec { file, ..spec }),
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "CDI spec does not parse");
-            None
-        }
-    }
+    let parsed = serde_json::from_str(&text).or_else(|_| serde_yaml_ng::from_str::<CdiSpec>(&text));
+    let error = match parsed {
+        Ok(spec) if has_unique_names(&spec.devices) => return Some(CdiSpec { file, ..spec }),
+        Ok(_) => "it defines a device twice".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(path = %path.display(), error, "CDI spec is not valid");
+    None
+}
+
+fn has_unique_names(devices: &[SpecDevice]) -> bool {
+    let mut names = HashSet::new();
+    devices.iter().all(|device| names.insert(&device.name))
 }
 
 #[cfg(test)]

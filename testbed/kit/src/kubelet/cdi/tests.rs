@@ -52,7 +52,26 @@ fn two_files_of_one_directory_conflict_and_a_later_directory_overrides() {
     let wanted = names(&["v.com/gpu=a"]);
     assert_eq!(resolve_now(&dirs, &wanted).unwrap().env, ["ALL=high", "ONE=high"]);
     std::fs::write(second.path().join("2.yaml"), spec("v.com/gpu", "a", "again")).unwrap();
-    assert_eq!(resolve_now(&dirs, &wanted), Err(Unresolvable(wanted)));
+    assert_eq!(resolve_now(&dirs, &wanted), Err(Unresolvable(wanted.clone())));
+    std::fs::remove_file(second.path().join("2.yaml")).unwrap();
+    std::fs::write(first.path().join("2.yaml"), spec("v.com/gpu", "a", "again")).unwrap();
+    assert_eq!(
+        resolve_now(&dirs, &wanted),
+        Err(Unresolvable(wanted)),
+        "no directory resolves a conflict"
+    );
+}
+
+#[test]
+fn a_file_that_defines_a_device_twice_defines_no_device() {
+    let dir = TempDir::new().unwrap();
+    let text = r#"{"kind": "v.com/gpu", "devices": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}"#;
+    std::fs::write(dir.path().join("x.json"), text).unwrap();
+    let wanted = names(&["v.com/gpu=b"]);
+    assert_eq!(
+        resolve_now(&[dir.path().to_owned()], &wanted),
+        Err(Unresolvable(wanted))
+    );
 }
 
 /// Writes a spec as a writer does that wants it read whole: under another name, then renamed.
