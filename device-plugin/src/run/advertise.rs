@@ -84,29 +84,35 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     n_registered > 0 && registered.is_empty()
 }
 
-/// Waits until the Device object says that this plugin serves whole GPUs, and which of them the vendor's pods still hold.
+/// Waits until the Device object says that this plugin serves whole GPUs, and has the present list of those that pods of other
+/// schedulers hold.
 pub(super) async fn whole_published(
     mut device: watch::Receiver<StoredDevice>,
-    mut checkpoints: watch::Receiver<Option<KubeletAllocations>>,
+    mut allocations: watch::Receiver<Option<KubeletAllocations>>,
 ) {
-    let is_published = |held: &StoredDevice, checkpoints: Option<&KubeletAllocations>| {
-        let (StoredDevice::Present(object), Some(checkpoints)) = (held, checkpoints) else {
+    let is_published = |stored: &StoredDevice, allocations: Option<&KubeletAllocations>| {
+        let (StoredDevice::Present(object), Some(allocations)) = (stored, allocations) else {
             return false;
         };
-        // An object without the annotation says that pods hold no devices of other plugins.
-        object
-            .labels()
-            .get(SERVES_VENDOR_LABEL)
-            .is_some_and(|value| value == "true")
-            && object.annotations().contains_key(DEVICES_CHECKPOINTS) != checkpoints.entries.is_empty()
+        let serves = object.labels().get(SERVES_VENDOR_LABEL);
+        let list = allocations.annotation();
+        serves.is_some_and(|value| value == "true")
+            // A list that no annotation can hold is never published, and the scheduler would count its GPUs as free.
+            && list.is_some() != allocations.entries.is_empty()
+            && object.annotations().get(DEVICES_CHECKPOINTS) == list.as_ref()
     };
+    if !is_published(&device.borrow(), allocations.borrow().as_ref()) {
+        info!(
+            "registering whole GPUs once the Device object has this plugin's label and lists the GPUs of other schedulers' pods"
+        );
+    }
     while !is_published(
         &device.borrow_and_update(),
-        checkpoints.borrow_and_update().as_ref(),
+        allocations.borrow_and_update().as_ref(),
     ) {
         let is_alive = tokio::select! {
             changed = device.changed() => changed.is_ok(),
-            changed = checkpoints.changed() => changed.is_ok(),
+            changed = allocations.changed() => changed.is_ok(),
         };
         if !is_alive {
             // The end of these tasks ends the process.

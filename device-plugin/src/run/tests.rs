@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use futures::poll;
-use proto::kubelet_allocations::KubeletAllocations;
+use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, MAX_BYTES};
 use proto::memory_unit::MemoryUnit;
 use proto::node::Node;
 use rstest::rstest;
@@ -104,18 +104,33 @@ async fn whole_gpus_are_registered_after_the_device_object_is_written() {
     let label = json!({"gpushare/serves-vendor": "true"});
     device.send_replace(held(label.clone(), json!({})));
     assert_eq!(poll!(&mut wait), Poll::Pending, "the holders are not known yet");
-    let entry = proto::kubelet_allocations::KubeletAllocation {
+    let entry = KubeletAllocation {
         resource_name: "nvidia.com/gpu".to_owned(),
         ..Default::default()
     };
-    checkpoints.send_replace(Some(KubeletAllocations { entries: vec![entry] }));
+    let allocations = KubeletAllocations {
+        entries: vec![entry.clone()],
+    };
+    let list = allocations.annotation().unwrap();
+    checkpoints.send_replace(Some(allocations));
     assert_eq!(poll!(&mut wait), Poll::Pending, "and not published yet");
-    device.send_replace(held(
-        json!({}),
-        json!({"node.koordinator.sh/devices-checkpoints": "[]"}),
-    ));
+    let annotation = |value: &str| json!({"node.koordinator.sh/devices-checkpoints": value});
+    device.send_replace(held(label.clone(), annotation("[]")));
+    assert_eq!(poll!(&mut wait), Poll::Pending, "the list of an earlier process");
+    device.send_replace(held(json!({}), annotation(&list)));
     assert_eq!(poll!(&mut wait), Poll::Pending, "the vendor's plugin serves it");
+    let too_long = KubeletAllocation {
+        device_ids: vec!["x".repeat(MAX_BYTES)],
+        ..entry
+    };
+    checkpoints.send_replace(Some(KubeletAllocations {
+        entries: vec![too_long],
+    }));
+    device.send_replace(held(label.clone(), json!({})));
+    assert_eq!(poll!(&mut wait), Poll::Pending, "no list is published");
     checkpoints.send_replace(Some(KubeletAllocations::default()));
+    device.send_replace(held(label.clone(), annotation(&list)));
+    assert_eq!(poll!(&mut wait), Poll::Pending, "no pod holds any");
     device.send_replace(held(label, json!({})));
     assert_eq!(poll!(&mut wait), Poll::Ready(()));
 }
