@@ -222,6 +222,12 @@ pub enum QuantityText {
     Other(serde_json::Value),
 }
 
+/// Returns true for the reasons with which kubelet fails a pod at admission, without having started it.
+pub fn is_refusal_of_kubelet(reason: &str) -> bool {
+    // `OutOfcpu`, `OutOfpods` and the like, the device manager's error, and the topology manager's.
+    reason.starts_with("OutOf") || ["UnexpectedAdmissionError", "TopologyAffinityError"].contains(&reason)
+}
+
 /// The observed state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

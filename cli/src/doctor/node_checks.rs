@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proto::device::ENFORCEMENT;
 use proto::node::CONDITION_SHARING_READY;
 use proto::plugin_reports::{PLUGIN_NAMES, PLUGIN_SELECTOR};
+use proto::pod::is_refusal_of_kubelet;
 use proto::record::DEVICE_ALLOCATED;
 use proto::resource::GPU_MEM;
 use scheduler::read_api::node_findings;
@@ -349,21 +350,27 @@ pub(super) fn other_plugins(facts: &InstallationFacts, report: &mut CheckReport)
     Ok("no other device plugin serves the same resources".to_owned())
 }
 
-/// Counts, node by node, the pods with an allocation record that kubelet has refused.
+/// Counts, node by node, the pods that kubelet has refused although they have an allocation record.
 pub(super) fn failed_pods(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
-    let mut by_node: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut by_node: BTreeMap<&str, (usize, BTreeSet<&str>)> = BTreeMap::new();
     for pod in facts.list("pods")? {
+        let reason = text(pod, "/status/reason");
         // kubelet never retries such a pod; its controller makes another, and this one stays behind.
-        let is_refused = text(pod, "/status/phase") == "Failed"
-            && text(pod, "/status/reason") == "UnexpectedAdmissionError";
+        let is_refused = text(pod, "/status/phase") == "Failed" && is_refusal_of_kubelet(reason);
         if is_refused && !annotation(pod, DEVICE_ALLOCATED).is_empty() {
-            *by_node.entry(text(pod, "/spec/nodeName")).or_default() += 1;
+            let (n, reasons) = by_node.entry(text(pod, "/spec/nodeName")).or_default();
+            *n += 1;
+            reasons.insert(reason);
         }
     }
-    for (node, n) in by_node {
+    for (node, (n, reasons)) in by_node {
+        let reasons: Vec<&str> = reasons.into_iter().collect();
         report.warn(
             format!("node {node}"),
-            format!("kubelet has refused {n} pods with a share of a GPU (UnexpectedAdmissionError)"),
+            format!(
+                "kubelet has refused {n} of the pods with an allocation record ({})",
+                reasons.join(", ")
+            ),
             format!(
                 "see {} and the messages in `kubectl get pods -A --field-selector spec.nodeName={node},status.phase=Failed -o yaml`; delete \
                  the pods once the cause is gone",
@@ -371,7 +378,7 @@ pub(super) fn failed_pods(facts: &InstallationFacts, report: &mut CheckReport) -
             ),
         );
     }
-    Ok("kubelet has refused no pod with a share of a GPU".to_owned())
+    Ok("kubelet has refused no pod with an allocation record".to_owned())
 }
 
 /// Adds the findings that the scheduler's library makes from each node's report.

@@ -176,6 +176,14 @@ fn answers(facts: &mut InstallationFacts) -> Vec<&mut Diagnosis> {
         .collect()
 }
 
+/// Adds a pod with an allocation record that has failed for this reason.
+fn fail_pod(facts: &mut InstallationFacts, reason: &str) {
+    list(facts, "pods").as_mut().unwrap().push(json!({
+        "metadata": {"name": "p", "annotations": {"scheduling.koordinator.sh/device-allocated": "{}"}},
+        "spec": {"nodeName": "n1"}, "status": {"phase": "Failed", "reason": reason},
+    }));
+}
+
 fn report(check: &str, object: &str) -> Finding {
     Finding {
         check: check.to_owned(),
@@ -234,10 +242,9 @@ fn report(check: &str, object: &str) -> Finding {
     other["metadata"]["namespace"] = json!("kube-system");
     list(facts, "daemonsets").as_mut().unwrap().push(other);
 })]
-#[case::refused_by_kubelet("failed-pods", |facts: &mut InstallationFacts| list(facts, "pods").as_mut().unwrap().push(json!({
-    "metadata": {"name": "p", "annotations": {"scheduling.koordinator.sh/device-allocated": "{}"}},
-    "spec": {"nodeName": "n1"}, "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
-})))]
+#[case::refused_by_kubelet("failed-pods", |facts: &mut InstallationFacts| fail_pod(facts, "UnexpectedAdmissionError"))]
+#[case::without_room_on_a_numa_node("failed-pods", |facts: &mut InstallationFacts| fail_pod(facts, "TopologyAffinityError"))]
+#[case::without_cpu("failed-pods", |facts: &mut InstallationFacts| fail_pod(facts, "OutOfcpu"))]
 #[case::sick_gpu("gpu-health", |facts: &mut InstallationFacts| facts.state = Ok(vec![proto::read_api::Node {
     gpus: vec![proto::read_api::Gpu::default()], ..Default::default()
 }]))]

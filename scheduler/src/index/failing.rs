@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use proto::pod::Pod;
+use proto::pod::{Pod, is_refusal_of_kubelet};
 use rustc_hash::FxHashMap;
 
 /// The number of pods that must have failed on a node before it ranks last.
@@ -56,10 +56,7 @@ struct Failing {
 /// Returns true if kubelet refused this pod: it has failed at admission, without having been started.
 pub(super) fn is_refused_by_kubelet(pod: &Pod) -> bool {
     let reason = pod.status.reason.as_deref().unwrap_or_default();
-    // kubelet's reasons: `OutOfcpu`, `OutOfpods` and the like, the device manager's error, and the topology manager's.
-    let is_refusal = reason.starts_with("OutOf")
-        || ["UnexpectedAdmissionError", "TopologyAffinityError"].contains(&reason);
-    pod.status.phase.as_deref() == Some("Failed") && is_refusal
+    pod.status.phase.as_deref() == Some("Failed") && is_refusal_of_kubelet(reason)
 }
 
 impl FailingNodes {
@@ -203,6 +200,7 @@ mod tests {
     #[rstest]
     #[case("Failed", "UnexpectedAdmissionError", true)]
     #[case("Failed", "OutOfaliyun.com/gpu-mem", true)]
+    #[case("Failed", "TopologyAffinityError", true)]
     #[case("Failed", "Evicted", false)]
     #[case("Running", "UnexpectedAdmissionError", false)]
     fn reasons_of_kubelet_admission_count_as_failures(
