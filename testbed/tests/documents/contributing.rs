@@ -82,6 +82,22 @@ fn the_names_in_the_text_of_each_list_exist() {
     assert!(missing.is_empty(), "no source has {missing:?}");
 }
 
+/// A command that brings a bug back would change nothing if its pattern were not in the file.
+#[test]
+fn the_patterns_of_sed_are_in_their_files() {
+    let document = read(&root().join(CONTRIBUTING));
+    let command = Regex::new(r"sed -i 's/([^/]+)/[^/]+/' (\S+)").unwrap();
+    let mut n_commands = 0;
+    for [pattern, file] in command.captures_iter(&document).map(|found| found.extract().1) {
+        n_commands += 1;
+        assert!(
+            read(&root().join(file)).contains(pattern),
+            "{file} has no {pattern}"
+        );
+    }
+    assert!(n_commands > 0, "no command");
+}
+
 /// The headings of lists with the example of each: all sources that name it are in the list.
 const EXAMPLES: [(&str, &str); 2] = [
     ("### A refusal reason\n", r"\bReason::PartitionsUnreadable\b"),
