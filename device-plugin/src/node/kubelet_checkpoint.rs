@@ -81,10 +81,10 @@ pub struct Allocated {
 pub struct Checkpoint {
     dir: PathBuf,
     names: ExtendedResourceNames,
-    read: Mutex<Option<(FileVersion, Parsed)>>,
+    last_read: Mutex<Option<(FileVersion, Parsed)>>,
 }
 
-/// The entries of one version of the file; none if they could not be read.
+/// The entries of one version of the file; none if it is no checkpoint.
 type Parsed = Option<Arc<Vec<Allocated>>>;
 
 impl Checkpoint {
@@ -93,44 +93,45 @@ impl Checkpoint {
         Self {
             dir: dir.to_owned(),
             names,
-            read: Mutex::new(None),
+            last_read: Mutex::new(None),
         }
     }
 
-    /// The entries of this plugin's resources; none if the file cannot be read, which is logged once for each of its versions.
+    /// The entries of this plugin's resources; none if the file is missing, cannot be read or is no checkpoint. All but the first
+    /// is logged, and a version of the file that is no checkpoint is not read again.
     pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
         self.read_if_short(u64::MAX)
     }
 
-    /// The same entries; none also if the file is longer than `max_bytes` and this version of it has not been read yet.
+    /// As [`Self::read`], but parses no file longer than `max_bytes`, for callers for whose answer kubelet waits: none unless this
+    /// version of it was parsed before.
     pub fn read_if_short(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_read = self.last_read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
         // kubelet writes another file and renames it, so two versions never have the same inode and times.
         let version = FileVersion::from(&found);
-        match &*read {
-            Some((known, allocated)) if *known == version => allocated.clone(),
-            // Parsing a long file takes a moment, in which kubelet would wait.
-            _ if found.len() > max_bytes => None,
-            _ => {
-                let allocated = self.parse().map(Arc::new);
-                *read = Some((version, allocated.clone()));
-                allocated
-            }
+        match &*last_read {
+            Some((known, allocated)) if *known == version => return allocated.clone(),
+            _ if found.len() > max_bytes => return None,
+            _ => {}
         }
+        let parsed = self.parse();
+        if let Err(error) = &parsed {
+            warn!(dir = %self.dir.display(), error = one_line(error), "cannot read the devices that kubelet has allocated");
+        }
+        // The next try may read the same version.
+        if matches!(parsed, Err(CheckpointError::Read(_))) {
+            return None;
+        }
+        let allocated = parsed.ok().map(Arc::new);
+        *last_read = Some((version, allocated.clone()));
+        allocated
     }
 
-    /// Reads the entries of this plugin's resources; none if the file cannot be read. An answer that does not parse is left out.
-    fn parse(&self) -> Option<Vec<Allocated>> {
-        let entries = match read(&self.dir) {
-            Ok(entries) => entries,
-            Err(error) => {
-                warn!(dir = %self.dir.display(), error = one_line(&error), "cannot read the devices that kubelet has allocated");
-                return None;
-            }
-        };
+    /// Reads the entries of this plugin's resources. An answer that does not parse is left out.
+    fn parse(&self) -> Result<Vec<Allocated>, CheckpointError> {
         let mut allocated = Vec::new();
-        for entry in entries {
+        for entry in read(&self.dir)? {
             let Some(resource) = self.names.find(&entry.resource_name) else {
                 continue;
             };
@@ -151,7 +152,7 @@ impl Checkpoint {
                 }
             }
         }
-        Some(allocated)
+        Ok(allocated)
     }
 }
 
@@ -350,6 +351,16 @@ pub(crate) mod tests {
                 ("u2", "c", ExtendedResource::Shared)
             ]
         );
+    }
+
+    /// A directory stands for a file that cannot be read for the moment.
+    #[test]
+    fn a_read_that_fails_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(FILE)).unwrap();
+        let checkpoint = Checkpoint::new(dir.path(), ExtendedResourceNames::default());
+        assert_eq!(checkpoint.read(), None);
+        assert!(checkpoint.last_read.lock().unwrap().is_none());
     }
 
     /// An empty checkpoint says that nothing is allocated; a missing one says nothing.
