@@ -249,14 +249,12 @@ pub fn held_amounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> H
         if has_ended(pod) {
             continue;
         }
-        let mut added = match RequestedShare::of(pod) {
+        let gpus = match RequestedShare::of(pod) {
             Some(share) => held.add_pod(snapshot, name, pod, node, share),
             None => Ok(()),
         };
-        if added.is_ok() {
-            added = held.others.add_pod(node, name, pod);
-        }
-        if let Err(what) = added
+        let others = held.others.add_pod(node, name, pod);
+        if let Err(what) = gpus.and(others)
             && !excused.contains(name)
         {
             held.violations.push(format!("pod {name} on {node}: {what}"));
@@ -326,7 +324,7 @@ impl HeldAmounts {
         if share.use_kind == GpuUseKind::Whole
             && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
         {
-            // Only the pod's containers show which devices it has: see `clashes`.
+            // Only the pod's containers show which devices it has: see [`clashes`] of this file.
             return Ok(());
         }
         let EffectiveRecord { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;

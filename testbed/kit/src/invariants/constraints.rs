@@ -59,7 +59,7 @@ impl PodDemands {
     }
 
     /// Returns true if the annotations may change the number of devices of a type that the pod holds, or the amounts.
-    pub(super) fn change_amounts_of(&self, kind: &str) -> bool {
+    pub(super) fn may_change_amounts_of(&self, kind: &str) -> bool {
         self.hints.contains_key(kind) || self.joint.device_types.iter().any(|joined| joined == kind)
     }
 

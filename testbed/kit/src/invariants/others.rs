@@ -11,6 +11,9 @@ use super::constraints::PodDemands;
 use crate::kube_scheduler::ResourceAmounts;
 use crate::pod_fields::device_record;
 
+/// The thousandths in which [`ResourceAmounts`] counts one unit.
+const THOUSAND: i128 = 1000;
+
 /// Node, device type, minor number, resource.
 type AmountKey = (String, String, i32, String);
 
@@ -50,13 +53,15 @@ impl OtherDevices {
         }
     }
 
-    /// Adds the amounts of a pod's record; an error if they differ from the pod's request for the node's devices.
+    /// Adds the amounts of a pod's record; an error, after all are added, if they differ from the pod's request for the node's
+    /// devices. By its annotations ([`PodDemands`]) the request may be for another amount.
     pub(super) fn add_pod(&mut self, node: &str, name: &str, pod: &Pod) -> Result<(), String> {
         let on_node = self.amounts.keys().filter(|(on, ..)| on == node);
-        let resources: BTreeSet<String> = on_node.map(|(.., resource)| resource.clone()).collect();
+        let resources_of_node: BTreeSet<String> = on_node.map(|(.., resource)| resource.clone()).collect();
         let record =
             device_record(pod).map_err(|error| format!("{DEVICE_ALLOCATED} does not parse: {error}"))?;
         let mut held: BTreeMap<(&str, &str), Vec<u64>> = BTreeMap::new();
+        let mut missing = None;
         for (kind, devices) in &record {
             if kind == TYPE_GPU {
                 continue;
@@ -66,7 +71,8 @@ impl OtherDevices {
                     let amount = amount.unsigned().unwrap_or(0);
                     let key = (node.to_owned(), kind.clone(), device.minor, resource.clone());
                     let Some(on_device) = self.amounts.get_mut(&key) else {
-                        return Err(format!("there is no {kind} {} with {resource}", device.minor));
+                        missing = Some(format!("there is no {kind} {} with {resource}", device.minor));
+                        continue;
                     };
                     on_device.used += amount;
                     on_device.pods.push(name.to_owned());
@@ -74,15 +80,18 @@ impl OtherDevices {
                 }
             }
         }
+        if let Some(missing) = missing {
+            return Err(missing);
+        }
         let asked = ResourceAmounts::of_pod(pod).map_err(|error| error.to_string())?;
         let demands = PodDemands::of(pod);
-        for resource in resources {
-            let asked = u64::try_from(asked.get(&resource) / 1000).unwrap_or(0);
+        for resource in resources_of_node {
+            let asked = u64::try_from(asked.get(&resource) / THOUSAND).unwrap_or(0);
             let of_resource: Vec<_> = held.iter().filter(|((name, _), _)| *name == resource).collect();
             let is_right = match &*of_resource {
                 [] => asked == 0,
                 [((_, kind), amounts)] => {
-                    if demands.change_amounts_of(kind) {
+                    if demands.may_change_amounts_of(kind) {
                         demands.should_hold(kind, asked, amounts)
                     } else {
                         amounts.iter().sum::<u64>() == asked
@@ -100,7 +109,7 @@ impl OtherDevices {
         Ok(())
     }
 
-    /// A sentence for each device of which pods hold more than it has.
+    /// A sentence for each resource of a device of which pods hold more than the device has.
     pub(super) fn oversubscribed(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         for ((node, kind, minor, resource), DeviceAmount { total, used, pods }) in &self.amounts {

@@ -1,3 +1,4 @@
+use proto::resource::FPGA;
 use serde_json::{Value, json};
 
 use super::*;
@@ -128,6 +129,29 @@ fn excused_and_finished_pods_are_ignored() {
     assert_eq!(
         held_amounts(&snapshot(&[broken, ended]), &excused).violations,
         Vec::<String>::new()
+    );
+}
+
+/// The amounts of an excused pod count whole, although its record is wrong.
+#[test]
+fn an_oversubscription_by_an_excused_pod_is_a_violation() {
+    let fpgas = |name: &str, minors: &[i32]| {
+        let entry = |minor| json!({"minor": minor, "resources": {FPGA: "60"}});
+        let mut pod = pod(name, &json!({FPGA: "60"}), &[], 0, 0);
+        let record = json!({"fpga": minors.iter().map(entry).collect::<Vec<_>>()});
+        pod["metadata"]["annotations"][DEVICE_ALLOCATED] = json!(record.to_string());
+        pod
+    };
+    let mut unasked = fpgas("broken", &[7, 0]);
+    unasked["spec"]["containers"][0]["resources"]["limits"][GPU_MEM] = json!("4");
+    let mut snapshot = snapshot(&[unasked, fpgas("sound", &[0])]);
+    let card = json!({"type": "fpga", "minor": 0, "health": true, "resources": {FPGA: "100"}});
+    let card = serde_json::from_value(card).unwrap();
+    snapshot.devices.get_mut("n").unwrap().spec.devices.push(card);
+    let excused = BTreeSet::from(["default/broken".to_owned()]);
+    assert_eq!(
+        held_amounts(&snapshot, &excused).violations,
+        ["fpga 0 of n: 120 of 100 koordinator.sh/fpga are held by [\"default/broken\", \"default/sound\"]"]
     );
 }
 
