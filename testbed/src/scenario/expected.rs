@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use proto::record::{DEVICE_ALLOCATED, MEM_IDX};
 
 use super::World;
 use kit::cluster::LocalCluster;
@@ -18,9 +19,9 @@ pub(super) const NO_ROOM: &str = "nodes are available";
 /// The result that a scenario expects for a pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Expected {
-    /// It runs on this number of devices; without any, its containers see no GPU.
+    /// It runs on this number of GPUs; without any, its containers see no GPU.
     Runs(usize),
-    /// It runs on no device, and a container of it sees a GPU that is not counted for it: no part of gpushare is asked on this
+    /// It runs on no GPU, and a container of it sees a GPU that is not counted for it: no part of gpushare is asked on this
     /// cluster. On a real one it depends on the runtime what the container sees.
     Exposed,
     /// It is refused with these words: when it is made where there are webhooks, else by the filter.
@@ -36,11 +37,11 @@ impl Expected {
     pub(super) async fn try_pod(self, world: &World, spec: PodBuilder) -> Result<Option<Pod>> {
         let name = spec.pod()?.name_any();
         match self {
-            Self::Runs(n_devices) => {
-                let pod = started(world, spec, n_devices).await?;
+            Self::Runs(n_gpus) => {
+                let pod = started(world, spec, n_gpus).await?;
                 let seen = seen_gpus(world, &name);
                 ensure!(
-                    n_devices > 0 || seen.is_empty(),
+                    n_gpus > 0 || seen.is_empty(),
                     "{name} should see no GPU and sees {seen:?}"
                 );
                 return Ok(Some(pod));
@@ -71,16 +72,25 @@ impl Expected {
     }
 }
 
-/// Starts a pod that should have this number of devices.
-async fn started(world: &World, spec: PodBuilder, n_devices: usize) -> Result<Pod> {
+/// Starts a pod and checks that its record names this number of GPUs; a pod without a record has none.
+async fn started(world: &World, spec: PodBuilder, n_gpus: usize) -> Result<Pod> {
     let pod = world.start(spec).await?;
-    let devices = invariants::record(&pod).unwrap_or_default();
+    let gpus = recorded_gpus(&pod)?;
     ensure!(
-        devices.len() == n_devices,
-        "{} should have {n_devices} devices and has {devices:?}",
+        gpus.len() == n_gpus,
+        "{} should have {n_gpus} GPUs and has {gpus:?}",
         pod.name_any()
     );
     Ok(pod)
+}
+
+/// The GPUs that a pod's record names; none without a record.
+fn recorded_gpus(pod: &Pod) -> Result<Vec<(i32, String)>> {
+    let keys = [DEVICE_ALLOCATED, MEM_IDX];
+    if !keys.iter().any(|key| pod.annotations().contains_key(*key)) {
+        return Ok(Vec::new());
+    }
+    invariants::record(pod).map_err(anyhow::Error::msg)
 }
 
 /// The GPUs that the containers of a pod see by the records of the testbed's container runtimes.
@@ -89,4 +99,23 @@ fn seen_gpus(world: &World, name: &str) -> BTreeSet<String> {
     let mut containers: Vec<RuntimeContainer> = nodes.flat_map(|node| node.kubelet().containers()).collect();
     containers.retain(|one| one.namespace == world.namespace && one.pod == name);
     containers.into_iter().flat_map(|one| one.gpus).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_record_that_does_not_parse_is_not_one_of_no_gpu() {
+        let gpus = |annotations: serde_json::Value| {
+            let pod = json!({"metadata": {"name": "p", "annotations": annotations}});
+            recorded_gpus(&serde_json::from_value(pod).unwrap())
+        };
+        assert_eq!(gpus(json!({})).unwrap(), []);
+        assert_eq!(gpus(json!({MEM_IDX: "1"})).unwrap(), [(1, String::new())]);
+        assert!(gpus(json!({MEM_IDX: "x"})).is_err());
+        assert!(gpus(json!({DEVICE_ALLOCATED: "{"})).is_err());
+    }
 }

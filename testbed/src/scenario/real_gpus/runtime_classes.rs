@@ -88,23 +88,25 @@ async fn view(trial: &Trial, name: &str, class: &str) -> Result<View> {
 /// request may see a GPU.
 ///
 /// # Errors
-/// A container sees a GPU although the plugin reports that none does.
+/// A container sees a GPU although the condition is true or absent.
 fn compare(views: &[(String, View)], condition: Option<&DeviceCondition>, image: &str) -> Result<Finding> {
-    let (mut texts, mut seeing) = (Vec::new(), Vec::new());
+    let (mut texts, mut seeing, mut has_variable) = (Vec::new(), Vec::new(), true);
     for (class, view) in views {
         texts.push(match view {
             Ok(view) if view.sees_gpu() => {
                 seeing.push(class.as_str());
                 format!("{class}: sees the GPU ({})", view.device_files.join(", "))
             }
-            Ok(view) if view.variable.is_none() => {
-                let reason =
-                    format!("the image {image} does not set NVIDIA_VISIBLE_DEVICES, so it shows nothing");
-                return Ok(Finding::not_run(reason));
+            Ok(view) => {
+                has_variable &= view.variable.is_some();
+                format!("{class}: sees no GPU")
             }
-            Ok(_) => format!("{class}: sees no GPU"),
             Err(reason) => format!("{class}: not started: {reason}"),
         });
+    }
+    if seeing.is_empty() && !has_variable {
+        let reason = format!("the image {image} does not set NVIDIA_VISIBLE_DEVICES, so it shows nothing");
+        return Ok(Finding::not_run(reason));
     }
     let published = condition.map_or("Isolated is not published".to_owned(), |condition| {
         format!("Isolated={} {}", condition.status, condition.reason)
@@ -169,5 +171,16 @@ mod tests {
     fn a_view_that_shows_nothing_is_no_result(#[case] views: &[(String, View)], #[case] words: &str) {
         let reason = compare(views, None, "image").unwrap().not_run.unwrap();
         assert!(reason.contains(words), "{reason}");
+    }
+
+    /// The image says nothing about one class, and another shows the GPU.
+    #[test]
+    fn one_view_of_a_gpu_is_a_result() {
+        let views = [
+            ("nvidia".to_owned(), Ok(view(&["nvidia0"]))),
+            ("nvidia-cdi".to_owned(), Ok(Answer::default())),
+        ];
+        let error = compare(&views, None, "image").unwrap_err();
+        assert!(error.to_string().contains("should report"), "{error}");
     }
 }
