@@ -51,28 +51,28 @@ pub struct ClusterObjects {
 
 /// The replay's input from a cluster.
 ///
-/// Its pods are placed again, but for those that are tied to their nodes; with `arrivals` all of them stay where they
-/// are, and the arrivals are placed.
+/// Its pods are placed again, but for those that are tied to their nodes. With `arrivals` these alone are placed: the cluster's
+/// pods stay on their nodes, and those without a node are left out.
 ///
 /// # Errors
 /// An object that cannot be read.
 pub fn world(seen: &ClusterObjects, arrivals: Option<&[TracePod]>) -> Result<ReplayInput> {
-    let live = Objects::of(seen)?;
+    let cluster = Objects::of(seen)?;
     let mut world = ReplayInput {
-        nodes: live.nodes()?,
+        nodes: cluster.nodes()?,
         ..ReplayInput::default()
     };
     let mut sets = NodeSets::default();
-    for (value, object) in &live.pods {
+    for (value, object) in &cluster.pods {
         let node = node_of(object);
-        let at = node.and_then(|name| live.by_name.get(name)).copied();
+        let node_idx = node.and_then(|name| cluster.by_name.get(name)).copied();
         let pod = ReplayPod {
-            eligible: sets.of(object, &live),
-            ..live.pod(value, object)?
+            eligible: sets.of(object, &cluster),
+            ..cluster.pod(value, object)?
         };
-        let parts = live.held.get(&object.uid().unwrap_or_default()).cloned();
+        let parts = cluster.held.get(&object.uid().unwrap_or_default()).cloned();
         let parts = parts.unwrap_or_default();
-        match at {
+        match node_idx {
             Some(node) if arrivals.is_some() || is_tied(object) => {
                 world.present.push(PlacedPod {
                     object: (*value).clone(),
@@ -93,19 +93,19 @@ pub fn world(seen: &ClusterObjects, arrivals: Option<&[TracePod]>) -> Result<Rep
         }
     }
     if let Some(rows) = arrivals {
-        sets = NodeSets::default();
         for row in rows {
             let value = objects::pod(row);
             let object = read(&value)?;
             world.pods.push(ReplayPod {
-                eligible: sets.of(&object, &live),
+                eligible: sets.of(&object, &cluster),
                 stay: Lifetime {
                     from: row.created,
                     to: row.deleted,
                 },
-                ..live.pod(&value, &object)?
+                ..cluster.pod(&value, &object)?
             });
         }
+        // By name, as in [`Objects::of`].
         world.pods.sort_by(|one, other| one.name.cmp(&other.name));
     }
     world.eligible = sets.sets;

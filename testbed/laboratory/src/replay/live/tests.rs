@@ -7,7 +7,10 @@ use serde_json::json;
 use super::*;
 use crate::replay::objects as trace_objects;
 use crate::replay::occupancy::GpuShare;
-use crate::replay::{seen, trace, world::ReplayInput};
+use crate::replay::{
+    seen, trace,
+    world::{ReplayInput, ReplayPod},
+};
 use kit::apiserver::{ApiObjects, ApiServer, ApiServerConfig};
 use kit::cluster::user_kubeconfig;
 
@@ -116,14 +119,20 @@ async fn the_pods_of_a_live_cluster_are_placed_again() {
 
 #[tokio::test]
 async fn a_trace_is_added_to_the_present_pods() {
-    let (_api, _dir, shown) = shown_cluster().await;
+    let (_api, _dir, mut shown) = shown_cluster().await;
+    shown.pods[0]["spec"]["nodeSelector"] = json!({"no": "node"});
     let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nx,1000,64,1,500,V100\n";
     let world = seen::world(&shown, Some(&trace::pods_of(pods).unwrap())).unwrap();
     assert_eq!(
         places(&world).iter().map(|(name, ..)| *name).collect::<Vec<_>>(),
         ["a", "b", "c", "d"]
     );
-    assert_eq!((world.pods.len(), &*world.eligible[0]), (1, &[false, true][..]));
+    let eligible = |pod: &ReplayPod| &*world.eligible[pod.eligible.unwrap()];
+    assert_eq!(
+        (world.pods.len(), eligible(&world.pods[0])),
+        (1, &[false, true][..])
+    );
+    assert_eq!(eligible(&world.present[0].pod), [false, false]);
     assert_eq!(world.present_demand(), 1400);
 }
 
