@@ -472,7 +472,8 @@ struct ProcessKeeper {
 }
 
 impl ProcessKeeper {
-    /// Waits for the end of the process, or kills it on request. An end that the testbed did not ask for is a crash.
+    /// Waits for the end of the process, or kills it on request or when its [`Daemon`] is dropped. An end that the testbed did not
+    /// ask for is a crash.
     async fn keep(mut self, invocation: Invocation) {
         let ended = tokio::select! {
             ended = self.child.wait() => ended,

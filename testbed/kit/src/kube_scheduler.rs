@@ -100,15 +100,15 @@ pub struct KubeScheduler {
 }
 
 impl KubeScheduler {
-    /// Starts a loop on the API server that `client` talks to.
+    /// Starts a scheduling loop on the API server that `client` talks to.
     pub fn start(
         client: &Client,
         configuration: &SchedulerConfiguration,
         options: Options,
     ) -> Result<Self, ConfigurationError> {
-        let state = Loop::new(client.clone(), configuration, options)?;
+        let scheduling = Loop::new(client.clone(), configuration, options)?;
         Ok(Self {
-            _loop: AbortOnDropHandle::new(tokio::spawn(state.run(client.clone()))),
+            _loop: AbortOnDropHandle::new(tokio::spawn(scheduling.run(client.clone()))),
         })
     }
 }

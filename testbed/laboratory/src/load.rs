@@ -222,7 +222,7 @@ fn quantiles<const N: usize>(mut durations: Vec<Duration>, percents: [usize; N])
     })
 }
 
-/// A cell of a table with several times.
+/// A cell of a table with three times, rounded to `decimals`.
 fn times(values: [f64; 3], decimals: usize) -> String {
     values.map(|value| format!("{value:.decimals$}")).join(" ")
 }

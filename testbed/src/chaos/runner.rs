@@ -29,7 +29,7 @@ mod batch;
 /// Longest wait for one condition. In mode `envvar` each `Allocate` for a pod that is gone waits two seconds,
 /// one after the other; a batch may have two such calls for each of forty pods.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Longest wait for annotations and amounts that follow a change.
+/// Longest wait, after a step, until the annotations and the scheduler's amounts agree with what pods hold.
 const SETTLING: Duration = Duration::from_secs(10);
 
 /// A run: the cluster, and what the checks have to remember between two steps.

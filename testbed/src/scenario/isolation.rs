@@ -110,7 +110,8 @@ async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String
         .collect())
 }
 
-/// Checks the limits in a pod's environment: `bytes_of` the memory of each device that it sees, in their order, and `core`.
+/// Checks the limits in a pod's environment: of the memory of each device that it sees, which `bytes_of` makes of the device's
+/// memory, and of computing power, which is missing for `None`.
 async fn check_limits(
     world: &World,
     pod: &str,

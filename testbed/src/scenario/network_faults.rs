@@ -120,7 +120,8 @@ async fn patch_errors(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Sends the extender bodies that are no requests, or too large: it answers each with an error and goes on to place pods.
+/// Sends the extender bodies that are no requests, which it answers with an error, or too large, which it refuses or cuts off; it
+/// goes on to place pods.
 async fn bad_bodies(world: &mut World) -> Result<()> {
     let url = world.cluster()?.scheduler_url();
     let huge = format!("{{\"Pod\":{{}},\"NodeNames\":[\"{}\"]}}", "n".repeat(40 << 20));

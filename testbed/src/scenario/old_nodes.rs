@@ -25,7 +25,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "a pod with an unreadable record is counted conservatively";
 };
 
-/// A node with two GPUs of 16 units, as the old plugin reports it.
+/// Creates a node with two GPUs of 16 memory units each, as the old plugin reports it, and waits until the scheduler shows it.
 async fn create_old_node(world: &mut World) -> Result<()> {
     let amounts = json!({"cpu": "64", "memory": "256Gi", "pods": "100", GPU_MEM: "32", GPU_COUNT: "2"});
     let node = json!({

@@ -478,7 +478,7 @@ async fn of_another_version(invocation: Invocation, program: &Path) -> Result<In
     let help = asked
         .with_context(|| format!("cannot run {} --help", program.display()))?
         .stdout;
-    let args = known_flags(&invocation.args, &String::from_utf8_lossy(&help));
+    let args = without_unknown_flags(&invocation.args, &String::from_utf8_lossy(&help));
     Ok(Invocation {
         program: program.to_owned(),
         args,
@@ -486,8 +486,8 @@ async fn of_another_version(invocation: Invocation, program: &Path) -> Result<In
     })
 }
 
-/// The flags that a help text names, with their values.
-fn known_flags(args: &[String], help: &str) -> Vec<String> {
+/// The arguments of a command line without the flags that a help text does not name, and without their values.
+fn without_unknown_flags(args: &[String], help: &str) -> Vec<String> {
     let words: HashSet<&str> = help.split_whitespace().collect();
     let (mut known, mut is_known) = (Vec::new(), true);
     for arg in args {
@@ -712,6 +712,9 @@ mod tests {
         ]
         .map(str::to_owned);
         let help = "Options:\n      --node-name <NODE_NAME>\n          Name\n      --inject <INJECT>\n";
-        assert_eq!(known_flags(&args, help), ["--node-name", "n1", "--inject", "cdi"]);
+        assert_eq!(
+            without_unknown_flags(&args, help),
+            ["--node-name", "n1", "--inject", "cdi"]
+        );
     }
 }

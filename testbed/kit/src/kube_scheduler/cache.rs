@@ -90,7 +90,7 @@ impl Cache {
             held.pod = Arc::clone(pod);
             return false;
         }
-        // The API server has accepted the pod, so its quantities parse.
+        // The API server has accepted the pod, so the quantities of its containers parse.
         let amounts = ResourceAmounts::of_pod(pod).unwrap_or_default();
         self.hold(uid, node, pod, amounts, false);
         true

@@ -38,7 +38,7 @@ pub(super) enum ReportContent {
     Scheduled(String),
     /// No node fits, in the words of the diagnosis; and the change of the pod's nominated node.
     Unschedulable(String, Nomination),
-    /// The attempt itself failed, and no node is kept for it.
+    /// The attempt itself failed with this error, and the pod's nominated node is cleared.
     Failed(String),
 }
 

@@ -108,7 +108,7 @@ impl Nri {
             && let Some(mut plugin) = not_called.next()
         {
             let request = CreateContainerRequest {
-                pod: Some(sandbox_of(pod)),
+                pod: Some(sandbox_of_pod(pod)),
                 container: Some(as_message(&container)),
             };
             outcome = match plugin
@@ -180,7 +180,7 @@ impl NriPlugin {
             is_last = parts.peek().is_none();
             // Sandboxes come with the last part: a plugin must cope with containers that arrive before their sandboxes.
             let pods = if is_last {
-                running.iter().map(sandbox_message).collect()
+                running.iter().map(sandbox_of_running).collect()
             } else {
                 Vec::new()
             };
@@ -304,8 +304,8 @@ impl Link {
     }
 }
 
-/// The pod in the form that NRI calls a sandbox.
-fn sandbox_of(pod: &KubeletPod) -> PodSandbox {
+/// The sandbox of a pod whose container is about to be created. In this model its ID is the UID of the pod.
+fn sandbox_of_pod(pod: &KubeletPod) -> PodSandbox {
     PodSandbox {
         id: pod.uid.clone(),
         name: pod.name.clone(),
@@ -316,7 +316,7 @@ fn sandbox_of(pod: &KubeletPod) -> PodSandbox {
 }
 
 /// The sandbox of a container that already runs; its annotations are not known here.
-fn sandbox_message(container: &RuntimeContainer) -> PodSandbox {
+fn sandbox_of_running(container: &RuntimeContainer) -> PodSandbox {
     let RuntimeContainer {
         pod,
         pod_uid,

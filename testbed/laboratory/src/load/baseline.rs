@@ -1,4 +1,5 @@
-//! A server that reads requests and gives all of them one answer: no extender on the same machine can answer sooner.
+//! A server that reads requests and gives all of them one answer: the least time in which an extender on the same HTTP library and
+//! machine can answer.
 //!
 //! On two further paths it does one step of an extender's work, or two, before it answers.
 
@@ -36,7 +37,7 @@ pub(super) struct Baseline {
 }
 
 impl Baseline {
-    /// Starts the server on a free port. It looks names up among those of so many nodes.
+    /// Starts the server on a free port. The last of [`STEPS`] looks the names of a request up in a table of `n_nodes` nodes.
     pub(super) async fn start(n_nodes: u32) -> Result<Self> {
         let mut nodes: FxHashMap<Box<str>, u32> = FxHashMap::default();
         for idx in 0..n_nodes {

@@ -212,7 +212,7 @@ async fn http2_floods(world: &mut World) -> Result<()> {
         for attacker in ATTACKERS {
             let mut stream = connect(connector.clone().coming_from(attacker), &url).await?;
             stream.write_all(&beginning()).await?;
-            streams.push(send_all(stream, flood));
+            streams.push(send_flood(stream, flood));
         }
         let attack = futures::future::join_all(streams);
         let attacked = target.while_attacked(attack).await;
@@ -222,8 +222,9 @@ async fn http2_floods(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Sends the pieces of a flood until the server closes the connection or takes no more; reads nothing.
-async fn send_all<S: tokio::io::AsyncWrite + Unpin>(mut stream: S, flood: Flood) -> S {
+/// Sends at most [`N_PIECES`] pieces of a flood, fewer if the server closes the connection or takes no more. Reads nothing, and
+/// returns the connection, which stays open on this side.
+async fn send_flood<S: tokio::io::AsyncWrite + Unpin>(mut stream: S, flood: Flood) -> S {
     for n in 0..N_PIECES {
         let piece = flood.piece(n);
         let written = timeout(TAKES_NO_MORE, stream.write_all(&piece)).await;
