@@ -52,7 +52,7 @@ impl Moment {
         Some((pod, container, ended.iter().map(|process| process.pid).collect()))
     }
 
-    /// The running pods with a share of a GPU, as a sentence.
+    /// The words of an event about the running pods with a share of a GPU.
     fn holders(&self, gpu: &PhysicalId, fleet: &NodeFleet) -> String {
         let mut names = Vec::new();
         for pod in self.pods.iter() {

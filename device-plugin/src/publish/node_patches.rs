@@ -121,7 +121,8 @@ pub fn status_amounts(node: &Node, amounts: Requests) -> Option<Value> {
 /// The value that replaces the amount `present` in node status; none if `present` is `amount` already.
 fn amount_change(present: Option<&QuantityText>, amount: u64) -> Option<Value> {
     if amount == 0 {
-        // Zero would make every pod that requests the resource fail instead of wait, so the entry is removed.
+        // kubelet refuses a bound pod for good where the node has 0 of a resource, and compares none that the node lacks, so that
+        // the pod waits for its device.
         return present.map(|_| Value::Null);
     }
     let wanted = Quantity::from_unsigned(amount);

@@ -490,7 +490,7 @@ pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) 
     visible
 }
 
-/// Adds the devices of one more container; different ones are [`Visible::Unclear`].
+/// Adds the devices of one more answer to Allocate; devices that differ from those of the answers before are [`Visible::Unclear`].
 fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
     let known = visible.entry(device_type).or_insert(Visible::BySpec);
     // A spec follows the pod's record, so it contradicts no devices that other containers of the pod were given.

@@ -1,7 +1,8 @@
 //! The mutating webhook: completes the device requests of a pod at its creation.
 //!
 //! A second run of the webhook on its own result changes nothing. It leaves requests that it does not understand as they are: the
-//! validating webhook and the filter refuse them with a reason.
+//! validating webhook and the filter refuse them with a reason. Only the annotation to see all devices is refused here already, if
+//! its value cannot be read or is not allowed.
 
 use proto::admission::{AdmissionRequest, Operation, PatchOperation};
 use proto::pod::{ALL_DEVICES, Pod};
@@ -16,7 +17,7 @@ use super::{Refusal, Rules, Unreadable, Verdict, read, validate};
 /// The scheduler name that the API server has written into pods without one, before it calls webhooks.
 const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
-/// Decides about a request: only pods at their creation are changed.
+/// Decides about a request: a pod is changed or refused only at its creation.
 pub(super) fn review(rules: &Rules, request: &AdmissionRequest) -> Result<Verdict, Unreadable> {
     let resource = &request.resource;
     let is_pod = resource.group.is_empty() && resource.resource == "pods" && request.sub_resource.is_empty();

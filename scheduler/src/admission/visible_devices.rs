@@ -72,8 +72,8 @@ pub(super) fn check_added_containers(
     Ok(())
 }
 
-/// [`check`] for the annotations that an update changes: the runtime reads them when it creates the pod's sandbox, which comes
-/// later.
+/// [`check`] for the annotations that an update changes: the runtime reads them when it creates the pod's sandbox, which it may do
+/// after the update.
 pub(super) fn check_changed_annotations(old: &Pod, new: &Pod, namespace: &str) -> Result<(), Refusal> {
     for (key, value) in new.metadata.annotations.iter().flatten() {
         // A pod from before the webhook may have kept such an annotation, and must stay updatable.

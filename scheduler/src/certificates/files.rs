@@ -47,7 +47,7 @@ pub struct ServerLabels {
 }
 
 impl CertificateFiles {
-    /// Reads the files, and shows in `metrics` when their certificates end.
+    /// Reads the files, and shows in `metrics` when their certificates expire.
     ///
     /// # Errors
     /// A file cannot be read or used; the error names it.

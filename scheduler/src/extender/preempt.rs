@@ -22,11 +22,12 @@ use crate::make_room::Hold;
 /// candidates only give it a choice.
 const SEARCH_LIMIT: Duration = Duration::from_secs(1);
 
-/// The time within which a watch shows the deletion of victims on a pod's nominated node. If it does not, they were not evicted.
+/// The time within which a watch shows the deletion of the victims on the pod's nominated node. If it does not, they were not
+/// evicted.
 const DELETED_WITHIN: Duration = Duration::from_secs(30);
 
-/// The time within which a watch shows the deletion of victims on a node that is not the pod's nominated node. It is shorter,
-/// since kube-scheduler may have evicted none of these victims.
+/// The same time while the pod is nominated to none of the nodes that the answer named: kube-scheduler may be evicting the victims
+/// on any of them or on none, so it is shorter.
 const DELETED_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
 
 /// Texts for the nominated node of a pod whose victims have not ended, in turn.
@@ -262,7 +263,7 @@ pub(crate) fn promised_to_others(extender: &Extender, uid: &str, now: Instant) -
         promised.extend(freeing.iter().cloned());
     }
     for (other, named) in memory.victims.iter() {
-        // The victims of a bound pod have served their purpose.
+        // The victims of a pod that is bound, or about to be, have served their purpose.
         if other == uid || !index.is_pending(other) {
             continue;
         }

@@ -320,7 +320,7 @@ impl Cluster {
         }
     }
 
-    /// Removes a pod that requests device resources, with its holdings.
+    /// Removes a pod that requests device resources, with its holdings, its CPU and memory, and its part in the workload model.
     pub(super) fn remove_pod(&mut self, uid: &str) {
         self.fleet.release(uid);
         self.nominated.remove(uid);
@@ -519,20 +519,20 @@ impl Cluster {
     }
 
     /// Replaces the pods that the plugin of a node reports as without devices, and accounts the pods that this concerns.
-    pub(super) fn replace_without_devices(&mut self, node: &str, now: Option<PodUids>) {
+    pub(super) fn replace_without_devices(&mut self, node: &str, reported: Option<PodUids>) {
         let Some(state) = self.nodes.get_mut(node) else {
             return;
         };
-        if state.without_devices == now {
+        if state.without_devices == reported {
             return;
         }
-        let before = std::mem::replace(&mut state.without_devices, now.clone());
-        // All pods of the node count otherwise once its plugin reports such pods, or ceases to (`PluginReport::Silent`).
-        if before.is_some() != now.is_some() {
+        let before = std::mem::replace(&mut state.without_devices, reported.clone());
+        // The accounts of all pods on the node depend on whether its plugin reports such pods at all (`PluginReport::Silent`).
+        if before.is_some() != reported.is_some() {
             self.account_pods_on(node);
         }
-        let (before, now) = (before.unwrap_or_default(), now.unwrap_or_default());
-        for uid in before.symmetric_difference(&now) {
+        let (before, reported) = (before.unwrap_or_default(), reported.unwrap_or_default());
+        for uid in before.symmetric_difference(&reported) {
             let owner = self.owner(uid);
             self.account(&owner);
         }

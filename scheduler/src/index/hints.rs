@@ -34,7 +34,7 @@ const MAX_HINTS: usize = 4096;
 /// The longest times that hints last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HintTimes {
-    /// The time for the hint of a pod that kube-scheduler binds at once.
+    /// The time for the hint of a pod that kube-scheduler binds at once, and for which a pod rests whose hint expired.
     pub plain: Duration,
     /// The time for the hint of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s
     /// `bindTimeoutSeconds`.
@@ -288,7 +288,7 @@ impl HintQueue {
         self.resting.get(uid).is_some_and(|until| *until > now)
     }
 
-    /// Makes a pod rest whose hint expired, see [`Self::resting`].
+    /// Makes a pod rest whose hint expired, see [`Self::resting`], for the time that a plain hint lasts.
     fn begin_rest(&mut self, owner: OwnerId, now: Instant) {
         // Bounded like the hints: a pod whose rest ends early only gets a hint sooner.
         while self.rest_queue.len() >= MAX_HINTS {

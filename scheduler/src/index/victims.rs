@@ -258,7 +258,7 @@ impl VictimSearch<'_> {
             let bound = entry.facts.bound.as_deref();
             // kube-scheduler does not see an assumed pod on the node before its binding, and cannot evict it.
             let is_here = entry.list != 0 && bound.is_some_and(|bound| *bound.node == *self.view.name());
-            if !is_here || !self.may_go(eviction) || self.is_promised(owner.as_str()) {
+            if !is_here || !self.may_make_room(eviction) || self.is_promised(owner.as_str()) {
                 continue;
             }
             // The leader does not evict a pod again that is leaving, so that no budget is drawn on.
@@ -288,8 +288,9 @@ impl VictimSearch<'_> {
         pods
     }
 
-    /// Returns true if a pod may be a victim of the preemptor, or leaves without an eviction.
-    fn may_go(&self, eviction: &Eviction) -> bool {
+    /// Returns true if a pod's room may count for the preemptor. Where kube-scheduler evicts, the pod has to be of lower priority.
+    /// Where the leader evicts, it has to be one of these that the leader may evict, or is leaving anyway, if such pods count.
+    fn may_make_room(&self, eviction: &Eviction) -> bool {
         let is_less_important = eviction.rank.priority < self.preemptor.victims_below;
         if self.preemptor.makes_room {
             if eviction.is_leaving {

@@ -145,7 +145,7 @@ impl ChangeFollower {
         for name in &delta.removed {
             write_event(text, "removed", &json(&serde_json::json!({ "name": &**name })));
         }
-        if delta.has_new_pending {
+        if delta.has_pending_changed {
             let pending = self.viewer.names.pending(&snapshot.pending.pods);
             write_event(text, "pending", &json(&pending));
         }

@@ -82,13 +82,13 @@ pub(super) struct RenderedNode {
 pub(super) struct Delta {
     pub(super) changed: Vec<Arc<RenderedNode>>,
     pub(super) removed: Vec<Arc<str>>,
-    pub(super) has_new_pending: bool,
+    pub(super) has_pending_changed: bool,
 }
 
 impl Delta {
     /// Returns true if the two revisions do not differ.
     pub(super) fn is_empty(&self) -> bool {
-        self.changed.is_empty() && self.removed.is_empty() && !self.has_new_pending
+        self.changed.is_empty() && self.removed.is_empty() && !self.has_pending_changed
     }
 }
 
@@ -134,7 +134,7 @@ impl StateSnapshot {
             return None;
         }
         let mut delta = Delta {
-            has_new_pending: self.pending.revision > revision,
+            has_pending_changed: self.pending.revision > revision,
             ..Delta::default()
         };
         for node in self.nodes.values().filter(|node| node.revision > revision) {

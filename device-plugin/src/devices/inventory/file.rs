@@ -136,7 +136,8 @@ impl FileWatch {
         match self.latest.health.get(id).unwrap_or(&SimulatedHealth::Lost) {
             SimulatedHealth::Healthy => reporter.add(Some(id), ObservationKind::AnsweredWithoutFault),
             SimulatedHealth::Lost => reporter.add(Some(id), ObservationKind::Lost),
-            // The XID comes back in each round, so the answer heals the device only where the policy ignores the XID.
+            // A GPU answers probes after an XID too. Each round reports the XID again, before the answer, so that the GPU stays
+            // unhealthy, unless the policy ignores the XID.
             SimulatedHealth::Xid(xid) => {
                 reporter.add(Some(id), ObservationKind::Xid(*xid));
                 reporter.add(Some(id), ObservationKind::AnsweredWithoutFault);

@@ -134,14 +134,14 @@ fn by_both(
 fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
     let mut names_listed = listed.iter();
     let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
-        let mut text = Vec::new();
+        let mut names = Vec::new();
         for (namespace, name) in listed {
-            text.push(format!("{namespace}/{name}"));
+            names.push(format!("{namespace}/{name}"));
         }
-        return Err(if text.is_empty() {
+        return Err(if names.is_empty() {
             OwnerUnknown::NoPod
         } else {
-            OwnerUnknown::Several(text.join(", "))
+            OwnerUnknown::Several(names.join(", "))
         });
     };
     let mut found = pods

@@ -96,14 +96,16 @@ fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut V
     }
 }
 
-/// Returns true if exclusive use of one device forbids the use of the other, of the same type.
+/// Returns true if the exclusive use of `kept` forbids others the use of `other`, a device of the same type: it is the same
+/// device, or with [`Exclusion::Switch`] one on the same PCIe switch.
 fn excludes(exclusion: Exclusion, kept: &Device, other: &Device) -> bool {
     let location = &kept.attributes.location;
     let is_switch_known = location
         .as_ref()
         .is_some_and(|location| location.switch.is_some());
-    let is_on_switch = is_switch_known && *location == other.attributes.location;
-    kept.id == other.id || (exclusion == Exclusion::Switch && is_on_switch)
+    // The name of a switch is unique only within the rest of the location.
+    let is_on_same_switch = is_switch_known && *location == other.attributes.location;
+    kept.id == other.id || (exclusion == Exclusion::Switch && is_on_same_switch)
 }
 
 /// Devices of a type that an owner certainly holds.

@@ -98,7 +98,8 @@ impl GroupSearch {
         is_left
     }
 
-    /// The link groups of the fastest kind that can hold the group on an empty node like this one; all link groups if none can.
+    /// The link groups of the fastest kind of link of which one, on an empty node like this one, has room for
+    /// [`GroupRequest::n_in_link_group`] pods; those of all kinds if there is no such kind.
     fn links_for(
         &mut self,
         node: &Node,

@@ -88,7 +88,7 @@ impl<'c> Ranking<'c> {
         ranking
     }
 
-    /// Ranks the candidates of a node again.
+    /// Ranks the candidates of a node by the trials as they are, without those whose move is in effect or can gain nothing.
     fn update(&mut self, trials: &Trials<'_>, index: u32) {
         let block = block(trials, index);
         for at in self.by_node.get(&index).cloned().into_iter().flatten() {

@@ -353,7 +353,7 @@ impl Nodes {
         if let Some(known) = self.names.get(name) {
             return known.index;
         }
-        // Indices are reused, so that the dense vectors stay as short as the fleet is large.
+        // Indices are reused, so that the dense vectors are no longer than the most nodes at one time.
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.summaries.push(NodeSummary::default());
