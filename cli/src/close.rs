@@ -75,9 +75,9 @@ pub(crate) async fn open(
     for _ in 0..MAX_TRIES {
         let object = read(connection, node).await?;
         let closed = closed_gpus(&object);
-        // The annotation may name GPUs that the node no longer has, which must still come off it: they are not checked.
-        let not_closed: Vec<u32> = gpus.iter().copied().filter(|gpu| !closed.has(*gpu)).collect();
-        if let Some(sentence) = check_minors(connection, node, &not_closed).await {
+        // The annotation may name GPUs that the node does not have.
+        let open: Vec<u32> = gpus.iter().copied().filter(|gpu| !closed.has(*gpu)).collect();
+        if let Some(sentence) = check_minors(connection, node, &open).await {
             return Err(CommandFailure::Refused(sentence));
         }
         let rest = match gpus {

@@ -117,7 +117,7 @@ impl SecondScheduler {
         Ok(())
     }
 
-    /// The process of a pod's container. The map's `get_mut` would ask for a name that lives as long as its keys.
+    /// The process of a container of a pod.
     fn container(&mut self, pod: &str, container: SchedulerContainer) -> Result<&mut Daemon> {
         for (key, daemon) in &mut self.containers {
             if *key == (pod, container) {

@@ -100,7 +100,7 @@ pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool>
 }
 
 impl InjectionResult {
-    /// The cells of its row in the table that [`run`] prints.
+    /// The cells of the table's row.
     fn row(&self) -> [String; 11] {
         [
             self.plugin.to_owned(),
