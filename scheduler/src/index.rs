@@ -561,7 +561,8 @@ impl Index {
 
     /// The place of a member on the node of its group; `None` if the room that is kept for the group has none for it.
     pub fn place_in_group(&self, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> Option<Placement> {
-        self.hints.rooms.place_for(&self.cluster, group, demand)
+        let room = self.hints.rooms.cycle(group)?.kept()?;
+        room.place_for(&self.cluster, demand)
     }
 
     /// Ends a pod's hint: no more room is kept for it.

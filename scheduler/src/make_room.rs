@@ -57,6 +57,9 @@ const BUDGETS_WITHIN: Duration = Duration::from_secs(30);
 /// The reason for which a plan is dropped that no answer came for.
 const NO_ANSWER: &str = "the API server does not answer";
 
+/// The time for which an eviction that the API server refuses is tried again.
+const RETRIED_FOR: Duration = Duration::from_secs(30);
+
 /// Pause between two looks at whether the watch shows a nomination.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -100,22 +103,6 @@ struct NextPod {
     refusing: BTreeSet<Box<str>>,
 }
 
-/// The outcome of one plan.
-#[derive(Debug)]
-enum PlanOutcome {
-    /// Evictions are accepted, or are tried again by the hold.
-    Evicts {
-        /// True if some eviction is accepted.
-        has_evicted: bool,
-    },
-    /// Nothing was evicted, and the next plan may be tried.
-    Refused,
-    /// Nothing was evicted, and the pod is looked at again later.
-    Dropped(&'static str),
-    /// Nothing was evicted, and the watch may yet show a nomination that is taken back.
-    Withdrawn(&'static str),
-}
-
 /// The last answer about a waiting pod, or the reason for which no room is made for it, in a sentence for people; `None` if no
 /// room is made for any pod, or another replica leads.
 pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
@@ -126,7 +113,7 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
     let memory = extender.memory();
     let waiting = index.room_facts().waiting(uid)?;
     let verdict = memory.rooms.verdict(uid).map(str::to_owned);
-    if memory.rooms.holds(uid) {
+    if memory.rooms.held.contains_key(uid) {
         return verdict;
     }
     let is_refused = memory.refused.contains(uid);
@@ -139,16 +126,12 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
 
 /// The state of the pods of a hold; `None` if there is none for this pod.
 fn facts_of(memory: &PodMemory, index: &Index, uid: &str) -> Option<HoldFacts> {
-    let hold = memory.rooms.get(uid)?;
-    let facts = hold.facts(index);
-    let is_outranked =
-        facts.preemptor == PreemptorState::Unnominated && is_outranked(memory, index, hold, now());
-    let preemptor = if is_outranked {
-        PreemptorState::Elsewhere
-    } else {
-        facts.preemptor
-    };
-    Some(HoldFacts { preemptor, ..facts })
+    let hold = memory.rooms.held.get(uid)?;
+    let mut facts = hold.facts(index);
+    if facts.preemptor == PreemptorState::Unnominated && is_outranked(memory, index, hold, now()) {
+        facts.preemptor = PreemptorState::Elsewhere;
+    }
+    Some(facts)
 }
 
 impl RoomMaker {
@@ -198,7 +181,7 @@ impl RoomMaker {
         if let Some(preemptor) = self.next_preemptor() {
             self.decide(&preemptor).await;
         }
-        let n_pending = self.extender.memory().rooms.n_held();
+        let n_pending = self.extender.memory().rooms.held.len();
         self.metrics.set_pending(n_pending);
     }
 
@@ -218,8 +201,7 @@ impl RoomMaker {
         };
         self.metrics.set_pending(0);
         for uid in held {
-            self.extender.index().write().end_room(&uid);
-            end_hold(&self.extender, &uid);
+            self.release(&uid);
         }
     }
 
@@ -231,7 +213,7 @@ impl RoomMaker {
                 let rooms = &self.extender.memory().rooms;
                 // The watch is late to show that this leader has taken the nomination back.
                 let is_withdrawn = rooms.is_resting(&nominee.pod.uid, now());
-                is_withdrawn || rooms.holds(&nominee.pod.uid)
+                is_withdrawn || rooms.held.contains_key(&*nominee.pod.uid)
             };
             if is_known {
                 continue;
@@ -242,7 +224,9 @@ impl RoomMaker {
                 .as_second()
                 .saturating_sub(nominee.nominated_at);
             let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
-            if self.hold(Hold::adopted(nominee, self.settings.hold, age, now())) {
+            let lasts = self.lasts(nominee.grace_seconds).saturating_sub(age);
+            let (node, freeing) = (nominee.node, nominee.leaving);
+            if self.hold(Hold::new(nominee.pod, node, freeing, now() + lasts, None)) {
                 info!(
                     pod = pod.name,
                     namespace = pod.namespace,
@@ -271,7 +255,7 @@ impl RoomMaker {
 
     /// Takes the next step of each room that is being made.
     async fn keep_rooms(&self) {
-        let uids = self.extender.memory().rooms.held();
+        let uids: Vec<Box<str>> = self.extender.memory().rooms.held.keys().cloned().collect();
         for uid in uids {
             let Some((step, hold, is_lost)) = self.next_step(&uid) else {
                 continue;
@@ -290,7 +274,7 @@ impl RoomMaker {
         let index = self.extender.index().read();
         let mut memory = self.extender.memory();
         let facts = facts_of(&memory, &index, uid)?;
-        let hold = memory.rooms.get_mut(uid)?;
+        let hold = memory.rooms.held.get_mut(uid)?;
         let was_freeing = !hold.freeing.is_empty();
         let step = hold.step(facts, now());
         let is_kept = matches!(
@@ -322,10 +306,7 @@ impl RoomMaker {
                 let _ = self.nominate(&hold.pod, Some(&hold.node)).await;
             }
             Step::Evict => self.evict_pending(hold).await,
-            Step::GiveUpEvictions => {
-                self.give_up_pending(uid);
-                self.metrics.count("refused");
-            }
+            Step::GiveUpEvictions => self.give_up_pending(uid),
             Step::WithdrawLate => {
                 self.metrics.count("late");
                 self.settle(&hold.pod, Verdict::late());
@@ -411,7 +392,7 @@ impl RoomMaker {
             let waited = now.saturating_duration_since(refused.first_refused);
             let is_next = waiting.not_preemptor().is_none()
                 && waited >= self.settings.after
-                && !memory.rooms.holds(uid)
+                && !memory.rooms.held.contains_key(uid)
                 && !memory.rooms.is_settled(uid, now);
             if is_next {
                 next = Some((looked_at, refused));
@@ -426,7 +407,7 @@ impl RoomMaker {
             first_refused: refused.first_refused,
             nodes: memory.refused.nodes_of(&refused.id.uid),
             counts_leaving: true,
-            refusing: memory.rooms.refusing(&refused.id.uid),
+            refusing: memory.rooms.refusing.get(&*refused.id.uid).cloned().unwrap_or_default(),
         })
     }
 
@@ -509,7 +490,7 @@ impl RoomMaker {
         let uid = preemptor.pod.uid.as_str();
         if preemptor.refusing.contains(&best.node) {
             // All nodes with a plan have refused: the next turn begins with the ones that are not tried now.
-            self.extender.memory().rooms.forget_refusing(uid);
+            self.extender.memory().rooms.refusing.remove(uid);
         }
         for plan in &plans.best {
             let n_victims = plan.room.victims.len();
@@ -517,91 +498,80 @@ impl RoomMaker {
             if n_victims > n_left {
                 return Verdict::over_budget(self.settings.per_hour);
             }
-            let sentence = self.sentence(plan);
-            match self.carry_out_plan(preemptor, demand, plan).await {
-                PlanOutcome::Evicts { has_evicted } => return Verdict::evicts(&sentence, has_evicted),
-                PlanOutcome::Dropped(why) => return Verdict::dropped(why),
-                PlanOutcome::Withdrawn(why) => return Verdict::withdrawn(why, now()),
-                PlanOutcome::Refused => self.extender.memory().rooms.note_refusing(uid, &plan.node),
+            if let Some(verdict) = self.carry_out_plan(preemptor, demand, plan).await {
+                return verdict;
             }
+            let refusing = &mut self.extender.memory().rooms.refusing;
+            refusing.entry(uid.into()).or_default().insert(plan.node.clone());
         }
         Verdict::refused()
     }
 
-    /// Carries out one plan: checks all evictions, nominates the pod, waits for the watch to show that, and evicts.
+    /// Carries out one plan: checks all evictions, nominates the pod, waits for the watch to show that, and evicts. Returns `None`
+    /// if the API server refuses the evictions, so that the next plan may be tried.
     async fn carry_out_plan(
         &self,
         preemptor: &NextPod,
         demand: &ResourceDemand<'_>,
-        Plan { node, room }: &Plan,
-    ) -> PlanOutcome {
+        plan @ Plan { node, room }: &Plan,
+    ) -> Option<Verdict> {
         for victim in &room.victims {
             match self.writer.try_eviction(&victim.pod).await {
                 Ok(()) => {}
                 Err(error @ (WriteError::Refused(_) | WriteError::Gone)) => {
                     let PodId { namespace, name, .. } = &victim.pod;
                     info!(pod = name, namespace, %error, "the eviction of a pod would be refused");
-                    return PlanOutcome::Refused;
+                    return None;
                 }
-                Err(_) => return PlanOutcome::Dropped(NO_ANSWER),
+                Err(_) => return Some(Verdict::dropped(NO_ANSWER)),
             }
         }
+        let sentence = self.sentence(plan);
         let pod = &preemptor.pod;
         let found = match self.writer.read(pod).await {
             Ok(Some(found)) => found,
-            Ok(None) => return PlanOutcome::Dropped("the pod is gone"),
-            Err(_) => return PlanOutcome::Dropped(NO_ANSWER),
+            Ok(None) => return Some(Verdict::dropped("the pod is gone")),
+            Err(_) => return Some(Verdict::dropped(NO_ANSWER)),
         };
         if room_rules::check(&found, preemptor.nodes.len()).is_err() {
-            return PlanOutcome::Dropped("the pod needs no room any more");
+            return Some(Verdict::dropped("the pod needs no room any more"));
         }
         // Before the write: filter reports the node resolvable from now on, and nothing is promised to others.
-        if !self.hold(self.hold_of(preemptor, node, room)) {
-            return PlanOutcome::Dropped("kube-scheduler is evicting pods for it");
+        let grace = room.victims.iter().map(|victim| victim.grace_seconds).max();
+        let until = now() + self.lasts(grace.unwrap_or(0));
+        let (freeing, first_refused) = (room.freeing.clone(), Some(preemptor.first_refused));
+        if !self.hold(Hold::new(pod.clone(), node.clone(), freeing, until, first_refused)) {
+            return Some(Verdict::dropped("kube-scheduler is evicting pods for it"));
         }
         match self.writer.nominate(&found, pod, Some(node)).await {
             Ok(()) => {}
             Err(WriteError::Unknown(_)) => {
                 // It may have been written.
                 self.drop_plan(&pod.uid).await;
-                return PlanOutcome::Withdrawn(NO_ANSWER);
+                return Some(Verdict::withdrawn(NO_ANSWER, now()));
             }
             Err(_) => {
                 self.release(&pod.uid);
-                return PlanOutcome::Dropped("kube-scheduler has changed the pod meanwhile");
+                return Some(Verdict::dropped("kube-scheduler has changed the pod meanwhile"));
             }
         }
-        if let Some(outcome) = self.unconfirmed(preemptor, demand, node, room).await {
+        if let Some(verdict) = self.unconfirmed(preemptor, demand, node, room).await {
             self.drop_plan(&pod.uid).await;
-            return outcome;
+            return Some(verdict);
         }
-        self.evict_planned(preemptor, node, room).await
+        self.evict_planned(preemptor, plan, &sentence).await
     }
 
-    /// The hold of a plan before its first write.
-    fn hold_of(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> Hold {
-        let grace = room.victims.iter().map(|victim| victim.grace_seconds).max();
-        let grace = Duration::from_secs(grace.unwrap_or(0).into());
-        Hold {
-            pod: preemptor.pod.clone(),
-            node: node.into(),
-            freeing: room.freeing.clone(),
-            pending: Vec::new(),
-            retried_until: now(),
-            until: now() + self.settings.hold + grace,
-            unanswered_since: None,
-            first_refused: Some(preemptor.first_refused),
-            bound_at: None,
-            is_dropped: false,
-            in_vain_since: None,
-        }
+    /// The time for which room is kept that pods with this grace period free.
+    fn lasts(&self, grace_seconds: u32) -> Duration {
+        self.settings.hold + Duration::from_secs(grace_seconds.into())
     }
 
     /// Removes the nomination of a plan for which nothing is evicted, or whose time is up.
     async fn drop_plan(&self, uid: &str) {
         let hold = {
             let mut memory = self.extender.memory();
-            let Some(hold) = memory.rooms.get_mut(uid) else {
+            let Some(hold) = memory.rooms.held.get_mut(uid) else {
                 return;
             };
             // If the API server does not answer now, the next tick tries again.
@@ -628,8 +598,8 @@ impl RoomMaker {
         demand: &ResourceDemand<'_>,
         node: &str,
         room: &NodeRoom,
-    ) -> Option<PlanOutcome> {
-        let changed = PlanOutcome::Dropped("the cluster has changed meanwhile");
+    ) -> Option<Verdict> {
+        let changed = Verdict::dropped("the cluster has changed meanwhile");
         let uid = preemptor.pod.uid.as_str();
         let began = now();
         loop {
@@ -644,7 +614,7 @@ impl RoomMaker {
                 None => return Some(changed),
             }
             if now().saturating_duration_since(began) >= SHOWN_WITHIN {
-                return Some(PlanOutcome::Withdrawn("the watch of pods is late"));
+                return Some(Verdict::withdrawn("the watch of pods is late", now()));
             }
             sleep(POLL).await;
         }
@@ -656,8 +626,14 @@ impl RoomMaker {
         (!is_same).then_some(changed)
     }
 
-    /// Evicts the victims of a plan by falling importance.
-    async fn evict_planned(&self, preemptor: &NextPod, node: &str, room: &NodeRoom) -> PlanOutcome {
+    /// Evicts the victims of a plan by falling importance; `sentence` is the plan in words. Returns `None` if the API server refuses
+    /// the first eviction.
+    async fn evict_planned(
+        &self,
+        preemptor: &NextPod,
+        Plan { node, room }: &Plan,
+        sentence: &str,
+    ) -> Option<Verdict> {
         let (pod, priority) = (&preemptor.pod, preemptor.rules.priority);
         let uid = pod.uid.as_str();
         let (mut evicted, mut pending) = (EvictedPods::default(), Vec::new());
@@ -678,7 +654,7 @@ impl RoomMaker {
                 Err(WriteError::Gone) => {}
                 Err(WriteError::Refused(_)) if evicted.is_empty() && pending.is_empty() => {
                     self.drop_plan(uid).await;
-                    return PlanOutcome::Refused;
+                    return None;
                 }
                 Err(error) => {
                     is_answering = matches!(error, WriteError::Refused(_));
@@ -689,13 +665,13 @@ impl RoomMaker {
         let has_evicted = !evicted.is_empty();
         if !has_evicted && pending.is_empty() {
             self.drop_plan(uid).await;
-            return PlanOutcome::Dropped("the pod needs no room any more");
+            return Some(Verdict::dropped("the pod needs no room any more"));
         }
         self.announce(pod, &evicted, node);
-        if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
-            (hold.pending, hold.retried_until) = (pending, Hold::end_of_retries(now()));
+        if let Some(hold) = self.extender.memory().rooms.held.get_mut(uid) {
+            (hold.pending, hold.retried_until) = (pending, now() + RETRIED_FOR);
         }
-        PlanOutcome::Evicts { has_evicted }
+        Some(Verdict::evicts(sentence, has_evicted))
     }
 
     /// Records the event of the pod that others were evicted for.
@@ -726,7 +702,8 @@ impl RoomMaker {
             }
             Err(error) => {
                 if matches!(error, WriteError::Unknown(_)) {
-                    self.extender.memory().rooms.note_unanswered(eviction, now());
+                    let unanswered = &mut self.extender.memory().rooms.unanswered;
+                    unanswered.insert(victim.pod.uid.as_str().into(), (eviction, now()));
                 }
                 Err(error)
             }
@@ -766,7 +743,7 @@ impl RoomMaker {
         for victim in given_up {
             match self.writer.read(&victim).await {
                 Ok(Some(found)) if !found.is_deleting() => {
-                    self.extender.memory().rooms.forget_unanswered(&victim.uid);
+                    self.extender.memory().rooms.unanswered.remove(&*victim.uid);
                 }
                 Ok(_) => {}
                 Err(_) => return,
@@ -813,7 +790,7 @@ impl RoomMaker {
         if !evicted.is_empty() {
             self.count_first_eviction(uid);
         }
-        if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
+        if let Some(hold) = self.extender.memory().rooms.held.get_mut(uid) {
             (hold.pending, hold.unanswered_since) = (left, None);
         }
     }
@@ -823,13 +800,12 @@ impl RoomMaker {
     fn note_no_answer(&self, uid: &str) {
         let is_over = {
             let mut memory = self.extender.memory();
-            let hold = memory.rooms.get_mut(uid);
+            let hold = memory.rooms.held.get_mut(uid);
             let since = hold.map(|hold| *hold.unanswered_since.get_or_insert(now()));
             since.is_some_and(|since| now().saturating_duration_since(since) >= SHOWN_WITHIN)
         };
         if is_over {
             self.give_up_pending(uid);
-            self.metrics.count("refused");
         }
     }
 
@@ -852,9 +828,10 @@ impl RoomMaker {
     }
 
     fn give_up_pending(&self, uid: &str) {
-        if let Some(hold) = self.extender.memory().rooms.get_mut(uid) {
+        if let Some(hold) = self.extender.memory().rooms.held.get_mut(uid) {
             hold.pending.clear();
         }
+        self.metrics.count("refused");
     }
 
     /// The memory of each GPU that the pods of a plan hold.

@@ -324,9 +324,9 @@ impl<'r> Filter<'_, 'r> {
                 demand,
                 resources,
             };
-            let verdict = member.evaluate(&ranker);
-            (outcome, decision) = (Some(verdict.outcome), verdict.decision);
-            if let Some(evaluation) = verdict.evaluation {
+            let (evaluation, of_member, of_group) = member.evaluate(&ranker);
+            (outcome, decision) = (Some(of_member), of_group);
+            if let Some(evaluation) = evaluation {
                 return (evaluation, outcome, decision);
             }
         }
@@ -504,7 +504,7 @@ fn keep_room(
         Some(_) => {}
     }
     if let Some((group, outcome)) = member {
-        let is_kept = matches!(outcome, MemberOutcome::Chosen(_) | MemberOutcome::Joined(..));
+        let is_kept = !matches!(outcome, MemberOutcome::Unplaced(_));
         extender
             .index
             .write()

@@ -141,7 +141,7 @@ fn find_candidates(
         let mut memory = extender.memory();
         // A replica that has just begun to lead takes over the rooms of its predecessor a moment later.
         let is_nominee = extender.evicts_for_room && index.room_facts().is_nominee(pod.uid());
-        let is_being_made = is_nominee || memory.rooms.holds(pod.uid());
+        let is_being_made = is_nominee || memory.rooms.held.contains_key(pod.uid());
         let named = memory.victims.get_mut(pod.uid());
         is_being_made || named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))
     };
@@ -205,7 +205,7 @@ fn remember_victims(
         let mut victims = named.by_node.get(node).into_iter().flatten();
         victims.any(|victim| freeing.contains(victim))
     });
-    let may_be_named = !is_promised && !memory.rooms.holds(uid);
+    let may_be_named = !is_promised && !memory.rooms.held.contains_key(uid);
     if may_be_named {
         memory.victims.insert(uid, named);
     }
@@ -228,14 +228,14 @@ pub(crate) fn begin_hold(extender: &Extender, hold: Hold, now: Instant) -> bool 
         return false;
     }
     memory.victims.insert(&uid, named);
-    memory.rooms.hold(hold);
+    memory.rooms.held.insert(uid.into(), hold);
     true
 }
 
 /// Ends a hold in memory.
 pub(crate) fn end_hold(extender: &Extender, uid: &str) {
     let mut memory = extender.memory();
-    memory.rooms.release(uid);
+    memory.rooms.held.remove(uid);
     memory.victims.remove(uid);
 }
 
@@ -291,7 +291,8 @@ pub(super) fn awaited_victims_text(
 ) -> Option<&'static str> {
     let [first, second] = VICTIMS_NOT_ENDED;
     let mut memory = extender.memory();
-    let is_being_made = memory.rooms.holds_on(pod.uid(), node);
+    let hold = memory.rooms.held.get(pod.uid());
+    let is_being_made = hold.is_some_and(|hold| *hold.node == *node);
     let named = memory.victims.get_mut(pod.uid());
     let is_awaited = |named: &&mut NamedVictims| is_being_made || named.are_awaited(index, Some(node), now);
     if let Some(named) = named.filter(is_awaited) {

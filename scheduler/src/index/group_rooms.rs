@@ -32,19 +32,19 @@ pub(super) struct GroupRooms(FxHashMap<(GroupKind, Box<str>), GroupCycle>);
 
 /// The scheduling cycle of a group.
 #[derive(Debug)]
-struct GroupCycle {
+pub(super) struct GroupCycle {
     /// The wish of the member that was filtered first: members may differ in theirs.
-    wish: GroupWish,
+    pub(super) wish: GroupWish,
     /// The members that were filtered in it.
     filtered: FxHashSet<OwnerId>,
-    decision: GroupDecision,
+    pub(super) decision: GroupDecision,
     /// The end of a decision without room, of which no hint shows the end.
     end: Instant,
 }
 
 /// The decision for a group, made when its first member was filtered.
 #[derive(Debug)]
-enum GroupDecision {
+pub(super) enum GroupDecision {
     /// Room is kept for all members.
     // Boxed, since most groups have no room kept.
     Kept(Box<KeptRoom>),
@@ -56,8 +56,8 @@ enum GroupDecision {
 
 /// Room for a group in one domain.
 #[derive(Debug)]
-struct KeptRoom {
-    node: NodeId,
+pub(super) struct KeptRoom {
+    pub(super) node: NodeId,
     /// The GPUs of the link group; `None` if the domain is the node.
     gpus: Option<Vec<DeviceId>>,
     /// The request that the places were chosen for.
@@ -65,36 +65,11 @@ struct KeptRoom {
     /// True if members with other requests were not counted when the places were chosen, so that they take none of these.
     is_for_alike: bool,
     /// The places that no member has taken, with the owners of their hints.
-    open: Vec<(OwnerId, Placement)>,
+    pub(super) open: Vec<(OwnerId, Placement)>,
     /// The members with a place that are not bound.
-    members: FxHashMap<OwnerId, Placement>,
+    pub(super) members: FxHashMap<OwnerId, Placement>,
     /// True if a member was bound: the cycle in which all members found room is over, and the others are about to be bound.
     has_bound: bool,
-}
-
-/// Room that was kept for a group in a cycle that is over.
-#[derive(Debug)]
-pub(super) struct EndedRoom {
-    pub(super) node: NodeId,
-    /// All places, those that no member had taken included.
-    pub(super) placements: Vec<Placement>,
-    /// The members that had taken places and are not bound.
-    pub(super) members: Vec<OwnerId>,
-}
-
-/// The decision for a group, to read.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum GroupView<'a> {
-    /// Room is kept.
-    Kept {
-        node: NodeId,
-        /// The places of the members that are not bound.
-        members: &'a FxHashMap<OwnerId, Placement>,
-        /// The places that no member has taken.
-        open: &'a [(OwnerId, Placement)],
-    },
-    /// The members are refused, with this text.
-    Refused(&'a str),
 }
 
 /// The way in which a filter request for a member of a group is answered.
@@ -128,12 +103,8 @@ pub enum MemberOutcome {
     Chosen(ChosenRoom),
     /// The member takes this place on the node of its group.
     Joined(NodeId, Placement),
-    /// As a member of a group without a wish.
-    AsAny,
-    /// The member is refused with its whole group, with this text.
-    GroupRefused(Arc<str>),
-    /// The member alone is refused: the room that is kept for its group has none for it.
-    MemberRefused,
+    /// No room is kept for the member. With this text, if there is one, its whole group is refused.
+    Unplaced(Option<Arc<str>>),
 }
 
 impl GroupCycle {
@@ -142,7 +113,7 @@ impl GroupCycle {
     }
 
     /// The room that is kept for the group.
-    fn kept(&self) -> Option<&KeptRoom> {
+    pub(super) fn kept(&self) -> Option<&KeptRoom> {
         match &self.decision {
             GroupDecision::Kept(room) => Some(room),
             GroupDecision::AsAny | GroupDecision::Refused(_) => None,
@@ -153,7 +124,7 @@ impl GroupCycle {
 impl KeptRoom {
     /// The place for a member: an open one if the member has the request that the places were chosen for, else other devices of
     /// the domain. `None` if the domain has no room.
-    fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<Placement> {
+    pub(super) fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<Placement> {
         let (fleet, own) = (&cluster.fleet, OwnerId::from(demand.uid));
         // The place of a member that is filtered again, or an open one; its GPU may have become unhealthy meanwhile.
         let taken = self.members.get(&own);
@@ -234,31 +205,9 @@ impl GroupRooms {
         }
     }
 
-    /// The step that leads to the kept room of a group; [`MemberStep::Choose`] if there is none.
-    pub(super) fn join_step(&self, group: &GroupOfPod) -> MemberStep {
-        let kept = self.0.get(&group.id()).and_then(GroupCycle::kept);
-        kept.map_or(MemberStep::Choose, |room| MemberStep::Join(room.node))
-    }
-
-    /// Returns true if a member of the kept room of a group meets a condition.
-    pub(super) fn has_member(&self, group: &GroupOfPod, is_met: impl Fn(&str) -> bool) -> bool {
-        let kept = self.0.get(&group.id()).and_then(GroupCycle::kept);
-        kept.is_some_and(|room| room.members.keys().any(|owner| is_met(owner.as_str())))
-    }
-
-    /// The wish in the current cycle of a group; `None` without a cycle.
-    pub(super) fn wish_in_cycle(&self, group: &GroupOfPod) -> Option<GroupWish> {
-        self.0.get(&group.id()).map(|cycle| cycle.wish)
-    }
-
-    /// The place for a member on the node of its group; `None` if the room has none for it.
-    pub(super) fn place_for(
-        &self,
-        cluster: &Cluster,
-        group: &GroupOfPod,
-        demand: &ResourceDemand<'_>,
-    ) -> Option<Placement> {
-        self.0.get(&group.id())?.kept()?.place_for(cluster, demand)
+    /// The current cycle of a group.
+    pub(super) fn cycle(&self, group: &GroupOfPod) -> Option<&GroupCycle> {
+        self.0.get(&group.id())
     }
 
     /// Ends the cycle of a group; its open places are free. Returns the room that was kept, whose members' hints have to end.
@@ -266,21 +215,12 @@ impl GroupRooms {
         &mut self,
         cluster: &mut Cluster,
         group: &(GroupKind, Box<str>),
-    ) -> Option<EndedRoom> {
+    ) -> Option<Box<KeptRoom>> {
         let GroupDecision::Kept(mut room) = self.0.remove(group)?.decision else {
             return None;
         };
-        let open = room.take_open(cluster);
-        let mut ended = EndedRoom {
-            node: room.node,
-            placements: open.into_iter().map(|(_, placement)| placement).collect(),
-            members: Vec::new(),
-        };
-        for (owner, placement) in room.members {
-            ended.members.push(owner);
-            ended.placements.push(placement);
-        }
-        Some(ended)
+        room.open = room.take_open(cluster);
+        Some(room)
     }
 
     /// Keeps room for the members of a group: one place is the member's own, for which the caller keeps a hint, the others stay
@@ -409,19 +349,6 @@ impl GroupRooms {
             }
             !is_over
         });
-    }
-
-    /// The decision for a group; `None` if there is none, or if its members are placed like those of a group without a wish.
-    pub(super) fn view(&self, group: &GroupOfPod) -> Option<GroupView<'_>> {
-        match &self.0.get(&group.id())?.decision {
-            GroupDecision::Kept(room) => Some(GroupView::Kept {
-                node: room.node,
-                members: &room.members,
-                open: &room.open,
-            }),
-            GroupDecision::Refused(text) => Some(GroupView::Refused(text)),
-            GroupDecision::AsAny => None,
-        }
     }
 
     /// Number of groups for which room is kept.

@@ -8,7 +8,7 @@ use proto::read_api::{ExplainedGroup, ExplainedRoom, MemberPlace};
 
 use super::Index;
 use super::cluster::Cluster;
-use super::group_rooms::GroupView;
+use super::group_rooms::GroupDecision;
 use super::node_filter::NodeFilter;
 use super::pod_groups::GroupOfPod;
 use super::view::counted_on;
@@ -35,16 +35,16 @@ pub(super) fn group(index: &Index, uid: &str) -> Option<ExplainedGroup> {
         return Some(shown);
     }
     shown.bound = bound_members(index.filter(), &group);
-    match index.hints.rooms.view(&group) {
-        Some(GroupView::Kept { node, members, open }) => {
-            let node = index.cluster.fleet.view(node).map_or("", NodeView::name);
+    match index.hints.rooms.cycle(&group).map(|cycle| &cycle.decision) {
+        Some(GroupDecision::Kept(kept)) => {
+            let node = index.cluster.fleet.view(kept.node).map_or("", NodeView::name);
             let mut room = ExplainedRoom {
                 node: node.to_owned(),
-                open: u32::try_from(open.len()).unwrap_or(u32::MAX),
-                open_gpus: minors(open.iter().map(|(_, placement)| placement)),
+                open: u32::try_from(kept.open.len()).unwrap_or(u32::MAX),
+                open_gpus: minors(kept.open.iter().map(|(_, placement)| placement)),
                 ..ExplainedRoom::default()
             };
-            for (owner, placement) in members {
+            for (owner, placement) in &kept.members {
                 room.members.push(MemberPlace {
                     name: name_of(&index.cluster, owner.as_str()),
                     node: node.to_owned(),
@@ -54,8 +54,8 @@ pub(super) fn group(index: &Index, uid: &str) -> Option<ExplainedGroup> {
             room.members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             shown.room = Some(room);
         }
-        Some(GroupView::Refused(text)) => shown.refused = Some(text.to_owned()),
-        None => {}
+        Some(GroupDecision::Refused(text)) => shown.refused = Some(text.to_string()),
+        Some(GroupDecision::AsAny) | None => {}
     }
     Some(shown)
 }

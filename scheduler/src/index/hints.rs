@@ -22,7 +22,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::cluster::Cluster;
 use super::gangs::{FilteredMember, Gangs};
-use super::group_rooms::{GroupRooms, MemberOutcome, MemberStep};
+use super::group_rooms::{GroupCycle, GroupRooms, MemberOutcome, MemberStep};
 use super::made_rooms::MadeRooms;
 use super::pod_groups::GroupOfPod;
 use super::resource_demand::ResourceDemand;
@@ -440,12 +440,13 @@ impl HintQueue {
         let first_end = self.tried.end_on(cluster, &group.id(), is_node_asked);
         let ended = self.rooms.end_cycle(cluster, &group.id());
         if let Some(ended) = ended {
-            self.unhint_all(cluster, ended.members);
+            self.unhint_all(cluster, ended.members.keys().cloned());
             // A group that is tried again and again does not put off the end.
             let end = first_end.or_else(|| now.checked_add(self.times.plain));
             if let Some(end) = end.filter(|_| !is_node_asked(cluster, ended.node)) {
-                let room = (ended.node, ended.placements);
-                self.tried.keep(cluster, group.id(), room, end);
+                let open = ended.open.into_iter().map(|(_, placement)| placement);
+                let places = open.chain(ended.members.into_values());
+                self.tried.keep(cluster, group.id(), (ended.node, places), end);
                 if first_end.is_none() {
                     self.gangs.begin_placement(&group.key);
                 }
@@ -455,7 +456,7 @@ impl HintQueue {
         let members = cluster.group_members.of(group.kind, &group.key);
         let is_unasked = |owner: &OwnerId| self.hints.get(owner).is_some_and(|hint| hint.is_unasked);
         let unasked = members.filter(|(owner, _)| is_unasked(owner));
-        let unasked = unasked.map(|(owner, _)| owner.clone()).collect();
+        let unasked: Vec<OwnerId> = unasked.map(|(owner, _)| owner.clone()).collect();
         self.unhint_all(cluster, unasked);
     }
 
@@ -474,7 +475,7 @@ impl HintQueue {
                 let hint = self.hints.get(*owner);
                 hint.is_some_and(|hint| hint.group.is_some())
             });
-            let unbound = unbound.map(|(owner, _)| owner.clone()).collect();
+            let unbound: Vec<OwnerId> = unbound.map(|(owner, _)| owner.clone()).collect();
             self.unhint_all(cluster, unbound);
             cluster.note_silent_opening();
         }
@@ -489,7 +490,7 @@ impl HintQueue {
     }
 
     /// Ends the hints of these pods.
-    fn unhint_all(&mut self, cluster: &mut Cluster, owners: Vec<OwnerId>) {
+    fn unhint_all(&mut self, cluster: &mut Cluster, owners: impl IntoIterator<Item = OwnerId>) {
         for owner in owners {
             self.take_hint(owner.as_str());
             cluster.fleet.unhint(owner.as_str());
@@ -551,11 +552,8 @@ impl HintQueue {
                 self.rooms.join(cluster, group, demand, &placement);
                 return self.free_unless_hinted(cluster, uid);
             }
-            MemberOutcome::AsAny | MemberOutcome::MemberRefused => {
-                return self.rooms.note_filtered(group, uid, None, end);
-            }
-            MemberOutcome::GroupRefused(text) => {
-                return self.rooms.note_filtered(group, uid, Some(text), end);
+            MemberOutcome::Unplaced(refusal) => {
+                return self.rooms.note_filtered(group, uid, refusal, end);
             }
         };
         self.hint(cluster, (node, Some(&placement)), demand, attempt, now);
@@ -571,19 +569,21 @@ impl HintQueue {
 
     /// The wish that counts for a member of a group in the group's current cycle, if there is one.
     pub fn wish_in_cycle(&self, group: &GroupOfPod, uid: &str) -> Option<GroupWish> {
-        let wish = self.rooms.wish_in_cycle(group)?;
-        (self.step(group, uid) != MemberStep::Choose).then_some(wish)
+        let cycle = self.rooms.cycle(group)?;
+        (self.step(group, uid) != MemberStep::Choose).then_some(cycle.wish)
     }
 
     /// The way in which a filter request for a member of a group with a wish is answered.
     pub fn step(&self, group: &GroupOfPod, uid: &str) -> MemberStep {
-        match self.rooms.step(group, uid) {
+        let step = self.rooms.step(group, uid);
+        if step == MemberStep::Choose
+            && let Some(room) = self.rooms.cycle(group).and_then(GroupCycle::kept)
             // kube-scheduler waits for volumes or claims of a member, after a cycle in which all members found room.
-            MemberStep::Choose if self.rooms.has_member(group, |uid| self.is_nominated(uid)) => {
-                self.rooms.join_step(group)
-            }
-            step => step,
+            && room.members.keys().any(|owner| self.is_nominated(owner.as_str()))
+        {
+            return MemberStep::Join(room.node);
         }
+        step
     }
 
     /// Updates the hint of an unbound pod by the attempt that a watch shows.

@@ -44,14 +44,14 @@ impl TriedPlacements {
         &mut self,
         cluster: &mut Cluster,
         group: (GroupKind, Box<str>),
-        (node, placements): (NodeId, Vec<Placement>),
+        (node, placements): (NodeId, impl Iterator<Item = Placement>),
         end: Instant,
     ) {
-        let mut places = Vec::with_capacity(placements.len());
-        for (at, placement) in placements.iter().enumerate() {
+        let mut places = Vec::new();
+        for (at, placement) in placements.enumerate() {
             // No UID of a pod has a slash, so that this owner is no pod.
             let owner = OwnerId::from(format!("{:?}/{}/{node:?}/{at}", group.0, group.1));
-            cluster.fleet.hint(&owner, node, placement);
+            cluster.fleet.hint(&owner, node, &placement);
             places.push(owner);
         }
         let rooms = self.0.entry(group).or_default();

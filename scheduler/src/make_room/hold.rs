@@ -8,10 +8,7 @@ use std::time::{Duration, Instant};
 use placement::{OwnerId, Reason};
 
 use crate::bind::PodId;
-use crate::index::{Index, RoomNominee, RoomVictim};
-
-/// The time for which an eviction that the API server refuses is tried again.
-const RETRIED_FOR: Duration = Duration::from_secs(30);
+use crate::index::{Index, RoomVictim};
 
 /// The time within which the watch shows that a plan has not come to nothing.
 const SHOWN_FREE_WITHIN: Duration = Duration::from_secs(10);
@@ -90,27 +87,27 @@ pub(super) enum PreemptorState {
 }
 
 impl Hold {
-    /// The hold of a plan that another replica has begun this long ago.
-    pub(super) fn adopted(nominee: RoomNominee, lasts: Duration, age: Duration, now: Instant) -> Self {
-        let grace = Duration::from_secs(nominee.grace_seconds.into());
+    /// The hold of a plan before its first write, or of one that another replica has begun.
+    pub(super) const fn new(
+        pod: PodId,
+        node: Box<str>,
+        freeing: Vec<OwnerId>,
+        until: Instant,
+        first_refused: Option<Instant>,
+    ) -> Self {
         Self {
-            pod: nominee.pod,
-            node: nominee.node,
-            freeing: nominee.leaving,
+            pod,
+            node,
+            freeing,
             pending: Vec::new(),
-            retried_until: now,
-            until: now + (lasts + grace).saturating_sub(age),
+            retried_until: until,
+            until,
             unanswered_since: None,
-            first_refused: None,
+            first_refused,
             bound_at: None,
             is_dropped: false,
             in_vain_since: None,
         }
-    }
-
-    /// The end of the time for which evictions that are refused from `now` on are tried again.
-    pub(super) fn end_of_retries(now: Instant) -> Instant {
-        now + RETRIED_FOR
     }
 
     /// The state of the hold's pods.
@@ -221,18 +218,15 @@ mod tests {
             pod: pod("v"),
             grace_seconds: 30,
         };
+        let (until, first_refused) = (
+            began + Duration::from_secs(300),
+            (!is_adopted).then_some(began),
+        );
+        let freeing = vec![OwnerId::from("uid-v")];
         Hold {
-            pod: pod("p"),
-            node: "n1".into(),
-            freeing: vec![OwnerId::from("uid-v")],
             pending: vec![victim; n_pending],
-            retried_until: Hold::end_of_retries(began),
-            until: began + Duration::from_secs(300),
-            unanswered_since: None,
-            first_refused: (!is_adopted).then_some(began),
-            bound_at: None,
-            is_dropped: false,
-            in_vain_since: None,
+            retried_until: began + Duration::from_secs(30),
+            ..Hold::new(pod("p"), "n1".into(), freeing, until, first_refused)
         }
     }
 

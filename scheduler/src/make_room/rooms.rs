@@ -30,19 +30,19 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
     /// By UID of the pod.
-    held: BTreeMap<Box<str>, Hold>,
+    pub(crate) held: BTreeMap<Box<str>, Hold>,
     /// By UID of the pod, with the time.
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
     /// True if the last turn was the most important pod's.
     is_by_priority: bool,
     /// The nodes on which the API server refused evictions for a pod when they were tried last, by UID of the pod.
-    refusing: FxHashMap<Box<str>, BTreeSet<Box<str>>>,
+    pub(super) refusing: FxHashMap<Box<str>, BTreeSet<Box<str>>>,
     /// The times since which pods fit on a node without an eviction, at once or when pods have ended that are leaving.
     free_since: FxHashMap<Box<str>, Instant>,
     /// The times of evictions, the earliest first.
     evicted: VecDeque<Instant>,
     /// The evictions that had no answer, by UID of the evicted pod, with the time.
-    unanswered: BTreeMap<Box<str>, (RoomEviction, Instant)>,
+    pub(super) unanswered: BTreeMap<Box<str>, (RoomEviction, Instant)>,
 }
 
 /// The eviction of one pod for another.
@@ -71,10 +71,10 @@ pub(super) struct Verdict {
 }
 
 impl Verdict {
-    fn new(outcome: Option<&'static str>, text: String) -> Self {
+    fn new(outcome: Option<&'static str>, text: impl Into<String>) -> Self {
         Self {
             outcome,
-            text,
+            text: text.into(),
             event: None,
             rests_until: None,
         }
@@ -98,8 +98,7 @@ impl Verdict {
 
     /// An earlier leader has begun to make room on this node.
     pub(super) fn adopted(node: &str) -> Self {
-        let text = format!("Another replica has begun to make room for it on {node}.");
-        Self::new(None, text)
+        Self::new(None, format!("Another replica has begun to make room for it on {node}."))
     }
 
     /// The pod is none of those that room is made for.
@@ -113,8 +112,7 @@ impl Verdict {
     /// No decision about the pod has been made yet.
     pub(super) fn waits_for_its_turn() -> Self {
         let text = "The scheduler decides about room for it by evictions once it has waited for a while (--make-room-after), a pod a \
-                    second."
-            .to_owned();
+                    second.";
         Self::new(None, text)
     }
 
@@ -142,7 +140,7 @@ impl Verdict {
     /// The API server refuses the evictions.
     pub(super) fn refused() -> Self {
         let text = "The scheduler makes no room for it: the API server refuses the eviction of a pod that would have to go.";
-        Self::new(Some("refused"), text.to_owned())
+        Self::new(Some("refused"), text)
     }
 
     /// Pods are leaving that make enough room.
@@ -185,55 +183,16 @@ impl Verdict {
 
     /// The pod was not bound in time.
     pub(super) fn late() -> Self {
-        let text = "Room was made for it, and it was not bound in time (--make-room-hold).".to_owned();
-        Self::new(None, text)
+        Self::new(None, "Room was made for it, and it was not bound in time (--make-room-hold).")
     }
 }
 
 impl Rooms {
-    /// Begins a hold.
-    pub(crate) fn hold(&mut self, hold: Hold) {
-        self.held.insert(hold.pod.uid.as_str().into(), hold);
-    }
-
-    pub(super) fn get(&self, uid: &str) -> Option<&Hold> {
-        self.held.get(uid)
-    }
-
-    pub(super) fn get_mut(&mut self, uid: &str) -> Option<&mut Hold> {
-        self.held.get_mut(uid)
-    }
-
     /// Notes that a pod is bound.
     pub(crate) fn note_bound(&mut self, uid: &str, now: Instant) {
         if let Some(hold) = self.held.get_mut(uid) {
             hold.bound_at = Some(now);
         }
-    }
-
-    /// Ends a hold.
-    pub(crate) fn release(&mut self, uid: &str) {
-        self.held.remove(uid);
-    }
-
-    /// Returns true if room is being made for a pod.
-    pub(crate) fn holds(&self, uid: &str) -> bool {
-        self.held.contains_key(uid)
-    }
-
-    /// Returns true if room is being made for a pod on this node.
-    pub(crate) fn holds_on(&self, uid: &str, node: &str) -> bool {
-        self.held.get(uid).is_some_and(|hold| *hold.node == *node)
-    }
-
-    /// The UIDs of the pods that room is being made for.
-    pub(super) fn held(&self) -> Vec<Box<str>> {
-        self.held.keys().cloned().collect()
-    }
-
-    /// The number of rooms that are being made.
-    pub(super) fn n_held(&self) -> usize {
-        self.held.len()
     }
 
     /// The holds of other pods.
@@ -290,21 +249,6 @@ impl Rooms {
         until.is_some_and(|until| now < until)
     }
 
-    /// The nodes on which the API server refused evictions for a pod when they were tried last.
-    pub(super) fn refusing(&self, uid: &str) -> BTreeSet<Box<str>> {
-        self.refusing.get(uid).cloned().unwrap_or_default()
-    }
-
-    /// Notes that the API server refuses evictions for a pod on a node.
-    pub(super) fn note_refusing(&mut self, uid: &str, node: &str) {
-        self.refusing.entry(uid.into()).or_default().insert(node.into());
-    }
-
-    /// Forgets the nodes on which the API server refused evictions for a pod.
-    pub(super) fn forget_refusing(&mut self, uid: &str) {
-        self.refusing.remove(uid);
-    }
-
     /// Begins a turn; returns true if it is the most important pod's, and false if it is that of the pod whose last turn is
     /// longest ago.
     pub(super) const fn begin_turn(&mut self) -> bool {
@@ -356,12 +300,6 @@ impl Rooms {
         self.evicted.push_back(now);
     }
 
-    /// Notes an eviction that may have been carried out, as it had no answer.
-    pub(super) fn note_unanswered(&mut self, eviction: RoomEviction, now: Instant) {
-        self.unanswered
-            .insert(eviction.victim.uid.as_str().into(), (eviction, now));
-    }
-
     /// Takes the evictions without an answer that have been carried out, as the watch shows.
     pub(super) fn take_carried_out(&mut self, is_going: impl Fn(&str) -> bool) -> Vec<RoomEviction> {
         let going = self.unanswered.keys().filter(|uid| is_going(uid));
@@ -375,11 +313,6 @@ impl Rooms {
         let unanswered = self.unanswered.values();
         let over = unanswered.filter(|(_, at)| now.saturating_duration_since(*at) >= WRITE_LIMIT);
         over.map(|(eviction, _)| eviction.victim.clone()).collect()
-    }
-
-    /// Forgets the eviction of a pod that had no answer and was not carried out.
-    pub(super) fn forget_unanswered(&mut self, uid: &str) {
-        self.unanswered.remove(uid);
     }
 
     /// The number of pods that may still be evicted within this hour. Evictions that are tried again, and those without an
