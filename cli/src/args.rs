@@ -54,10 +54,9 @@ impl Args {
                 ));
             }
             Command::Plan(_) => "a plan is about the pods of all namespaces",
-            Command::Close { .. }
-            | Command::Open { .. }
-            | Command::Migrate(_)
-            | Command::AutoscalerHints { .. } => "the command is about nodes",
+            Command::Close(_) | Command::Open(_) | Command::Migrate(_) | Command::AutoscalerHints { .. } => {
+                "the command is about nodes"
+            }
             Command::Completion { .. } => "a completion script has none",
         };
         match self.connection.namespace {
@@ -156,21 +155,9 @@ pub(crate) enum Command {
     /// with 2 if the goal names something that does not exist, and with 3 if the goal is not reached.
     Plan(PlanArgs),
     /// Closes GPUs of a node to new pods; its pods stay.
-    Close {
-        /// The node.
-        node: String,
-        /// Minor numbers of the GPUs, separated by commas; without them all GPUs.
-        #[arg(long, value_name = "MINORS", value_delimiter = ',')]
-        gpus: Vec<u32>,
-    },
+    Close(NodeGpus),
     /// Opens GPUs of a node to new pods again.
-    Open {
-        /// The node.
-        node: String,
-        /// Minor numbers of the GPUs, separated by commas; without them all GPUs.
-        #[arg(long, value_name = "MINORS", value_delimiter = ',')]
-        gpus: Vec<u32>,
-    },
+    Open(NodeGpus),
     /// Checks the installation. Exits with 2 if something is wrong.
     Doctor,
     /// Opens the live page of all GPUs in a browser, through a port-forward that lasts until Ctrl-C.
@@ -190,6 +177,16 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
+}
+
+/// GPUs of one node.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct NodeGpus {
+    /// The node.
+    pub(crate) node: String,
+    /// Minor numbers of the GPUs, separated by commas; without them all GPUs.
+    #[arg(long, value_name = "MINORS", value_delimiter = ',')]
+    pub(crate) gpus: Vec<u32>,
 }
 
 /// Kinds of rows other than GPUs.

@@ -11,6 +11,7 @@ use crate::connection::ClusterConnection;
 use crate::failure::{CommandFailure, CommandResult};
 use crate::fields::text as field;
 use crate::output::Screen;
+use crate::pod_path::is_plain;
 use crate::read_api::ReadApiClient;
 
 /// Most tries of a write against which another client changes the Node: kubelet updates it often.
@@ -54,15 +55,9 @@ pub(crate) async fn add(
         [] => ClosedGpus::all(),
         gpus => ClosedGpus::of(gpus.iter().copied()),
     };
-    for _ in 0..MAX_TRIES {
-        let object = read(connection, node).await?;
-        let closed = closed_gpus(&object).with(asked.clone());
-        if write(connection, &object, node, &json!(closed.to_string())).await? {
-            let may_open_alone = closed.without(gpus).is_some();
-            return Ok(if may_open_alone { gpus.to_vec() } else { Vec::new() });
-        }
-    }
-    Err(too_busy(node))
+    let closed = change(connection, node, async |closed| Ok(closed.with(asked.clone()))).await?;
+    let may_open_alone = closed.without(gpus).is_some();
+    Ok(if may_open_alone { gpus.to_vec() } else { Vec::new() })
 }
 
 /// Opens GPUs of a node; all without `gpus`.
@@ -72,33 +67,24 @@ pub(crate) async fn open(
     node: &str,
     gpus: &[u32],
 ) -> CommandResult {
-    for _ in 0..MAX_TRIES {
-        let object = read(connection, node).await?;
-        let closed = closed_gpus(&object);
+    let open_gpus = async |closed: ClosedGpus| {
         // The annotation may name GPUs that the node does not have.
         let open: Vec<u32> = gpus.iter().copied().filter(|gpu| !closed.has(*gpu)).collect();
         if let Some(sentence) = check_minors(connection, node, &open).await {
             return Err(CommandFailure::Refused(sentence));
         }
-        let rest = match gpus {
-            [] => ClosedGpus::default(),
+        match gpus {
+            [] => Ok(ClosedGpus::default()),
             gpus => closed.without(gpus).ok_or_else(|| {
                 CommandFailure::Refused(format!(
                     "all GPUs of node {node} are closed: open all without --gpus, and close the others by their minors"
                 ))
-            })?,
-        };
-        let value = if rest.is_empty() {
-            Value::Null
-        } else {
-            json!(rest.to_string())
-        };
-        if write(connection, &object, node, &value).await? {
-            screen.print(&format!("{} of node {node} are open\n", which(gpus)))?;
-            return Ok(ExitCode::SUCCESS);
+            }),
         }
-    }
-    Err(too_busy(node))
+    };
+    change(connection, node, open_gpus).await?;
+    screen.print(&format!("{} of node {node} are open\n", which(gpus)))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The sentence that GPUs are closed.
@@ -129,59 +115,47 @@ pub(crate) fn opening(node: &str, gpus: &[u32]) -> String {
     }
 }
 
-/// The GPUs that the annotation of a Node closes.
-fn closed_gpus(node: &Value) -> ClosedGpus {
-    let annotations = node.pointer("/metadata/annotations");
-    let annotations = annotations.and_then(|value| serde_json::from_value(value.clone()).ok());
-    ClosedGpus::read(annotations.as_ref())
-}
-
-fn too_busy(node: &str) -> CommandFailure {
-    CommandFailure::Api {
+/// Changes the GPUs that the annotation of a Node closes, once more each time another client has changed the Node meanwhile;
+/// returns them.
+async fn change(
+    connection: &ClusterConnection,
+    node: &str,
+    changed: impl AsyncFn(ClosedGpus) -> Result<ClosedGpus, CommandFailure>,
+) -> Result<ClosedGpus, CommandFailure> {
+    let no_such_node = || {
+        CommandFailure::Refused(format!(
+            "there is no node {node:?}; `kubectl get nodes` lists all"
+        ))
+    };
+    if !is_plain(node) {
+        return Err(no_such_node());
+    }
+    let path = format!("/api/v1/nodes/{node}");
+    for _ in 0..MAX_TRIES {
+        let object = connection.get("read the node", &path).await?;
+        let object = object.ok_or_else(no_such_node)?;
+        let annotations = object.pointer("/metadata/annotations");
+        let annotations = annotations.and_then(|value| serde_json::from_value(value.clone()).ok());
+        let closed = changed(ClosedGpus::read(annotations.as_ref())).await?;
+        let value = if closed.is_empty() {
+            Value::Null
+        } else {
+            json!(closed.to_string())
+        };
+        let version = field(&object, "/metadata/resourceVersion");
+        let patch = json!({"metadata": {"resourceVersion": version, "annotations": {CLOSED_GPUS: value}}});
+        match connection.patch("annotate the node", &path, &patch).await {
+            Ok(Some(_)) => return Ok(closed),
+            Ok(None) => return Err(no_such_node()),
+            Err(CommandFailure::Api { code: 409, .. }) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Err(CommandFailure::Api {
         code: StatusCode::CONFLICT.as_u16(),
         action: format!("annotate node {node}"),
         reason: format!(
             "others changed it {MAX_TRIES} times meanwhile; wait a moment, and run the command again"
         ),
-    }
-}
-
-/// The path of a Node; refuses a name that would change the path.
-fn path(node: &str) -> Result<String, CommandFailure> {
-    let is_plain = node
-        .bytes()
-        .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.');
-    if is_plain && !node.is_empty() {
-        Ok(format!("/api/v1/nodes/{node}"))
-    } else {
-        Err(no_such_node(node))
-    }
-}
-
-fn no_such_node(node: &str) -> CommandFailure {
-    CommandFailure::Refused(format!(
-        "there is no node {node:?}; `kubectl get nodes` lists all"
-    ))
-}
-
-async fn read(connection: &ClusterConnection, node: &str) -> Result<Value, CommandFailure> {
-    let found = connection.get("read the node", &path(node)?).await?;
-    found.ok_or_else(|| no_such_node(node))
-}
-
-/// Writes the value of the annotation; returns false if the Node has changed since it was read.
-async fn write(
-    connection: &ClusterConnection,
-    object: &Value,
-    node: &str,
-    value: &Value,
-) -> Result<bool, CommandFailure> {
-    let version = field(object, "/metadata/resourceVersion");
-    let patch = json!({"metadata": {"resourceVersion": version, "annotations": {CLOSED_GPUS: value}}});
-    match connection.patch("annotate the node", &path(node)?, &patch).await {
-        Ok(Some(_)) => Ok(true),
-        Ok(None) => Err(no_such_node(node)),
-        Err(CommandFailure::Api { code: 409, .. }) => Ok(false),
-        Err(failure) => Err(failure),
-    }
+    })
 }

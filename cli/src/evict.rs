@@ -437,7 +437,8 @@ impl Eviction<'_> {
             let asked = timeout(PLAN_TIMEOUT, self.source.plan(&self.request));
             let answer = tokio::select! {
                 answer = asked => answer,
-                () = until_true(interrupted) => return None,
+                // A sender that is gone has seen no Ctrl-C.
+                Ok(_) = interrupted.wait_for(|is_true| *is_true) => return None,
             };
             let failure = match answer {
                 Ok(Err(failure)) if failure.is_temporary() => failure,
@@ -658,13 +659,6 @@ fn interrupted() -> watch::Receiver<bool> {
         // Receivers of a sender that is gone keep the last value.
     });
     receiver
-}
-
-/// Ends once the value is true; never if it stays false.
-async fn until_true(value: &mut watch::Receiver<bool>) {
-    if value.wait_for(|is_true| *is_true).await.is_err() {
-        std::future::pending::<()>().await;
-    }
 }
 
 #[cfg(test)]

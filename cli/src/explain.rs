@@ -11,6 +11,7 @@ use crate::failure::{CommandFailure, CommandResult, code_of_answer};
 use crate::format::{count, memory};
 use crate::gone;
 use crate::output::{Cell, Colour, Screen, TextTable, number, text};
+use crate::pod_path::is_plain;
 use crate::source::AnswerSource;
 
 /// Most GPUs of one node in the table, unless `--all` asks for every GPU.
@@ -59,13 +60,6 @@ fn pod_name(words: &[String], namespace: &str) -> Result<(String, String), Comma
         Some((kind, name)) if is_pod(kind) => (namespace, name),
         Some((namespace, name)) => (namespace, name),
         None => (namespace, word.as_str()),
-    };
-    // The names go into the path of a request, which other characters would change.
-    let is_plain = |text: &str| {
-        !text.is_empty()
-            && text
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-.".contains(&b))
     };
     if is_plain(namespace) && is_plain(name) {
         Ok((namespace.to_owned(), name.to_owned()))

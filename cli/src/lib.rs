@@ -41,7 +41,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-use args::{Args, Command, Migrate, Top};
+use args::{Args, Command, Migrate, NodeGpus, Top};
 use connection::ClusterConnection;
 use failure::{CommandFailure, CommandResult};
 use output::Screen;
@@ -107,13 +107,13 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
         Command::Explain { pod, all } => explain::run(&connection, screen, &pod, all).await,
         Command::Fits(question) => fits::run(&connection, screen, &question).await,
         Command::Plan(args) => plan::run(&connection, screen, &args).await,
-        Command::Close { node, gpus } => {
+        Command::Close(NodeGpus { node, gpus }) => {
             let closed = close::close(&connection, screen, &node, &gpus).await;
-            closed.or_else(|failure| plan::no_such_goal(screen, failure))
+            plan::or_no_such_goal(screen, closed)
         }
-        Command::Open { node, gpus } => {
+        Command::Open(NodeGpus { node, gpus }) => {
             let opened = close::open(&connection, screen, &node, &gpus).await;
-            opened.or_else(|failure| plan::no_such_goal(screen, failure))
+            plan::or_no_such_goal(screen, opened)
         }
         Command::Doctor => doctor::run(&connection, screen).await,
         Command::Ui(options) => ui::run(&connection, screen, &options).await,

@@ -27,7 +27,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
     let mut source = AnswerSource::open(connection, screen).await?;
     let asked = match ask(connection, &mut source, args).await {
         Ok(asked) => asked,
-        Err(failure) => return no_such_goal(screen, failure),
+        Err(failure) => return or_no_such_goal(screen, Err(failure)),
     };
     let planned_at = Instant::now();
     let AskedPlan {
@@ -58,10 +58,10 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
     eviction.run(answer).await
 }
 
-/// The end of a command whose goal names something that does not exist, which a script distinguishes from other failures.
-pub(crate) fn no_such_goal(screen: &Screen, failure: CommandFailure) -> CommandResult {
-    let CommandFailure::Refused(sentence) = failure else {
-        return Err(failure);
+/// The end of a command; a script distinguishes a goal that names something which does not exist from other failures.
+pub(crate) fn or_no_such_goal(screen: &Screen, ended: CommandResult) -> CommandResult {
+    let Err(CommandFailure::Refused(sentence)) = ended else {
+        return ended;
     };
     screen.complain(&format!("error: {sentence}"));
     Ok(ExitCode::from(NO_SUCH_GOAL))

@@ -89,7 +89,7 @@ pub enum PodLookup {
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 #[derive(Clone)]
 pub struct Binder {
-    client: Client,
+    pub(crate) client: Client,
     timeout: Duration,
     leadership: Leadership,
 }

@@ -314,9 +314,7 @@ impl Index {
 
     /// The nodes as filters evaluate them.
     pub fn filter(&self) -> NodeFilter<'_> {
-        NodeFilter {
-            cluster: &self.cluster,
-        }
+        NodeFilter::of(&self.cluster)
     }
 
     /// The facts by which a plan moves pods.

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use daemon::events::{EventType, Recorder, Subject};
-use kube::Client;
 use placement::NodeId;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
@@ -138,14 +137,13 @@ impl RoomMaker {
     /// The maker of room for the pods that `extender` refuses.
     pub fn new(
         extender: Arc<Extender>,
-        (client, recorder): (Client, Recorder),
+        recorder: Recorder,
         metrics: RoomMetrics,
         settings: RoomSettings,
     ) -> Self {
-        let writer = RoomWriter::new(client, extender.leadership().clone());
         Self {
+            writer: RoomWriter::new(extender.binder.clone()),
             extender,
-            writer,
             recorder,
             metrics,
             settings,
@@ -407,7 +405,12 @@ impl RoomMaker {
             first_refused: refused.first_refused,
             nodes: memory.refused.nodes_of(&refused.id.uid),
             counts_leaving: true,
-            refusing: memory.rooms.refusing.get(&*refused.id.uid).cloned().unwrap_or_default(),
+            refusing: memory
+                .rooms
+                .refusing
+                .get(&*refused.id.uid)
+                .cloned()
+                .unwrap_or_default(),
         })
     }
 
@@ -540,7 +543,13 @@ impl RoomMaker {
         let grace = room.victims.iter().map(|victim| victim.grace_seconds).max();
         let until = now() + self.lasts(grace.unwrap_or(0));
         let (freeing, first_refused) = (room.freeing.clone(), Some(preemptor.first_refused));
-        if !self.hold(Hold::new(pod.clone(), node.clone(), freeing, until, first_refused)) {
+        if !self.hold(Hold::new(
+            pod.clone(),
+            node.clone(),
+            freeing,
+            until,
+            first_refused,
+        )) {
             return Some(Verdict::dropped("kube-scheduler is evicting pods for it"));
         }
         match self.writer.nominate(&found, pod, Some(node)).await {

@@ -18,6 +18,7 @@ mod snapshot;
 mod state;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -55,8 +56,8 @@ use history::HistoryRecorder;
 use memory_use::PluginMeasurements;
 use names::{SeenNames, Viewer};
 pub use node_findings::node_findings;
-use plan::plan_giving_way;
 pub use plan::{PlanRequestError, plan};
+use plan::{give_way, plan_between};
 use snapshot::{StatePublisher, StateSnapshot};
 
 /// Most clients that follow changes at one time.
@@ -274,7 +275,7 @@ async fn demand_sync(
     let is_exempt = request.uri().path().ends_with("/doctor");
     let ready = api.index().read().ready();
     match ready {
-        Err(reason) if !is_exempt => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+        Err(reason) if !is_exempt => refusal(StatusCode::SERVICE_UNAVAILABLE, &reason),
         _ => next.run(request).await,
     }
 }
@@ -390,11 +391,11 @@ async fn explain_pod(
     Extension(viewer): Extension<Viewer>,
     Path((namespace, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
-) -> Response {
+) -> Result<Response, Response> {
     // Before the pod is looked up, so that the answer does not show whether it exists.
     if !viewer.names.include(&namespace) {
-        let text = format!("explain takes the right to list the pods of namespace {namespace}\n");
-        return (StatusCode::FORBIDDEN, text).into_response();
+        let text = format!("explain takes the right to list the pods of namespace {namespace}");
+        return Err(refusal(StatusCode::FORBIDDEN, &text));
     }
     let all = parameter(query.as_deref(), "all") == Some("true");
     let index = api.index().clone();
@@ -405,22 +406,17 @@ async fn explain_pod(
             viewer.names.include(namespace)
         })
     };
-    match api.computing.compute(&caller, evaluate).await {
-        Ok(Some(mut explanation)) => {
-            // Only the leader makes room, so that other replicas have no answer.
-            if explanation.node.is_none() {
-                explanation
-                    .summary
-                    .extend(answer_about(&api.extender, &explanation.uid));
-            }
-            respond(&explanation)
-        }
-        Ok(None) => {
-            let text = format!("there is no pod {pod:?} that asks for devices\n");
-            (StatusCode::NOT_FOUND, text).into_response()
-        }
-        Err(refusal) => refusal,
+    let Some(mut explanation) = api.computing.compute(&caller, evaluate).await? else {
+        let text = format!("there is no pod {pod:?} that asks for devices");
+        return Err(refusal(StatusCode::NOT_FOUND, &text));
+    };
+    // Only the leader makes room, so that other replicas have no answer.
+    if explanation.node.is_none() {
+        explanation
+            .summary
+            .extend(answer_about(&api.extender, &explanation.uid));
     }
+    Ok(respond(&explanation))
 }
 
 /// Answers how many equal pods of the kind in the request fit now, and on which nodes.
@@ -428,19 +424,13 @@ async fn fit_pods(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
     request: Request<Body>,
-) -> Response {
-    let request: FitRequest = match read_json("fit", request).await {
-        Ok(request) => request,
-        Err(refusal) => return (StatusCode::BAD_REQUEST, refusal).into_response(),
-    };
+) -> Result<Response, Response> {
+    let request: FitRequest = read_json("fit", request).await?;
     let index = api.index().clone();
-    let answer = api
-        .computing
-        .compute(&viewer.caller, move || fit(&index, &request));
-    match answer.await {
-        Ok(Ok(answer)) => respond(&answer),
-        Ok(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
-        Err(refusal) => refusal,
+    let fitting = move || fit(&index, &request);
+    match api.computing.compute(&viewer.caller, fitting).await? {
+        Ok(answer) => Ok(respond(&answer)),
+        Err(error) => Err(refusal(StatusCode::BAD_REQUEST, &error)),
     }
 }
 
@@ -449,20 +439,13 @@ async fn plan_moves(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,
     request: Request<Body>,
-) -> Response {
-    let request: PlanRequest = match read_json("plan", request).await {
-        Ok(request) => request,
-        Err(refusal) => return (StatusCode::BAD_REQUEST, refusal).into_response(),
-    };
+) -> Result<Response, Response> {
+    let request: PlanRequest = read_json("plan", request).await?;
     // Refused at once: a plan that waits would be of a state that its reader did not ask about.
     let Ok(permit) = Arc::clone(&api.plans).try_acquire_owned() else {
-        let text = format!("{MAX_PLANS} plans are being made, as many as may at one time; try again later\n");
-        return (
-            StatusCode::SERVICE_UNAVAILABLE,
-            [(header::RETRY_AFTER, "2")],
-            text,
-        )
-            .into_response();
+        let text = format!("{MAX_PLANS} plans are being made, as many as may at one time; try again later");
+        let text = refusal(StatusCode::SERVICE_UNAVAILABLE, &text);
+        return Err(([(header::RETRY_AFTER, "2")], text).into_response());
     };
     let index = api.index().clone();
     // This future is dropped if the caller disconnects, and the plan ends then, unless it has read the index already.
@@ -472,35 +455,34 @@ async fn plan_moves(
     // A thread of its own, as it lowers its priority for good.
     let computing = thread::Builder::new().name("plan".to_owned()).spawn(move || {
         let now = unix_time().as_secs();
-        let answer = plan_giving_way(&index, &request, now, &|| left.is_cancelled());
+        let answer = plan_between(&index, &request, now, &|| left.is_cancelled(), give_way);
         // Before the answer, after which the caller may ask for the next plan at once.
         drop(permit);
         // An error means that the caller has left.
         let _ = sender.send(answer);
     });
-    if let Err(error) = computing {
-        return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response();
-    }
+    computing.map_err(|error| refusal(StatusCode::INTERNAL_SERVER_ERROR, &error))?;
     match computed.await {
         Ok(Ok(mut answer)) => {
             answer.hide_names(|namespace| viewer.names.include(namespace));
-            respond(&answer)
+            Ok(respond(&answer))
         }
-        Ok(Err(error)) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &error)),
+        Err(error) => Err(refusal(StatusCode::INTERNAL_SERVER_ERROR, &error)),
     }
 }
 
-/// Reads the JSON of a request.
-///
-/// # Errors
-/// The sentence of the refusal, in which `what` is the request's name.
-async fn read_json<T: DeserializeOwned>(what: &str, request: Request<Body>) -> Result<T, String> {
+/// Reads the JSON of a request; `what` is the request's name in a refusal.
+async fn read_json<T: DeserializeOwned>(what: &str, request: Request<Body>) -> Result<T, Response> {
+    let refuse = |text: String| refusal(StatusCode::BAD_REQUEST, &text);
     let body = Limited::new(request.into_body(), MAX_BODY).collect().await;
-    let body = body
-        .map_err(|error| format!("the request's body: {error}\n"))?
-        .to_bytes();
-    serde_json::from_slice(&body).map_err(|error| format!("{what} request: {error}\n"))
+    let body = body.map_err(|error| refuse(format!("the request's body: {error}")))?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|error| refuse(format!("{what} request: {error}")))
+}
+
+/// The response that refuses a request with this text.
+fn refusal(status: StatusCode, text: &impl fmt::Display) -> Response {
+    (status, format!("{text}\n")).into_response()
 }
 
 /// The state that an index shows, for programs that fill an index themselves, such as `kubectl gpushare` without a scheduler.

@@ -97,7 +97,11 @@ impl<'n> MemberFilter<'_, 'n> {
             }
         };
         // The member alone is refused.
-        (Some(self.misfits(text.into())), MemberOutcome::Unplaced(None), None)
+        (
+            Some(self.misfits(text.into())),
+            MemberOutcome::Unplaced(None),
+            None,
+        )
     }
 
     /// The node as the request names it, if it serves the member.
@@ -154,7 +158,11 @@ impl<'n> MemberFilter<'_, 'n> {
             format!("no {domain} has room for {n} pods of {asked}; the largest has room for {most}").into()
         };
         let refused = self.misfits(Arc::clone(&text));
-        (Some(refused), MemberOutcome::Unplaced(Some(text)), Some("refused"))
+        (
+            Some(refused),
+            MemberOutcome::Unplaced(Some(text)),
+            Some("refused"),
+        )
     }
 
     /// The domains in which room is looked for, each with its name in metrics as the outcome.

@@ -215,12 +215,14 @@ impl Assumptions<'_> {
         let owner = self.cluster.owner(demand.uid);
         let placement = match self.cluster.fleet.node_id(node) {
             // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
-            Some(id) => self.filter().check_served(node, demand).and_then(|()| {
-                self.hints.choose_placement(self.cluster, demand.uid, id);
-                self.choose_devices_on(id, demand)
-            }),
+            Some(id) => NodeFilter::of(self.cluster)
+                .check_served(node, demand)
+                .and_then(|()| {
+                    self.hints.choose_placement(self.cluster, demand.uid, id);
+                    self.choose_devices_on(id, demand)
+                }),
             // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
-            None => match self.filter().fit(node, demand) {
+            None => match NodeFilter::of(self.cluster).fit(node, demand) {
                 Ok(_) => return Ok(self.hold_unknown_gpus(&owner, demand, node)),
                 Err(reason) => Err(reason),
             },
@@ -229,7 +231,7 @@ impl Assumptions<'_> {
             node: node.to_owned(),
             reason,
             text: demand.refusal(reason),
-            detail: self.filter().detail(node, demand, reason),
+            detail: NodeFilter::of(self.cluster).detail(node, demand, reason),
         })?;
         if let Some(id) = self.cluster.fleet.node_id(node)
             && placement != Placement::default()
@@ -376,12 +378,5 @@ impl Assumptions<'_> {
     fn remove_pod(&mut self, uid: &str) {
         self.hints.end_hint(self.cluster, uid, None);
         self.cluster.remove_pod(uid);
-    }
-
-    /// The nodes as filters evaluate them.
-    fn filter(&self) -> NodeFilter<'_> {
-        NodeFilter {
-            cluster: self.cluster,
-        }
     }
 }

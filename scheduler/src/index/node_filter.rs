@@ -28,6 +28,10 @@ pub struct NodeFilter<'a> {
 }
 
 impl<'a> NodeFilter<'a> {
+    pub(super) const fn of(cluster: &'a Cluster) -> Self {
+        Self { cluster }
+    }
+
     /// The evaluation of a demand on many nodes, with the room that hints keep for other pods counted as taken. Nodes that are
     /// alike share results.
     pub fn batch<'q>(self, demand: &'q ResourceDemand<'_>) -> BatchEvaluation<'q>

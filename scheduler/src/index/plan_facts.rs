@@ -89,12 +89,7 @@ impl<'a> PlanFacts<'a> {
         let Some(state) = self.cluster.node(node).filter(|state| state.exists()) else {
             return false;
         };
-        let (filter, facts) = (
-            NodeFilter {
-                cluster: self.cluster,
-            },
-            &state.facts,
-        );
+        let (filter, facts) = (NodeFilter::of(self.cluster), &state.facts);
         obstacles(rules, facts).is_empty()
             && filter.check_served(node, demand).is_ok()
             && (volumes.iter()).all(|volume| volume.matches(&facts.name, |key| facts.label(key)))

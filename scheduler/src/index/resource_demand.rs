@@ -114,27 +114,16 @@ impl<'a> ResourceDemand<'a> {
 
     /// The same demand, of no pod.
     pub(super) fn for_no_pod(&self) -> ResourceDemand<'static> {
-        let Self {
-            uid: _,
-            gpus,
-            others,
-            constraints,
-            in_units,
-            unit,
-            isolation,
-            policies,
-            host,
-        } = self.clone();
         ResourceDemand {
             uid: "",
-            gpus,
-            others,
-            constraints,
-            in_units,
-            unit,
-            isolation,
-            policies,
-            host,
+            gpus: self.gpus,
+            others: self.others.clone(),
+            constraints: self.constraints.clone(),
+            in_units: self.in_units,
+            unit: self.unit,
+            isolation: self.isolation.clone(),
+            policies: self.policies,
+            host: self.host,
         }
     }
 

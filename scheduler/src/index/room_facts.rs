@@ -94,12 +94,9 @@ impl<'a> RoomFacts<'a> {
 
     /// The bytes that these pods hold of each GPU of a node, by the GPU's minor number.
     pub fn held_by(self, node: &str, pods: impl Iterator<Item = &'a str>) -> BTreeMap<u32, u64> {
-        let filter = NodeFilter {
-            cluster: self.cluster,
-        };
         let mut held = BTreeMap::new();
         for uid in pods {
-            for (minor, bytes) in view::counted_on(filter, node, uid) {
+            for (minor, bytes) in view::counted_on(NodeFilter::of(self.cluster), node, uid) {
                 *held.entry(minor).or_default() += bytes;
             }
         }

@@ -115,7 +115,7 @@ fn first_place(
 
 /// The node that a filter would rank first for a demand.
 fn best_node(cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<NodeId> {
-    let filter = NodeFilter { cluster };
+    let filter = NodeFilter::of(cluster);
     let mut batch = filter.batch(demand);
     let mut best: Option<(Score, &str, NodeId)> = None;
     for node in cluster.fleet.nodes() {

@@ -218,10 +218,7 @@ mod tests {
             pod: pod("v"),
             grace_seconds: 30,
         };
-        let (until, first_refused) = (
-            began + Duration::from_secs(300),
-            (!is_adopted).then_some(began),
-        );
+        let (until, first_refused) = (began + Duration::from_secs(300), (!is_adopted).then_some(began));
         let freeing = vec![OwnerId::from("uid-v")];
         Hold {
             pending: vec![victim; n_pending],

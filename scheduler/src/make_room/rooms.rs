@@ -98,7 +98,10 @@ impl Verdict {
 
     /// An earlier leader has begun to make room on this node.
     pub(super) fn adopted(node: &str) -> Self {
-        Self::new(None, format!("Another replica has begun to make room for it on {node}."))
+        Self::new(
+            None,
+            format!("Another replica has begun to make room for it on {node}."),
+        )
     }
 
     /// The pod is none of those that room is made for.
@@ -183,7 +186,10 @@ impl Verdict {
 
     /// The pod was not bound in time.
     pub(super) fn late() -> Self {
-        Self::new(None, "Room was made for it, and it was not bound in time (--make-room-hold).")
+        Self::new(
+            None,
+            "Room was made for it, and it was not bound in time (--make-room-hold).",
+        )
     }
 }
 

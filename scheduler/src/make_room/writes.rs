@@ -6,25 +6,21 @@
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use kube::Client;
 use proto::pod::Pod;
 use serde_json::json;
 use tokio::time::timeout;
 
 use crate::api_server::{Answer, send, send_as};
-use crate::bind::{PodId, pod_path};
+use crate::bind::{Binder, PodId, pod_path};
 use crate::index::ROOM_MANAGER;
-use crate::leader::{BIND_TIMEOUT, Leadership, now};
+use crate::leader::{BIND_TIMEOUT, now};
 
 /// The longest time of one write, as for bindings.
 pub(super) const WRITE_LIMIT: Duration = BIND_TIMEOUT;
 
 /// Writes nominations and evictions to the API server.
 #[derive(Clone)]
-pub(super) struct RoomWriter {
-    client: Client,
-    leadership: Leadership,
-}
+pub(super) struct RoomWriter(Binder);
 
 /// The reason for which a write was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -44,23 +40,15 @@ pub(super) enum WriteError {
 }
 
 impl RoomWriter {
-    /// A writer that writes while `leadership` allows it.
-    pub(super) fn new(client: Client, leadership: Leadership) -> Self {
-        Self { client, leadership }
+    /// A writer that writes while the leadership of `binder` allows it.
+    pub(super) const fn new(binder: Binder) -> Self {
+        Self(binder)
     }
 
     /// Reads a pod; `None` if there is none of this UID any more.
     pub(super) async fn read(&self, pod: &PodId) -> Result<Option<Pod>, WriteError> {
-        let answer = send(&self.client, Method::GET, &pod_path(pod), None).await;
-        match answer.map_err(WriteError::Unknown).and_then(outcome) {
-            Ok(answer) => {
-                let found: Pod = serde_json::from_slice(&answer.body)
-                    .map_err(|error| WriteError::Unknown(format!("the pod cannot be read: {error}")))?;
-                Ok(Some(found).filter(|found| found.uid() == pod.uid))
-            }
-            Err(WriteError::Gone) => Ok(None),
-            Err(error) => Err(error),
-        }
+        let found = self.0.get(pod).await.map_err(WriteError::Unknown)?;
+        Ok(found.filter(|found| found.uid() == pod.uid))
     }
 
     /// Has the API server check the eviction of a pod, and evicts nothing.
@@ -86,7 +74,7 @@ impl RoomWriter {
             "deleteOptions": {"preconditions": {"uid": uid}},
         });
         let path = format!("{}/eviction?{}{query}", pod_path(pod), given_up());
-        self.write(send(&self.client, Method::POST, &path, Some(&eviction)))
+        self.write(send(&self.0.client, Method::POST, &path, Some(&eviction)))
             .await
     }
 
@@ -109,15 +97,16 @@ impl RoomWriter {
             given_up()
         );
         let apply = "application/apply-patch+yaml";
-        let written = send_as(&self.client, Method::PATCH, &path, apply, Some(&object));
+        let written = send_as(&self.0.client, Method::PATCH, &path, apply, Some(&object));
         outcome(self.write(written).await?).map(drop)
     }
 
     /// Sends one write, if this replica leads until it is over. The election waits for it before the replica resigns.
     async fn write(&self, write: impl Future<Output = Result<Answer, String>>) -> Result<Answer, WriteError> {
-        let began = self.leadership.begin_bind(now());
+        let leadership = self.0.leadership();
+        let began = leadership.begin_bind(now());
         let _in_work = began.map_err(|_| WriteError::NotLeading)?;
-        if !self.leadership.covers(now(), now() + WRITE_LIMIT) {
+        if !leadership.covers(now(), now() + WRITE_LIMIT) {
             return Err(WriteError::NotLeading);
         }
         match timeout(WRITE_LIMIT, write).await {

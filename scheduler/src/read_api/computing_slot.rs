@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 use tokio::sync::Semaphore;
 
+use super::refusal;
 use crate::keyed_lock::KeyedLock;
 
 /// Most requests of one caller that are computed or wait at one time. All port-forwards to a pod are one caller.
@@ -55,7 +56,7 @@ impl ComputingSlot {
         });
         computing
             .await
-            .map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
+            .map_err(|error| refusal(StatusCode::INTERNAL_SERVER_ERROR, &error))
     }
 }
 

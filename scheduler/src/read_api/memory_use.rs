@@ -45,22 +45,14 @@ const GIVEN_TO_CONTAINER: &str = "gpushare_device_plugin_container_memory_given_
 const USED_BY_OTHERS: &str = "gpushare_device_plugin_unattributed_memory_used_bytes{";
 
 /// The reason that the memory in use on a node is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum UnknownUse {
+    #[error("no running pod of the device plugin serves metrics there")]
     NoPlugin,
+    #[error("the device plugin does not measure memory (--measure-memory)")]
     NotMeasured,
+    #[error("the device plugin has not answered in time")]
     NoAnswer,
-}
-
-impl UnknownUse {
-    /// The reason, as the read API names it.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoPlugin => "no running pod of the device plugin serves metrics there",
-            Self::NotMeasured => "the device plugin does not measure memory (--measure-memory)",
-            Self::NoAnswer => "the device plugin has not answered in time",
-        }
-    }
 }
 
 /// The bytes of GPU memory in use on one node.

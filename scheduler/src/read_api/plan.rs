@@ -136,18 +136,8 @@ pub fn plan(
     plan_between(index, request, now, has_left, || {})
 }
 
-/// As [`plan`], on a thread of its own: the thread gives way to filters once the index is read.
-pub(super) fn plan_giving_way(
-    index: &Shared<Index>,
-    request: &PlanRequest,
-    now: u64,
-    has_left: &dyn Fn() -> bool,
-) -> Result<PlanAnswer, PlanRequestError> {
-    plan_between(index, request, now, has_left, give_way)
-}
-
 /// The plan for a goal; `before_search` runs between the last lock and the search.
-fn plan_between(
+pub(super) fn plan_between(
     index: &Shared<Index>,
     request: &PlanRequest,
     now: u64,
@@ -182,7 +172,7 @@ fn plan_between(
 }
 
 /// Lets filters have the core first from now on. A thread that holds a lock must not give way, as others wait for it.
-fn give_way() {
+pub(super) fn give_way() {
     if let Err(error) = setpriority_process(None, SEARCH_NICENESS) {
         debug!(%error, "a plan is searched for at the priority of filters");
     }

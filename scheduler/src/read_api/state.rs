@@ -159,8 +159,10 @@ fn unknown_use(in_use: &UseByNode) -> BTreeMap<String, Vec<String>> {
             Ok(_) => None,
         };
         if let Some(reason) = reason {
-            let nodes = unknown.entry(reason.as_str().to_owned()).or_default();
-            nodes.push(node.to_string());
+            unknown
+                .entry(reason.to_string())
+                .or_default()
+                .push(node.to_string());
         }
     }
     for nodes in unknown.values_mut() {
