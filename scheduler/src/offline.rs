@@ -1,4 +1,5 @@
-//! An extender that answers from given objects, without an API server: for benchmarks, tests and trials.
+//! An extender that answers from given objects, without an API server: for benchmarks, tests and trials. Daemons are built without
+//! it.
 //!
 //! Its binds fail, as no API server listens; [`bind`] decides what they would write.
 

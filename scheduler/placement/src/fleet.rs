@@ -14,7 +14,7 @@ use crate::choice::admit::{ReserveError, admit};
 use crate::choice::cost::WorkloadModel;
 #[cfg(any(test, feature = "check"))]
 use crate::choice::group::SharedDomain;
-use crate::choice::group::{GroupRequest, GroupRoom, GroupSearch, choose_within, room_for_group};
+use crate::choice::group::{GroupRequest, GroupRoom, GroupSearch, room_for_group};
 use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
 use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::HostAmounts;
@@ -311,29 +311,10 @@ impl Fleet {
         choose_devices(node, request, policy, self.context(hints))
     }
 
-    /// [`Self::choose_devices`] once these owners have gone.
-    ///
-    /// # Errors
-    /// The reason for which there is no room then.
-    pub fn choose_devices_without(
-        &self,
-        gone: &[OwnerId],
-        node: NodeId,
-        request: NodeRequest<'_>,
-        policy: DevicePolicy,
-        hints: Hints<'_>,
-    ) -> Result<Placement, Reason> {
-        let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
-        let mut copy = node.copy_with_hints(|owner| hints.counts(owner));
-        for owner in gone {
-            copy.remove_held(owner.as_str());
-        }
-        choose_devices(&copy, request, policy, self.context(Hints::Respect))
-    }
-
     /// The score of a node for a request after the best choice of its devices; 0 if there is no room.
     ///
     /// GPU memory alone counts, unless the policy weighs resources.
+    #[cfg(any(test, feature = "check"))]
     pub fn score<'r>(
         &self,
         node: NodeId,
@@ -392,27 +373,30 @@ impl Fleet {
         room_for_group(node, request, self.context(hints), search)
     }
 
-    /// The devices to take on a node for a request, its GPUs only from `gpus`. Hints of the owners in `uncounted` do not count.
+    /// The devices to take on a node for a request, its GPUs only from `gpus`. The owners in `gone` hold nothing any more, and the
+    /// hints of those in `uncounted` do not count.
     ///
     /// # Errors
     /// The reason for which there is no room.
-    pub fn choose_devices_within(
+    pub fn choose_devices_among(
         &self,
         node: NodeId,
         request: NodeRequest<'_>,
         policy: DevicePolicy,
         gpus: Option<&[DeviceId]>,
-        uncounted: &[OwnerId],
+        (gone, uncounted): (&[OwnerId], &[OwnerId]),
     ) -> Result<Placement, Reason> {
         let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
-        choose_within(
-            node,
-            request,
-            policy,
-            gpus,
-            uncounted,
-            self.context(Hints::Respect),
-        )
+        let mut copy = node.copy_with_hints(|owner| !uncounted.contains(owner));
+        for owner in gone {
+            copy.remove_held(owner.as_str());
+        }
+        if let Some(gpus) = gpus {
+            let all = node.gpus().iter().enumerate();
+            let among = all.filter(|(_, gpu)| gpus.contains(&gpu.id));
+            copy.offer_only(&among.map(|(at, _)| at).collect::<Vec<_>>());
+        }
+        choose_devices(&copy, request, policy, self.context(Hints::Respect))
     }
 
     /// Prepares the evaluation of many nodes for one request.

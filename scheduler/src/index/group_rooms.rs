@@ -140,7 +140,7 @@ impl KeptRoom {
         }
         let (policy, gpus) = (demand.policies.device, self.gpus.as_deref());
         fleet
-            .choose_devices_within(self.node, demand.devices(), policy, gpus, &uncounted)
+            .choose_devices_among(self.node, demand.devices(), policy, gpus, (&[], &uncounted))
             .ok()
     }
 
@@ -164,7 +164,7 @@ impl KeptRoom {
             let gpus = self.gpus.as_deref();
             let chosen = cluster
                 .fleet
-                .choose_devices_within(self.node, devices, policy, gpus, &[]);
+                .choose_devices_among(self.node, devices, policy, gpus, (&[], &[]));
             if let Ok(chosen) = chosen {
                 cluster.fleet.hint(&owner, self.node, &chosen);
                 self.open.push((owner, chosen));

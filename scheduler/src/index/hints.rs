@@ -690,10 +690,9 @@ impl HintQueue {
         let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, uid, &entry.facts) else {
             return;
         };
-        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(uid));
-        let fleet = &cluster.fleet;
-        let chosen = fleet.choose_devices_without(freeing, id, demand.devices(), policy, hints);
-        if let Ok(placement) = chosen {
+        let (policy, but) = (demand.policies.device, (freeing, &[OwnerId::from(uid)][..]));
+        let devices = demand.devices();
+        if let Ok(placement) = cluster.fleet.choose_devices_among(id, devices, policy, None, but) {
             self.take_hint(uid);
             let hint = self.hint_of_nominee(node.into());
             self.keep(cluster, (id, Some(&placement)), &demand, hint);

@@ -223,11 +223,7 @@ impl<'a> ResourceDemand<'a> {
 
     /// The number of GPUs that the pod gets, at least 1.
     pub fn n_gpus(&self) -> u32 {
-        match self.gpus {
-            RequestedGpus::Share(share) => share.devices,
-            RequestedGpus::Whole(n) => n,
-            RequestedGpus::All { .. } | RequestedGpus::Nothing => 1,
-        }
+        self.gpus.n_gpus().unwrap_or(1)
     }
 
     fn requests(&self, kind: &DeviceType) -> bool {

@@ -74,8 +74,8 @@ impl<'a> BatchEvaluation<'a> {
         }
     }
 
-    /// The result of [`Fleet::fit`](crate::Fleet::fit) and [`Fleet::score`](crate::Fleet::score) on a node: from the cache,
-    /// unless the node has changed since the last equal request.
+    /// The score of a node if [`Fleet::fit`](crate::Fleet::fit) says that there is room: from the cache, unless the node has
+    /// changed since the last equal request.
     ///
     /// # Errors
     /// The reason for which there is no room.
@@ -180,6 +180,7 @@ impl<'a> BatchEvaluation<'a> {
     }
 
     /// Number of equivalence classes with results.
+    #[cfg(any(test, feature = "check"))]
     pub fn n_evaluated(&self) -> usize {
         self.by_class.len()
     }

@@ -15,7 +15,7 @@ use crate::data::device::DeviceRef;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{DeviceId, DeviceType, OwnerId};
 use crate::data::inventory::GPUS;
-use crate::data::policy::{DevicePolicy, Policies, Score};
+use crate::data::policy::{Policies, Score};
 use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::state::node::{Host, Node};
@@ -198,27 +198,6 @@ fn room_on_gpus(
     })
 }
 
-/// The devices for one more member of a group, its GPUs only from `gpus`; hints of the owners in `uncounted` do not count.
-pub(crate) fn choose_within(
-    node: &Node,
-    request: NodeRequest<'_>,
-    policy: DevicePolicy,
-    gpus: Option<&[DeviceId]>,
-    uncounted: &[OwnerId],
-    context: ChoiceContext<'_>,
-) -> Result<Placement, Reason> {
-    let mut copy = node.copy_with_hints(|owner| !uncounted.contains(owner));
-    if let Some(gpus) = gpus {
-        let all = node.gpus().iter().enumerate();
-        let within: Vec<usize> = all
-            .filter(|(_, gpu)| gpus.contains(&gpu.id))
-            .map(|(at, _)| at)
-            .collect();
-        copy.offer_only(&within);
-    }
-    choose_devices(&copy, request, policy, context)
-}
-
 /// Returns true if all GPUs that bound members hold on the node are among those at the indices `gpus`.
 fn has_all_bound(node: &Node, gpus: &[usize], bound: &[OwnerId]) -> bool {
     let held = bound.iter().filter_map(|owner| node.held_by(owner.as_str()));
@@ -387,12 +366,7 @@ fn place_on_sets(
 
 /// The number of GPUs of each member; `None` if it takes none that the engine chooses.
 fn gpus_of_each(gpus: RequestedGpus) -> Option<usize> {
-    let n = match gpus {
-        RequestedGpus::Share(share) => share.devices,
-        RequestedGpus::Whole(n) => n,
-        RequestedGpus::All { .. } | RequestedGpus::Nothing => return None,
-    };
-    usize::try_from(n).ok().filter(|n| *n > 0)
+    usize::try_from(gpus.n_gpus()?).ok().filter(|n| *n > 0)
 }
 
 /// Returns true if every GPU of a set has the free amounts for a share.

@@ -26,6 +26,7 @@ impl Memory {
     }
 
     /// The amount in hundredths of a byte.
+    #[cfg(any(test, feature = "check"))]
     pub const fn from_hundredths(hundredths: u64) -> Self {
         Self(hundredths)
     }

@@ -150,6 +150,7 @@ impl Score {
     }
 
     /// Millionths of the best score.
+    #[cfg(any(test, feature = "check"))]
     pub const fn parts_per_million(self) -> u32 {
         self.0 / POINTS_PER_MILLIONTH
     }

@@ -71,6 +71,17 @@ pub struct NodeRequest<'a> {
     pub host: HostAmounts,
 }
 
+impl RequestedGpus {
+    /// The number of GPUs that the pod gets; `None` if it takes none.
+    pub const fn n_gpus(self) -> Option<u32> {
+        match self {
+            Self::Share(share) => Some(share.devices),
+            Self::Whole(n) => Some(n),
+            Self::All { .. } | Self::Nothing => None,
+        }
+    }
+}
+
 impl From<&ShareRequest> for RequestedGpus {
     fn from(request: &ShareRequest) -> Self {
         Self::Share(*request)

@@ -491,8 +491,7 @@ fn devices_are_chosen_as_if_victims_had_gone() {
         ..NodeRequest::default()
     };
     let choose = |fleet: &Fleet, gone: &[OwnerId]| {
-        let hints = Hints::RespectOthers("new");
-        fleet.choose_devices_without(gone, id, request, DevicePolicy::Fill, hints)
+        fleet.choose_devices_among(id, request, DevicePolicy::Fill, None, (gone, &["new".into()]))
     };
     assert_eq!(choose(&fleet, &[]).map(drop), Err(Reason::Memory));
     let chosen = choose(&fleet, &["b".into()]).unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use placement::{DeviceFit, NodeView, RequestedGpus};
+use placement::{DeviceFit, NodeView};
 use proto::read_api::PodName;
 
 use super::{demanded_fits, device_fits};
@@ -297,10 +297,8 @@ fn part_lacking(shortage: &Shortage) -> Distance {
 /// The distance of a node's GPUs from fitting: the GPUs count that lack least, as many as the request needs, and the distance is
 /// the lack of the last of them.
 fn gpu_distance(index: &Index, name: &str, demand: &ResourceDemand<'_>) -> Distance {
-    let n_gpus = match demand.gpus {
-        RequestedGpus::Share(share) => share.devices,
-        RequestedGpus::Whole(n) => n,
-        RequestedGpus::All { .. } | RequestedGpus::Nothing => return 0,
+    let Some(n_gpus) = demand.gpus.n_gpus() else {
+        return 0;
     };
     let mut lacks: Vec<Distance> = device_fits(index, name, demand).iter().map(lack).collect();
     lacks.sort_unstable();
