@@ -87,7 +87,7 @@ impl AnswerSource {
             Self::Scheduler(api) => api.post("plan", request).await,
             Self::Objects(index) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                read_api::plan(index, request, now.as_secs(), &|| false)
+                read_api::plan(index, request, now.as_secs(), &|| false, || {})
                     .map_err(|error| CommandFailure::Refused(error.to_string()))
             }
         }

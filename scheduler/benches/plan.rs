@@ -122,7 +122,7 @@ fn bench(criterion: &mut Criterion) {
     group.sample_size(10);
     for (what, request) in &requests {
         group.bench_function(*what, |bencher| {
-            bencher.iter(|| plan(black_box(&index), request, NOW, &|| false));
+            bencher.iter(|| plan(black_box(&index), request, NOW, &|| false, || {}));
         });
     }
     group.finish();
@@ -133,7 +133,7 @@ fn bench(criterion: &mut Criterion) {
         let mut of_all = Duration::ZERO;
         group.bench_function(*what, |bencher| {
             bencher.iter_custom(|n| {
-                let plan = || plan(&index, request, NOW, &|| false).is_ok();
+                let plan = || plan(&index, request, NOW, &|| false, || {}).is_ok();
                 let waits = (0..n).map(|_| longest_wait(&index, plan));
                 waits.inspect(|wait| of_all = of_all.max(*wait)).sum()
             });

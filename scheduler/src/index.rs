@@ -133,8 +133,7 @@ impl Index {
         let first = List {
             // Not zero, which stands for objects that no watch has shown.
             number: 1,
-            synced: false,
-            n_openings: 0,
+            ..List::default()
         };
         Self {
             cluster: Cluster::new(names, policies),

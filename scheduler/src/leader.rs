@@ -259,19 +259,9 @@ impl Leadership {
         self.state().refused.clone()
     }
 
-    /// Sets the reason for which the API server refuses the bindings of this replica; `None` while it accepts them.
-    fn set_refused(&self, refused: Option<String>) {
-        self.state().refused = refused;
-    }
-
     /// Wakes the task that checks that the API server accepts this replica's bindings, because it has refused one.
     pub(crate) fn note_bind_refused(&self) {
         self.0.bind_refused.notify_one();
-    }
-
-    /// Waits until the API server refuses a binding.
-    async fn bind_refused(&self) {
-        self.0.bind_refused.notified().await;
     }
 
     /// Allows binds, because the watch of pods has shown all writes of the previous leader.
@@ -314,11 +304,6 @@ impl Leadership {
     fn end(&self) {
         self.state().role = Role::Ended;
         self.reset_connections();
-    }
-
-    /// Notes whether this pod may have the leader label although it does not lead.
-    fn set_stale_label(&self, has_stale_label: bool) {
-        self.state().has_stale_label = has_stale_label;
     }
 
     /// Registers the metrics of leader election.

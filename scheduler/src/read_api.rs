@@ -56,8 +56,8 @@ use history::HistoryRecorder;
 use memory_use::PluginMeasurements;
 use names::{SeenNames, Viewer};
 pub use node_findings::node_findings;
+use plan::give_way;
 pub use plan::{PlanRequestError, plan};
-use plan::{give_way, plan_between};
 use snapshot::{StatePublisher, StateSnapshot};
 
 /// Most clients that follow changes at one time.
@@ -455,7 +455,7 @@ async fn plan_moves(
     // A thread of its own, as it lowers its priority for good.
     let computing = thread::Builder::new().name("plan".to_owned()).spawn(move || {
         let now = unix_time().as_secs();
-        let answer = plan_between(&index, &request, now, &|| left.is_cancelled(), give_way);
+        let answer = plan(&index, &request, now, &|| left.is_cancelled(), give_way);
         // Before the answer, after which the caller may ask for the next plan at once.
         drop(permit);
         // An error means that the caller has left.

@@ -17,11 +17,8 @@ use crate::index::{ChosenRoom, GroupOfPod, Index, MemberOutcome, MemberStep, Res
 /// Number of nodes with room for a group of which the best is taken: each takes a placement of all members.
 const MAX_ROOMS: usize = 16;
 
-/// A node of the request that fits the member alone.
-struct Candidate<'n> {
-    rank: RankKey<'n>,
-    reported: ReportedNode<'n>,
-}
+/// A node of the request that fits the member alone, and its rank.
+type Candidate<'n> = (RankKey<'n>, ReportedNode<'n>);
 
 /// Room for a whole group on a node.
 struct FoundRoom<'n> {
@@ -190,11 +187,10 @@ impl<'n> MemberFilter<'_, 'n> {
         for reported in evaluate_all(self.index, self.demand, self.request, None).reported {
             let is_asked = only_node.is_none_or(|only| only == reported.name);
             if is_asked && reported.node.is_some() && !self.index.filter().is_on_trial(reported.name) {
-                let rank = ranker.rank(reported.name, reported.score);
-                candidates.push(Candidate { rank, reported });
+                candidates.push((ranker.rank(reported.name, reported.score), reported));
             }
         }
-        candidates.sort_unstable_by(|a, b| a.rank.cmp(&b.rank));
+        candidates.sort_unstable_by_key(|(rank, _)| *rank);
         candidates
     }
 
@@ -208,7 +204,7 @@ impl<'n> MemberFilter<'_, 'n> {
         let hints = Hints::RespectOthers(self.resources.uid);
         let mut best: Option<FoundRoom<'n>> = None;
         let (mut n_rooms, mut most) = (0, 0);
-        for Candidate { rank, reported } in candidates {
+        for (rank, reported) in candidates {
             let Some(node) = reported.node else { continue };
             let room = match self.index.fleet().room_for_group(node, request, hints, search) {
                 Ok(room) => room,

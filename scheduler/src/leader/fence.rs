@@ -113,7 +113,7 @@ impl Fence {
     pub(super) async fn keep(&self) {
         loop {
             // A refused binding ends the pause at once; otherwise the pause ends with the timeout, which is no error.
-            let _ = timeout(PROBE_INTERVAL, self.leadership.bind_refused()).await;
+            let _ = timeout(PROBE_INTERVAL, self.leadership.0.bind_refused.notified()).await;
             self.wait_until_accepted().await;
         }
     }
@@ -244,7 +244,7 @@ impl<'a> RefusalReport<'a> {
             return;
         }
         // The replica is not ready from now on.
-        self.fence.leadership.set_refused(Some(problem.to_owned()));
+        self.fence.leadership.state().refused = Some(problem.to_owned());
         // One event until the API server accepts a binding again, not five a second.
         if !self.is_reported {
             self.is_reported = true;
@@ -263,7 +263,7 @@ impl<'a> RefusalReport<'a> {
 
     /// Notes that the API server takes the bindings of this replica: it is ready, as far as the fence is concerned.
     fn note_accepted(self) {
-        self.fence.leadership.set_refused(None);
+        self.fence.leadership.state().refused = None;
         if self.is_reported {
             info!("the API server accepts this replica's bindings again");
         }

@@ -97,7 +97,7 @@ async fn keep(
         }
         if label != PodLabel::Absent {
             // Before the write, since a write without an answer may have been carried out.
-            leadership.set_stale_label(true);
+            leadership.state().has_stale_label = true;
         }
         // Until the patch is answered, the label on the pod is unknown.
         written.send_replace(None);
@@ -108,7 +108,7 @@ async fn keep(
                     is_leader = label != PodLabel::Absent,
                     "this pod's label is written"
                 );
-                leadership.set_stale_label(label != PodLabel::Absent);
+                leadership.state().has_stale_label = label != PodLabel::Absent;
                 written.send_replace(Some(label));
             }
             Err(error) => {

@@ -253,11 +253,7 @@ impl<'a> Search<'a> {
         let mut names = self.index.read().node_names();
         // Sorted, so that the same request gets the same answer: of equal scores the first name wins.
         names.sort_unstable();
-        let asker = Asker {
-            rules: self.rules,
-            demand: Ok(self.demand),
-        };
-        let shared = self.index;
+        let (asker, shared) = (self.asker(), self.index);
         for chunk in names.chunks(NODES_PER_LOCK) {
             let index = shared.read();
             let mut batch = index.filter().batch(self.demand);
@@ -317,6 +313,13 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
+    const fn asker(&self) -> Asker<'a> {
+        Asker {
+            rules: self.rules,
+            demand: Ok(self.demand),
+        }
+    }
+
     /// Adds a node that takes a pod.
     fn add_candidate(&mut self, candidate: FitCandidate, score: Score) {
         self.by_score.push((score, Reverse(self.candidates.len())));
@@ -334,11 +337,7 @@ impl<'a> Search<'a> {
 
     /// Counts a node that takes no pod, or no further pod, under the reasons of its refusal.
     fn count_refusal(&mut self, index: &Index, name: &str, refusal: &Refusal) {
-        let asker = Asker {
-            rules: self.rules,
-            demand: Ok(self.demand),
-        };
-        for reason in words::reasons(index, name, refusal, asker) {
+        for reason in words::reasons(index, name, refusal, self.asker()) {
             *self.refusals.entry(reason).or_default() += 1;
         }
     }

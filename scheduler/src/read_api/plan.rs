@@ -123,21 +123,12 @@ struct AllowedNodes<'a> {
     nodes: Vec<NodeId>,
 }
 
-/// The plan for a goal. `now` is in seconds since 1970; `has_left` returns true once the caller has left.
+/// The plan for a goal. `now` is in seconds since 1970; `has_left` returns true once the caller has left; `before_search` runs
+/// between the last lock and the search.
 ///
 /// # Errors
 /// The goal names nodes, GPUs or amounts that there are not, a limit is too high, or the caller has left.
 pub fn plan(
-    index: &Shared<Index>,
-    request: &PlanRequest,
-    now: u64,
-    has_left: &dyn Fn() -> bool,
-) -> Result<PlanAnswer, PlanRequestError> {
-    plan_between(index, request, now, has_left, || {})
-}
-
-/// The plan for a goal; `before_search` runs between the last lock and the search.
-pub(super) fn plan_between(
     index: &Shared<Index>,
     request: &PlanRequest,
     now: u64,

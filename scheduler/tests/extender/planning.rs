@@ -48,7 +48,7 @@ impl World {
             goal,
             limits: PlanLimits::default(),
         };
-        plan(&self.index, &request, NOW, &|| false).map_err(|error| error.to_string())
+        plan(&self.index, &request, NOW, &|| false, || {}).map_err(|error| error.to_string())
     }
 
     /// The plan that empties n1, with these volumes of the pod `uid-a`.
@@ -60,6 +60,7 @@ impl World {
             &serde_json::from_value(request).unwrap(),
             NOW,
             &|| false,
+            || {},
         )
         .unwrap()
     }
@@ -277,6 +278,7 @@ async fn volumes_that_take_long_are_refused(
         &serde_json::from_value(request).unwrap(),
         NOW,
         &|| false,
+        || {},
     );
     assert_eq!(answer.err().map(|error| error.to_string()).as_deref(), expected);
 }
@@ -289,7 +291,7 @@ async fn a_plan_ends_once_its_caller_has_left() {
         goal: empty_node("n1"),
         limits: PlanLimits::default(),
     };
-    let ended = plan(&world.index, &request, NOW, &|| true);
+    let ended = plan(&world.index, &request, NOW, &|| true, || {});
     assert_eq!(ended, Err(PlanRequestError::CallerLeft));
 }
 
@@ -502,7 +504,7 @@ async fn a_change_while_a_plan_is_made_shows_in_the_generation() {
             }
             false
         };
-        let answer = plan(&world.index, &request, NOW, &change).unwrap();
+        let answer = plan(&world.index, &request, NOW, &change, || {}).unwrap();
         assert_eq!(
             answer.generation != answer.generation_after,
             is_changed,

@@ -345,7 +345,7 @@ impl<'w> Engine<'w> {
                 ..PlanLimits::default()
             },
         };
-        let found = plan(self.verbs.extender.index(), &request, 0, &|| false)?;
+        let found = plan(self.verbs.extender.index(), &request, 0, &|| false, || {})?;
         Ok(JoinGain {
             most,
             restarts: found.price.restarts,
