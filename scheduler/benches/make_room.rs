@@ -77,7 +77,7 @@ fn bench(criterion: &mut Criterion) {
         ))
     });
     let client = Client::new(refuse_connection, "default");
-    let (recorder, _) = events::recorder(&client.into(), "bench", None);
+    let (recorder, _) = events::recorder(&client.clone().into(), "bench", None);
     let settings = RoomSettings {
         evicts: false,
         after: Duration::ZERO,
@@ -87,7 +87,7 @@ fn bench(criterion: &mut Criterion) {
     };
     let metrics = RoomMetrics::register(&mut Registry::default());
     let extender = Arc::new(extender());
-    let maker = RoomMaker::new(Arc::clone(&extender), recorder, metrics, settings);
+    let maker = RoomMaker::new(Arc::clone(&extender), (client, recorder), metrics, settings);
     let search = || assert_eq!(maker.search(), Some(64), "as many nodes as are searched at most");
     criterion.bench_function("make room", |bencher| bencher.iter(search));
     let mut longest = Duration::ZERO;

@@ -69,7 +69,7 @@ pub struct Extender {
     /// Lists of node names that requests repeat.
     name_lists: NameLists,
     metrics: Metrics,
-    pub(crate) binder: Binder,
+    binder: Binder,
     /// By pod UID: one bind of a pod at a time.
     pod_locks: KeyedLock,
     bind_limiter: BindLimiter,

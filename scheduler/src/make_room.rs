@@ -19,18 +19,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use daemon::events::{EventType, Recorder, Subject};
+use kube::Client;
 use placement::NodeId;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
 use crate::accounting::PodFacts;
-use crate::bind::PodId;
+use crate::bind::{Binder, PodId};
 use crate::extender::pod_memory::PodMemory;
 use crate::extender::{Extender, begin_hold, end_hold, is_outranked, promised_to_others};
 use crate::index::room_rules::{self, NotPreemptor, check_spec};
 use crate::index::{Index, NodeRoom, Promised, ROOM_MANAGER, ResourceDemand, RoomSearch, RoomVictim};
 use crate::kube_scheduler::PodRules;
-use crate::leader::now;
+use crate::leader::{BIND_TIMEOUT, now};
 use crate::metrics::RoomMetrics;
 pub(crate) use hold::Hold;
 use hold::{HoldFacts, PreemptorState, Step};
@@ -137,12 +138,13 @@ impl RoomMaker {
     /// The maker of room for the pods that `extender` refuses.
     pub fn new(
         extender: Arc<Extender>,
-        recorder: Recorder,
+        (client, recorder): (Client, Recorder),
         metrics: RoomMetrics,
         settings: RoomSettings,
     ) -> Self {
+        let binder = Binder::new(client, BIND_TIMEOUT, extender.leadership().clone());
         Self {
-            writer: RoomWriter::new(extender.binder.clone()),
+            writer: RoomWriter::new(binder),
             extender,
             recorder,
             metrics,

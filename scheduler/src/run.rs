@@ -147,7 +147,8 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     );
     tasks.spawn("sweep of pods that are gone", sweep_memory(Arc::clone(&extender)));
     if let Some((settings, room_metrics)) = make_room {
-        let maker = RoomMaker::new(Arc::clone(&extender), recorder.clone(), room_metrics, settings);
+        let writers = (client.clone(), recorder.clone());
+        let maker = RoomMaker::new(Arc::clone(&extender), writers, room_metrics, settings);
         tasks.spawn("room by evictions", maker.run());
     }
     let room = Room::new(client, namespace);

@@ -135,7 +135,8 @@ fn maker(world: &World, settings: RoomSettings) -> (RoomMaker, Registry) {
     let metrics = RoomMetrics::register(&mut registry);
     let (recorder, writer) = events::recorder(&world.api.client().into(), "gpushare-scheduler", None);
     tokio::spawn(writer.run());
-    let maker = RoomMaker::new(Arc::clone(&world.extender), recorder, metrics, settings);
+    let clients = (world.api.client(), recorder);
+    let maker = RoomMaker::new(Arc::clone(&world.extender), clients, metrics, settings);
     (maker, registry)
 }
 
