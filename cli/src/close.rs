@@ -143,8 +143,9 @@ async fn change(
             json!(closed.to_string())
         };
         let version = field(&object, "/metadata/resourceVersion");
-        let patch = json!({"metadata": {"resourceVersion": version, "annotations": {CLOSED_GPUS: value}}});
-        match connection.patch("annotate the node", &path, &patch).await {
+        let annotated =
+            json!({"metadata": {"resourceVersion": version, "annotations": {CLOSED_GPUS: value}}});
+        match connection.patch("annotate the node", &path, &annotated).await {
             Ok(Some(_)) => return Ok(closed),
             Ok(None) => return Err(no_such_node()),
             Err(CommandFailure::Api { code: 409, .. }) => {}
