@@ -325,9 +325,9 @@ impl<'r> Filter<'_, 'r> {
                 demand,
                 resources,
             };
-            let (evaluation, of_member, of_group) = member.evaluate(&ranker);
-            (outcome, decision) = (Some(of_member), of_group);
-            if let Some(evaluation) = evaluation {
+            let verdict = member.evaluate(&ranker);
+            (outcome, decision) = (Some(verdict.outcome), verdict.decision);
+            if let Some(evaluation) = verdict.evaluation {
                 return (evaluation, outcome, decision);
             }
         }

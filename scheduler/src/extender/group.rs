@@ -29,9 +29,15 @@ struct FoundRoom<'n> {
     room: GroupRoom,
 }
 
-/// The verdict of each node on a member, `None` if nodes are evaluated as for any pod; the outcome to keep for later members; and
-/// the outcome of the decision for the whole group in words of metrics, `None` if it was made before.
-type MemberVerdict<'n> = (Option<Evaluation<'n>>, MemberOutcome, Option<&'static str>);
+/// The verdict on a member.
+pub(super) struct MemberVerdict<'n> {
+    /// The verdict on each node; `None` if they are evaluated as for any pod.
+    pub(super) evaluation: Option<Evaluation<'n>>,
+    /// The outcome to keep for later members.
+    pub(super) outcome: MemberOutcome,
+    /// The outcome of the decision for the whole group in words of metrics; `None` if it was made before.
+    pub(super) decision: Option<&'static str>,
+}
 
 /// A filter request for a member of a group with a wish.
 pub(super) struct MemberFilter<'a, 'n> {
@@ -46,10 +52,10 @@ impl<'n> MemberFilter<'_, 'n> {
     /// Evaluates the member.
     pub(super) fn evaluate(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
         match self.index.hints().step(self.group, self.resources.uid) {
-            MemberStep::AsAny => (None, MemberOutcome::Unplaced(None), None),
+            MemberStep::AsAny => MemberVerdict::later(None, MemberOutcome::Unplaced(None)),
             MemberStep::Refuse(text) => {
                 let refused = self.misfits(Arc::clone(&text));
-                (Some(refused), MemberOutcome::Unplaced(Some(text)), None)
+                MemberVerdict::later(Some(refused), MemberOutcome::Unplaced(Some(text)))
             }
             MemberStep::Join(node) => self.join(node),
             MemberStep::Choose => self.choose(ranker),
@@ -79,10 +85,10 @@ impl<'n> MemberFilter<'_, 'n> {
         let named = self.node_of_request(node);
         let place = named.and_then(|_| self.index.place_in_group(self.group, self.resources));
         if let (Some(reported), Some(place)) = (named, place) {
-            return (Some(only(reported)), MemberOutcome::Joined(node, place), None);
+            return MemberVerdict::later(Some(only(reported)), MemberOutcome::Joined(node, place));
         }
         if !self.is_required() {
-            return (None, MemberOutcome::Unplaced(None), None);
+            return MemberVerdict::later(None, MemberOutcome::Unplaced(None));
         }
         let domain = self.domain_words();
         let text = match named {
@@ -94,11 +100,7 @@ impl<'n> MemberFilter<'_, 'n> {
             }
         };
         // The member alone is refused.
-        (
-            Some(self.misfits(text.into())),
-            MemberOutcome::Unplaced(None),
-            None,
-        )
+        MemberVerdict::later(Some(self.misfits(text.into())), MemberOutcome::Unplaced(None))
     }
 
     /// The node as the request names it, if it serves the member.
@@ -118,6 +120,11 @@ impl<'n> MemberFilter<'_, 'n> {
     /// Chooses room for the whole group.
     fn choose(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
         let members = self.index.members_to_place(self.group, self.resources);
+        let decided = |evaluation, outcome, decision| MemberVerdict {
+            evaluation,
+            outcome,
+            decision: Some(decision),
+        };
         let mut most = 0;
         if !members.is_apart {
             let candidates = self.candidates(ranker, members.node.as_deref());
@@ -139,14 +146,14 @@ impl<'n> MemberFilter<'_, 'n> {
                             is_for_alike: members.are_known,
                         };
                         let evaluation = Some(only(found.reported));
-                        return (evaluation, MemberOutcome::Chosen(chosen), Some(decision));
+                        return decided(evaluation, MemberOutcome::Chosen(chosen), decision);
                     }
                     Err(n_members) => most = most.max(n_members),
                 }
             }
         }
         if !self.is_required() {
-            return (None, MemberOutcome::Unplaced(None), Some("any"));
+            return decided(None, MemberOutcome::Unplaced(None), "any");
         }
         let (domain, asked, n) = (self.domain_words(), self.resources.asked(), members.n_alike);
         let text: Arc<str> = if members.is_apart {
@@ -155,11 +162,7 @@ impl<'n> MemberFilter<'_, 'n> {
             format!("no {domain} has room for {n} pods of {asked}; the largest has room for {most}").into()
         };
         let refused = self.misfits(Arc::clone(&text));
-        (
-            Some(refused),
-            MemberOutcome::Unplaced(Some(text)),
-            Some("refused"),
-        )
+        decided(Some(refused), MemberOutcome::Unplaced(Some(text)), "refused")
     }
 
     /// The domains in which room is looked for, each with its name in metrics as the outcome.
@@ -229,6 +232,17 @@ impl<'n> MemberFilter<'_, 'n> {
             }
         }
         best.ok_or(most)
+    }
+}
+
+impl<'n> MemberVerdict<'n> {
+    /// The verdict on a member by the decision that was made for its group.
+    const fn later(evaluation: Option<Evaluation<'n>>, outcome: MemberOutcome) -> Self {
+        Self {
+            evaluation,
+            outcome,
+            decision: None,
+        }
     }
 }
 
