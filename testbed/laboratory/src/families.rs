@@ -7,7 +7,6 @@
 pub mod cluster;
 pub mod mix;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -112,36 +111,29 @@ fn compare(
         &args.kind
     };
     let conditions = RunConditions::of(args.condition, Overrides::default());
-    let mut tasks = Vec::new();
+    let (mut tasks, mut clusters) = (Vec::new(), Vec::new());
     for kind in kinds {
         for number in args.numbers.iter() {
+            clusters.push((kind.name(), number));
             for seed in args.seeds.iter() {
                 let kind = *kind;
                 tasks.push(Task { kind, number, seed });
             }
         }
     }
-    // The results come back in any order, each with the index of its task.
     let done = in_parallel(&tasks, args.threads, stop, |task| {
         handle.block_on(task.run(&args.policy, &conditions, bars, stop))
     })?;
-    let mut by_cluster: BTreeMap<(usize, u64), Vec<Vec<f64>>> = BTreeMap::new();
-    for (at, allocated) in done {
-        let Some(Task { kind, number, .. }) = tasks.get(at) else {
-            continue;
-        };
-        let kind_at = kinds.iter().position(|other| other == kind).unwrap_or(0);
-        by_cluster.entry((kind_at, *number)).or_default().push(allocated);
-    }
     let mut lines = Vec::new();
-    for ((kind_at, number), runs) in by_cluster {
+    // `done` has the seeds of the first cluster, then those of the second, and so on.
+    for ((kind, number), runs) in clusters.into_iter().zip(done.chunks(args.seeds.iter().count())) {
         let mut allocated = Vec::new();
         for at in 0..args.policy.len() {
             let of_policy: Vec<f64> = runs.iter().filter_map(|run| run.get(at).copied()).collect();
             allocated.push(SeedSpread::of(&of_policy));
         }
         lines.push(FamilyResult {
-            kind: kinds.get(kind_at).map(|kind| kind.name()).unwrap_or_default(),
+            kind,
             number,
             allocated,
         });

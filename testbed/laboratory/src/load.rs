@@ -207,10 +207,6 @@ fn mib(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes >> 10).unwrap_or(u32::MAX)) / 1024.0
 }
 
-fn float(n: usize) -> f64 {
-    f64::from(u32::try_from(n).unwrap_or(u32::MAX))
-}
-
 /// The given percentiles of durations, in milliseconds; the hundredth is the longest.
 fn quantiles<const N: usize>(mut durations: Vec<Duration>, percents: [usize; N]) -> [f64; N] {
     durations.sort_unstable();

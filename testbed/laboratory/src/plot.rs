@@ -255,11 +255,6 @@ pub(crate) fn grouped(number: f64) -> String {
     grouped
 }
 
-/// A small whole number as a float.
-pub(crate) fn number(n: usize) -> f64 {
-    u32::try_from(n).map_or(f64::INFINITY, f64::from)
-}
-
 /// Writes plots into a directory, each under its name.
 pub(crate) fn write(dir: &Path, plots: &[(String, String)], console: &Console) -> Result<()> {
     files::make_dir(dir)?;

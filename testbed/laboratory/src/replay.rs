@@ -399,24 +399,15 @@ fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<V
     let done = in_parallel(&runs, plan.args.threads, stop, |(line, seed)| {
         handle.block_on(plan.run(*line, *seed, stop))
     })?;
-    let n_seeds = plan.args.seeds.0.len();
-    // `runs` has the seeds of the first line, then those of the second, and so on.
-    let mut outcomes = vec![Vec::new(); lines.len()];
-    for (at, outcome) in done {
-        if let Some(of_line) = outcomes.get_mut(at / n_seeds) {
-            of_line.push(outcome);
-        }
-    }
     let mut summaries = Vec::new();
     if plan.replays_own_pods() {
         let today = |list: &PodList| Summary::today(&list.name, &list.world, &list.typical);
         summaries.extend(plan.lists.iter().map(today));
     }
-    for (line, mut runs) in lines.iter().zip(outcomes) {
-        // Threads end in any order; the JSON has a fixed one.
-        runs.sort_by_key(|run: &RunResult| run.seed);
-        let policy = line.policy.to_string();
-        summaries.push(Summary::of(&line.list.name, policy, &line.conditions.label, runs));
+    // `done` has the seeds of the first line, then those of the second, and so on.
+    for (line, runs) in lines.iter().zip(done.chunks(plan.args.seeds.0.len())) {
+        let (list, policy) = (&line.list.name, line.policy.to_string());
+        summaries.push(Summary::of(list, policy, &line.conditions.label, runs.to_vec()));
     }
     Ok(summaries)
 }

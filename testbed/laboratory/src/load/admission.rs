@@ -22,7 +22,8 @@ use kit::observer::ClusterSnapshot;
 use kit::pods::PodBuilder;
 use kit::process_usage::ProcessUsage;
 
-use super::{delete_all, failed_pods, float, mib, quantiles, start_together, times, wrong_devices};
+use super::{delete_all, failed_pods, mib, quantiles, start_together, times, wrong_devices};
+use crate::replay::portion::float;
 
 /// The percentiles that results show: median, 99th, and the longest.
 const ADMISSION_PERCENTS: [usize; 3] = [50, 99, 100];

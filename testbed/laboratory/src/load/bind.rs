@@ -10,7 +10,8 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{CONCURRENCY, PERCENTS, Rig, fleet, float, quantiles, until_it_binds};
+use super::{CONCURRENCY, PERCENTS, Rig, fleet, quantiles, until_it_binds};
+use crate::replay::portion::float;
 use kit::console::Console;
 use kit::http_client::HttpClient;
 

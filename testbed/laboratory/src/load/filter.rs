@@ -16,7 +16,8 @@ use super::preemptors::{self, Preemptors};
 use super::requests::PreparedRequests;
 use super::throughput::Throughput;
 use super::viewers::Viewers;
-use super::{PERCENTS, Rig, fleet, float, growth, quantiles};
+use super::{PERCENTS, Rig, fleet, growth, quantiles};
+use crate::replay::portion::float;
 use kit::console::Console;
 use kit::http_client::HttpClient;
 

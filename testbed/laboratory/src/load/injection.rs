@@ -1,9 +1,8 @@
 //! `laboratory load injection`: checks that containerd injects what the plugin wrote for a start, and measures the delay.
 //!
 //! Pods come in bursts to nodes full of other pods, which are then deleted, the oldest first. The plugins are
-//! the real ones, also one of an earlier version beside them; containerd's own code (`cdi-injector`) injects
-//! the CDI devices, one process per node, without the pause that kubelet and containerd make between
-//! `PreStartContainer` and the injection.
+//! the real ones; containerd's own code (`cdi-injector`) injects the CDI devices, one process per node, without
+//! the pause that kubelet and containerd make between `PreStartContainer` and the injection.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -43,23 +42,18 @@ pub struct InjectionArgs {
     /// The program of `testbed/cdi-injector`, built in a checkout of containerd.
     #[arg(long, value_name = "PROGRAM")]
     pub injector: PathBuf,
-    /// A device plugin of an earlier version, which gets a node of its own.
-    #[arg(long, value_name = "PROGRAM")]
-    pub former: Option<PathBuf>,
-    /// Nodes with the plugin beside this program. Bursts go from node to node; the specs of a burst are removed after a minute
+    /// Nodes. Bursts go from node to node; the specs of a burst are removed after a minute
     /// or two, so that fewer nodes have more specs at a time.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=50))]
     pub nodes: u32,
-    /// Starts with the plugin beside this program.
+    /// Starts in all.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub starts: u32,
 }
 
-/// Measurements of one plugin.
+/// The measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct InjectionResult {
-    /// `current` for the plugin beside this program, else `former`.
-    pub plugin: &'static str,
     /// Starts in bursts.
     pub starts: usize,
     /// Starts whose container got something else than the spec that was written for it.
@@ -82,28 +76,22 @@ pub struct InjectionResult {
     pub wrong: Vec<String>,
 }
 
-/// Measures and prints a table. Returns true if nothing was stale or wrong with the plugin beside this program;
-/// the plugin of an earlier version may be wrong.
+/// Measures and prints a table. Returns true if nothing was stale or wrong.
 pub(super) async fn run(console: &Console, args: &InjectionArgs) -> Result<bool> {
     let measured = injection(console, args).await?;
-    let heads = "PLUGIN STARTS STALE UNRESOLVABLE REFUSED PRESTART_ms INJECTION_ms BOTH_ms SPECS BYTES WRONG";
+    let heads = "STARTS STALE UNRESOLVABLE REFUSED PRESTART_ms INJECTION_ms BOTH_ms SPECS BYTES WRONG";
     let heads = heads.split(' ').map(|head| head.replace('_', " "));
-    console.report(heads, measured.iter().map(InjectionResult::row), &measured);
-    let mut is_ok = true;
-    for one in &measured {
-        for wrong in one.wrong.iter().take(10) {
-            console.result(wrong);
-        }
-        is_ok &= one.plugin != CURRENT || (one.stale == 0 && one.wrong.is_empty());
+    console.report(heads, [measured.row()], &measured);
+    for wrong in measured.wrong.iter().take(10) {
+        console.result(wrong);
     }
-    Ok(is_ok)
+    Ok(measured.stale == 0 && measured.wrong.is_empty())
 }
 
 impl InjectionResult {
     /// The cells of the table's row.
-    fn row(&self) -> [String; 11] {
+    fn row(&self) -> [String; 10] {
         [
-            self.plugin.to_owned(),
             self.starts.to_string(),
             self.stale.to_string(),
             self.unresolvable.to_string(),
@@ -118,13 +106,9 @@ impl InjectionResult {
     }
 }
 
-const CURRENT: &str = "current";
-const FORMER: &str = "former";
-
-/// A node with one of the plugins, and what was observed there.
+/// A node, and what was observed there.
 struct WatchedNode {
     node: String,
-    plugin: &'static str,
     starts: Arc<Mutex<Vec<ContainerStart>>>,
     /// The pods on the node between two bursts, the oldest first.
     standing: VecDeque<String>,
@@ -142,10 +126,9 @@ struct InjectionCounts {
 }
 
 impl WatchedNode {
-    fn new(node: String, plugin: &'static str) -> Self {
+    fn new(node: String) -> Self {
         Self {
             node,
-            plugin,
             starts: Arc::default(),
             standing: VecDeque::new(),
             seen: InjectionCounts::default(),
@@ -161,7 +144,6 @@ impl WatchedNode {
             // NVIDIA's runtime would add to the devices that CDI injects.
             container_runtime: RuntimeConfig::default(),
             driver: DriverSpecs::LongToolkit,
-            plugin: args.former.clone().filter(|_| self.plugin == FORMER),
             cdi_injector: Some(args.injector.clone()),
             ..NodeSetup::new(&self.node, &[GIB_OF_GPU * 1024; N_GPUS])
         }
@@ -177,14 +159,11 @@ impl WatchedNode {
 ///
 /// # Errors
 /// A program is not there, ends, or pods do not run in time.
-pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<InjectionResult>> {
+pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<InjectionResult> {
     console.step("starting the testbed");
     let mut nodes = Vec::new();
     for number in 1..=args.nodes {
-        nodes.push(WatchedNode::new(format!("n{number}"), CURRENT));
-    }
-    if args.former.is_some() {
-        nodes.push(WatchedNode::new(FORMER.to_owned(), FORMER));
+        nodes.push(WatchedNode::new(format!("n{number}")));
     }
     let setups = nodes.iter().map(|watched| watched.setup(args)).collect();
     let mut cluster = LocalCluster::start(ClusterSpec {
@@ -216,24 +195,12 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Vec<In
         for watched in &mut nodes {
             console.step(&format!("{n_starts} of {} starts, {}", args.starts, watched.node));
             burst(&mut cluster, watched, round).await?;
-            n_starts += if watched.plugin == CURRENT { BURST } else { 0 };
+            n_starts += BURST;
         }
     }
     let load_average = [began, load_average()];
     cluster.stop().await?;
-    let mut results = Vec::new();
-    for plugin in [FORMER, CURRENT] {
-        let mut own = Vec::new();
-        for watched in &nodes {
-            if watched.plugin == plugin {
-                own.push(&watched.seen);
-            }
-        }
-        if !own.is_empty() {
-            results.push(sum(plugin, &own, load_average));
-        }
-    }
-    Ok(results)
+    Ok(sum(nodes.iter().map(|watched| &watched.seen), load_average))
 }
 
 /// The names `<prefix>0`, `<prefix>1`, …
@@ -372,8 +339,8 @@ fn own_specs(dir: &Path) -> Result<Vec<u64>> {
     Ok(sizes)
 }
 
-/// Adds up what was counted on all nodes with one plugin.
-fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2]) -> InjectionResult {
+/// Adds up what was counted on all nodes.
+fn sum<'a>(nodes: impl Iterator<Item = &'a InjectionCounts>, load_average: [f64; 2]) -> InjectionResult {
     let (mut pre_starts, mut injections, mut waits) = (Vec::new(), Vec::new(), Vec::new());
     let (mut n_specs, mut n_bytes) = (Vec::new(), Vec::new());
     let (mut refusals, mut stale, mut wrong) = (Vec::new(), 0, Vec::new());
@@ -401,9 +368,8 @@ fn sum(plugin: &'static str, nodes: &[&InjectionCounts], load_average: [f64; 2])
         *kinds.entry(kind).or_default() += 1;
     }
     // The table has room for the sums only.
-    tracing::info!(plugin, ?kinds, "refusals");
+    tracing::info!(?kinds, "refusals");
     InjectionResult {
-        plugin,
         starts: pre_starts.len(),
         stale,
         unresolvable,

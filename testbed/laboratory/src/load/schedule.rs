@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::fleet;
 use super::requests::SHAPES;
-use bindings::{BindingWatch, Rates};
+use bindings::BindingWatch;
 use fill::{ClusterSize, LABEL, WAITING, path};
 use halt::HaltedProcess;
 use kit::cluster::client_of;
@@ -81,11 +81,8 @@ pub(super) struct Turn {
     /// From the creation of the first pod, or from when the scheduler went on, to the last binding.
     seconds: f64,
     per_second: f64,
-    /// Pods per second between the binding of the first tenth and that of nine tenths.
-    middle_per_second: f64,
     /// `per_second` relative to the first scheduler's in the same round.
     ratio: f64,
-    middle_ratio: f64,
 }
 
 /// Measures all turns and prints a table, or empties the cluster for `--clean`.
@@ -108,7 +105,7 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<bool> 
         .iter()
         .filter_map(|scheduler| median(&turns, scheduler));
     let medians: Vec<Turn> = medians.collect();
-    let heads = "SCHEDULER,ROUND,PODS,CREATED s,BOUND s,PODS/s,TO FIRST,MIDDLE 80 % PODS/s,TO FIRST";
+    let heads = "SCHEDULER,ROUND,PODS,CREATED s,BOUND s,PODS/s,TO FIRST";
     let n_pods = args.n_pods();
     let values = json!({"nodes": args.nodes, "assigned": n_pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians});
     console.report(
@@ -121,7 +118,7 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<bool> 
 
 impl Turn {
     /// The cells of the table's row.
-    fn row(&self) -> [String; 9] {
+    fn row(&self) -> [String; 7] {
         [
             self.scheduler.clone(),
             self.round.map_or("median".to_owned(), |round| round.to_string()),
@@ -130,8 +127,6 @@ impl Turn {
             format!("{:.2}", self.seconds),
             format!("{:.0}", self.per_second),
             format!("{:.2}", self.ratio),
-            format!("{:.0}", self.middle_per_second),
-            format!("{:.2}", self.middle_ratio),
         ]
     }
 }
@@ -219,19 +214,17 @@ impl TurnContext<'_> {
         }
         let bound = self.bindings.until_bound(n_pods as usize).await;
         bound.with_context(|| format!("pods of scheduler {scheduler}"))?;
-        let bound = self.bindings.shown().bound().into_iter();
-        let rates = Rates::of(bound.map(|at| at.saturating_duration_since(began)).collect());
+        let last = self.bindings.shown().last_bound();
+        let seconds = last.map_or(0.0, |last| last.saturating_duration_since(began).as_secs_f64());
         self.empty().await?;
         Ok(Turn {
             scheduler: scheduler.to_owned(),
             round: Some(round),
             pods: n_pods,
             created_seconds,
-            seconds: rates.seconds,
-            per_second: rates.per_second,
-            middle_per_second: rates.middle_per_second,
+            seconds,
+            per_second: f64::from(n_pods) / seconds,
             ratio: 1.0,
-            middle_ratio: 1.0,
         })
     }
 
@@ -262,14 +255,13 @@ fn waiting_pod(scheduler: &str, round: u32, idx: u32, args: &ScheduleArgs) -> Re
     Ok(pod)
 }
 
-/// Sets the ratios of all turns to the turn of the first scheduler in the same round.
+/// Sets the ratio of each turn to the turn of the first scheduler in the same round.
 fn compare(turns: &mut [Turn], first: &str) {
     let of_first = |turn: &&Turn| turn.scheduler == first;
     let firsts: Vec<Turn> = turns.iter().filter(of_first).cloned().collect();
     for turn in turns {
         if let Some(first) = firsts.iter().find(|first| first.round == turn.round) {
             turn.ratio = turn.per_second / first.per_second;
-            turn.middle_ratio = turn.middle_per_second / first.middle_per_second;
         }
     }
 }
@@ -290,9 +282,7 @@ fn median(turns: &[Turn], scheduler: &str) -> Option<Turn> {
         created_seconds: middle(|turn| turn.created_seconds),
         seconds: middle(|turn| turn.seconds),
         per_second: middle(|turn| turn.per_second),
-        middle_per_second: middle(|turn| turn.middle_per_second),
         ratio: middle(|turn| turn.ratio),
-        middle_ratio: middle(|turn| turn.middle_ratio),
     })
 }
 

@@ -20,13 +20,16 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{float, mib};
+use super::mib;
 use crate::plot::{self, Axis, Curve, CurvePanel};
+use crate::replay::portion::float;
 
 /// Time between two samples.
 const SAMPLE: Duration = Duration::from_secs(10);
 /// Pods that exist at one time; more than fit, so that some wait.
 const N_PODS: usize = 40;
+/// Time between two new pods; as many go.
+const ARRIVAL: Duration = Duration::from_millis(500);
 /// Pages that follow the changes.
 const N_PAGES: usize = 4;
 /// Time between two scrapes, and between two questions of a reader.
@@ -42,9 +45,6 @@ pub struct SoakArgs {
     /// Minutes of load.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub minutes: u32,
-    /// New pods in a second; as many go.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub pods_per_second: u32,
     /// Write a plot of the memory, as SVG.
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -166,10 +166,7 @@ async fn soak(console: &Console, args: &SoakArgs) -> Result<Vec<Course>> {
     let node = NodeSetup::new("n1", &[16384; 4]);
     let cluster = LocalCluster::start(ClusterSpec::of(vec![node])).await?;
     let mut load = JoinSet::new();
-    load.spawn(come_and_go(
-        NamespacePods::of(cluster.client(), "default"),
-        Duration::from_secs(1) / args.pods_per_second,
-    ));
+    load.spawn(come_and_go(NamespacePods::of(cluster.client(), "default")));
     let page = format!("http://{}/v1", cluster.read_address());
     for _ in 0..N_PAGES {
         load.spawn(follow(format!("{page}/changes")));
@@ -218,9 +215,9 @@ fn daemons(cluster: &LocalCluster) -> Result<[&Daemon; 2]> {
 }
 
 /// Creates a pod at each tick, and deletes the oldest beyond the number that may exist.
-async fn come_and_go(pods: NamespacePods, pause: Duration) -> Result<()> {
+async fn come_and_go(pods: NamespacePods) -> Result<()> {
     let mut existing = VecDeque::new();
-    let mut ticks = interval(pause);
+    let mut ticks = interval(ARRIVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for n in 0_u64.. {
         ticks.tick().await;

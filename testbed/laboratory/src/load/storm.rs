@@ -72,9 +72,6 @@ pub struct StormArgs {
     /// Nodes of eight GPUs, each with eight pods.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     nodes: u32,
-    /// The percentage of each storm's objects and time, for a trial.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
-    percent: u32,
 }
 
 /// The measurements of one storm.
@@ -132,7 +129,7 @@ async fn measure(console: &Console, args: &StormArgs, storm: StormKind) -> Resul
     let rss = rig.rss()?;
     console.step(&format!("{storm:?}"));
     let began = Instant::now();
-    storm.run(rig.api.objects(), args).await?;
+    storm.run(rig.api.objects(), args.nodes).await?;
     let ended = Instant::now();
     let storm_millis = quantiles(client.take()?, STORM_PERCENTS);
     let [_, usual, _] = before_millis;
@@ -166,27 +163,26 @@ async fn measure(console: &Console, args: &StormArgs, storm: StormKind) -> Resul
 
 impl StormKind {
     /// Changes the objects; returns when all is as before.
-    async fn run(self, objects: &ApiObjects, args: &StormArgs) -> Result<()> {
-        let part = |n: u32| (n * args.percent / 100).max(1);
-        let (objects, n_nodes) = (objects.clone(), args.nodes);
+    async fn run(self, objects: &ApiObjects, n_nodes: u32) -> Result<()> {
+        let objects = objects.clone();
         match self {
             Self::Pods => {
                 let first = n_nodes * fleet::MOST_PODS;
                 let pods = move |idx| fleet::bound_pod(first + idx, n_nodes, POD_BYTES);
-                come_and_go(objects, part(5000), pods).await
+                come_and_go(objects, 5000, pods).await
             }
             Self::Pending => {
-                come_and_go(objects, part(100_000), |idx| {
+                come_and_go(objects, 100_000, |idx| {
                     fleet::pod(&format!("pending-{idx:06}"), "1")
                 })
                 .await
             }
             Self::Flaps => {
                 let mut seconds = interval(Duration::from_secs(1));
-                for second in 0..part(30) {
+                for second in 0..30 {
                     seconds.tick().await;
                     let status = if second % 2 == 0 { "False" } else { "True" };
-                    for idx in 0..part(500).min(n_nodes) {
+                    for idx in 0..n_nodes.min(500) {
                         let conditions = json!({"conditions": [{"type": "Ready", "status": status}]});
                         objects.patch_status("nodes", "", &fleet::node_name(idx), &conditions)?;
                     }
@@ -194,10 +190,9 @@ impl StormKind {
                 Ok(())
             }
             Self::Closed => {
-                let nodes = part(n_nodes);
                 tokio::task::spawn_blocking(move || {
                     for closed in [json!("0"), Value::Null] {
-                        for idx in 0..nodes {
+                        for idx in 0..n_nodes {
                             let patch = json!({"metadata": {"annotations": {CLOSED_GPUS: closed}}});
                             objects.patch("nodes", "", &fleet::node_name(idx), patch)?;
                         }
@@ -207,10 +202,9 @@ impl StormKind {
                 .await?
             }
             Self::Devices => {
-                let n_devices = part(200).min(n_nodes);
                 tokio::task::spawn_blocking(move || {
                     for make in [large_device, fleet::device] {
-                        for idx in 0..n_devices {
+                        for idx in 0..n_nodes.min(200) {
                             let name = fleet::node_name(idx);
                             objects.patch(fleet::DEVICES, "", &name, make(&name))?;
                         }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::float;
 use super::kept_connection::KeptConnection;
+use crate::replay::portion::float;
 
 /// The requests per second of a number of callers.
 #[derive(Clone, Debug, Serialize)]

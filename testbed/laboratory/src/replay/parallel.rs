@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use anyhow::Result;
 use parking_lot::Mutex;
 
-/// Runs jobs, `threads` at a time, by default one per processor. Returns their results with their indices. The
-/// first error stops all; a job that was stopped returns `None`.
+/// Runs jobs, `threads` at a time, by default one per processor. Returns their results in the order of the jobs.
+/// The first error stops all; a job that was stopped returns `None`, and has no result.
 ///
 /// # Errors
 /// The error of the first job that has one.
@@ -15,7 +15,7 @@ pub fn in_parallel<J: Sync, R: Send>(
     threads: Option<u16>,
     stop: &AtomicBool,
     run: impl Fn(&J) -> Result<Option<R>> + Sync,
-) -> Result<Vec<(usize, R)>> {
+) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::new());
     let work = || -> Result<()> {
@@ -47,5 +47,5 @@ pub fn in_parallel<J: Sync, R: Send>(
     results.into_iter().collect::<Result<()>>()?;
     let mut done = done.into_inner();
     done.sort_by_key(|(at, _)| *at);
-    Ok(done)
+    Ok(done.into_iter().map(|(_, result)| result).collect())
 }

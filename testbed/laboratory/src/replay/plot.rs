@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 
+use super::portion::float;
 use super::summary::{AllocationSpread, Summary};
-use crate::plot::{self, Axis, BarPanel, Curve, CurvePanel, number};
+use crate::plot::{self, Axis, BarPanel, Curve, CurvePanel};
 
 /// Curves begin where this part of the greatest demand is offered: before that all policies place everything.
 const CURVES_FROM: f64 = 0.6;
@@ -42,11 +43,11 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Res
     let points = || summaries.iter().flat_map(|summary| &summary.curve);
     let mut last: f64 = 1.0;
     for spread in points() {
-        last = last.max(number(spread.offered));
+        last = last.max(float(spread.offered));
     }
     let first = (last * CURVES_FROM / 10.0).floor() * 10.0;
     let (mut lowest, mut highest): (f64, f64) = (100.0, 1.0);
-    for spread in points().filter(|spread| number(spread.offered) >= first) {
+    for spread in points().filter(|spread| float(spread.offered) >= first) {
         let (mean, deviation) = measure.of(spread);
         lowest = lowest.min(mean - deviation).max(0.0);
         highest = highest.max(mean + deviation).min(100.0);
@@ -60,8 +61,8 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Res
         {
             for spread in summary.iter().flat_map(|summary| &summary.curve) {
                 let (mean, deviation) = measure.of(spread);
-                if number(spread.offered) >= first {
-                    curve.points.push((number(spread.offered), mean));
+                if float(spread.offered) >= first {
+                    curve.points.push((float(spread.offered), mean));
                     curve.deviations.push(deviation);
                 }
             }

@@ -23,6 +23,11 @@ pub fn real(amount: i64) -> f64 {
     portion(amount, 1)
 }
 
+/// A count as a float.
+pub fn float(n: usize) -> f64 {
+    i64::try_from(n).map_or(f64::INFINITY, real)
+}
+
 /// The greatest whole number at or below a number.
 #[expect(clippy::cast_possible_truncation, reason = "scores and percents are small")]
 pub fn floor(number: f64) -> i64 {

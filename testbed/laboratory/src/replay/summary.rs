@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::fragment::{self, TypicalPod};
 use super::occupancy::FreeRoom;
-use super::portion::{floor, percent, real};
+use super::portion::{float, floor, percent, real};
 use super::run::RunResult;
 use super::world::{ReplayInput, ReplayPod};
 use kit::console::table;
@@ -118,9 +118,9 @@ impl Summary {
             _ => absent(),
         };
         [
-            format!("{:.0}", self.mean(|run| count(run.unplaced))),
-            format!("{:.0}", self.mean(|run| count(run.sample_refusals))),
-            format!("{:.1}", self.mean(|run| count(run.missed))),
+            format!("{:.0}", self.mean(|run| float(run.unplaced))),
+            format!("{:.0}", self.mean(|run| float(run.sample_refusals))),
+            format!("{:.1}", self.mean(|run| float(run.missed))),
             micros,
             format!("{:.1}", self.mean(|run| run.seconds)),
         ]
@@ -131,12 +131,8 @@ impl Summary {
     }
 }
 
-fn count(n: usize) -> f64 {
-    real(i64::try_from(n).unwrap_or(0))
-}
-
 fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
-    let n = count(values.len());
+    let n = float(values.len());
     let mean = values.iter().sum::<f64>() / n.max(1.0);
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     (mean, (squares / (n - 1.0).max(1.0)).sqrt())

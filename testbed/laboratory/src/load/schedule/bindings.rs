@@ -1,4 +1,4 @@
-//! Times of bindings, as a watch shows them, and pods per second.
+//! Times of bindings, as a watch shows them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -31,9 +31,9 @@ pub(super) struct BindingLog {
 }
 
 impl BindingLog {
-    /// The times of bindings, also of pods that are gone.
-    pub(super) fn bound(&self) -> Vec<Instant> {
-        self.bound.values().copied().collect()
+    /// The time of the last binding, also of a pod that is gone.
+    pub(super) fn last_bound(&self) -> Option<Instant> {
+        self.bound.values().max().copied()
     }
 
     /// Takes note of a pod that the watch shows: it is there, may be bound, or may be refused.
@@ -138,72 +138,5 @@ async fn follow(pods: Api<Pod>, sender: watch::Sender<BindingLog>) {
             }),
             Err(error) => tracing::warn!(%error, "the watch starts again"),
         }
-    }
-}
-
-/// Rates of binding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rates {
-    /// Seconds from the beginning to the last binding.
-    pub(super) seconds: f64,
-    /// Pods per second in this time.
-    pub(super) per_second: f64,
-    /// Pods per second from when a tenth was bound to when nine tenths were.
-    pub(super) middle_per_second: f64,
-}
-
-impl Rates {
-    /// The rates for pods that were bound at these times after the beginning.
-    pub(super) fn of(mut bound: Vec<Duration>) -> Self {
-        bound.sort_unstable();
-        let n_bound = bound.len();
-        let at = |idx: usize| {
-            bound
-                .get(idx.saturating_sub(1))
-                .map_or(0.0, Duration::as_secs_f64)
-        };
-        let rate = |n: usize, seconds: f64| {
-            if seconds > 0.0 {
-                crate::load::float(n) / seconds
-            } else {
-                0.0
-            }
-        };
-        // The first pods wait for the scheduler to get going, and the last ones for retries.
-        let (begin, end) = (n_bound / 10, n_bound - n_bound / 10);
-        let seconds = at(n_bound);
-        Self {
-            seconds,
-            per_second: rate(n_bound, seconds),
-            middle_per_second: rate(end - begin, at(end) - at(begin)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[rstest::rstest]
-    #[case::steady(&[10, 20, 30, 40, 50, 60, 70, 80, 90, 100], [0.1, 100.0, 100.0])]
-    #[case::late_begin_and_long_tail(&[500, 510, 520, 530, 540, 550, 560, 570, 580, 1000], [1.0, 10.0, 100.0])]
-    #[case::out_of_order(&[100, 30, 20, 40, 50, 60, 70, 80, 90, 10], [0.1, 100.0, 100.0])]
-    #[case::too_few_for_a_middle(&[0], [0.0, 0.0, 0.0])]
-    #[case::none(&[], [0.0, 0.0, 0.0])]
-    fn rates_of_bindings(#[case] millis: &[u64], #[case] wanted: [f64; 3]) {
-        let rates = Rates::of(
-            millis
-                .iter()
-                .map(|millis| Duration::from_millis(*millis))
-                .collect(),
-        );
-        let found = [rates.seconds, rates.per_second, rates.middle_per_second];
-        assert!(
-            found
-                .iter()
-                .zip(wanted)
-                .all(|(found, wanted)| (found - wanted).abs() < 1e-6),
-            "{found:?}"
-        );
     }
 }
