@@ -263,7 +263,11 @@ async fn an_error_of_an_application_is_reported_on_its_pod(installed: &mut Insta
 /// A plugin that does not measure, and one without a pod.
 async fn use_that_is_unknown_has_a_reason(installed: &mut Installed) -> Result<()> {
     let node = installed.cluster.node("n1")?;
-    node.restart_plugin_flagged("--measure-memory", false).await?;
+    node.restart_plugin_as(|mut plugin| {
+        plugin.args.retain(|arg| arg != "--measure-memory");
+        plugin
+    })
+    .await?;
     let api = installed.cluster.api().objects();
     api.delete("pods", NAMESPACE, "gpushare-device-plugin-n2", Some(0))?;
     let unknown = async {
@@ -672,7 +676,7 @@ async fn doctor_finds_faults_of_programs(installed: &mut Installed) -> Result<()
     installed.cluster.node("n1")?.set_health(0, GpuFault::Healthy)?;
     until_doctor_finds_nothing(installed, "an XID").await?;
     // The leader of two replicas is deposed, and the other may not take over.
-    let writes = |verb| Matching::anything().resource("leases").verb(verb);
+    let writes = |verb| Matching::requests(verb, "leases");
     let faults = installed.cluster.api().faults();
     let refused = ["update", "patch"].map(|verb| faults.inject(writes(verb), Fault::Refuse(503)));
     until_doctor_finds(installed, "leader").await?;
@@ -683,8 +687,8 @@ async fn doctor_finds_faults_of_programs(installed: &mut Installed) -> Result<()
     let pod = PodBuilder::new("waits", &[("aliyun.com/gpu-mem", "1")]);
     installed.pods.create(&pod).await?;
     for replica in REPLICAS {
-        installed.replicas.kill(replica).await?;
-        installed.replicas.restart(replica).await?;
+        installed.replicas.process(replica)?.kill().await;
+        installed.replicas.process(replica)?.restart().await?;
     }
     installed.replicas.until_led_by_another_than("").await?;
     until_doctor_finds(installed, "extender-asked").await?;
@@ -1144,10 +1148,7 @@ async fn plans_move_pods(installed: &mut Installed) -> Result<()> {
     until_planned(installed, "n1", moves_all).await?;
     // The dry run of one eviction is refused, as by a disruption budget.
     let refused = Fault::Refuse(429);
-    let evictions = Matching::anything()
-        .resource("pods")
-        .subresource("eviction")
-        .times(1);
+    let evictions = Matching::requests("create", "pods/eviction").times(1);
     let fault = installed.cluster.api().faults().inject(evictions, refused);
     let ended = installed.run(&[&empty[..], &["--yes"]].concat()).await?;
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -1207,11 +1208,11 @@ async fn a_new_leader_goes_on(installed: &mut Installed) -> Result<()> {
     let mut evicting = Watching::start(command)?;
     evicting.until_complains(" left n2; moved-").await?;
     let leader = installed.replicas.leaders().pop().context("a replica leads")?;
-    installed.replicas.kill(&leader).await?;
+    installed.replicas.process(&leader)?.kill().await;
     evicting
         .until_complains("the goal is reached: 3 pods moved")
         .await?;
-    installed.replicas.restart(&leader).await?;
+    installed.replicas.process(&leader)?.restart().await?;
     installed.replicas.until_led_by_another_than("").await.map(drop)
 }
 

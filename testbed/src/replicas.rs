@@ -205,10 +205,10 @@ impl Replicas {
         Ok((invocation.args(FLAGS).flag("--pod-name", name), ports))
     }
 
-    fn replica(&mut self, name: &str) -> Result<&mut ReplicaProcess> {
-        self.running
-            .get_mut(name)
-            .with_context(|| format!("there is no replica {name}"))
+    /// The process of a replica; its pod stays when the process is killed.
+    pub fn process(&mut self, name: &str) -> Result<&mut Daemon> {
+        let found = self.running.get_mut(name).map(|process| &mut process.daemon);
+        found.with_context(|| format!("there is no replica {name}"))
     }
 
     /// The address at which a replica itself serves the extender.
@@ -258,27 +258,6 @@ impl Replicas {
     pub async fn until_ready(&self, name: &str) -> Result<()> {
         let failure = format!("{name} is not ready in time");
         polling::until(DEADLINE, failure, || ready(self.is_ready(name))).await
-    }
-
-    /// Kills a replica's process; its pod stays.
-    pub async fn kill(&mut self, name: &str) -> Result<()> {
-        self.replica(name)?.daemon.kill().await;
-        Ok(())
-    }
-
-    /// Starts a replica's process again in the same pod.
-    pub async fn restart(&mut self, name: &str) -> Result<()> {
-        self.replica(name)?.daemon.restart().await
-    }
-
-    /// Stops a replica's process (SIGSTOP).
-    pub async fn pause(&mut self, name: &str) -> Result<()> {
-        self.replica(name)?.daemon.pause().await
-    }
-
-    /// Resumes a replica's process.
-    pub(crate) fn resume(&mut self, name: &str) -> Result<()> {
-        self.replica(name)?.daemon.resume()
     }
 
     /// Deletes a replica's pod: no new connections go there, and its process gets SIGTERM.

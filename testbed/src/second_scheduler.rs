@@ -118,34 +118,13 @@ impl SecondScheduler {
     }
 
     /// The process of a container of a pod.
-    fn container(&mut self, pod: &str, container: SchedulerContainer) -> Result<&mut Daemon> {
+    pub fn container(&mut self, pod: &str, container: SchedulerContainer) -> Result<&mut Daemon> {
         for (key, daemon) in &mut self.containers {
             if *key == (pod, container) {
                 return Ok(daemon);
             }
         }
         bail!("there is no pod {pod}")
-    }
-
-    /// Kills a container.
-    pub async fn kill(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        self.container(pod, container)?.kill().await;
-        Ok(())
-    }
-
-    /// Starts a container again, as kubelet does.
-    pub async fn restart(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        self.container(pod, container)?.restart().await
-    }
-
-    /// Stops a container (SIGSTOP).
-    pub async fn pause(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        self.container(pod, container)?.pause().await
-    }
-
-    /// Lets a container go on.
-    pub(crate) fn resume(&mut self, pod: &str, container: SchedulerContainer) -> Result<()> {
-        self.container(pod, container)?.resume()
     }
 
     /// URL of a pod's extender.

@@ -268,11 +268,7 @@ async fn use_every_right() -> Result<LocalCluster, Box<dyn Error>> {
     let client = cluster.client().clone();
     install_coscheduling(&mut cluster).await?;
     // After a binding without an answer the scheduler reads the pod.
-    let on_bind = Matching::anything()
-        .verb("create")
-        .resource("pods")
-        .subresource("binding")
-        .times(1);
+    let on_bind = Matching::requests("create", "pods/binding").times(1);
     cluster.api().faults().inject(on_bind, Fault::DropReply);
     let mut world = World::new(client, "rbac", None, Some(cluster)).await?;
     let names = [

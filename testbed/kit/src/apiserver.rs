@@ -53,8 +53,6 @@ pub use self::api_objects::ApiObjects;
 pub use self::faults::{Fault, Faults, HeldWatches, Injected, Matching};
 pub use self::resource::Resource;
 pub use self::status::ApiError;
-pub use self::store::ChangeKind;
-pub use self::watch::{Watch, WatchEvent};
 
 use self::access::{Audit, Tokens};
 use self::http::Server;

@@ -390,11 +390,6 @@ impl LocalCluster {
         self.dir.path()
     }
 
-    /// kube-scheduler's configuration with the extender at its address here.
-    pub fn configuration(&self) -> &SchedulerConfiguration {
-        &self.configuration
-    }
-
     /// A node.
     pub fn node(&mut self, name: &str) -> Result<&mut SimulatedNode> {
         self.nodes

@@ -44,6 +44,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use parking_lot::MutexGuard;
 use tokio::sync::watch;
 
 pub use cdi::RefreshDelay;
@@ -52,14 +53,14 @@ pub use config::{
     CdiSupport, ContainerStart, Delays, KubeletConfig, LogSink, MachineGpus, OrderRule, RuntimeConfig,
     StartHook,
 };
-pub use machine::PodAdmission;
+pub use machine::{KubeletCounts, PodAdmission};
 pub use pod::{ContainerType, EXIT_AFTER};
 pub use probe_program::ProbeProgram;
 
 pub use runtime::{ContainersHook, DEVICE_NODES, RunState, RuntimeContainer};
 
 use config::{BatchOrder, Hold};
-use machine::{KubeletCounts, KubeletMachine};
+use machine::KubeletMachine;
 use pod_table::PodCommand;
 use process::KubeletProcess;
 
@@ -185,11 +186,6 @@ impl Kubelet {
         });
     }
 
-    /// The number of pods that [`Kubelet::hold`] holds back.
-    pub fn n_held(&self) -> usize {
-        KubeletCounts::get(&self.machine.counts.held)
-    }
-
     /// Admits the pods that were held back as one batch, in this order; `seed` decides a random order.
     pub fn release(&self, rule: OrderRule, seed: u64) {
         self.machine.hold.send_replace(Hold {
@@ -198,39 +194,9 @@ impl Kubelet {
         });
     }
 
-    /// The number of calls of Allocate that have begun.
-    pub fn n_allocate_calls(&self) -> usize {
-        KubeletCounts::get(&self.machine.counts.allocate_calls)
-    }
-
-    /// The duration of each answered call of Allocate, as kubelet sees it.
-    pub fn allocate_took(&self) -> Vec<Duration> {
-        self.machine.counts.allocate_took.lock().clone()
-    }
-
-    /// The number of List calls of the pod-resources API.
-    pub fn n_lists(&self) -> usize {
-        KubeletCounts::get(&self.machine.counts.lists)
-    }
-
-    /// The number of registrations of plugins, each resource counted.
-    pub fn n_registrations(&self) -> usize {
-        KubeletCounts::get(&self.machine.counts.registrations)
-    }
-
-    /// The number of lists of devices that plugins have sent, of all resources.
-    pub fn n_device_lists(&self) -> usize {
-        KubeletCounts::get(&self.machine.counts.device_lists)
-    }
-
-    /// The admissions after the first `n_known`.
-    pub fn admissions_since(&self, n_known: usize) -> Vec<PodAdmission> {
-        self.machine.admissions.since(n_known)
-    }
-
-    /// The number of admissions.
-    pub fn n_admissions(&self) -> usize {
-        self.machine.admissions.len()
+    /// Counts and times of its calls; locked until the result is dropped.
+    pub fn counts(&self) -> MutexGuard<'_, KubeletCounts> {
+        self.machine.counts.lock()
     }
 
     /// Makes a container crash. kubelet starts it again with the devices and the answer that Allocate returned
@@ -293,7 +259,7 @@ impl Kubelet {
                 waiting.push(format!("{}/{}: {reason}: {message}", one.pod, one.name));
             }
         }
-        let (n_held, offered, waiting) = (self.n_held(), self.capacity(), waiting.join("; "));
+        let (n_held, offered, waiting) = (self.counts().held, self.capacity(), waiting.join("; "));
         bail!("{failure}; {n_held} pods are held, {offered:?} are offered; {waiting}")
     }
 }

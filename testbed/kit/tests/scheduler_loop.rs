@@ -19,6 +19,7 @@ use kit::apiserver::{ApiServer, ApiServerConfig, Fault, Matching};
 use kit::kube_scheduler::{
     KubeScheduler, Options, SchedulerConfiguration, SchedulingAttempt, SchedulingOutcome,
 };
+use kit::polling;
 use kube::Client;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -133,15 +134,9 @@ impl Rig {
 
     /// Waits until a pod satisfies a condition.
     async fn until(&self, pod: &str, condition: impl Fn(&Value) -> bool) {
-        let mut watch = self
-            .api
-            .objects()
-            .watch("pods", None, "", &format!("metadata.name={pod}"), None)
-            .unwrap();
-        let found = async { while !condition(&watch.next().await.unwrap().object) {} };
-        tokio::time::timeout(DEADLINE, found)
-            .await
-            .expect("the pod in time");
+        let objects = self.api.objects();
+        let meets = async || condition(&objects.get("pods", "default", pod).unwrap());
+        polling::until(DEADLINE, "the pod is late", meets).await.unwrap();
     }
 
     fn questions(&self, verb: &str) -> Vec<Value> {
@@ -269,11 +264,14 @@ async fn failures_of_an_unchanged_pod_are_a_series() {
     rig.create("p", "1");
     while !matches!(rig.attempt().await.outcome, SchedulingOutcome::Bound(_)) {}
     // Reports are written in order, so that those of the failures come before the one of the binding.
-    let mut watch = rig.api.objects().watch("events", None, "", "", None).unwrap();
-    let is_bound = async { while watch.next().await.unwrap().object["reason"] != "Scheduled" {} };
-    tokio::time::timeout(DEADLINE, is_bound)
+    let objects = rig.api.objects();
+    let is_bound = async || {
+        let events = objects.list("events", None).unwrap();
+        events.iter().any(|event| event["reason"] == "Scheduled")
+    };
+    polling::until(DEADLINE, "the event is late", is_bound)
         .await
-        .expect("the event in time");
+        .unwrap();
     let events = rig.api.objects().list("events", None).unwrap();
     let failures = events
         .iter()
@@ -391,13 +389,8 @@ async fn an_unschedulable_pod_is_tried_when_room_is_freed() {
 #[tokio::test]
 async fn a_lost_reply_to_a_binding_causes_no_second_attempt() {
     let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["b"]))).await;
-    let lost = rig.api.faults().inject(
-        Matching::anything()
-            .verb("create")
-            .subresource("binding")
-            .times(1),
-        Fault::DropReply,
-    );
+    let on_bind = Matching::requests("create", "pods/binding").times(1);
+    let lost = rig.api.faults().inject(on_bind, Fault::DropReply);
     rig.create("p", "1");
     rig.until("p", |pod| pod["spec"]["nodeName"] == "b").await;
     rig.create("next", "1");

@@ -263,7 +263,7 @@ async fn start_together(
     created.buffer_unordered(CONCURRENCY).try_collect::<()>().await?;
     until_all(cluster, names, "to be bound", |pod| node_of(pod).is_some()).await?;
     let kubelet = cluster.node(node)?.kubelet();
-    let has_all = |kubelet: &Kubelet| kubelet.n_held() == names.len();
+    let has_all = |kubelet: &Kubelet| kubelet.counts().held == names.len();
     let failure = format!("pods do not reach the kubelet of {node}");
     kubelet.expect_until(DEADLINE, failure, has_all).await?;
     kubelet.release(OrderRule::Shuffled, seed);

@@ -138,10 +138,10 @@ impl Runner {
             ChaosStep::RestartKubelet(node) => self.restart_kubelet(*node).await?,
             ChaosStep::BreakStream(node) => {
                 let kubelet = self.node(*node)?.kubelet();
-                let n_before = kubelet.n_registrations();
+                let n_before = kubelet.counts().registrations;
                 kubelet.drop_stream(GPU_MEM);
                 // A plugin whose stream breaks registers again: a new registration shows that the plugin has noticed the break.
-                let has_noticed = |kubelet: &Kubelet| kubelet.n_registrations() > n_before;
+                let has_noticed = |kubelet: &Kubelet| kubelet.counts().registrations > n_before;
                 self.until_kubelet(*node, "the plugin to notice", has_noticed)
                     .await?;
                 self.until_offered(*node).await?;
@@ -274,7 +274,7 @@ impl Runner {
     /// Records the admissions of kubelets, and checks the invariants.
     async fn check(&mut self) -> Result<()> {
         for (node, seen) in self.cluster.nodes().zip(&mut self.n_admissions_seen) {
-            let admissions = node.kubelet().admissions_since(*seen);
+            let admissions = node.kubelet().counts().admissions_since(*seen);
             *seen += admissions.len();
             for admission in admissions {
                 self.recorder.note_admission(&admission);

@@ -8,6 +8,7 @@ use proto::resource::GPU_SHARED;
 use serde_json::Value;
 
 use super::{GpuNode, ScenarioEntry, World};
+use kit::daemons::Invocation;
 use kit::invariants;
 use kit::pods::{Limits, PodBuilder};
 
@@ -38,7 +39,7 @@ async fn all_devices(world: &mut World) -> Result<()> {
     let tried = try_monitors(world, &node).await;
     let node = world.node(&node.name)?;
     // The next scenarios need both daemons with their usual flags, also if this one has failed.
-    node.restart_plugin_flagged(FLAG, false).await?;
+    node.restart_plugin_as(|usual| usual).await?;
     world.restart_scheduler_as(usual).await?;
     tried
 }
@@ -50,7 +51,8 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     world
         .until_event(&world.namespace, "monitor", reason, FLAG)
         .await?;
-    world.node(&node.name)?.restart_plugin_flagged(FLAG, true).await?;
+    let allowing = |plugin: Invocation| plugin.args([FLAG]);
+    world.node(&node.name)?.restart_plugin_as(allowing).await?;
     world.until_running(&["monitor"]).await?;
     let device = world
         .observer

@@ -37,11 +37,8 @@ async fn bind_errors(world: &mut World) -> Result<()> {
     ];
     let mut injected = Vec::new();
     for fault in kinds {
-        let binds = Matching::anything()
-            .verb("create")
-            .resource("pods")
-            .subresource("binding");
-        injected.push(faults.inject(binds.times(2), fault));
+        let binds = Matching::requests("create", "pods/binding").times(2);
+        injected.push(faults.inject(binds, fault));
     }
     // The five faults meet the first ten bindings in turn; further pods show that binding goes on afterwards.
     let names = world.create_many("pod", 16, &[(GPU_MEM, "1")]).await?;
@@ -55,11 +52,7 @@ async fn bind_errors(world: &mut World) -> Result<()> {
 /// The API server binds pods and loses the replies; the scheduler finds out that the pods are bound.
 async fn bind_reply_lost(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
-    let on_bind = Matching::anything()
-        .verb("create")
-        .resource("pods")
-        .subresource("binding")
-        .times(6);
+    let on_bind = Matching::requests("create", "pods/binding").times(6);
     let injected = faults.inject(on_bind, Fault::DropReply);
     let names = world.create_many("pod", 12, &[(GPU_MEM, "1")]).await?;
     world.until_all_run(&names).await?;
@@ -77,7 +70,7 @@ async fn watches_dropped(world: &mut World) -> Result<()> {
     let second = world.create_many("second", 6, &[(GPU_MEM, "1")]).await?;
     // A watch that starts from before this gets 410 and has to list again.
     world.cluster()?.api().objects().compact();
-    let gone = faults.inject(Matching::anything().verb("watch").times(4), Fault::Refuse(410));
+    let gone = faults.inject(Matching::requests("watch", "*").times(4), Fault::Refuse(410));
     faults.drop_watches("");
     world.until_all_run(&first).await?;
     world.until_all_run(&second).await?;
@@ -103,11 +96,8 @@ async fn patch_errors(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let mut injected = Vec::new();
     for fault in [Fault::Refuse(500), Fault::Refuse(409), Fault::DropReply] {
-        let patches = Matching::anything()
-            .verb("patch")
-            .resource("pods")
-            .subresource("");
-        injected.push(faults.inject(patches.times(2), fault));
+        let patches = Matching::requests("patch", "pods").times(2);
+        injected.push(faults.inject(patches, fault));
     }
     let names = world.create_many("pod", 6, &[(GPU_MEM, "1")]).await?;
     world.until_all_run(&names).await?;

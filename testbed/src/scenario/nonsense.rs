@@ -96,13 +96,8 @@ async fn device_nonsense(world: &mut World) -> Result<()> {
     }
     let sound = read_devices(world)?;
     let faults = world.cluster()?.api().faults().clone();
-    let blocked = faults.inject(
-        Matching::anything()
-            .verb("patch")
-            .resource("devices")
-            .name(|name| name == EDITED),
-        Fault::Refuse(500),
-    );
+    let patches = Matching::requests("patch", "devices").name(|name| name == EDITED);
+    let blocked = faults.inject(patches, Fault::Refuse(500));
     for (idx, (what, devices)) in edits().into_iter().enumerate() {
         try_edit(world, idx, &devices)
             .await

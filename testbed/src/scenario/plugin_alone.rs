@@ -170,7 +170,10 @@ async fn kubelet_socket_removed(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?.name;
     let found = world.node(&node)?;
     let socket = found.kubelet().config().plugin_socket();
-    let (before, n_registrations) = (healthy_counts(found.kubelet()), found.kubelet().n_registrations());
+    let (before, n_registrations) = (
+        healthy_counts(found.kubelet()),
+        found.kubelet().counts().registrations,
+    );
     files::remove(&socket)?;
     let has_lost = |kubelet: &Kubelet| healthy_counts(kubelet) != before;
     ensure!(
@@ -181,7 +184,7 @@ async fn kubelet_socket_removed(world: &mut World) -> Result<()> {
     world.start_units("meanwhile", "1", &node).await?;
     let found = world.node(&node)?;
     ensure!(
-        found.kubelet().n_registrations() == n_registrations,
+        found.kubelet().counts().registrations == n_registrations,
         "the plugin has registered again"
     );
     found.restart_kubelet().await?;

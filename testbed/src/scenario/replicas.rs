@@ -73,11 +73,7 @@ async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()>
     let mut names = Vec::new();
     for (kill, fault) in LATE.into_iter().enumerate() {
         let leader = replicas.until_led_by_another_than("").await?;
-        let on_bind = Matching::anything()
-            .verb("create")
-            .resource("pods")
-            .subresource("binding")
-            .times(N_LATE);
+        let on_bind = Matching::requests("create", "pods/binding").times(N_LATE);
         let late = faults.inject(on_bind, fault);
         names.extend(
             world
@@ -88,9 +84,9 @@ async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()>
             late.hits() >= N_LATE
         })
         .await?;
-        replicas.kill(&leader).await?;
+        replicas.process(&leader)?.kill().await;
         replicas.until_led_by_another_than(&leader).await?;
-        replicas.restart(&leader).await?;
+        replicas.process(&leader)?.restart().await?;
     }
     faults.clear();
     world.until_all_run(&names).await
@@ -127,13 +123,13 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
     };
     // The client opens a connection and keeps it.
     client.get(&format!("{url}/inspect")).await?;
-    replicas.pause(&leader).await?;
+    replicas.process(&leader)?.pause().await?;
     let bind = breaking::bind_late(client, url, &late, &node.name);
     replicas.until_led_by_another_than(&leader).await?;
     world
         .start(PodBuilder::units("prompt", room).on(&node.name))
         .await?;
-    replicas.resume(&leader)?;
+    replicas.process(&leader)?.resume()?;
     breaking::ensure_not_bound(world, &late, bind).await?;
     world.verify().await?;
     // The previous leader does not come back: its label is removed.
@@ -167,10 +163,10 @@ async fn fence_reinstalled(world: &mut World, replicas: &mut Replicas) -> Result
         .context("cannot delete policies")?;
     manifests::apply_file(&client, &path).await?;
     world.start(PodBuilder::units("reinstalled", 1)).await?;
-    replicas.kill(&leader).await?;
+    replicas.process(&leader)?.kill().await;
     replicas.until_led_by_another_than(&leader).await?;
     world.start(PodBuilder::units("next-leader", 1)).await?;
-    replicas.restart(&leader).await?;
+    replicas.process(&leader)?.restart().await?;
     replicas.until_ready(&leader).await
 }
 

@@ -70,12 +70,24 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
 async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     pods_run(world, second, "first").await?;
     let leader = second.holder();
-    second.kill(&leader, SchedulerContainer::Extender).await?;
-    second.restart(&leader, SchedulerContainer::Extender).await?;
+    second
+        .container(&leader, SchedulerContainer::Extender)?
+        .kill()
+        .await;
+    second
+        .container(&leader, SchedulerContainer::Extender)?
+        .restart()
+        .await?;
     pods_run(world, second, "extender-killed").await?;
     let leader = second.holder();
-    second.kill(&leader, SchedulerContainer::KubeScheduler).await?;
-    second.restart(&leader, SchedulerContainer::KubeScheduler).await?;
+    second
+        .container(&leader, SchedulerContainer::KubeScheduler)?
+        .kill()
+        .await;
+    second
+        .container(&leader, SchedulerContainer::KubeScheduler)?
+        .restart()
+        .await?;
     pods_run(world, second, "kube-scheduler-killed").await?;
     world.verify().await
 }
@@ -84,10 +96,15 @@ async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> R
 /// it goes on.
 async fn containers_paused(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     let stopped = second.holder();
-    second.pause(&stopped, SchedulerContainer::KubeScheduler).await?;
+    second
+        .container(&stopped, SchedulerContainer::KubeScheduler)?
+        .pause()
+        .await?;
     second.until_held_by_another_than(&stopped).await?;
     pods_run(world, second, "kube-scheduler-stopped").await?;
-    second.resume(&stopped, SchedulerContainer::KubeScheduler)?;
+    second
+        .container(&stopped, SchedulerContainer::KubeScheduler)?
+        .resume()?;
     pods_run(world, second, "kube-scheduler-goes-on").await?;
     late_bind(world, second).await?;
     world.verify().await
@@ -104,15 +121,26 @@ async fn late_bind(world: &mut World, second: &mut SecondScheduler) -> Result<()
     let (url, client) = (second.extender(&stopped)?, HttpClient::new());
     // The client opens a connection and keeps it.
     client.get(&format!("{url}/inspect")).await?;
-    second.pause(&stopped, SchedulerContainer::Extender).await?;
+    second
+        .container(&stopped, SchedulerContainer::Extender)?
+        .pause()
+        .await?;
     let bind = breaking::bind_late(client, url, &late, &node.name);
-    second.kill(&stopped, SchedulerContainer::KubeScheduler).await?;
+    second
+        .container(&stopped, SchedulerContainer::KubeScheduler)?
+        .kill()
+        .await;
     second.until_held_by_another_than(&stopped).await?;
     world.create(spec("prompt", PROFILE)).await?;
     world.until_running(&["prompt"]).await?;
-    second.resume(&stopped, SchedulerContainer::Extender)?;
+    second
+        .container(&stopped, SchedulerContainer::Extender)?
+        .resume()?;
     breaking::ensure_not_bound(world, &late, bind).await?;
-    second.restart(&stopped, SchedulerContainer::KubeScheduler).await
+    second
+        .container(&stopped, SchedulerContainer::KubeScheduler)?
+        .restart()
+        .await
 }
 
 /// Gives the Lease and the leader's name to a third holder in turn; pods run all the same.

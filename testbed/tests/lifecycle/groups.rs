@@ -397,9 +397,9 @@ async fn compete(seed: u64) -> Result<()> {
         groups.insert(name, (wish, members));
         if kills.contains(&at) {
             let leader = replicas.until_led_by_another_than("").await?;
-            replicas.kill(&leader).await?;
+            replicas.process(&leader)?.kill().await;
             replicas.until_led_by_another_than(&leader).await?;
-            replicas.restart(&leader).await?;
+            replicas.process(&leader)?.restart().await?;
         }
     }
     let is_over = async || {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kit::cluster::{CdiDir, GpuSpec, LocalCluster, NodeSetup};
+use kit::daemons::Invocation;
 use kit::http_client::HttpClient;
 use kit::invariants;
 use kit::kubelet::{Kubelet, RunState};
@@ -50,7 +51,7 @@ async fn stays(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<()> {
 /// Waits until the plugin has sent kubelet both its resources, after `n_before` earlier registrations; node status follows.
 async fn until_registered(cluster: &mut LocalCluster, n_before: usize) -> Result<()> {
     let is_known = |kubelet: &Kubelet| {
-        kubelet.n_registrations() >= n_before + 2
+        kubelet.counts().registrations >= n_before + 2
             && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
     };
     cluster
@@ -70,6 +71,12 @@ async fn until_up(kubelet: &Kubelet, name: &str, n_starts: u32) -> Result<String
     seen(kubelet, name)
 }
 
+/// The plugin's command line with another value of a flag.
+fn with_value(mut plugin: Invocation, flag: &str, value: &str) -> Invocation {
+    plugin.set(flag, value);
+    plugin
+}
+
 /// Amounts recorded in bytes stay, kubelet's earlier IDs keep their meaning, and new pods ask in the new unit.
 #[tokio::test(flavor = "multi_thread")]
 async fn running_pods_survive_a_change_of_the_memory_unit() -> Result<()> {
@@ -77,7 +84,8 @@ async fn running_pods_survive_a_change_of_the_memory_unit() -> Result<()> {
     run(&cluster, &pods, "old", 4).await?;
     let node = cluster.node("n1")?;
     let of_old = seen(node.kubelet(), "old")?;
-    node.restart_plugin_with("--memory-unit", "MiB").await?;
+    node.restart_plugin_as(|plugin| with_value(plugin, "--memory-unit", "MiB"))
+        .await?;
     let units = |kubelet: &Kubelet| kubelet.capacity().get(GPU_MEM).copied();
     node.kubelet()
         .expect_until(DEADLINE, "kubelet knows no MiB", |kubelet| {
@@ -196,7 +204,7 @@ async fn the_amount_of_a_gpu_that_is_gone_stays_counted() -> Result<()> {
     node.set_gpus(left)?;
     // Within one process of the plugin a GPU that is missing may come back, and stays listed.
     until_event(&cluster, "n1", "GPUUnhealthy", "").await?;
-    let n_before = cluster.node("n1")?.kubelet().n_registrations();
+    let n_before = cluster.node("n1")?.kubelet().counts().registrations;
     cluster.node("n1")?.restart_plugin().await?;
     until_registered(&mut cluster, n_before).await?;
     until_healthy(&cluster, 1).await?;
@@ -284,7 +292,7 @@ async fn a_partition_table_with_a_mistake_is_named_everywhere() -> Result<()> {
         .filter(|finding| finding.message.contains(MISTAKE));
     ensure!(of_table.count() == 1, "{:?}", diagnosis.findings);
 
-    let n_before = cluster.node("n1")?.kubelet().n_registrations();
+    let n_before = cluster.node("n1")?.kubelet().counts().registrations;
     cluster.node("n1")?.restart_plugin().await?;
     until_registered(&mut cluster, n_before).await?;
     std::fs::write(&file, r#"{"2": [{"minors": [0, 1]}]}"#)?;
@@ -359,8 +367,9 @@ async fn containers_wait_while_cdi_specs_cannot_be_written() -> Result<()> {
     // A plugin that does without; what was given by CDI before still needs it.
     let node = cluster.node("n1")?;
     let blocked = block(node.kubelet())?;
-    let n_before = node.kubelet().n_registrations();
-    node.restart_plugin_with("--inject", "envvar").await?;
+    let n_before = node.kubelet().counts().registrations;
+    node.restart_plugin_as(|plugin| with_value(plugin, "--inject", "envvar"))
+        .await?;
     until_registered(&mut cluster, n_before).await?;
     run(&cluster, &pods, "by-variable", 4).await?;
     let node = cluster.node("n1")?;
@@ -443,7 +452,7 @@ async fn an_upgrade_of_the_plugin_keeps_the_resources() -> Result<()> {
                 .all(|name| status.get(*name).is_some_and(|amount| amount != "0"))
     };
     for _ in 0..3 {
-        let before = node.kubelet().n_registrations();
+        let before = node.kubelet().counts().registrations;
         ensure!(
             node.replace_plugin(GRACE).await?,
             "the old plugin did not end cleanly"
@@ -451,7 +460,8 @@ async fn an_upgrade_of_the_plugin_keeps_the_resources() -> Result<()> {
         let mut lost = false;
         let is_back = |kubelet: &Kubelet| {
             lost |= !is_listed(kubelet);
-            kubelet.n_registrations() > before && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
+            kubelet.counts().registrations > before
+                && kubelet.capacity().values().all(|(_, healthy)| *healthy > 0)
         };
         node.kubelet()
             .expect_until(DEADLINE, "the new plugin does not register", is_back)
@@ -478,7 +488,7 @@ async fn after_a_reboot_with_a_late_plugin_kubelet_fails_the_old_pods() -> Resul
     cluster
         .until("the pod to be turned away", DEADLINE, is_failed)
         .await?;
-    let n_before = cluster.node("n1")?.kubelet().n_registrations();
+    let n_before = cluster.node("n1")?.kubelet().counts().registrations;
     cluster.node("n1")?.start_plugin(&[])?;
     until_registered(&mut cluster, n_before).await?;
     run(&cluster, &pods, "after", 16).await?;

@@ -170,22 +170,22 @@ impl Scene {
     /// The plugin knows of no new pod when kubelet asks it, so it answers, and lets nothing start.
     async fn kill_plugin_before_pre_start(&mut self) -> Result<()> {
         let held = self.cluster.api().faults().hold_watches_of(PLUGIN_USER, "pods");
-        let before = self.kubelet()?.n_allocate_calls();
+        let before = self.kubelet()?.counts().allocate_calls;
         self.pods.create(&PodBuilder::units("between", 2)).await?;
         let is_refused = |kubelet: &Kubelet| {
             let container = kubelet.container("default", "between", "main");
-            kubelet.n_allocate_calls() > before
+            kubelet.counts().allocate_calls > before
                 && container.is_some_and(|one| matches!(one.state, RunState::Waiting { .. }))
         };
         self.kubelet()?
             .expect_until(DEADLINE, "no start was refused", is_refused)
             .await?;
-        let n_calls = self.kubelet()?.n_allocate_calls();
+        let n_calls = self.kubelet()?.counts().allocate_calls;
         self.cluster.node("n1")?.restart_plugin().await?;
         drop(held);
         until_run(&self.cluster, &["between"]).await?;
         ensure!(
-            self.kubelet()?.n_allocate_calls() == n_calls,
+            self.kubelet()?.counts().allocate_calls == n_calls,
             "kubelet has asked again, and nothing was tried"
         );
         Ok(())
@@ -225,7 +225,7 @@ impl Scene {
             );
         }
         ensure!(
-            self.kubelet()?.n_allocate_calls() == 0,
+            self.kubelet()?.counts().allocate_calls == 0,
             "kubelet has asked again, and nothing was tried"
         );
         until_run(&self.cluster, names).await

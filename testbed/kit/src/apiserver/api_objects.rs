@@ -16,14 +16,12 @@ use super::patch::PatchFormat;
 use super::pod_log::PodLogs;
 use super::read::ListQuery;
 use super::resource::{Registry, Resource};
-use super::selector::Selectors;
 use super::status::ApiError;
 use super::store::{Key, Store};
 use super::verbs::delete::DeleteOptions;
 use super::verbs::{
     ApiState, RequestTarget, SharedState, WriteOptions, WrittenPart, binding, create, delete, patch, update,
 };
-use super::watch::{Watch, WatchStart};
 use super::{object, read};
 
 /// A cheap handle to one API; clones share it.
@@ -246,22 +244,6 @@ impl ApiObjects {
         let target = self.target("pods", namespace, pod)?;
         let version = binding::bind(&mut self.state_mut(), &target, binding.borrow(), &options())?;
         Ok(Arc::clone(&version.value))
-    }
-
-    /// Watches a resource, in all namespaces or in one, with label and field selectors in their usual text form
-    /// (empty for everything). `after` is the revision to start from; for `None` every present object comes first as added.
-    pub fn watch(
-        &self,
-        resource: &str,
-        namespace: Option<&str>,
-        label_selector: &str,
-        field_selector: &str,
-        after: Option<u64>,
-    ) -> Result<Watch, ApiError> {
-        let resource = self.resource(resource)?;
-        let selectors = Selectors::parse(label_selector, field_selector)?;
-        let start = after.map_or(WatchStart::Present, WatchStart::After);
-        Watch::new(&self.inner.state, &resource.storage, namespace, selectors, start)
     }
 
     /// The revision of the latest write.

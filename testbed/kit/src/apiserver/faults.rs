@@ -39,7 +39,6 @@ pub struct Matching {
     user: Option<String>,
     verb: Option<String>,
     resource: Option<String>,
-    subresource: Option<String>,
     name: Option<Arc<NamePredicate>>,
     percent: Option<u8>,
     /// The number of requests that the fault still meets.
@@ -52,7 +51,6 @@ impl std::fmt::Debug for Matching {
             .field("user", &self.user)
             .field("verb", &self.verb)
             .field("resource", &self.resource)
-            .field("subresource", &self.subresource)
             .field("percent", &self.percent)
             .field("times", &self.times)
             .finish_non_exhaustive()
@@ -65,31 +63,19 @@ impl Matching {
         Self::default()
     }
 
+    /// Requests with this RBAC verb for a resource in RBAC's words, such as `pods`, `pods/binding`, or `*` for any.
+    pub fn requests(verb: &str, resource: &str) -> Self {
+        Self {
+            verb: Some(verb.to_owned()),
+            resource: Some(resource.to_owned()).filter(|resource| resource != "*"),
+            ..Self::default()
+        }
+    }
+
     /// Only the requests of this user.
     #[must_use]
     pub fn user(mut self, name: &str) -> Self {
         self.user = Some(name.to_owned());
-        self
-    }
-
-    /// Only this RBAC verb.
-    #[must_use]
-    pub fn verb(mut self, verb: &str) -> Self {
-        self.verb = Some(verb.to_owned());
-        self
-    }
-
-    /// Only this plural resource.
-    #[must_use]
-    pub fn resource(mut self, plural: &str) -> Self {
-        self.resource = Some(plural.to_owned());
-        self
-    }
-
-    /// Only this subresource; empty for the object itself.
-    #[must_use]
-    pub fn subresource(mut self, subresource: &str) -> Self {
-        self.subresource = Some(subresource.to_owned());
         self
     }
 
@@ -117,10 +103,13 @@ impl Matching {
     /// Returns true if a rule with these conditions may apply to a call; a condition that is not set accepts everything.
     fn accepts(&self, call: &ApiCall<'_>) -> bool {
         let is = |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
+        let resource = match call.subresource {
+            "" => call.resource.to_owned(),
+            subresource => format!("{}/{subresource}", call.resource),
+        };
         is(&self.user, call.user)
             && is(&self.verb, call.verb)
-            && is(&self.resource, call.resource)
-            && is(&self.subresource, call.subresource)
+            && is(&self.resource, &resource)
             && self.name.as_ref().is_none_or(|accepts| accepts(call.name))
     }
 }

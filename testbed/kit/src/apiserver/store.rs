@@ -216,7 +216,7 @@ fn version_at(mut value: Value, rv: u64) -> ObjectVersion {
 
 /// The kind of a change of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChangeKind {
+pub(crate) enum ChangeKind {
     /// The object was created.
     Added,
     /// The object was replaced by a newer version.

@@ -1,13 +1,11 @@
 //! Watches: each is a cursor into the log of past changes of a collection.
 //!
-//! A watch queues only the present objects that it begins with, or one batch of changes. It reads further changes from the log
-//! once those are reported, so the queue of a slow client does not grow. The watch ends with 410 once the cursor is older than
+//! A watch queues only the present objects that it begins with. It reads changes from the log once those are reported, so the
+//! queue of a slow client does not grow. The watch ends with 410 once the cursor is older than
 //! the log.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use serde_json::Value;
 use tokio::sync::watch;
 
 use super::selector::Selectors;
@@ -26,16 +24,7 @@ pub(crate) enum WatchStart {
     After(u64),
 }
 
-/// A change as a watch reports it.
-#[derive(Debug, Clone)]
-pub struct WatchEvent {
-    /// The kind of the change for the watch's selectors: an object that leaves them is deleted.
-    pub change: ChangeKind,
-    /// The object after the change; for a deletion its last state.
-    pub object: Arc<Value>,
-}
-
-/// A change with its serialised version.
+/// A change as a watch reports it; an object that leaves its selectors is deleted.
 #[derive(Debug, Clone)]
 pub(crate) struct EncodedChange {
     pub(crate) change: ChangeKind,
@@ -44,7 +33,7 @@ pub(crate) struct EncodedChange {
 
 /// A running watch.
 #[derive(Debug)]
-pub struct Watch {
+pub(crate) struct Watch {
     state: SharedState,
     storage: String,
     namespace: Option<String>,
@@ -52,8 +41,8 @@ pub struct Watch {
     /// Changes up to this revision were read from the log.
     cursor: u64,
     signal: watch::Receiver<u64>,
-    /// Present objects, or changes of the last batch, that were not reported yet.
-    pending: VecDeque<EncodedChange>,
+    /// Present objects that were not reported yet.
+    pending: Vec<EncodedChange>,
 }
 
 impl Watch {
@@ -74,7 +63,7 @@ impl Watch {
             selectors,
             cursor: state.store.revision(),
             signal: state.store.signal(storage),
-            pending: VecDeque::new(),
+            pending: Vec::new(),
         };
         if let WatchStart::After(rv) = start {
             // No event is read: this only checks that the log still reaches back to the revision.
@@ -87,30 +76,13 @@ impl Watch {
         }
         for (_, version) in state.store.scan(storage, namespace, None) {
             if watch.selectors.is_everything() || watch.selectors.matches(&version.value) {
-                watch.pending.push_back(EncodedChange {
+                watch.pending.push(EncodedChange {
                     change: ChangeKind::Added,
                     version: Arc::clone(version),
                 });
             }
         }
         Ok(watch)
-    }
-
-    /// Waits for the next change. After an error the watch has ended.
-    pub async fn next(&mut self) -> Result<WatchEvent, ApiError> {
-        loop {
-            if let Some(change) = self.pending.pop_front() {
-                return Ok(WatchEvent {
-                    change: change.change,
-                    object: Arc::clone(&change.version.value),
-                });
-            }
-            let found = self.read_changes()?;
-            if found.is_empty() {
-                self.changed().await;
-            }
-            self.pending.extend(found);
-        }
     }
 
     /// The revision up to which the watch has reported every change, once its pending changes are taken.
@@ -121,7 +93,7 @@ impl Watch {
     /// The changes that can be reported now, without waiting.
     pub(crate) fn read_changes(&mut self) -> Result<Vec<EncodedChange>, ApiError> {
         if !self.pending.is_empty() {
-            return Ok(std::mem::take(&mut self.pending).into());
+            return Ok(std::mem::take(&mut self.pending));
         }
         loop {
             // Marked before the log is read: a change during the read must wake the next wait.

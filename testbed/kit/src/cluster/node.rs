@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt};
@@ -246,42 +246,10 @@ impl SimulatedNode {
         self.kill_plugin().await?.restart().await
     }
 
-    /// Kills its plugin and starts it with another value of a flag.
-    pub async fn restart_plugin_with(&mut self, flag: &str, value: &str) -> Result<()> {
-        ensure!(
-            self.invocation.set(flag, value),
-            "the plugin is not started with {flag}"
-        );
-        let invocation = self.invocation.clone();
-        self.kill_plugin().await?.restart_as(invocation).await
-    }
-
-    /// Kills its plugin and starts it with a flag that has no value, or without it.
-    pub async fn restart_plugin_flagged(&mut self, flag: &str, is_on: bool) -> Result<()> {
-        // The flag is removed first: given twice, it would be an error of the command line.
-        self.invocation.args.retain(|arg| arg != flag);
-        self.invocation.args.extend(is_on.then(|| flag.to_owned()));
-        let invocation = self.invocation.clone();
-        self.kill_plugin().await?.restart_as(invocation).await
-    }
-
     /// Kills its plugin and starts it by another command line, this once.
     pub async fn restart_plugin_as(&mut self, change: impl FnOnce(Invocation) -> Invocation) -> Result<()> {
         let changed = change(self.invocation.clone());
         self.kill_plugin().await?.restart_as(changed).await
-    }
-
-    /// Kills its plugin and starts it with this limit of open files.
-    pub async fn restart_plugin_limited(&mut self, n_files: u32) -> Result<()> {
-        let mut limited = self.invocation.clone();
-        let program = std::mem::replace(&mut limited.program, "sh".into());
-        let own = [
-            "-c".to_owned(),
-            format!(r#"ulimit -n {n_files}; exec "$0" "$@""#),
-            program.display().to_string(),
-        ];
-        limited.args.splice(..0, own);
-        self.kill_plugin().await?.restart_as(limited).await
     }
 
     /// Ends its plugin by SIGTERM, and then starts another one, as a `DaemonSet` does; true if the old one ended cleanly.

@@ -24,7 +24,7 @@ use super::devices::{AllocationError, Capacity, DeviceChoice, DeviceManagerState
 use super::devices::{DeviceHolder, DeviceId, HeldDevices};
 use super::endpoint::{ConnectError, Endpoint, EndpointError};
 use super::fit::is_extended;
-use super::machine::{KubeletCounts, KubeletMachine};
+use super::machine::KubeletMachine;
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 use super::pod_table::PodTable;
 use super::runtime::RunState;
@@ -161,7 +161,7 @@ impl DeviceManager {
         self.plugins().insert(resource.to_owned(), Arc::clone(&plugin));
         self.lock().connect(resource, endpoint);
         tracing::info!(resource, socket, "device plugin connected");
-        KubeletCounts::add(&self.machine.counts.registrations);
+        self.machine.counts.lock().registrations += 1;
         self.machine.notify();
         let manager = Arc::clone(self);
         let resource = resource.to_owned();
@@ -206,7 +206,7 @@ impl DeviceManager {
                 Ok(Some(response)) => {
                     // genericDeviceUpdateCallback: a list replaces the one before as a whole, and each one is
                     // written to the checkpoint.
-                    KubeletCounts::add(&self.machine.counts.device_lists);
+                    self.machine.counts.lock().device_lists += 1;
                     self.lock().update(resource, response.devices);
                     self.write_checkpoint();
                     self.devices_changed();
@@ -332,12 +332,12 @@ impl DeviceManager {
             self.lock().roll_back();
             return Err(AllocationError::UnknownPlugin(request.resource.to_owned()));
         };
-        KubeletCounts::add(&self.machine.counts.allocate_calls);
+        self.machine.counts.lock().allocate_calls += 1;
         self.machine.notify();
         let began = Instant::now();
         match endpoint.allocate(ids).await {
             Ok(response) => {
-                self.note_allocate(began.elapsed());
+                self.machine.counts.lock().allocate_took.push(began.elapsed());
                 self.lock().grant(request, &chosen, response);
                 Ok(true)
             }
@@ -383,11 +383,6 @@ impl DeviceManager {
             &preferred,
             rng,
         )))
-    }
-
-    fn note_allocate(&self, took: Duration) {
-        let times = &self.machine.counts.allocate_took;
-        times.lock().push(took);
     }
 
     /// Calls `PreStartContainer` of the resource's plugin if the plugin has asked for that call.

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::claims::PreparedClaims;
@@ -24,9 +23,8 @@ pub(super) fn cannot_prepare(path: &Path) -> String {
 pub(crate) struct KubeletMachine {
     pub(crate) config: KubeletConfig,
     pub(crate) runtime: Arc<Runtime>,
-    pub(crate) admissions: AdmissionLog,
     pub(crate) hold: watch::Sender<Hold>,
-    pub(crate) counts: KubeletCounts,
+    pub(crate) counts: Mutex<KubeletCounts>,
     /// The container runtime's socket for plugins, if it has one.
     pub(crate) nri: Option<Nri>,
     /// The container runtime's injection of CDI devices; `None` if CDI is off.
@@ -53,9 +51,8 @@ impl KubeletMachine {
         Ok(Self {
             config,
             runtime,
-            admissions: AdmissionLog::default(),
             hold,
-            counts: KubeletCounts::default(),
+            counts: Mutex::default(),
             nri,
             injector,
             claims: PreparedClaims::default(),
@@ -73,29 +70,29 @@ impl KubeletMachine {
     }
 }
 
+/// Counts and times of calls since the machine was started, across restarts of kubelet.
 #[derive(Debug, Default)]
-pub(crate) struct KubeletCounts {
-    /// Pods that wait for [`Hold`] to end.
-    pub(crate) held: AtomicUsize,
+pub struct KubeletCounts {
+    /// Pods that [`Kubelet::hold`](super::Kubelet::hold) holds back now.
+    pub held: usize,
     /// Calls of Allocate that have begun.
-    pub(crate) allocate_calls: AtomicUsize,
-    /// Duration of each call of Allocate that was answered.
-    pub(crate) allocate_took: Mutex<Vec<Duration>>,
+    pub allocate_calls: usize,
+    /// Duration of each call of Allocate that was answered, as kubelet sees it.
+    pub allocate_took: Vec<Duration>,
     /// Calls of List of the pod-resources API, refused ones included.
-    pub(crate) lists: AtomicUsize,
-    /// Registrations of plugins that could be reached.
-    pub(crate) registrations: AtomicUsize,
-    /// Lists of devices that plugins have sent.
-    pub(crate) device_lists: AtomicUsize,
+    pub lists: usize,
+    /// Registrations of plugins that could be reached, each resource counted.
+    pub registrations: usize,
+    /// Lists of devices that plugins have sent, of all resources.
+    pub device_lists: usize,
+    /// All admissions.
+    pub admissions: Vec<PodAdmission>,
 }
 
 impl KubeletCounts {
-    pub(crate) fn add(counter: &AtomicUsize) {
-        counter.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn get(counter: &AtomicUsize) -> usize {
-        counter.load(Ordering::Acquire)
+    /// The admissions after the first `n_known`.
+    pub fn admissions_since(&self, n_known: usize) -> Vec<PodAdmission> {
+        self.admissions.get(n_known..).unwrap_or_default().to_vec()
     }
 }
 
@@ -112,27 +109,4 @@ pub struct PodAdmission {
     pub took: Duration,
     /// Reason and message of a refusal.
     pub refusal: Option<(String, String)>,
-}
-
-/// All admissions since the machine was started, across restarts of kubelet.
-#[derive(Debug, Default)]
-pub(crate) struct AdmissionLog(Mutex<Vec<PodAdmission>>);
-
-impl AdmissionLog {
-    /// The admissions after the first `n_known`.
-    pub(crate) fn since(&self, n_known: usize) -> Vec<PodAdmission> {
-        self.lock().get(n_known..).unwrap_or_default().to_vec()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.lock().len()
-    }
-
-    pub(crate) fn add(&self, admission: PodAdmission) {
-        self.lock().push(admission);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<PodAdmission>> {
-        self.0.lock()
-    }
 }

@@ -19,7 +19,7 @@ use super::claims::PreparedClaims;
 use super::device_manager::DeviceManager;
 use super::devices::DeviceHolder;
 use super::devices::DeviceManagerState;
-use super::machine::{KubeletCounts, KubeletMachine};
+use super::machine::KubeletMachine;
 use super::pod::{ContainerType, KubeletPod};
 use super::pod_table::PodTable;
 
@@ -54,7 +54,7 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        KubeletCounts::add(&self.machine.counts.lists);
+        self.machine.counts.lock().lists += 1;
         if !self.limit.allow() {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }

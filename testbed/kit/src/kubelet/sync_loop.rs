@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -144,10 +143,7 @@ impl SyncLoop {
         loop {
             let Hold { is_held, order } = *hold.borrow_and_update();
             was_held |= is_held;
-            self.machine
-                .counts
-                .held
-                .store(if is_held { batch.len() } else { 0 }, Ordering::Release);
+            self.machine.counts.lock().held = if is_held { batch.len() } else { 0 };
             self.machine.notify();
             if !is_held {
                 return order.filter(|_| was_held).unwrap_or(BatchOrder::BY_CREATION);
@@ -271,13 +267,14 @@ impl SyncLoop {
                 Some((reason, message))
             }
         };
-        self.machine.admissions.add(PodAdmission {
+        let admission = PodAdmission {
             pod: pod.full_name(),
             uid: pod.uid.clone(),
             began,
             took: began.elapsed(),
             refusal,
-        });
+        };
+        self.machine.counts.lock().admissions.push(admission);
         self.machine.notify();
     }
 

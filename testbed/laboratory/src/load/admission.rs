@@ -183,7 +183,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         mode: args.mode,
         pods: usize::try_from(args.pods * args.rounds)?,
         per_second: per_second.iter().sum::<f64>() / f64::from(args.rounds),
-        allocate_ms: quantiles(kubelet.allocate_took(), ADMISSION_PERCENTS),
+        allocate_ms: quantiles(kubelet.counts().allocate_took.clone(), ADMISSION_PERCENTS),
         start_ms: quantiles(
             starts.iter().map(|(spent, _)| *spent).collect(),
             ADMISSION_PERCENTS,
@@ -191,7 +191,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         refused: starts.iter().map(|(_, refused)| refused).sum(),
         peak_mib: mib(peak),
         rest,
-        starts_per_list: float(starts.len()) / float(kubelet.n_lists().max(1)),
+        starts_per_list: float(starts.len()) / float(kubelet.counts().lists.max(1)),
         wrong,
     };
     cluster.stop().await?;
@@ -204,13 +204,13 @@ async fn leave_alone(cluster: &mut LocalCluster, duration: Duration) -> Result<R
     let plugin = node.plugin().and_then(Daemon::pid).context("no plugin runs")?;
     // Corrections and reports on the last pods are written within seconds of their start.
     tokio::time::sleep(SETTLE).await;
-    let (before, n_lists) = (ProcessUsage::of(plugin)?, node.kubelet().n_device_lists());
+    let (before, n_lists) = (ProcessUsage::of(plugin)?, node.kubelet().counts().device_lists);
     tokio::time::sleep(duration).await;
     let after = ProcessUsage::of(plugin)?;
     Ok(Rest {
         resident_mib: mib(after.resident),
         wake_ups_per_second: float(after.wake_ups - before.wake_ups) / duration.as_secs_f64(),
-        device_lists: node.kubelet().n_device_lists() - n_lists,
+        device_lists: node.kubelet().counts().device_lists - n_lists,
     })
 }
 
@@ -223,7 +223,7 @@ fn names(args: &AdmissionArgs, round: u32) -> Vec<String> {
 
 /// Binds the pods of a round and lets kubelet admit them together; returns the admissions per second.
 async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> Result<f64> {
-    let n_before = cluster.node("n1")?.kubelet().n_admissions();
+    let n_before = cluster.node("n1")?.kubelet().counts().admissions.len();
     let names = names(args, round);
     let unit = [(GPU_MEM, "1")];
     let spec = |name: &String| {
@@ -235,7 +235,7 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
     };
     start_together(cluster, "n1", &names, spec, u64::from(round)).await?;
     let kubelet = cluster.node("n1")?.kubelet();
-    let admissions = kubelet.admissions_since(n_before);
+    let admissions = kubelet.counts().admissions_since(n_before);
     // From the first admission to the end of the last: creation, binding and the start of containers are not
     // counted.
     let began = admissions.first().context("no pod was admitted")?.began;

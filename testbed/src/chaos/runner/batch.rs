@@ -61,7 +61,7 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
         .note_pods(ClusterSnapshot::of(runner.cluster.api().objects()).pods);
     let n_expected = delete_early(runner, batch, &mut disturbance).await?;
     disrupt_before_admission(runner, batch).await?;
-    let n_calls = runner.node(batch.node)?.kubelet().n_allocate_calls();
+    let n_calls = runner.node(batch.node)?.kubelet().counts().allocate_calls;
     runner
         .node(batch.node)?
         .kubelet()
@@ -92,20 +92,8 @@ async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
 /// Starts the disruptions that last from the creation of the pods.
 fn disturb(runner: &Runner, batch: &Batch) -> Disturbance {
     let faults = runner.cluster.api().faults();
-    let patches = |resource: &str| {
-        Matching::anything()
-            .verb("patch")
-            .resource(resource)
-            .subresource("")
-            .times(N_FAULTS)
-    };
-    let bindings = || {
-        Matching::anything()
-            .verb("create")
-            .resource("pods")
-            .subresource("binding")
-            .times(N_FAULTS)
-    };
+    let patches = |resource: &str| Matching::requests("patch", resource).times(N_FAULTS);
+    let bindings = || Matching::requests("create", "pods/binding").times(N_FAULTS);
     match batch.meanwhile {
         Disruption::PluginWatchLags => Disturbance {
             watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")),
@@ -140,7 +128,7 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
     let faults = runner.cluster.api().faults().clone();
     let is_late = batch.meanwhile == Disruption::KubeletMissesDeletions;
     if is_late {
-        let has_all = |kubelet: &Kubelet| kubelet.n_held() >= n_pods;
+        let has_all = |kubelet: &Kubelet| kubelet.counts().held >= n_pods;
         runner
             .until_kubelet(batch.node, "the pods to reach kubelet", has_all)
             .await?;
@@ -161,7 +149,7 @@ async fn delete_early(runner: &mut Runner, batch: &Batch, disturbance: &mut Dist
         return Ok(n_pods);
     }
     runner.until_gone(&batch.deleted).await?;
-    let has_the_rest = |kubelet: &Kubelet| kubelet.n_held() == n_left;
+    let has_the_rest = |kubelet: &Kubelet| kubelet.counts().held == n_left;
     runner
         .until_kubelet(batch.node, "the pods to reach kubelet", has_the_rest)
         .await?;
@@ -202,7 +190,7 @@ async fn disrupt_during_admission(
     n_calls: usize,
     n_expected: usize,
 ) -> Result<()> {
-    let begun = |kubelet: &Kubelet| kubelet.n_allocate_calls() > n_calls || n_expected == 0;
+    let begun = |kubelet: &Kubelet| kubelet.counts().allocate_calls > n_calls || n_expected == 0;
     match batch.meanwhile {
         Disruption::PluginWatchLags | Disruption::PluginMissesDeletions => {
             runner
@@ -233,7 +221,7 @@ async fn disrupt_during_admission(
 /// Waits until kubelet has admitted `n_expected` pods more than when the batch began.
 async fn until_admitted(runner: &mut Runner, batch: &Batch, n_expected: usize) -> Result<()> {
     let n_before = runner.n_admissions_seen.get(batch.node).copied().unwrap_or(0);
-    let all = |kubelet: &Kubelet| kubelet.n_admissions() >= n_before + n_expected;
+    let all = |kubelet: &Kubelet| kubelet.counts().admissions.len() >= n_before + n_expected;
     runner
         .until_kubelet(batch.node, "all pods to be admitted", all)
         .await

@@ -16,6 +16,7 @@ use super::http2::{Flood, beginning};
 use super::target::Target;
 use crate::scenario::{DEADLINE, ScenarioEntry, World};
 use kit::connector::{Connector, connect_from};
+use kit::daemons::Invocation;
 use kit::kubelet::Kubelet;
 use kit::polling;
 
@@ -131,7 +132,7 @@ async fn flood(
 async fn plugin_flooded(world: &mut World) -> Result<()> {
     let name = world.gpu_node(1)?.name;
     let node = world.node(&name)?;
-    node.restart_plugin_limited(FEW_FILES).await?;
+    node.restart_plugin_as(with_few_files).await?;
     let metrics = node.metrics_address();
     let is_listening = async || TcpStream::connect(metrics).await.is_ok();
     polling::until(DEADLINE, "the plugin does not listen", is_listening).await?;
@@ -155,6 +156,18 @@ async fn plugin_flooded(world: &mut World) -> Result<()> {
     world.start_units("flooded", "1", &name).await?;
     drop(held);
     world.node(&name)?.restart_plugin().await
+}
+
+/// The plugin's start with a limit of open files.
+fn with_few_files(mut plugin: Invocation) -> Invocation {
+    let program = std::mem::replace(&mut plugin.program, "sh".into());
+    let own = [
+        "-c".to_owned(),
+        format!(r#"ulimit -n {FEW_FILES}; exec "$0" "$@""#),
+        program.display().to_string(),
+    ];
+    plugin.args.splice(..0, own);
+    plugin
 }
 
 /// Fails if the scheduler's memory or log has grown by more than an attack may cost.
