@@ -4,11 +4,11 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use comfy_table::{ContentArrangement, Row, Table, presets};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 /// Progress on standard error; results on standard output, for people or as JSON.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Console {
     bar: Option<ProgressBar>,
     began: Instant,
@@ -134,84 +134,9 @@ impl Console {
         }
     }
 
-    /// Bars for work that is done in parallel, below the live line.
-    pub fn bars(&self) -> Bars {
-        let all = self.bar.as_ref().map(|bar| {
-            let all = MultiProgress::new();
-            all.add(bar.clone());
-            all
-        });
-        Bars {
-            all,
-            began: self.began,
-        }
-    }
-
     /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
-    }
-}
-
-/// Bars on a terminal; elsewhere a line for each piece of work that ends.
-#[derive(Debug)]
-pub struct Bars {
-    all: Option<MultiProgress>,
-    began: Instant,
-}
-
-/// The progress of one piece of work.
-#[derive(Debug)]
-pub struct Bar {
-    shown: Option<ProgressBar>,
-    label: String,
-    began: Instant,
-}
-
-impl Bars {
-    /// A bar for work that begins.
-    pub fn begin(&self, label: &str) -> Bar {
-        let shown = self.all.as_ref().map(|all| {
-            let bar = all.add(ProgressBar::new(0));
-            if let Ok(style) = ProgressStyle::with_template("  {bar:30} {pos:>6}/{len} {eta:>4}  {msg}") {
-                bar.set_style(style);
-            }
-            bar.set_message(label.to_owned());
-            bar
-        });
-        Bar {
-            shown,
-            label: label.to_owned(),
-            began: self.began,
-        }
-    }
-}
-
-impl Bar {
-    /// Sets the number of steps of the work.
-    pub fn set_length(&self, n_steps: usize) {
-        if let Some(bar) = &self.shown {
-            bar.set_length(u64::try_from(n_steps).unwrap_or(u64::MAX));
-        }
-    }
-
-    /// Counts one step of the work as done.
-    pub fn advance(&self) {
-        if let Some(bar) = &self.shown {
-            bar.inc(1);
-        }
-    }
-
-    /// Ends the bar; elsewhere than on a terminal prints a line with the result.
-    pub fn end(&self, result: &str) {
-        match &self.shown {
-            Some(bar) => bar.finish_and_clear(),
-            None => note(&format!(
-                "{:6.1}s  {}: {result}",
-                self.began.elapsed().as_secs_f64(),
-                self.label
-            )),
-        }
     }
 }
 

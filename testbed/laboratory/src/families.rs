@@ -23,7 +23,7 @@ use crate::replay::policy::Policy;
 use crate::replay::run::{self, Job, RunResult};
 use crate::replay::{Seeds, seeds};
 use cluster::{AllocationMeasure, Family};
-use kit::console::{Bars, Console, table};
+use kit::console::{Console, table};
 
 /// Policies that are compared by default.
 const POLICIES: &str = "fill,binpack,best-fit,fgd,fullest,kube-default";
@@ -79,8 +79,8 @@ pub struct SeedSpread {
 pub async fn run(args: FamiliesArgs) -> Result<bool> {
     let console = Console::new(args.json);
     let stop = Arc::new(AtomicBool::new(false));
-    let (bars, handle, policies) = (console.bars(), Handle::current(), args.policy.clone());
-    let lines = tokio::task::spawn_blocking(move || compare(&args, &bars, &stop, &handle))
+    let (progress, handle, policies) = (console.clone(), Handle::current(), args.policy.clone());
+    let lines = tokio::task::spawn_blocking(move || compare(&args, &progress, &stop, &handle))
         .await
         .context("the comparison broke off")?;
     console.finish();
@@ -101,7 +101,7 @@ struct Task {
 /// Runs every policy on every invented cluster, many clusters at a time; returns a line for each kind and number.
 fn compare(
     args: &FamiliesArgs,
-    bars: &Bars,
+    console: &Console,
     stop: &AtomicBool,
     handle: &Handle,
 ) -> Result<Vec<FamilyResult>> {
@@ -122,7 +122,7 @@ fn compare(
         }
     }
     let done = in_parallel(&tasks, args.threads, stop, |task| {
-        handle.block_on(task.run(&args.policy, &conditions, bars, stop))
+        handle.block_on(task.run(&args.policy, &conditions, console, stop))
     })?;
     let mut lines = Vec::new();
     // `done` has the seeds of the first cluster, then those of the second, and so on.
@@ -147,7 +147,7 @@ impl Task {
         self,
         policies: &[Policy],
         conditions: &RunConditions,
-        bars: &Bars,
+        console: &Console,
         stop: &AtomicBool,
     ) -> Result<Option<Vec<f64>>> {
         let Self { kind, number, seed } = self;
@@ -155,7 +155,6 @@ impl Task {
         let typical = typical_pods(&made.world);
         let label = format!("{} {number} seed {seed}", kind.name());
         // All policies get the same cluster and pods, so that their difference is the policies' alone.
-        let bar = bars.begin(&label);
         let mut allocated = Vec::new();
         for policy in policies {
             let job = Job {
@@ -174,13 +173,13 @@ impl Task {
                 evictions: None,
                 joins: &[],
             };
-            let outcome = run::run(job, &bar, stop).await;
+            let outcome = run::run(job, stop).await;
             let Some(outcome) = outcome.with_context(|| format!("{label} {policy}"))? else {
                 return Ok(None);
             };
             allocated.push(made.measure.of(&outcome));
         }
-        bar.end("");
+        console.step(&label);
         Ok(Some(allocated))
     }
 }

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use conditions::{NamedConditions, Overrides, RunConditions};
 use fragment::{TypicalPod, typical_pods};
-use kit::console::{Bars, Console};
+use kit::console::Console;
 use parallel::in_parallel;
 use plot::PlottedValue;
 use policy::{Policy, Reference};
@@ -201,10 +201,10 @@ pub async fn run(args: ReplayArgs) -> Result<bool> {
     let plan = ReplayPlan {
         lists,
         conditions,
-        bars: console.bars(),
+        console: console.clone(),
         args,
     };
-    let summaries = replay(plan, &console).await;
+    let summaries = replay(plan).await;
     console.finish();
     let summaries = summaries?;
     console.result(&summary::render(&summaries));
@@ -299,7 +299,7 @@ impl PodList {
 struct ReplayPlan {
     lists: Vec<PodList>,
     conditions: Vec<RunConditions>,
-    bars: Bars,
+    console: Console,
     args: ReplayArgs,
 }
 
@@ -342,7 +342,6 @@ impl ReplayPlan {
             conditions,
         } = line;
         let label = format!("{} {policy} {} seed {seed}", list.name, conditions.label);
-        let bar = self.bars.begin(&label);
         let job = Job {
             world: &list.world,
             typical: &list.typical,
@@ -358,11 +357,11 @@ impl ReplayPlan {
             evictions: self.args.evictions,
             joins: &self.args.join,
         };
-        let outcome = run::run(job, &bar, stop).await.with_context(|| label)?;
-        bar.end(&match outcome.as_ref().and_then(|outcome| outcome.curve.last()) {
-            Some(point) => format!("{:.2} % allocated at {} %", point.allocated, point.offered),
-            None => String::new(),
-        });
+        let outcome = run::run(job, stop).await.with_context(|| label.clone())?;
+        if let Some(point) = outcome.as_ref().and_then(|outcome| outcome.curve.last()) {
+            let result = format!("{:.2} % allocated at {} %", point.allocated, point.offered);
+            self.console.step(&format!("{label}: {result}"));
+        }
         Ok(outcome)
     }
 }
@@ -377,11 +376,11 @@ impl Drop for StopOnDrop {
 }
 
 /// Runs all replays on threads of their own, and returns a summary of each group.
-async fn replay(plan: ReplayPlan, console: &Console) -> Result<Vec<Summary>> {
+async fn replay(plan: ReplayPlan) -> Result<Vec<Summary>> {
     let stop = Arc::new(AtomicBool::new(false));
     let _guard = StopOnDrop(Arc::clone(&stop));
     let n_runs = plan.lines().len() * plan.args.seeds.0.len();
-    console.step(&format!("{n_runs} runs"));
+    plan.console.step(&format!("{n_runs} runs"));
     let handle = Handle::current();
     // Ctrl-C drops this future, and blocking threads go on: they look at `stop` after every pod.
     tokio::task::spawn_blocking(move || replay_all(&plan, &stop, &handle))

@@ -27,7 +27,6 @@ use super::portion::{floor, percent, real};
 use super::queue::{Evictions, Queue, Waits};
 use super::reference::Chooser;
 use super::world::{ReplayInput, ReplayPod};
-use kit::console::Bar;
 use kit::kube_scheduler::OfflineAttempt;
 
 /// The parameters of one run.
@@ -98,7 +97,7 @@ pub struct RunResult {
 ///
 /// # Errors
 /// An invariant that does not hold, or an answer of the scheduler that makes no sense.
-pub async fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<RunResult>> {
+pub async fn run(job: Job<'_>, stop: &AtomicBool) -> Result<Option<RunResult>> {
     let began = Instant::now();
     let capacity = job.world.capacity();
     let demand = job
@@ -106,7 +105,6 @@ pub async fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Ru
         .filter(|_| !job.in_order)
         .map(|part| floor(part * real(capacity)));
     let arrivals = arrivals(job, demand);
-    bar.set_length(arrivals.len());
     let mut run = ReplayRun::new(job)?;
     for (at, arrival) in arrivals.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
@@ -115,7 +113,6 @@ pub async fn run(job: Job<'_>, bar: &Bar, stop: &AtomicBool) -> Result<Option<Ru
         run.arrive(&arrivals, arrival, at)
             .await
             .with_context(|| format!("{} of {} pods", at + 1, arrivals.len()))?;
-        bar.advance();
     }
     if run.queue.is_some() {
         run.depart_until(&arrivals, i64::MAX).await?;

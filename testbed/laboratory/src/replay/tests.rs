@@ -84,14 +84,13 @@ async fn results(args: ReplayArgs, lists: Vec<PodList>) -> Vec<Summary> {
         .iter()
         .map(|named| RunConditions::of(*named, Overrides::default()))
         .collect();
-    let console = Console::new(true);
     let plan = ReplayPlan {
         lists,
         conditions,
-        bars: console.bars(),
+        console: Console::new(true),
         args,
     };
-    let mut summaries = replay(plan, &console).await.unwrap();
+    let mut summaries = replay(plan).await.unwrap();
     for run in summaries.iter_mut().flat_map(|summary| &mut summary.runs) {
         (run.seconds, run.filter_micros) = (0.0, 0.0);
     }

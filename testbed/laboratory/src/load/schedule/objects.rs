@@ -86,7 +86,7 @@ impl Objects {
     }
 }
 
-/// Runs `work` for each item, many at a time, and shows the progress.
+/// Runs `work` for each item, many at a time, and shows what is done.
 pub(super) async fn each<T, F>(
     console: &Console,
     what: &str,
@@ -100,15 +100,7 @@ where
     if items.is_empty() {
         return Ok(());
     }
-    let n_items = items.len();
-    let bar = console.bars().begin(what);
-    bar.set_length(n_items);
-    let mut done = futures::stream::iter(items)
-        .map(work)
-        .buffer_unordered(CONCURRENCY);
-    while done.try_next().await?.is_some() {
-        bar.advance();
-    }
-    bar.end(&n_items.to_string());
-    Ok(())
+    console.step(&format!("{what}: {}", items.len()));
+    let done = futures::stream::iter(items).map(work);
+    done.buffer_unordered(CONCURRENCY).try_collect().await
 }
