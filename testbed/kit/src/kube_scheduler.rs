@@ -188,7 +188,6 @@ impl Loop {
             nominated: BTreeMap::new(),
             cycle: Cycle {
                 extenders,
-                ignored: configuration.ignored_resources(),
                 ties: options.seed.map_or_else(Ties::default, Ties::random),
                 sampling: Sampling::of(configuration.percentage_of_nodes_to_score),
                 claims: VolumeClaims::default(),
@@ -388,16 +387,13 @@ impl Loop {
         }
     }
 
-    /// Returns true if this scheduler schedules the pod: it has one of the loop's names and no scheduling gate.
+    /// Returns true if this scheduler schedules the pod: it has one of the loop's names.
     fn is_ours(&self, pod: &Pod) -> bool {
         let spec = pod.spec.as_ref();
         let scheduler = spec
             .and_then(|spec| spec.scheduler_name.as_deref())
             .unwrap_or("default-scheduler");
-        let gated = spec
-            .and_then(|spec| spec.scheduling_gates.as_ref())
-            .is_some_and(|gates| !gates.is_empty());
-        self.configuration.schedulers.contains(scheduler) && !gated
+        self.configuration.schedulers.contains(scheduler)
     }
 
     /// Records the node that a pod's status nominates.
@@ -490,7 +486,6 @@ impl Loop {
             pods: &pods,
             budgets: &budgets,
             extenders: &self.cycle.extenders,
-            ignored: &self.cycle.ignored,
         };
         let round = context.preempt(pod, &request, diagnosis).await;
         if let Some((node, victims)) = round.evicted {

@@ -76,7 +76,7 @@ impl Rig {
         let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         let text = format!(
             "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\npodMaxBackoffSeconds: 1\nextenders:\n\
-             - urlPrefix: http://{address}/x\n  filterVerb: filter\n  managedResources: [{{name: {RESOURCE}}}]\n{more}"
+             - urlPrefix: http://{address}/x\n  filterVerb: filter\n  nodeCacheCapable: true\n  managedResources: [{{name: {RESOURCE}}}]\n{more}"
         );
         let configuration: SchedulerConfiguration = text.parse().unwrap();
         let api = ApiServer::start(ApiServerConfig::loopback()).await.unwrap();
@@ -156,7 +156,7 @@ fn passing(names: &[&str]) -> Value {
 
 #[tokio::test]
 async fn an_extender_gets_names_in_order_and_its_node_is_bound() {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
+    let mut rig = Rig::start("", |_, _| (200, passing(&["c"]))).await;
     rig.create("p", "5");
     let attempt = rig.attempt().await;
     assert_eq!(attempt.outcome, SchedulingOutcome::Bound("c".to_owned()));
@@ -176,32 +176,9 @@ async fn an_extender_gets_names_in_order_and_its_node_is_bound() {
 }
 
 #[tokio::test]
-async fn an_extender_without_a_node_cache_gets_whole_nodes() {
-    let node = |name: &str| json!({"metadata": {"name": name}});
-    let mut rig = Rig::start("", move |_, _| {
-        (
-            200,
-            json!({"Nodes": {"items": [node("b")]}, "FailedNodes": null, "Error": ""}),
-        )
-    })
-    .await;
-    rig.create("p", "5");
-    assert_eq!(
-        rig.attempt().await.outcome,
-        SchedulingOutcome::Bound("b".to_owned())
-    );
-    let question = &rig.questions("filter")[0];
-    assert_eq!(question["NodeNames"], Value::Null);
-    assert_eq!(
-        question["Nodes"]["items"][0]["status"]["allocatable"][RESOURCE],
-        "8"
-    );
-}
-
-#[tokio::test]
 async fn reasons_of_an_extender_are_in_the_condition_and_decide_preemption() {
     let answer = json!({"NodeNames": [], "FailedNodes": {"a": "no room", "b": "no room"}, "FailedAndUnresolvableNodes": {"c": "no device"}, "Error": ""});
-    let mut rig = Rig::start("  nodeCacheCapable: true", move |_, _| (200, answer.clone())).await;
+    let mut rig = Rig::start("", move |_, _| (200, answer.clone())).await;
     rig.create("p", "1");
     let attempt = rig.attempt().await;
     assert_eq!(attempt.outcome, SchedulingOutcome::NoFit);
@@ -239,7 +216,7 @@ async fn an_error_fails_the_attempt_and_the_pod_is_tried_again(
         0 => (status, bad.clone()),
         _ => (200, passing(&["b"])),
     };
-    let mut rig = Rig::start("  nodeCacheCapable: true", answer).await;
+    let mut rig = Rig::start("", answer).await;
     rig.create("p", "1");
     let first = rig.attempt().await.outcome;
     assert!(
@@ -260,7 +237,7 @@ async fn failures_of_an_unchanged_pod_are_a_series() {
         0..3 => (200, json!({"NodeNames": null, "Error": "out of order"})),
         _ => (200, passing(&["b"])),
     };
-    let mut rig = Rig::start("  nodeCacheCapable: true", answer).await;
+    let mut rig = Rig::start("", answer).await;
     rig.create("p", "1");
     while !matches!(rig.attempt().await.outcome, SchedulingOutcome::Bound(_)) {}
     // Reports are written in order, so that those of the failures come before the one of the binding.
@@ -283,25 +260,6 @@ async fn failures_of_an_unchanged_pod_are_a_series() {
 }
 
 #[tokio::test]
-async fn an_ignorable_extender_that_fails_is_skipped() {
-    let mut rig = Rig::start(
-        "  nodeCacheCapable: true\n  ignorable: true\n  bindVerb: bind",
-        |_, _| (500, json!({})),
-    )
-    .await;
-    rig.create("p", "1");
-    assert_eq!(
-        rig.attempt().await.outcome,
-        SchedulingOutcome::Bound("a".to_owned()),
-        "bound without it"
-    );
-    assert_eq!(
-        (rig.questions("filter").len(), rig.questions("bind").len()),
-        (1, 1)
-    );
-}
-
-#[tokio::test]
 async fn scores_of_an_extender_are_weighted_against_those_of_plugins() {
     let answer = |verb: &str, _: &Value| match verb {
         "filter" => (200, passing(&["a", "b", "c"])),
@@ -310,11 +268,7 @@ async fn scores_of_an_extender_are_weighted_against_those_of_plugins() {
             json!([{"Host": "a", "Score": 1}, {"Host": "b", "Score": 7}, {"Host": "c", "Score": 3}]),
         ),
     };
-    let mut rig = Rig::start(
-        "  nodeCacheCapable: true\n  prioritizeVerb: prioritize\n  weight: 1",
-        answer,
-    )
-    .await;
+    let mut rig = Rig::start("  prioritizeVerb: prioritize\n  weight: 1", answer).await;
     rig.create("p", "1");
     assert_eq!(
         rig.attempt().await.outcome,
@@ -325,13 +279,10 @@ async fn scores_of_an_extender_are_weighted_against_those_of_plugins() {
 /// The extender gets the UID, and another pod is scheduled while it binds: the first pod's share is taken already.
 #[tokio::test]
 async fn a_binding_runs_beside_the_next_scheduling_cycle() {
-    let rig = Rig::start(
-        "  nodeCacheCapable: true\n  bindVerb: bind\n  httpTimeout: 2s",
-        |verb, body| match verb {
-            "filter" => (200, json!({"NodeNames": body["NodeNames"], "Error": ""})),
-            _ => (200, json!({"Error": "not today"})),
-        },
-    );
+    let rig = Rig::start("  bindVerb: bind\n  httpTimeout: 2s", |verb, body| match verb {
+        "filter" => (200, json!({"NodeNames": body["NodeNames"], "Error": ""})),
+        _ => (200, json!({"Error": "not today"})),
+    });
     let mut rig = rig.await;
     rig.create("first", "8");
     rig.create("second", "8");
@@ -360,7 +311,7 @@ async fn a_binding_runs_beside_the_next_scheduling_cycle() {
 
 #[tokio::test]
 async fn an_unschedulable_pod_is_tried_when_room_is_freed() {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, body| {
+    let mut rig = Rig::start("", |_, body| {
         (200, json!({"NodeNames": body["NodeNames"], "Error": ""}))
     })
     .await;
@@ -388,7 +339,7 @@ async fn an_unschedulable_pod_is_tried_when_room_is_freed() {
 
 #[tokio::test]
 async fn a_lost_reply_to_a_binding_causes_no_second_attempt() {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["b"]))).await;
+    let mut rig = Rig::start("", |_, _| (200, passing(&["b"]))).await;
     let on_bind = Matching::requests("create", "pods/binding").times(1);
     let lost = rig.api.faults().inject(on_bind, Fault::DropReply);
     rig.create("p", "1");
@@ -401,7 +352,7 @@ async fn a_lost_reply_to_a_binding_causes_no_second_attempt() {
 
 #[tokio::test]
 async fn the_extender_is_not_called_for_other_schedulers_or_resources() {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, _| (200, passing(&["c"]))).await;
+    let mut rig = Rig::start("", |_, _| (200, passing(&["c"]))).await;
     let pod = |name: &str, scheduler: &str| json!({"metadata": {"name": name}, "spec": {"schedulerName": scheduler, "containers": [{"name": "c", "image": "i"}]}});
     rig.api.objects().create("pods", pod("other", "another")).unwrap();
     rig.api
@@ -442,7 +393,7 @@ impl Rig {
     }
 }
 
-const PREEMPTS: &str = "  nodeCacheCapable: true\n  preemptVerb: preempt";
+const PREEMPTS: &str = "  preemptVerb: preempt";
 
 /// Every node is full; the extender takes another victim, on one node alone.
 #[tokio::test]
@@ -557,10 +508,7 @@ fn first_of(question: &Value) -> Value {
 /// bound, and in each cycle again; after the first of them the members' conditions say so, and never change.
 #[tokio::test]
 async fn members_of_a_pod_group_are_bound_together_or_not_at_all() {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, question| {
-        (200, first_of(question))
-    })
-    .await;
+    let mut rig = Rig::start("", |_, question| (200, first_of(question))).await;
     let policy = json!({"gang": {"minCount": 2}});
     let group =
         json!({"metadata": {"name": "g", "namespace": "default"}, "spec": {"schedulingPolicy": policy}});
@@ -639,10 +587,7 @@ async fn members_of_a_pod_group_are_tried_in_one_rack_after_the_other(
     #[case] bound_to: [&str; 2],
     #[case] asked_later: &str,
 ) {
-    let mut rig = Rig::start("  nodeCacheCapable: true", |_, question| {
-        (200, first_of(question))
-    })
-    .await;
+    let mut rig = Rig::start("", |_, question| (200, first_of(question))).await;
     for (name, rack) in [("d", "x"), ("e", "y"), ("f", "y")] {
         let amounts = json!({"pods": "10", "cpu": "4", RESOURCE: "8"});
         let node = json!({"metadata": {"name": name, "labels": {"rack": rack}}, "status": {"allocatable": amounts, "capacity": amounts}});

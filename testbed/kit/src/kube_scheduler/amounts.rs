@@ -4,7 +4,7 @@
 //! rounded up. Requests count as the spec has them: a resize in place, which shows in the statuses of containers, is not
 //! modelled.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -125,16 +125,11 @@ impl ResourceAmounts {
 
     /// Returns kube-scheduler's message for each resource of which the node has too little left, and true if
     /// even the empty node has too little.
-    pub(super) fn shortages(
-        &self,
-        allocatable: &Self,
-        used: &Self,
-        ignored: &BTreeSet<String>,
-    ) -> (Vec<String>, bool) {
+    pub(super) fn shortages(&self, allocatable: &Self, used: &Self) -> (Vec<String>, bool) {
         let (mut reasons, mut is_unresolvable) = (Vec::new(), false);
         for (name, amount) in &self.amounts {
             let total = allocatable.get(name);
-            let is_counted = *amount > 0 && is_counted(name) && !ignored.contains(name);
+            let is_counted = *amount > 0 && is_counted(name);
             if !is_counted || *amount <= total - used.get(name) {
                 continue;
             }
@@ -387,8 +382,7 @@ mod tests {
     fn shortages_have_the_messages_of_kube_scheduler() {
         let allocatable = amounts(&[("cpu", 4), ("a/b", 10), ("pods", 1)]);
         let used = amounts(&[("a/b", 8), ("pods", 1)]);
-        let none = BTreeSet::new();
-        let short = |request: &[(&str, i128)]| amounts(request).shortages(&allocatable, &used, &none);
+        let short = |request: &[(&str, i128)]| amounts(request).shortages(&allocatable, &used);
         assert_eq!(short(&[("a/b", 2), ("cpu", 4)]), (vec![], false));
         assert_eq!(short(&[("a/b", 3)]), (vec!["Insufficient a/b".to_owned()], false));
         assert_eq!(
@@ -397,7 +391,7 @@ mod tests {
             "no victim can help"
         );
         assert_eq!(short(&[("pods", 1)]), (vec!["Too many pods".to_owned()], false));
-        let full = amounts(&[("pods", 1)]).shortages(&ResourceAmounts::default(), &used, &none);
+        let full = amounts(&[("pods", 1)]).shortages(&ResourceAmounts::default(), &used);
         assert_eq!(
             full,
             (vec!["Too many pods".to_owned()], false),
@@ -408,11 +402,6 @@ mod tests {
             short(&[("x/y", 0)]),
             (vec![], false),
             "zero of an unknown resource fits"
-        );
-        let ignored = BTreeSet::from(["a/b".to_owned()]);
-        assert_eq!(
-            amounts(&[("a/b", 99)]).shortages(&allocatable, &used, &ignored),
-            (vec![], false)
         );
     }
 

@@ -46,11 +46,9 @@ impl PodBinder {
         if let Some(extender) = &self.extender
             && extender.is_interested(pod)
         {
-            match extender.bind(namespace(pod), &pod.name_any(), uid, node).await {
-                Err(error) if extender.is_ignorable() => warn!(%error, "an ignorable extender does not bind"),
-                // extendersBinding: there is no second try by the default binder after an error.
-                result => return result.map_err(|error| error.to_string()),
-            }
+            // extendersBinding: there is no second try by the default binder after an error.
+            let bound = extender.bind(namespace(pod), &pod.name_any(), uid, node).await;
+            return bound.map_err(|error| error.to_string());
         }
         let bound = self.bind_directly(pod, uid, node).await;
         bound.map_err(|error| error.to_string())

@@ -25,7 +25,7 @@ const DEFAULT_HTTP_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct SchedulerConfiguration {
     /// `schedulerName` of every profile; the loop ignores pods of other schedulers.
     pub schedulers: BTreeSet<String>,
-    /// The extenders in the order in which they are called: as written, ignorable ones last.
+    /// The extenders in the order in which they are called.
     pub extenders: Vec<ExtenderConfiguration>,
     /// Wait after a pod's first failed attempt; doubled with each further one.
     pub initial_backoff: Duration,
@@ -105,15 +105,15 @@ pub struct ExtenderConfiguration {
     /// The timeout of one call.
     #[serde(default = "default_http_timeout", deserialize_with = "http_timeout")]
     pub http_timeout: Duration,
-    /// True if the extender receives names of nodes instead of nodes.
+    /// True if the extender receives names of nodes instead of nodes; the model knows no other extender.
     #[serde(default)]
-    pub node_cache_capable: bool,
+    node_cache_capable: bool,
     /// The resources of which a pod must request one for the extender to be called; empty for all pods.
     #[serde(default)]
     pub managed_resources: Vec<ManagedResource>,
-    /// True if scheduling goes on when the extender fails.
+    /// True if scheduling goes on when the extender fails; the model knows no such extender.
     #[serde(default)]
-    pub ignorable: bool,
+    ignorable: bool,
 }
 
 /// The certificate files of `tlsConfig`. Its `insecure` is not supported: the loop always verifies the server.
@@ -133,9 +133,9 @@ struct TlsConfiguration {
 pub struct ManagedResource {
     /// Name of the resource.
     pub name: String,
-    /// True if the loop's own fit check leaves the resource out.
+    /// True if the loop's own fit check leaves the resource out; the model knows no such resource.
     #[serde(default)]
-    pub ignored_by_scheduler: bool,
+    ignored_by_scheduler: bool,
 }
 
 /// The error of a configuration that is refused.
@@ -250,16 +250,6 @@ impl SchedulerConfiguration {
             ..self
         }
     }
-
-    /// Resources that are left out of the aggregate fit.
-    pub(super) fn ignored_resources(&self) -> BTreeSet<String> {
-        let managed = self
-            .extenders
-            .iter()
-            .flat_map(|extender| &extender.managed_resources);
-        let ignored = managed.filter(|resource| resource.ignored_by_scheduler);
-        ignored.map(|resource| resource.name.clone()).collect()
-    }
 }
 
 impl FromStr for SchedulerConfiguration {
@@ -279,12 +269,9 @@ impl FromStr for SchedulerConfiguration {
         if schedulers.is_empty() {
             schedulers.insert(DEFAULT_SCHEDULER.to_owned());
         }
-        let mut extenders = document.extenders;
-        // buildExtenders: an ignorable extender comes last, as its failure must not hide a refusal of the other extenders.
-        extenders.sort_by_key(|extender| extender.ignorable);
         Ok(Self {
             schedulers,
-            extenders,
+            extenders: document.extenders,
             initial_backoff: Duration::from_secs(document.pod_initial_backoff_seconds.unwrap_or(1)),
             max_backoff: Duration::from_secs(document.pod_max_backoff_seconds.unwrap_or(10)),
             percentage_of_nodes_to_score,
@@ -357,13 +344,16 @@ impl ExtenderConfiguration {
             let text = "an extender that prioritizes needs a positive weight";
             return Err(("weight", text.to_owned()));
         }
-        match self.managed_resources.iter().find(|m| !m.name.contains('/')) {
-            Some(plain) => Err((
-                "managedResources",
-                format!("{:?} is no extended resource", plain.name),
-            )),
-            None => Ok(()),
+        if let Some(plain) = self.managed_resources.iter().find(|m| !m.name.contains('/')) {
+            let text = format!("{:?} is no extended resource", plain.name);
+            return Err(("managedResources", text));
         }
+        let ignores = self.managed_resources.iter().any(|m| m.ignored_by_scheduler);
+        if !self.node_cache_capable || self.ignorable || ignores {
+            let text = "the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler";
+            return Err(("nodeCacheCapable", text.to_owned()));
+        }
+        Ok(())
     }
 }
 
@@ -388,39 +378,13 @@ fn http_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, 
     })
 }
 
-/// A duration as Go writes it.
+/// A duration as Go writes it; a negative one is refused.
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    parse_duration(&text)
-        .ok_or_else(|| D::Error::custom(format!("{text:?} is no duration such as 500ms or 1m30s")))
-}
-
-/// Parses a duration in Go's notation, such as `1m30s`.
-fn parse_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
+    let parsed = kube::core::Duration::deserialize(deserializer)?;
+    if parsed.is_negative() {
+        return Err(D::Error::custom("a negative duration"));
     }
-    let mut rest = text;
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let number_len = rest
-            .bytes()
-            .take_while(|b| b.is_ascii_digit() || *b == b'.')
-            .count();
-        let (number, tail) = rest.split_at(number_len);
-        let unit_len = tail.bytes().take_while(u8::is_ascii_alphabetic).count();
-        let (unit, tail) = tail.split_at(unit_len);
-        let seconds_per_unit = match unit {
-            "ms" => 0.001,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3600.0,
-            _ => return None,
-        };
-        total += Duration::try_from_secs_f64(number.parse::<f64>().ok()? * seconds_per_unit).ok()?;
-        rest = tail;
-    }
-    (!text.is_empty()).then_some(total)
+    Ok(parsed.into())
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 //!
 //! A search starts behind the node at which the last search ended, and stops once it has found enough nodes that fit.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -71,8 +71,6 @@ impl Default for Ties {
 #[derive(Debug)]
 pub(super) struct Cycle {
     pub(super) extenders: Vec<ExtenderClient>,
-    /// Resources that `NodeResourcesFit` ignores, because an extender manages them.
-    pub(super) ignored: BTreeSet<String>,
     pub(super) ties: Ties,
     pub(super) sampling: Sampling,
     /// The nodes of bound volumes.
@@ -191,7 +189,7 @@ impl Cycle {
         feasible: &mut FeasibleNodes<'n>,
         diagnosis: &mut SchedulingDiagnosis,
     ) {
-        if let Some(refusal) = fit::refusal(pod, request, view, &self.ignored) {
+        if let Some(refusal) = fit::refusal(pod, request, view) {
             diagnosis.refusals.insert(name.to_owned(), refusal);
         } else if self.claims.is_bound_elsewhere(pod, name) {
             let refusal = FilterRefusal {
@@ -221,13 +219,7 @@ impl Cycle {
             if feasible.is_empty() {
                 break;
             }
-            let answer = match extender.filter(pod, &nodes_of(feasible)).await {
-                Err(error) if extender.is_ignorable() => {
-                    warn!(%error, "skipping an ignorable extender");
-                    continue;
-                }
-                answer => answer?,
-            };
+            let answer = extender.filter(pod, &names_of(feasible)).await?;
             for (node, reason) in &answer.unresolvable {
                 diagnosis.refuse(node, reason, true);
             }
@@ -264,13 +256,13 @@ impl Cycle {
             if !extender.is_prioritizer() || !extender.is_interested(pod) || feasible.is_empty() {
                 continue;
             }
-            match extender.prioritize(pod, &nodes_of(feasible)).await {
+            match extender.prioritize(pod, &names_of(feasible)).await {
                 Ok(theirs) => {
                     for (name, score) in &mut scores {
                         *score = score.saturating_add(theirs.get(*name).copied().unwrap_or(0));
                     }
                 }
-                // A failed prioritize call never fails the cycle, ignorable or not.
+                // A failed prioritize call never fails the cycle.
                 Err(error) => warn!(%error, "an extender does not prioritize"),
             }
         }
@@ -295,8 +287,8 @@ impl Cycle {
     }
 }
 
-fn nodes_of<'a>(views: &FeasibleNodes<'a>) -> Vec<(&'a str, &'a Node)> {
-    views.iter().map(|(name, view)| (*name, &*view.node)).collect()
+fn names_of<'a>(views: &FeasibleNodes<'a>) -> Vec<&'a str> {
+    views.iter().map(|(name, _)| *name).collect()
 }
 
 /// A search never stops after fewer nodes that fit (`minFeasibleNodesToFind`).

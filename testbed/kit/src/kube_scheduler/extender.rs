@@ -13,7 +13,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use proto::extender::{ExtenderPreemptionResult, MetaPod, MetaVictims};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -103,34 +103,34 @@ pub struct FittingNodes {
     pub unresolvable: BTreeMap<String, String>,
 }
 
+/// The arguments of a filter or prioritize call. An extender with `nodeCacheCapable` watches nodes itself, so names suffice.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Args<'a> {
     pod: &'a Pod,
-    nodes: Option<Nodes<'a>>,
-    node_names: Option<Vec<&'a str>>,
+    /// Null, as kube-scheduler sends it.
+    nodes: (),
+    node_names: &'a [&'a str],
 }
 
-#[derive(Serialize)]
-struct Nodes<'a> {
-    metadata: BTreeMap<&'a str, &'a str>,
-    items: Vec<&'a Node>,
+impl<'a> Args<'a> {
+    fn of(pod: &'a Pod, node_names: &'a [&'a str]) -> Self {
+        Self {
+            pod,
+            nodes: (),
+            node_names,
+        }
+    }
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct FilterResult {
-    nodes: Option<NodesAnswer>,
     node_names: Option<Vec<String>>,
     failed_nodes: Option<BTreeMap<String, String>>,
     failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
     #[serde(default)]
     error: String,
-}
-
-#[derive(Deserialize)]
-struct NodesAnswer {
-    items: Option<Vec<Node>>,
 }
 
 #[derive(Deserialize)]
@@ -188,10 +188,6 @@ impl ExtenderClient {
         }
     }
 
-    pub(super) fn is_ignorable(&self) -> bool {
-        self.configuration.ignorable
-    }
-
     pub(super) fn is_filter(&self) -> bool {
         !self.configuration.filter_verb.is_empty()
     }
@@ -228,23 +224,15 @@ impl ExtenderClient {
     }
 
     /// Asks which of the nodes fit.
-    pub async fn filter(&self, pod: &Pod, nodes: &[(&str, &Node)]) -> Result<FittingNodes, ExtenderError> {
+    pub async fn filter(&self, pod: &Pod, node_names: &[&str]) -> Result<FittingNodes, ExtenderError> {
         let verb = &self.configuration.filter_verb;
-        let result: FilterResult = self.post(verb, &self.args(pod, nodes)).await?;
+        let result: FilterResult = self.post(verb, &Args::of(pod, node_names)).await?;
         if !result.error.is_empty() {
             return Err(ExtenderError::Refused(result.error));
         }
-        let names = match (result.node_names, result.nodes) {
-            // kube-scheduler reads `NodeNames` of an extender that gets names, and `Nodes` of one that gets whole nodes.
-            (Some(names), _) if self.configuration.node_cache_capable => names,
-            (_, Some(whole)) => {
-                let nodes = whole.items.unwrap_or_default().into_iter();
-                nodes.filter_map(|node| node.metadata.name).collect()
-            }
-            _ => Vec::new(),
-        };
+        let names = result.node_names.unwrap_or_default();
         // kube-scheduler fails the attempt: an extender that names unknown nodes may be wrong about the known ones too.
-        let known: HashSet<&str> = nodes.iter().map(|(name, _)| *name).collect();
+        let known: HashSet<&str> = node_names.iter().copied().collect();
         if let Some(unknown) = names.iter().find(|name| !known.contains(name.as_str())) {
             return Err(ExtenderError::UnknownNode {
                 url: self.configuration.url_prefix.clone(),
@@ -262,10 +250,10 @@ impl ExtenderClient {
     pub async fn prioritize(
         &self,
         pod: &Pod,
-        nodes: &[(&str, &Node)],
+        node_names: &[&str],
     ) -> Result<BTreeMap<String, i64>, ExtenderError> {
         let verb = &self.configuration.prioritize_verb;
-        let scores: Vec<HostPriority> = self.post(verb, &self.args(pod, nodes)).await?;
+        let scores: Vec<HostPriority> = self.post(verb, &Args::of(pod, node_names)).await?;
         let weight = self.configuration.weight * SCORE_FACTOR;
         let weighted = |scored: HostPriority| (scored.host, scored.score.saturating_mul(weight));
         Ok(scores.into_iter().map(weighted).collect())
@@ -277,32 +265,19 @@ impl ExtenderClient {
         pod: &Pod,
         candidates: &BTreeMap<String, PreemptionVictims>,
     ) -> Result<BTreeMap<String, MetaVictims>, ExtenderError> {
-        let args = if self.configuration.node_cache_capable {
-            let mut by_uid = BTreeMap::new();
-            for (node, victims) in candidates {
-                let uids = victims
-                    .pods
-                    .iter()
-                    .map(|pod| pod.metadata.uid.clone().unwrap_or_default());
-                let meta_victims = MetaVictims {
-                    pods: uids.map(|uid| MetaPod { uid }).collect(),
-                    n_pdb_violations: victims.n_pdb_violations,
-                };
-                by_uid.insert(node, meta_victims);
-            }
-            json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_uid})
-        } else {
-            let mut victims_by_node = BTreeMap::new();
-            for (node, victims) in candidates {
-                // An extender without a cache of nodes gets whole pods.
-                let pods: Vec<&Pod> = victims.pods.iter().map(AsRef::as_ref).collect();
-                victims_by_node.insert(
-                    node,
-                    json!({"Pods": pods, "NumPDBViolations": victims.n_pdb_violations}),
-                );
-            }
-            json!({"Pod": pod, "NodeNameToVictims": victims_by_node, "NodeNameToMetaVictims": null})
-        };
+        let mut by_uid = BTreeMap::new();
+        for (node, victims) in candidates {
+            let uids = victims
+                .pods
+                .iter()
+                .map(|pod| pod.metadata.uid.clone().unwrap_or_default());
+            let meta_victims = MetaVictims {
+                pods: uids.map(|uid| MetaPod { uid }).collect(),
+                n_pdb_violations: victims.n_pdb_violations,
+            };
+            by_uid.insert(node, meta_victims);
+        }
+        let args = json!({"Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": by_uid});
         let result: ExtenderPreemptionResult = self.post(&self.configuration.preempt_verb, &args).await?;
         Ok(result.node_name_to_meta_victims)
     }
@@ -326,20 +301,6 @@ impl ExtenderClient {
             Ok(())
         } else {
             Err(ExtenderError::Refused(result.error))
-        }
-    }
-
-    /// The arguments of a filter or prioritize call: the pod, and the nodes as objects or as names.
-    fn args<'a>(&self, pod: &'a Pod, nodes: &[(&'a str, &'a Node)]) -> Args<'a> {
-        // nodeCacheCapable: the extender watches nodes itself, so names suffice.
-        let takes_names = self.configuration.node_cache_capable;
-        Args {
-            pod,
-            nodes: (!takes_names).then(|| Nodes {
-                metadata: BTreeMap::new(),
-                items: nodes.iter().map(|(_, node)| *node).collect(),
-            }),
-            node_names: takes_names.then(|| nodes.iter().map(|(name, _)| *name).collect()),
         }
     }
 

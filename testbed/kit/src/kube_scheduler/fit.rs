@@ -4,8 +4,6 @@
 //! The first filter that refuses a node gives the reason. Ports, volumes, topology spread and affinity between pods are not
 //! modelled, and neither are the operators `Gt` and `Lt` of tolerations, which a feature gate turns on.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use kube::ResourceExt;
 
@@ -19,12 +17,7 @@ use super::node_affinity::selects;
 const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 
 /// The reasons of kube-scheduler's own filters why a node cannot take a pod; `None` if it can.
-pub(super) fn refusal(
-    pod: &Pod,
-    request: &ResourceAmounts,
-    view: &CachedNode,
-    ignored: &BTreeSet<String>,
-) -> Option<FilterRefusal> {
+pub(super) fn refusal(pod: &Pod, request: &ResourceAmounts, view: &CachedNode) -> Option<FilterRefusal> {
     if let Some(reason) = repulsion(pod, &view.node) {
         return Some(FilterRefusal {
             reasons: vec![reason],
@@ -32,7 +25,7 @@ pub(super) fn refusal(
             by_extender: false,
         });
     }
-    let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used, ignored);
+    let (reasons, unresolvable) = request.shortages(&view.allocatable, &view.used);
     (!reasons.is_empty()).then_some(FilterRefusal {
         reasons,
         unresolvable,
@@ -122,12 +115,7 @@ mod tests {
             allocatable,
             used: ResourceAmounts::default(),
         };
-        refusal(
-            &pod,
-            &ResourceAmounts::of_pod(&pod).unwrap(),
-            &view,
-            &BTreeSet::new(),
-        )
+        refusal(&pod, &ResourceAmounts::of_pod(&pod).unwrap(), &view)
     }
 
     fn node(spec: &Value) -> Value {

@@ -46,7 +46,6 @@ impl OfflineScheduler {
         }
         let cycle = Cycle {
             extenders,
-            ignored: configuration.ignored_resources(),
             ties,
             sampling: Sampling::of(configuration.percentage_of_nodes_to_score),
             claims: VolumeClaims::default(),

@@ -5,7 +5,7 @@
 //! `Permit` or `PreBind` count as bound. Ports, affinity and volumes never cause evictions.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -54,7 +54,6 @@ pub(super) struct PreemptionContext<'a> {
     pub(super) pods: &'a BTreeMap<String, Vec<Arc<Pod>>>,
     pub(super) budgets: &'a [PodDisruptionBudget],
     pub(super) extenders: &'a [ExtenderClient],
-    pub(super) ignored: &'a BTreeSet<String>,
 }
 
 impl PreemptionContext<'_> {
@@ -139,7 +138,7 @@ impl PreemptionContext<'_> {
             view.used
                 .subtract(&ResourceAmounts::of_pod(pod).unwrap_or_default());
         }
-        if fit::refusal(pod, request, &view, self.ignored).is_some() {
+        if fit::refusal(pod, request, &view).is_some() {
             return None;
         }
         // Pods whose budget would be violated are put back first, so that they are victims only if nothing else helps.
@@ -149,7 +148,7 @@ impl PreemptionContext<'_> {
         for (other, violates) in ordered {
             let amounts = ResourceAmounts::of_pod(&other).unwrap_or_default();
             view.used.add(&amounts);
-            if fit::refusal(pod, request, &view, self.ignored).is_some() {
+            if fit::refusal(pod, request, &view).is_some() {
                 view.used.subtract(&amounts);
                 victims.n_pdb_violations += i64::from(violates);
                 victims.pods.push(other);
@@ -169,15 +168,8 @@ impl PreemptionContext<'_> {
             if !extender.is_preemptor() || !extender.is_interested(pod) {
                 continue;
             }
-            let answered = match extender.preempt(pod, &candidates).await {
-                Ok(answer) => self.resolve_victims(&answer),
-                Err(error) => Err(error.to_string()),
-            };
-            // An ignorable extender that fails leaves the candidates as they were.
-            candidates = match answered {
-                Err(_) if extender.is_ignorable() => continue,
-                answered => answered?,
-            };
+            let answer = extender.preempt(pod, &candidates).await;
+            candidates = self.resolve_victims(&answer.map_err(|error| error.to_string())?)?;
             for (node, victims) in &candidates {
                 if victims.pods.is_empty() {
                     return Err(format!("expected at least one victim pod on node {node:?}"));

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use rstest::rstest;
 
-use super::{SchedulerConfiguration, parse_duration};
+use super::SchedulerConfiguration;
 
 const HEAD: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
 
 fn with(extender: &str) -> String {
-    format!("{HEAD}extenders:\n- urlPrefix: http://127.0.0.1:1/gpushare-scheduler\n{extender}")
+    format!(
+        "{HEAD}extenders:\n- urlPrefix: http://127.0.0.1:1/gpushare-scheduler\n  nodeCacheCapable: true\n{extender}"
+    )
 }
 
 #[test]
@@ -20,7 +22,7 @@ podMaxBackoffSeconds: 3
 profiles: [{{schedulerName: gpushare}}, {{pluginConfig: []}}]
 extenders:
 - urlPrefix: http://a:1/x
-  ignorable: true
+  nodeCacheCapable: true
 - urlPrefix: http://b:2/y
   filterVerb: filter
   prioritizeVerb: prioritize
@@ -28,7 +30,7 @@ extenders:
   bindVerb: bind
   httpTimeout: 1m0.5s
   nodeCacheCapable: true
-  managedResources: [{{name: aliyun.com/gpu-mem, ignoredByScheduler: true}}]
+  managedResources: [{{name: aliyun.com/gpu-mem, ignoredByScheduler: false}}]
 "
     );
     let configuration: SchedulerConfiguration = text.parse().unwrap();
@@ -37,20 +39,12 @@ extenders:
         .iter()
         .map(|e| e.url_prefix.as_str())
         .collect();
-    assert_eq!(
-        prefixes,
-        ["http://b:2/y", "http://a:1/x"],
-        "ignorable extenders are called last"
-    );
+    assert_eq!(prefixes, ["http://a:1/x", "http://b:2/y"]);
     let timeouts: Vec<_> = configuration.extenders.iter().map(|e| e.http_timeout).collect();
-    assert_eq!(timeouts, [Duration::from_millis(60_500), Duration::from_secs(5)]);
+    assert_eq!(timeouts, [Duration::from_secs(5), Duration::from_millis(60_500)]);
     assert_eq!(
         configuration.schedulers.iter().collect::<Vec<_>>(),
         ["default-scheduler", "gpushare"]
-    );
-    assert_eq!(
-        configuration.ignored_resources().iter().collect::<Vec<_>>(),
-        ["aliyun.com/gpu-mem"]
     );
     assert_eq!(
         (configuration.initial_backoff, configuration.max_backoff),
@@ -71,7 +65,7 @@ fn a_replaced_address_keeps_the_path() {
 #[test]
 fn certificates_are_read_from_the_given_folder() {
     let text = format!(
-        "{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  enableHTTPS: true\n  tlsConfig: {{caFile: /etc/ca.crt}}"
+        "{HEAD}extenders:\n- urlPrefix: https://x.svc:12345/gpushare-scheduler\n  nodeCacheCapable: true\n  enableHTTPS: true\n  tlsConfig: {{caFile: /etc/ca.crt}}"
     );
     let configuration: SchedulerConfiguration = text.parse().unwrap();
     let moved = configuration
@@ -112,8 +106,12 @@ fn certificates_are_read_from_the_given_folder() {
     "extenders[0].managedResources: a/b is managed twice"
 )]
 #[case::two_binders(
-    "  bindVerb: b\n- urlPrefix: http://x\n  bindVerb: b",
+    "  bindVerb: b\n- urlPrefix: http://x\n  nodeCacheCapable: true\n  bindVerb: b",
     "extenders: more than one of them binds"
+)]
+#[case::ignorable(
+    "  ignorable: true",
+    "extenders[0].nodeCacheCapable: the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler"
 )]
 fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
     assert_eq!(
@@ -127,23 +125,10 @@ fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
 
 #[rstest]
 #[case::misspelt("  filterverb: filter", "unknown field `filterverb`")]
-#[case::bad_timeout("  httpTimeout: 5", "no duration")]
+#[case::bad_timeout("  httpTimeout: 5s5", "missing a unit")]
+#[case::negative_timeout("  httpTimeout: -5s", "negative")]
 fn malformed_configurations_are_refused(#[case] extender: &str, #[case] cause: &str) {
     let error = with(extender).parse::<SchedulerConfiguration>().unwrap_err();
     let source = error.source().unwrap().to_string();
     assert!(source.contains(cause), "{source}");
-}
-
-#[rstest]
-#[case("5s", Some(5_000))]
-#[case("100ms", Some(100))]
-#[case("1h2m3s", Some(3_723_000))]
-#[case("0", Some(0))]
-#[case("", None)]
-#[case("5", None)]
-#[case("s", None)]
-#[case("5 s", None)]
-#[case("-1s", None)]
-fn durations_are_read_as_go_writes_them(#[case] text: &str, #[case] millis: Option<u64>) {
-    assert_eq!(parse_duration(text), millis.map(Duration::from_millis));
 }
