@@ -274,7 +274,6 @@ fn options() -> WriteOptions {
     WriteOptions {
         dry_run: false,
         manager: String::new(),
-        force: false,
         is_apply: false,
         now: Utc::now(),
     }

@@ -5,7 +5,6 @@
 
 use std::collections::HashSet;
 
-use chrono::{DateTime, Utc};
 use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
@@ -21,24 +20,15 @@ const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 
 /// Fills in the defaults of a new pod, and resets its status.
-pub(crate) fn default_new(pod: &mut Value, now: DateTime<Utc>) {
+pub(crate) fn default_new(pod: &mut Value) {
     default_spec(pod);
     // The quality-of-service class follows from the requests with their defaults: a limit alone sets the request too.
     let qos = qos_class(pod);
-    let gated = !object::array(pod, "/spec/schedulingGates").is_empty();
     let status = object::child(pod, "status");
     // podStrategy.PrepareForCreate: a user does not decide on the status of a new pod, so a given status is dropped.
     status.clear();
     status.insert("phase".to_owned(), Value::from("Pending"));
     status.insert("qosClass".to_owned(), Value::from(qos));
-    if gated {
-        let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
-            "message": "Scheduling is blocked due to non-empty scheduling gates",
-            "lastTransitionTime": object::timestamp(now),
-        });
-        status.insert("conditions".to_owned(), json!([condition]));
-    }
 }
 
 /// Fills in the defaults of a pod's spec, as on every write.
@@ -204,16 +194,6 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
         return Vec::new();
     }
     let mut errors = Vec::new();
-    if !keeps_all(old, new, "/spec/tolerations") {
-        let why = "existing toleration can not be modified except its tolerationSeconds";
-        errors.push(InvalidField::forbidden("spec.tolerations", why));
-    }
-    if !keeps_all(new, old, "/spec/schedulingGates") {
-        errors.push(InvalidField::forbidden(
-            "spec.schedulingGates",
-            "only deletion is allowed",
-        ));
-    }
     let deadline = |pod: &Value| object::integer(pod, "/spec/activeDeadlineSeconds");
     if let Some(was) = deadline(old)
         // `activeDeadlineSeconds` may become shorter and not longer: kubelet may have acted on it.
@@ -223,9 +203,7 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
         let why = "must be less than or equal to previous value";
         errors.push(InvalidField::invalid("spec.activeDeadlineSeconds", &is, why));
     }
-    // ValidatePodUpdate: nothing has decided on a gated pod yet, so more of it may change.
-    let gated = !object::array(old, "/spec/schedulingGates").is_empty();
-    if immutable_part(before, gated) != immutable_part(after, gated) {
+    if immutable_part(before) != immutable_part(after) {
         let why = "pod updates may not change fields other than `spec.containers[*].image`,\
             `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
             tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
@@ -331,36 +309,15 @@ pub(crate) fn check_ephemeral_containers(old: &Value, new: &Value) -> Vec<Invali
     errors
 }
 
-/// Returns true if the list of `all` has every item of the list of `kept`, `tolerationSeconds` aside.
-fn keeps_all(kept: &Value, all: &Value, list: &str) -> bool {
-    let all: Vec<Value> = object::array(all, list).iter().map(without_seconds).collect();
-    let mut kept = object::array(kept, list).iter().map(without_seconds);
-    kept.all(|item| all.contains(&item))
-}
-
-fn without_seconds(toleration: &Value) -> Value {
-    let mut toleration = toleration.clone();
-    object::make_object(&mut toleration).remove("tolerationSeconds");
-    toleration
-}
-
-/// The part of a spec that must not change. A pod with scheduling gates may still change its node selection.
-fn immutable_part(spec: Option<&Value>, gated: bool) -> Value {
+/// The part of a spec that must not change. kube-apiserver also lets clients add tolerations, and open scheduling gates.
+fn immutable_part(spec: Option<&Value>) -> Value {
     let mut spec = spec.cloned().unwrap_or_default();
     for list in ["/containers", "/initContainers"] {
         for container in object::items_mut(&mut spec, list) {
             object::make_object(container).remove("image");
         }
     }
-    let fields = object::make_object(&mut spec);
-    for field in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {
-        fields.remove(field);
-    }
-    if gated {
-        // kube-apiserver only allows to narrow the node selection of a gated pod; this model lets any change of it pass.
-        fields.remove("nodeSelector");
-        fields.remove("affinity");
-    }
+    object::make_object(&mut spec).remove("activeDeadlineSeconds");
     spec
 }
 

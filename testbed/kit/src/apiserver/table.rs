@@ -291,8 +291,6 @@ fn pod_status(pod: &Value) -> String {
     let mut reasons = array(pod, "/status/containerStatuses")
         .iter()
         .filter_map(waiting_or_end_reason);
-    let mut conditions = array(pod, "/status/conditions").iter();
-    let gated = conditions.any(|c| text(c, "/reason") == "SchedulingGated");
     let own = text(pod, "/status/reason");
     let phase = text(pod, "/status/phase");
     match reasons.next() {
@@ -300,7 +298,6 @@ fn pod_status(pod: &Value) -> String {
         Some(reason) if reason == "Completed" && is_ready(pod) => "Running".to_owned(),
         Some(reason) => reason,
         None if !own.is_empty() => own.to_owned(),
-        None if gated => "SchedulingGated".to_owned(),
         None if phase == "Succeeded" => "Completed".to_owned(),
         None => phase.to_owned(),
     }

@@ -81,8 +81,6 @@ impl WrittenPart {
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
     pub(crate) manager: String,
-    /// True for an apply that takes fields from other managers.
-    pub(crate) force: bool,
     /// True for the object that an apply creates, which brings `managedFields`. They are dropped from what clients create.
     pub(crate) is_apply: bool,
     pub(crate) now: DateTime<Utc>,

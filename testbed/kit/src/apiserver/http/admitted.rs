@@ -191,7 +191,6 @@ async fn delete_at(
     let write_options = WriteOptions {
         dry_run: options.dry_run,
         manager: String::new(),
-        force: false,
         is_apply: false,
         now: options.now,
     };

@@ -129,7 +129,6 @@ impl ApiRequest {
         WriteOptions {
             dry_run: self.query.get("dryRun") == Some("All"),
             manager: self.query.get("fieldManager").unwrap_or_default().to_owned(),
-            force: self.query.get("force") == Some("true"),
             is_apply: false,
             now: Utc::now(),
         }

@@ -1,8 +1,7 @@
-//! Server-side apply: merges the fields that a manager declares, removes fields that it no longer declares, and refuses to change
-//! fields that another manager has applied, unless the apply is forced.
+//! Server-side apply: merges the fields that a manager declares, and removes fields that it and no other manager declares any more.
 //!
-//! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership, so that an apply
-//! never conflicts with them. Lists of built-in kinds merge by the keys of [`list_rule`]; in custom resources only those of the
+//! Every apply is treated as one with `force`, which the plugin, Helm and the testbed itself send: there are no conflicts of
+//! managers. `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership. Lists of built-in kinds merge by the keys of [`list_rule`]; in custom resources only those of the
 //! metadata do, and `x-kubernetes-list-type` is not known. Maps are merged by field, also those that are atomic in
 //! kube-apiserver, such as
 //! `nodeSelector`.
@@ -18,8 +17,6 @@ use crate::apiserver::status::ApiError;
 pub(crate) struct Manager<'a> {
     pub(crate) name: &'a str,
     pub(crate) subresource: &'a str,
-    /// True if the apply takes fields from other managers, in place of a conflict.
-    pub(crate) force: bool,
 }
 
 /// Metadata that only the server changes after an object's creation.
@@ -53,29 +50,13 @@ pub(crate) fn apply(
         object::text(entry, "/manager") == manager.name
             && object::text(entry, "/subresource") == manager.subresource
     };
-    let own = entries.iter().position(is_own);
     let fields = fields_of(&ownable_part(declared, manager), &place);
-    for (at, entry) in entries.iter_mut().enumerate() {
-        let (Some(live), false) = (live, own == Some(at)) else {
-            continue;
-        };
-        let [name, version] = ["/manager", "/apiVersion"].map(|field| object::text(entry, field));
-        let whose = format!("\"{name}\" using {version}");
-        let Some(theirs) = entry.get_mut("fieldsV1") else {
-            continue;
-        };
-        // Another manager loses the fields that this apply changes; without `force` that is a conflict.
-        let contested = take_changed_fields(theirs, &fields, [live, &merged], &place, "");
-        if !manager.force && !contested.is_empty() {
-            return Err(conflict(&whose, &contested));
-        }
-    }
     let entry_after = json!({
         "manager": manager.name, "operation": "Apply", "subresource": manager.subresource,
         "apiVersion": object::text(declared, "/apiVersion"), "fieldsType": "FieldsV1", "fieldsV1": fields,
     });
     let mut entry_before = Value::Null;
-    if let Some(entry) = own.and_then(|at| entries.get_mut(at)) {
+    if let Some(entry) = entries.iter_mut().find(|entry| is_own(entry)) {
         entry_before = std::mem::replace(entry, entry_after);
     } else {
         entries.push(entry_after);
@@ -89,24 +70,6 @@ pub(crate) fn apply(
     );
     object::meta(&mut merged).insert("managedFields".to_owned(), Value::from(entries));
     Ok(merged)
-}
-
-/// The 409 of an apply that changes fields of another manager.
-fn conflict(whose: &str, fields: &[String]) -> ApiError {
-    let text = format!("conflict with {whose}");
-    let cause = |field: &String| json!({"reason": "FieldManagerConflict", "message": text, "field": field});
-    let causes: Vec<Value> = fields.iter().map(cause).collect();
-    let message = match fields {
-        [one] => format!("1 conflict: {text}: {one}"),
-        many => format!(
-            "{} conflicts: conflicts with {whose}:\n- {}",
-            many.len(),
-            many.join("\n- ")
-        ),
-    };
-    let mut error = ApiError::new(409, format!("Apply failed with {message}"));
-    error.details = Some(Box::new(json!({"causes": causes})));
-    error
 }
 
 /// The part of a declared object that its manager comes to own: without fields that the server maintains, and without the status,
@@ -167,17 +130,6 @@ impl<'a> Place<'a> {
             }
         }
     }
-
-    /// The child of a value that an element of `FieldsV1` names.
-    fn child<'v>(&self, value: &'v Value, element: &str) -> Option<&'v Value> {
-        match value {
-            Value::Object(map) => map.get(element.trim_start_matches("f:")),
-            Value::Array(items) => items
-                .iter()
-                .find(|item| self.item_name(item).as_deref() == Some(element)),
-            _ => None,
-        }
-    }
 }
 
 fn is_item(element: &str) -> bool {
@@ -233,56 +185,6 @@ fn fields_of(value: &Value, place: &Place<'_>) -> Value {
     Value::Object(fields)
 }
 
-/// An element of `FieldsV1` in the form that the text of a conflict has.
-fn path_element(element: &str) -> String {
-    match element.split_at(2) {
-        ("k:", keys) => {
-            let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
-            let keys: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            format!("[{}]", keys.join(","))
-        }
-        ("v:", value) => format!("[={value}]"),
-        (_, field) => format!(".{field}"),
-    }
-}
-
-/// Removes the fields that an apply changes from the `FieldsV1` of another manager, and returns their paths. `wanted` is the
-/// `FieldsV1` of the apply, `states` the object before and after it.
-fn take_changed_fields(
-    theirs: &mut Value,
-    wanted: &Value,
-    states: [&Value; 2],
-    place: &Place<'_>,
-    path: &str,
-) -> Vec<String> {
-    let mut contested = Vec::new();
-    let Value::Object(theirs) = theirs else {
-        return contested;
-    };
-    theirs.retain(|element, below| {
-        let Some(wanted) = wanted.get(element) else {
-            return true;
-        };
-        let [before, after] = states.map(|state| place.child(state, element).unwrap_or(&Value::Null));
-        let path = format!("{path}{}", path_element(element));
-        if *below == json!({}) || *wanted == json!({}) {
-            if before != after {
-                contested.push(path);
-            }
-            return before == after;
-        }
-        contested.extend(take_changed_fields(
-            below,
-            wanted,
-            [before, after],
-            &place.below(element),
-            &path,
-        ));
-        *below != json!({})
-    });
-    contested
-}
-
 /// Removes the fields `before` that a manager owned and no `FieldsV1` in `owned` has now, and what becomes empty by that.
 fn prune(value: &mut Value, before: &Value, owned: &[&Value], place: &Place<'_>) {
     for (element, below) in before.as_object().into_iter().flatten() {
@@ -317,11 +219,10 @@ fn prune(value: &mut Value, before: &Value, owned: &[&Value], place: &Place<'_>)
 mod tests {
     use super::*;
 
-    fn by(name: &str, force: bool) -> Manager<'_> {
+    fn by(name: &str) -> Manager<'_> {
         Manager {
             name,
             subresource: "",
-            force,
         }
     }
 
@@ -347,7 +248,7 @@ mod tests {
             ),
             ("b", json!({}), json!({"updated": "0", "other": "4"})),
         ] {
-            live = apply(Some(&live), &json!({"data": declared}), by(name, true), false).unwrap();
+            live = apply(Some(&live), &json!({"data": declared}), by(name), false).unwrap();
             assert_eq!(live["data"], expected, "{name}");
         }
     }
@@ -357,43 +258,22 @@ mod tests {
         let webhooks = |webhooks: Value| json!({"metadata": {"finalizers": ["x"]}, "webhooks": webhooks});
         let live = json!({"webhooks": [{"name": "old", "timeoutSeconds": 3}]});
         let two = webhooks(json!([{"name": "old", "failurePolicy": "Fail"}, {"name": "new"}]));
-        let live = apply(Some(&live), &two, by("a", false), false).unwrap();
+        let live = apply(Some(&live), &two, by("a"), false).unwrap();
         let merged = json!([{"name": "old", "timeoutSeconds": 3, "failurePolicy": "Fail"}, {"name": "new"}]);
         assert_eq!(live["webhooks"], merged);
         let other = json!({"metadata": {"finalizers": ["y"]}, "webhooks": [{"name": "old"}]});
-        let live = apply(Some(&live), &other, by("b", false), false).unwrap();
+        let live = apply(Some(&live), &other, by("b"), false).unwrap();
         assert_eq!(live["metadata"]["finalizers"], json!(["x", "y"]));
-        let live = apply(
-            Some(&live),
-            &webhooks(json!([{"name": "new"}])),
-            by("a", false),
-            false,
-        )
-        .unwrap();
+        let live = apply(Some(&live), &webhooks(json!([{"name": "new"}])), by("a"), false).unwrap();
         assert_eq!(
             live["webhooks"],
             json!([{"name": "old", "timeoutSeconds": 3}, {"name": "new"}])
         );
-        let live = apply(Some(&live), &json!({}), by("b", false), false).unwrap();
+        let live = apply(Some(&live), &json!({}), by("b"), false).unwrap();
         assert_eq!(live["webhooks"], json!([{"name": "new"}]), "with all its fields");
         assert_eq!(live["metadata"]["finalizers"], json!(["x"]));
         let custom = json!({"webhooks": merged});
-        let custom = apply(Some(&custom), &other, by("b", false), true).unwrap();
+        let custom = apply(Some(&custom), &other, by("b"), true).unwrap();
         assert_eq!(custom["webhooks"], json!([{"name": "old"}]));
-    }
-
-    #[test]
-    fn a_field_of_another_manager_changes_by_force_only() {
-        let image = |image: &str| json!({"apiVersion": "v1", "spec": {"containers": [{"name": "c", "image": image}]}});
-        let live = apply(None, &image("1"), by("a", false), false).unwrap();
-        let live = apply(Some(&live), &image("1"), by("b", false), false).unwrap();
-        let refused = apply(Some(&live), &image("2"), by("c", false), false).unwrap_err();
-        assert_eq!(refused.code, 409);
-        let text =
-            "Apply failed with 1 conflict: conflict with \"a\" using v1: .spec.containers[name=\"c\"].image";
-        assert_eq!(refused.message, text);
-        let live = apply(Some(&live), &image("2"), by("c", true), false).unwrap();
-        let live = apply(Some(&live), &image("3"), by("c", false), false).unwrap();
-        assert_eq!(live["spec"]["containers"][0]["image"], "3");
     }
 }

@@ -155,8 +155,6 @@ fn check_bindable(pod: &Value, binding: &Value, name: &str) -> Result<(), String
         ))
     } else if !node.is_empty() {
         Err(format!("pod {name} is already assigned to node \"{node}\""))
-    } else if !object::array(pod, "/spec/schedulingGates").is_empty() {
-        Err(format!("pod {name} has non-empty .spec.schedulingGates"))
     } else {
         Ok(())
     }

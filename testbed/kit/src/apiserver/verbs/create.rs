@@ -37,7 +37,7 @@ pub(crate) fn draft_new(
     }
     set_system_fields(resource, &mut body, options);
     settle_types(resource, &mut body)?;
-    set_defaults(resource, &mut body, options);
+    set_defaults(resource, &mut body);
     Ok((target, body))
 }
 
@@ -175,9 +175,9 @@ fn set_system_fields(resource: &Resource, body: &mut Value, options: &WriteOptio
 }
 
 /// Sets the defaults of each kind, and drops the fields that its create strategy drops.
-fn set_defaults(resource: &Resource, body: &mut Value, options: &WriteOptions) {
+fn set_defaults(resource: &Resource, body: &mut Value) {
     if resource.is_pod() {
-        pod::default_new(body, options.now);
+        pod::default_new(body);
     } else if resource.is("", "namespaces") {
         object::child(body, "spec").insert("finalizers".to_owned(), json!(["kubernetes"]));
         object::make_object(body).insert("status".to_owned(), json!({"phase": "Active"}));
@@ -188,32 +188,11 @@ fn set_defaults(resource: &Resource, body: &mut Value, options: &WriteOptions) {
         let status = established(body);
         object::make_object(body).insert("status".to_owned(), status);
     } else if resource.is("", "secrets") {
-        encode_string_data(body);
+        object::default(object::make_object(body), "type", "Opaque");
     } else if resource.status && !resource.is("", "nodes") {
         // A kubelet registers its node together with the node's status.
         object::make_object(body).remove("status");
     }
-}
-
-/// Moves `stringData` of a Secret, which clients may write in plain text, to `data` in base64.
-fn encode_string_data(secret: &mut Value) {
-    object::default(object::make_object(secret), "type", "Opaque");
-    let Some(Value::Object(plain)) = object::make_object(secret).remove("stringData") else {
-        return;
-    };
-    let data = object::child(secret, "data");
-    for (key, value) in plain {
-        let encoded = base64(value.as_str().unwrap_or_default().as_bytes());
-        data.insert(key, Value::from(encoded));
-    }
-}
-
-/// Base64 of some bytes, as Secrets hold it.
-fn base64(bytes: &[u8]) -> String {
-    serde_json::to_value(k8s_openapi::ByteString(bytes.to_vec()))
-        .ok()
-        .and_then(|v| v.as_str().map(str::to_owned))
-        .unwrap_or_default()
 }
 
 /// All errors of a new object: its metadata and the rules of its kind.

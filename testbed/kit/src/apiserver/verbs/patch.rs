@@ -97,7 +97,6 @@ fn draft_apply(
     let manager = Manager {
         name: &options.manager,
         subresource: target.part.subresource(),
-        force: options.force,
     };
     let new = patch::apply::apply(live, &body, manager, target.resource.custom)?;
     if live.is_some() {
