@@ -35,12 +35,11 @@ fn monitor(world: &World, name: &str) -> PodBuilder {
 
 async fn all_devices(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
-    let usual = world.add_scheduler_flags(&[FLAG]).await?;
+    world.add_scheduler_flags(&[FLAG]).await?;
     let tried = try_monitors(world, &node).await;
     let node = world.node(&node.name)?;
-    // The next scenarios need both daemons with their usual flags, also if this one has failed.
+    // The next scenarios need the plugin with its usual flags, also if this one has failed.
     node.restart_plugin_as(|usual| usual).await?;
-    world.restart_scheduler_as(usual).await?;
     tried
 }
 

@@ -9,11 +9,11 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{ScenarioEntry, World};
+use super::{Body, ScenarioEntry, World};
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
-pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
+pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_groups(world):
     "gangs" => three_gangs,
         "of three groups in room for two the third waits whole, single pods run beside it, and it runs when one ends";
     "gang-attempts" => attempts_repeated,
@@ -55,23 +55,18 @@ async fn create_gang(world: &World, group: &str, gib: [&str; 2]) -> Result<Vec<S
     Ok(names)
 }
 
-/// Deletes all `PodGroups` of the scenario's namespace.
-async fn delete_groups(world: &World) -> Result<()> {
+/// Runs a scenario, and deletes all `PodGroups` of its namespace.
+async fn with_groups(world: &mut World, scenario: Body) -> Result<()> {
+    let tried = scenario(world).await;
     pod_groups(world)
         .delete_collection(&DeleteParams::default(), &ListParams::default())
         .await
         .context("cannot delete PodGroups")?;
-    Ok(())
-}
-
-async fn three_gangs(world: &mut World) -> Result<()> {
-    let tried = try_three(world).await;
-    delete_groups(world).await?;
     tried
 }
 
 /// The nodes have five GPUs, and each of the six members needs one for itself.
-async fn try_three(world: &World) -> Result<()> {
+async fn three_gangs(world: &mut World) -> Result<()> {
     let first = create_gang(world, "first", [LARGE, LARGE]).await?;
     let second = create_gang(world, "second", [LARGE, LARGE]).await?;
     world.until_all_run(&first).await?;
@@ -104,14 +99,8 @@ async fn try_three(world: &World) -> Result<()> {
     world.until_all_run(&third).await
 }
 
-async fn attempts_repeated(world: &mut World) -> Result<()> {
-    let tried = try_again_and_again(world).await;
-    delete_groups(world).await?;
-    tried
-}
-
 /// The small member fits best beside a pod on `n2`, the large one only where a pod on `n1` is now.
-async fn try_again_and_again(world: &World) -> Result<()> {
+async fn attempts_repeated(world: &mut World) -> Result<()> {
     let (small, most_of_the_largest) = ("8", "20");
     world.start(asking_for("beside", small).on("n2")).await?;
     world.start(asking_for("before", most_of_the_largest)).await?;

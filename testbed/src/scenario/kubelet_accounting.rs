@@ -299,9 +299,7 @@ async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
     kubelet.hold();
     for (name, units) in after.iter().zip(&sizes) {
         world.create(full(name, *units)).await?;
-        let key = [world.key(name)];
-        let is_bound = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &key) == 1).then_some(());
-        world.until(&format!("{name} to be bound"), is_bound).await?;
+        world.until_bound(name).await?;
     }
     world.node(&node.name)?.restart_kubelet().await?;
     until_registered(world, &node.name).await?;

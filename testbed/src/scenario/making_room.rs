@@ -5,12 +5,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use anyhow::{Result, ensure};
+use kube::api::DeleteParams;
 use serde_json::json;
 
+use super::preemption::{BUDGET, is_staying, protect, with_classes};
 use super::{Body, ScenarioEntry, World};
 use kit::manifests;
 use kit::observer::ClusterSnapshot;
@@ -48,26 +47,13 @@ const FLAGS: [&str; 2] = ["--make-room=evict", "--make-room-after=2s"];
 /// The time in which a pod would have been evicted.
 const LONG_ENOUGH: Duration = Duration::from_secs(8);
 
-/// Runs a scenario with the rights and policies of the component `make-room`, and removes its flags afterwards.
+/// Runs a scenario with the rights and policies of the component `make-room`, and with classes of pods.
 async fn with_rights(world: &mut World, scenario: Body) -> Result<()> {
     let component = world.cluster()?.deploy().join("components/make-room");
     for file in ["rbac.yaml", "admission.yaml"] {
         manifests::apply_file(&world.client.0, &component.join(file)).await?;
     }
-    let classes: Api<PriorityClass> = Api::all(world.client.0.clone());
-    for (name, value) in [(CLASS, IMPORTANT), LOW] {
-        let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": value}))?;
-        let created = classes.create(&PostParams::default(), &class).await;
-        created.context("cannot create a PriorityClass")?;
-    }
-    let usual = world.cluster()?.scheduler.invocation().clone();
-    let tried = scenario(world).await;
-    world.restart_scheduler_as(usual).await?;
-    for (name, _) in [(CLASS, IMPORTANT), LOW] {
-        let deleted = classes.delete(name, &DeleteParams::default()).await;
-        deleted.context("cannot delete a PriorityClass")?;
-    }
-    tried
+    with_classes(world, &[(CLASS, IMPORTANT), LOW], scenario).await
 }
 
 /// Creates a pod of a `ReplicaSet` on the node.
@@ -99,9 +85,7 @@ fn as_important(pod: PodBuilder) -> PodBuilder {
 
 /// The number of these pods that are there and stay there.
 fn n_staying(world: &World, names: &[String]) -> usize {
-    let pods = names.iter().filter_map(|name| world.pod(name).ok());
-    pods.filter(|pod| pod.metadata.deletion_timestamp.is_none())
-        .count()
+    names.iter().filter(|name| is_staying(world, name)).count()
 }
 
 /// Creates the important pod: it waits, and nothing goes, until the scheduler has the flags; then one pod goes and it runs.
@@ -170,24 +154,14 @@ async fn one_small_pod_goes(world: &mut World) -> Result<()> {
 async fn budget_is_kept(world: &mut World) -> Result<()> {
     world.add_scheduler_flags(&FLAGS).await?;
     let low = fill(world).await?;
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
-    let spec = json!({"selector": {"matchLabels": {"app": "low"}}, "maxUnavailable": 0});
-    let budget = serde_json::from_value(json!({"metadata": {"name": "low"}, "spec": spec}))?;
-    budgets.create(&PostParams::default(), &budget).await?;
-    // No disruption controller runs in the testbed, so the test itself fills in the budget's status.
-    let status =
-        json!({"disruptionsAllowed": 0, "currentHealthy": 2, "desiredHealthy": 2, "expectedPods": 2});
-    let patch = Patch::Merge(json!({"status": status}));
-    budgets
-        .patch_status("low", &PatchParams::default(), &patch)
-        .await?;
+    let budgets = protect(world, json!({"matchLabels": {"app": "low"}}), low.len()).await?;
     world.create(important()).await?;
     world
         .until_refused("high", "not enough free GPU memory on any one GPU")
         .await?;
     tokio::time::sleep(LONG_ENOUGH).await;
     let n_stay = n_staying(world, &low);
-    budgets.delete("low", &DeleteParams::default()).await?;
+    budgets.delete(BUDGET, &DeleteParams::default()).await?;
     ensure!(n_stay == 2, "a pod went although its budget forbids it");
     // Without the budget one of them may go.
     world.until_running(&["high"]).await

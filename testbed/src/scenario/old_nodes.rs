@@ -103,19 +103,6 @@ fn old_record(idx: &str, units: &str) -> BTreeMap<String, String> {
         .into()
 }
 
-/// Waits until a pod is bound; returns its annotations.
-async fn until_bound(world: &World, name: &str) -> Result<BTreeMap<String, String>> {
-    let key = world.key(name);
-    let bound = |snapshot: &kit::observer::ClusterSnapshot| {
-        snapshot
-            .pods
-            .get(&key)
-            .filter(|pod| node_of(pod).is_some())
-            .map(|pod| pod.annotations().clone())
-    };
-    world.until(&format!("{name} to be bound"), bound).await
-}
-
 /// A node of the old plugin: the scheduler counts pods with old records, and places new pods beside them.
 async fn old_node(world: &mut World) -> Result<()> {
     create_old_node(world).await?;
@@ -127,7 +114,9 @@ async fn old_node(world: &mut World) -> Result<()> {
         .await?;
     until_extender_shows(world, OLD, "both pods", |node| used_units(node) == 14).await?;
     world.create_units("new-8", "8", OLD).await?;
-    let annotations = until_bound(world, "new-8").await?;
+    world.until_bound("new-8").await?;
+    let pod = world.pod("new-8")?;
+    let annotations = pod.annotations();
     ensure!(
         annotations.get(MEM_IDX).is_some_and(|idx| idx == "1"),
         "8 units fit GPU 1 only, it got {annotations:?}"

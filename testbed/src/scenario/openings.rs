@@ -53,17 +53,10 @@ async fn until_bound_soon(world: &World, name: &str) -> Result<()> {
         .await
 }
 
-/// Hints for pods that are never bound run out: the pod that waits for their room is bound.
+/// Hints for two pods that are never bound run out: the third pod, which waits for their room, is bound.
 async fn hint_runs_out(world: &mut World) -> Result<()> {
     let lifetime = format!("{}s", HINT_TTL.as_secs());
-    let usual = world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
-    let tried = wait_for_hints(world).await;
-    world.restart_scheduler_as(usual).await?;
-    tried
-}
-
-/// The scheduler keeps hints for two pods that are never bound; a third pod waits until they run out.
-async fn wait_for_hints(world: &mut World) -> Result<()> {
+    world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
     // A scheduler that has just started makes kube-scheduler retry all refused pods. That retry must be over: else the pod could
     // be bound by it, and not because the hints ran out.
     sleep(HINT_TTL).await;

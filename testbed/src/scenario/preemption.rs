@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Body, ScenarioEntry, World};
 use kit::cluster::SCHEDULER_USER;
@@ -35,6 +35,9 @@ const IMPORTANT: i32 = 1000;
 /// The `PriorityClass` of pods of that priority.
 const CLASS: &str = "gpushare-e2e-important";
 
+/// The budget of protected pods.
+pub(super) const BUDGET: &str = "protected";
+
 /// A pod of a percentage of one GPU; it has the class of important pods if its priority is theirs.
 fn share(name: &str, percent: u32, priority: i32) -> PodBuilder {
     let spec = PodBuilder::share(name, percent);
@@ -45,16 +48,44 @@ fn share(name: &str, percent: u32, priority: i32) -> PodBuilder {
     }
 }
 
-/// Runs a scenario with a class of important pods, which it removes.
+/// Runs a scenario with the class of important pods.
 async fn with_class(world: &mut World, scenario: Body) -> Result<()> {
+    with_classes(world, &[(CLASS, IMPORTANT)], scenario).await
+}
+
+/// Runs a scenario with a `PriorityClass` for each name and value, and removes them.
+pub(super) async fn with_classes(world: &mut World, wanted: &[(&str, i32)], scenario: Body) -> Result<()> {
     let classes: Api<PriorityClass> = Api::all(world.client.0.clone());
-    let class = serde_json::from_value(json!({"metadata": {"name": CLASS}, "value": IMPORTANT}))?;
-    let created = classes.create(&PostParams::default(), &class).await;
-    created.context("cannot create a PriorityClass")?;
+    for (name, value) in wanted {
+        let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": value}))?;
+        let created = classes.create(&PostParams::default(), &class).await;
+        created.context("cannot create a PriorityClass")?;
+    }
     let tried = scenario(world).await;
-    let deleted = classes.delete(CLASS, &DeleteParams::default()).await;
-    deleted.context("cannot delete a PriorityClass")?;
+    for (name, _) in wanted {
+        let deleted = classes.delete(name, &DeleteParams::default()).await;
+        deleted.context("cannot delete a PriorityClass")?;
+    }
     tried
+}
+
+/// Creates the budget [`BUDGET`], which lets none of the `n_pods` pods go that the selector matches.
+pub(super) async fn protect(
+    world: &World,
+    selector: Value,
+    n_pods: usize,
+) -> Result<Api<PodDisruptionBudget>> {
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
+    let spec = json!({"selector": selector, "maxUnavailable": 0});
+    let budget = serde_json::from_value(json!({"metadata": {"name": BUDGET}, "spec": spec}))?;
+    budgets.create(&PostParams::default(), &budget).await?;
+    // No disruption controller runs in the testbed, so the test itself fills in the budget's status.
+    let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_pods, "desiredHealthy": n_pods, "expectedPods": n_pods});
+    let patch = Patch::Merge(json!({"status": status}));
+    budgets
+        .patch_status(BUDGET, &PatchParams::default(), &patch)
+        .await?;
+    Ok(budgets)
 }
 
 /// Fills every GPU with pods of a quarter; returns their names.
@@ -85,7 +116,7 @@ fn place_of(world: &World, name: &str) -> Option<(String, i32)> {
 }
 
 /// True if a pod is there and stays there.
-fn is_staying(world: &World, name: &str) -> bool {
+pub(super) fn is_staying(world: &World, name: &str) -> bool {
     world
         .pod(name)
         .is_ok_and(|pod| pod.metadata.deletion_timestamp.is_none())
@@ -151,20 +182,10 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
     }
     unprotected.extend(one_of_each.into_values());
     let protected = json!([{"key": "name", "operator": "NotIn", "values": unprotected}]);
-    let budget = json!({"metadata": {"name": "protected"}, "spec": {"selector": {"matchExpressions": protected}, "maxUnavailable": 0}});
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(world.client.0.clone(), &world.namespace);
-    let budget = serde_json::from_value(budget)?;
-    budgets.create(&PostParams::default(), &budget).await?;
-    let n_low = low.len();
-    let status = json!({"disruptionsAllowed": 0, "currentHealthy": n_low, "desiredHealthy": n_low, "expectedPods": n_low});
-    let patch = Patch::Merge(json!({"status": status}));
-    budgets
-        // No disruption controller runs in the testbed, so the test itself fills in the budget's status.
-        .patch_status("protected", &PatchParams::default(), &patch)
-        .await?;
+    let budgets = protect(world, json!({"matchExpressions": protected}), low.len()).await?;
     world.create(share("high", 75, IMPORTANT)).await?;
     let freed = until_one_gpu_has_changed_hands(world, &low, 3).await;
-    budgets.delete("protected", &DeleteParams::default()).await?;
+    budgets.delete(BUDGET, &DeleteParams::default()).await?;
     freed?;
     let high = place_of(world, "high");
     ensure!(

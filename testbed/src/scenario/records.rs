@@ -20,7 +20,6 @@ use super::{ScenarioEntry, World};
 use kit::cluster::user_client;
 use kit::manifests;
 use kit::observer::ClusterSnapshot;
-use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
 
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
@@ -95,10 +94,8 @@ async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
     }
     let next = others.last().copied().unwrap_or_default();
     world.create_units("beside", &next.to_string(), node).await?;
-    let key = world.key("beside");
-    let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
-    let what = "a pod to be placed beside one whose device is not known";
-    world.until(what, is_bound).await?;
+    // It is placed beside one whose device is not known.
+    world.until_bound("beside").await?;
     for name in ["beside", "direct"] {
         world.pods.delete_now(name).await?;
     }

@@ -53,14 +53,7 @@ async fn permit_wait(world: &mut World) -> Result<()> {
 /// the first is gone.
 async fn keeps_its_gpu(world: &mut World, waiting: PodBuilder) -> Result<()> {
     let lifetime = format!("{}s", HINT_TTL.as_secs());
-    let usual = world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
-    let tried = try_pods(world, waiting).await;
-    world.restart_scheduler_as(usual).await?;
-    tried
-}
-
-/// Starts a pod that waits after the filter; a later pod must not get its GPU.
-async fn try_pods(world: &World, waiting: PodBuilder) -> Result<()> {
+    world.add_scheduler_flags(&["--hint-ttl", &lifetime]).await?;
     world.start(asking("first", "8")).await?;
     world.create(waiting).await?;
     // By now the hint has run out, and only the nomination or the bound claim can keep the GPU for the pod.

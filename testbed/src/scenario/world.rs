@@ -43,6 +43,8 @@ pub struct World {
     pub(super) commands: Option<Commands>,
     /// Parts of a real cluster that were killed and may not serve again yet.
     pub(super) killed: Vec<breaking::Killed>,
+    /// The usual command line of the testbed's scheduler, if the scenario has given it further flags.
+    usual_scheduler: Option<Invocation>,
     /// True if pods pass gpushare's webhooks.
     pub(super) has_webhooks: bool,
     /// Pods (`namespace/name`) that the checks skip: their records are broken on purpose, or their containers see no device.
@@ -88,6 +90,7 @@ impl World {
             cluster,
             commands: None,
             killed: Vec::new(),
+            usual_scheduler: None,
             has_webhooks,
             excused: BTreeSet::new(),
         })
@@ -113,11 +116,16 @@ impl World {
         }
     }
 
-    /// Runs a scenario, waits for the parts that it killed, checks the invariants, and deletes its pods.
+    /// Runs a scenario, takes its flags from the scheduler, waits for the parts that it killed, checks the invariants, and deletes
+    /// its pods.
     pub(super) async fn run_and_verify(&mut self, scenario: &Scenario) -> Result<()> {
         // The body is followed by the invariants and by an empty namespace, so that a scenario cannot hide
         // damage from the next one.
-        (scenario.body)(self).await?;
+        let tried = (scenario.body)(self).await;
+        if let Some(usual) = self.usual_scheduler.take() {
+            self.restart_scheduler_as(usual).await?;
+        }
+        tried?;
         if !self.killed.is_empty() {
             breaking::until_ready(self).await?;
         }
@@ -177,12 +185,12 @@ impl World {
         self.cluster()?.node(name)
     }
 
-    /// Restarts the scheduler with further flags and waits until it is ready; returns its usual command line.
-    pub(super) async fn add_scheduler_flags(&mut self, flags: &[&str]) -> Result<Invocation> {
+    /// Restarts the scheduler with further flags, which it has until the end of the scenario, and waits until it is ready.
+    pub(super) async fn add_scheduler_flags(&mut self, flags: &[&str]) -> Result<()> {
         let usual = self.cluster()?.scheduler.invocation().clone();
         let extended = usual.clone().args(flags.iter().copied());
-        self.restart_scheduler_as(extended).await?;
-        Ok(usual)
+        self.usual_scheduler = Some(usual);
+        self.restart_scheduler_as(extended).await
     }
 
     /// Restarts the scheduler with this command line and waits until it is ready.
@@ -290,6 +298,13 @@ impl World {
             (starts(snapshot)? > before && is_running(pod)).then_some(())
         };
         self.until(&format!("{name} to start again"), again).await
+    }
+
+    /// Waits until a pod is bound.
+    pub(super) async fn until_bound(&self, name: &str) -> Result<()> {
+        let key = self.key(name);
+        let is_bound = |snapshot: &ClusterSnapshot| snapshot.pods.get(&key).and_then(node_of).map(drop);
+        self.until(&format!("{name} to be bound"), is_bound).await
     }
 
     /// Waits until the message of a pod's condition `PodScheduled` contains `fragment`, as the reason that it is not scheduled.
