@@ -189,7 +189,8 @@ impl World {
     pub(super) async fn add_scheduler_flags(&mut self, flags: &[&str]) -> Result<()> {
         let usual = self.cluster()?.scheduler.invocation().clone();
         let extended = usual.clone().args(flags.iter().copied());
-        self.usual_scheduler = Some(usual);
+        // Flags that come on top of others end with them.
+        self.usual_scheduler.get_or_insert(usual);
         self.restart_scheduler_as(extended).await
     }
 

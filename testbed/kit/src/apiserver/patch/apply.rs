@@ -1,16 +1,14 @@
 //! Server-side apply: merges the fields that a manager declares, and removes fields that it and no other manager declares any more.
 //!
-//! Every apply is treated as one with `force`, which the plugin, Helm and the testbed itself send: there are no conflicts of
-//! managers. `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership. Lists of built-in kinds merge by the keys of [`list_rule`]; in custom resources only those of the
-//! metadata do, and `x-kubernetes-list-type` is not known. Maps are merged by field, also those that are atomic in
-//! kube-apiserver, such as
-//! `nodeSelector`.
+//! Every apply is treated as one with `force`, as the plugin and the testbed itself send it: there are no conflicts of managers.
+//! `managedFields` has the managers that apply, and no others: other writes neither give nor take ownership. Lists of built-in
+//! kinds merge by the keys of [`list_rule`]; in custom resources only those of the metadata do, and `x-kubernetes-list-type` is
+//! not known. Maps are merged by field, also those that are atomic in kube-apiserver, such as `nodeSelector`.
 
 use serde_json::{Map, Value, json};
 
 use super::strategic::{ListRule, list_rule};
 use crate::apiserver::object;
-use crate::apiserver::status::ApiError;
 
 /// A manager of fields: its name, and the subresource that it applies to, empty for the object itself.
 #[derive(Debug, Clone, Copy)]
@@ -33,12 +31,7 @@ pub(crate) const SERVER_METADATA: [&str; 9] = [
 ];
 
 /// Returns the object after an apply. `live` is the stored object; `None` if the apply creates it.
-pub(crate) fn apply(
-    live: Option<&Value>,
-    declared: &Value,
-    manager: Manager<'_>,
-    is_custom: bool,
-) -> Result<Value, ApiError> {
+pub(crate) fn apply(live: Option<&Value>, declared: &Value, manager: Manager<'_>, is_custom: bool) -> Value {
     let place = Place {
         is_custom,
         fields: Vec::new(),
@@ -69,7 +62,7 @@ pub(crate) fn apply(
         &place,
     );
     object::meta(&mut merged).insert("managedFields".to_owned(), Value::from(entries));
-    Ok(merged)
+    merged
 }
 
 /// The part of a declared object that its manager comes to own: without fields that the server maintains, and without the status,
@@ -248,7 +241,7 @@ mod tests {
             ),
             ("b", json!({}), json!({"updated": "0", "other": "4"})),
         ] {
-            live = apply(Some(&live), &json!({"data": declared}), by(name), false).unwrap();
+            live = apply(Some(&live), &json!({"data": declared}), by(name), false);
             assert_eq!(live["data"], expected, "{name}");
         }
     }
@@ -258,22 +251,22 @@ mod tests {
         let webhooks = |webhooks: Value| json!({"metadata": {"finalizers": ["x"]}, "webhooks": webhooks});
         let live = json!({"webhooks": [{"name": "old", "timeoutSeconds": 3}]});
         let two = webhooks(json!([{"name": "old", "failurePolicy": "Fail"}, {"name": "new"}]));
-        let live = apply(Some(&live), &two, by("a"), false).unwrap();
+        let live = apply(Some(&live), &two, by("a"), false);
         let merged = json!([{"name": "old", "timeoutSeconds": 3, "failurePolicy": "Fail"}, {"name": "new"}]);
         assert_eq!(live["webhooks"], merged);
         let other = json!({"metadata": {"finalizers": ["y"]}, "webhooks": [{"name": "old"}]});
-        let live = apply(Some(&live), &other, by("b"), false).unwrap();
+        let live = apply(Some(&live), &other, by("b"), false);
         assert_eq!(live["metadata"]["finalizers"], json!(["x", "y"]));
-        let live = apply(Some(&live), &webhooks(json!([{"name": "new"}])), by("a"), false).unwrap();
+        let live = apply(Some(&live), &webhooks(json!([{"name": "new"}])), by("a"), false);
         assert_eq!(
             live["webhooks"],
             json!([{"name": "old", "timeoutSeconds": 3}, {"name": "new"}])
         );
-        let live = apply(Some(&live), &json!({}), by("b"), false).unwrap();
+        let live = apply(Some(&live), &json!({}), by("b"), false);
         assert_eq!(live["webhooks"], json!([{"name": "new"}]), "with all its fields");
         assert_eq!(live["metadata"]["finalizers"], json!(["x"]));
         let custom = json!({"webhooks": merged});
-        let custom = apply(Some(&custom), &other, by("b"), true).unwrap();
+        let custom = apply(Some(&custom), &other, by("b"), true);
         assert_eq!(custom["webhooks"], json!([{"name": "old"}]));
     }
 }

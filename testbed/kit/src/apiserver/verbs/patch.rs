@@ -98,7 +98,7 @@ fn draft_apply(
         name: &options.manager,
         subresource: target.part.subresource(),
     };
-    let new = patch::apply::apply(live, &body, manager, target.resource.custom)?;
+    let new = patch::apply::apply(live, &body, manager, target.resource.custom);
     if live.is_some() {
         return Ok(PatchedObject::Changed { new, applied: true });
     }
