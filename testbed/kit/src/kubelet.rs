@@ -44,7 +44,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use parking_lot::MutexGuard;
 use tokio::sync::watch;
 
 pub use cdi::RefreshDelay;
@@ -194,9 +193,9 @@ impl Kubelet {
         });
     }
 
-    /// Counts and times of its calls; locked until the result is dropped.
-    pub fn counts(&self) -> MutexGuard<'_, KubeletCounts> {
-        self.machine.counts.lock()
+    /// Counts and times of its calls, as they are now.
+    pub fn counts(&self) -> KubeletCounts {
+        self.machine.counts.lock().clone()
     }
 
     /// Makes a container crash. kubelet starts it again with the devices and the answer that Allocate returned

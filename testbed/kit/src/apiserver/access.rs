@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::object;
 use super::status::ApiError;
-use crate::rbac::Rbac;
+use crate::rbac::{Permission, Rbac, RbacTarget};
 
 /// An authenticated caller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -122,12 +122,25 @@ impl Tokens {
     }
 }
 
-/// Returns true if a role gives the user of a `SubjectAccessReview` the URL path that it asks for; a question about resources is
-/// answered with no.
+/// Returns true if a role gives the user of a `SubjectAccessReview` what it asks for.
 fn is_granted(review: &Value, roles: &Rbac) -> bool {
     let text = |field: &str| review.pointer(field).and_then(Value::as_str).unwrap_or_default();
-    let [verb, path] = ["verb", "path"].map(|field| text(&format!("/spec/nonResourceAttributes/{field}")));
-    roles.allows_path(text("/spec/user"), verb, path)
+    let user_name = text("/spec/user");
+    if review.pointer("/spec/resourceAttributes").is_none() {
+        let path = text("/spec/nonResourceAttributes/path");
+        return roles.allows_path(user_name, text("/spec/nonResourceAttributes/verb"), path);
+    }
+    let access = Permission {
+        group: text("/spec/resourceAttributes/group"),
+        resource: text("/spec/resourceAttributes/resource"),
+        subresource: text("/spec/resourceAttributes/subresource"),
+        verb: text("/spec/resourceAttributes/verb"),
+    };
+    let target = RbacTarget {
+        namespace: text("/spec/resourceAttributes/namespace"),
+        name: text("/spec/resourceAttributes/name"),
+    };
+    roles.allows(user_name, access, target)
 }
 
 /// The access that requests have used so far, each kind once.

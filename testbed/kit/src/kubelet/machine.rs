@@ -71,7 +71,7 @@ impl KubeletMachine {
 }
 
 /// Counts and times of calls since the machine was started, across restarts of kubelet.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct KubeletCounts {
     /// Pods that [`Kubelet::hold`](super::Kubelet::hold) holds back now.
     pub held: usize,

@@ -183,7 +183,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
         mode: args.mode,
         pods: usize::try_from(args.pods * args.rounds)?,
         per_second: per_second.iter().sum::<f64>() / f64::from(args.rounds),
-        allocate_ms: quantiles(kubelet.counts().allocate_took.clone(), ADMISSION_PERCENTS),
+        allocate_ms: quantiles(kubelet.counts().allocate_took, ADMISSION_PERCENTS),
         start_ms: quantiles(
             starts.iter().map(|(spent, _)| *spent).collect(),
             ADMISSION_PERCENTS,
