@@ -553,7 +553,8 @@ async fn play_report(history: History) -> Result<(), TestCaseError> {
                 run.take(step).await;
             }
         }
-        run.take(&Step::Seconds(1)).await;
+        // Each round may leave pods, of which few rounds keep the number small.
+        run.take(&Step::Seconds(30)).await;
     }
     prop_assert_eq!(run.making.world.api.n_writes(), 0);
     Ok(())
