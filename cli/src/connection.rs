@@ -195,3 +195,6 @@ async fn config(args: &ConnectionArgs) -> Result<Config, String> {
     }
     Ok(config)
 }
+
+#[cfg(test)]
+mod tests;

@@ -203,12 +203,15 @@ async fn the_network_goes_in_the_middle() {
     world.state().on_eviction = Some(Box::new(|state: &mut State, name, is_dry| {
         state.is_away = name == "a-1" && !is_dry;
     }));
+    let before = Instant::now();
     let ended = world.evict_by(&EMPTY, undisturbed()).await;
     let sentence = sentence(ended.result);
     assert!(
         sentence.starts_with("pod team/a-1 was evicted, and its successor cannot be seen: "),
         "{sentence}"
     );
+    // The time that the command waits for a successor.
+    assert!(before.elapsed() >= Duration::from_secs(300));
     assert_eq!((world.state().evicted.len(), ended.n_moved), (2, 1));
 }
 
