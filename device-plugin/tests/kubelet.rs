@@ -11,7 +11,7 @@ mod node;
 use std::fs;
 use std::time::Duration;
 
-use device_plugin::devices::extended_resource::ExtendedResourceNames;
+use device_plugin::devices::extended_resource::{ExtendedResource, ExtendedResourceNames, Registrations};
 use device_plugin::kubelet::boot;
 use insta::assert_json_snapshot;
 use kubelet::{FakeKubelet, SOON};
@@ -86,6 +86,22 @@ async fn the_plugin_waits_for_kubelet() {
         sleep(Duration::from_millis(5)).await;
     }
     node.kubelet().await;
+}
+
+/// The plugin publishes that it serves when this wakes it.
+#[tokio::test]
+async fn the_registration_of_all_resources_is_noticed() {
+    let node = Node::new(1);
+    let mut registrations = node.registrations.subscribe();
+    let are_complete = |all: &Registrations| {
+        let mut resources = [ExtendedResource::Memory, ExtendedResource::Shared].iter();
+        resources.all(|resource| all.get(resource) == Some(&true))
+    };
+    let (_kubelet, noticed) = tokio::join!(
+        node.kubelet(),
+        timeout(SOON, registrations.wait_for(are_complete))
+    );
+    assert!(noticed.is_ok());
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use daemon::api_server::Connection;
 use daemon::events::recorder;
 use device_plugin::config::Config;
 use device_plugin::devices::device_ids::IdScheme;
-use device_plugin::devices::extended_resource::{ExtendedResource, ExtendedResourceNames};
+use device_plugin::devices::extended_resource::{ExtendedResource, ExtendedResourceNames, Registrations};
 use device_plugin::devices::fleet::NodeFleet;
 use device_plugin::devices::inventory::{Gpu, NodeInventory, OtherDevice, PciLocation};
 use device_plugin::inject::settings::NodeSettings;
@@ -91,6 +91,7 @@ pub(crate) struct Node {
     pub(crate) fleet: watch::Sender<Arc<NodeFleet>>,
     pub(crate) pods: watch::Sender<NodePods>,
     pub(crate) state: Arc<NodeState>,
+    pub(crate) registrations: watch::Sender<Registrations>,
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: JoinSet<()>,
     /// The watch of kubelet's directory, which ends with the process alone.
@@ -137,7 +138,7 @@ impl Node {
         let state = Arc::new(NodeState::new(settings, fleet_seen, pods_seen, dir.path()));
         state.note_existing_pods(&pods.borrow());
         let starts = starts(Arc::clone(&state), pods.clone());
-        let stop = CancellationToken::new();
+        let (registrations, stop) = (watch::Sender::default(), CancellationToken::new());
         let kubelet_dir = KubeletDir {
             path: dir.path().to_owned(),
             interval: Duration::from_millis(10),
@@ -159,7 +160,7 @@ impl Node {
                 resource,
                 node: Arc::clone(&state),
                 starts: Arc::clone(&starts),
-                registrations: watch::Sender::default(),
+                registrations: registrations.clone(),
                 socket_changes: socket_changes.clone(),
             };
             tasks.spawn(registration.keep_offered(stop.clone()));
@@ -168,6 +169,7 @@ impl Node {
             fleet,
             pods,
             state,
+            registrations,
             stop,
             tasks,
             _watching: watching,

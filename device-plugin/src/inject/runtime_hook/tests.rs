@@ -12,6 +12,7 @@ use proto::nri::ttrpc::{Request, Response, Status};
 use proto::nri::wire::{ConnectionId, Decoder, Kind, Message};
 use proto::nri::{PLUGIN_SERVICE, RUNTIME_SERVICE, code};
 use proto::record::DEVICE_ALLOCATED;
+use rstest::rstest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -401,13 +402,32 @@ async fn the_plugin_reconnects_to_the_runtime() {
     scene.connected().await;
 }
 
+/// The answer to the registration, if one comes, has a status with this code.
+#[rstest]
+#[case::silent(None, "the runtime has not configured this plugin within 10s")]
+#[case::accepts_and_is_silent(Some(0), "the runtime has not configured this plugin within 10s")]
+#[case::refuses(Some(code::FAILED_PRECONDITION), "the runtime refuses this plugin: no")]
 #[tokio::test(start_paused = true)]
-async fn a_silent_runtime_is_disconnected() {
-    let (ours, theirs) = tokio::io::duplex(64 << 10);
+async fn a_runtime_that_does_not_configure_the_plugin(#[case] code: Option<i32>, #[case] expected: &str) {
+    let (ours, mut theirs) = tokio::io::duplex(64 << 10);
+    if let Some(code) = code {
+        let message = "no".to_owned();
+        let response = Response {
+            status: Some(Status { code, message }),
+            payload: Vec::new(),
+        };
+        let answer = Message {
+            connection: ConnectionId::Runtime,
+            call: 1,
+            kind: Kind::Response,
+            payload: response.encode_to_vec(),
+        };
+        theirs.write_all(&answer.encode().unwrap()).await.unwrap();
+    }
     let (_fleet, fleet) = watch::channel(Arc::new(fleet(1)));
     let (_pods, pods) = watch::channel(pods([]));
     let hook = hook(fleet, pods, watch::channel(SeenGpus::default()).0);
-    let error = session::run(ours, &hook).await.unwrap_err().to_string();
-    assert!(error.contains("has not configured this plugin"), "{error}");
+    let error = session::run(ours, &hook).await.unwrap_err();
+    assert_eq!(error.to_string(), expected);
     drop(theirs);
 }
