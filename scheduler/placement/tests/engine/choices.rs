@@ -1,8 +1,8 @@
 //! The choice of devices, and the scores of nodes.
 
 use placement::{
-    DevicePolicy, Fleet, Hints, NodePolicy, Policies, RequestedGpus, RequestedMemory, ResourceWeights,
-    ShareRequest,
+    DevicePolicy, Fleet, Hints, HostAmounts, NodePolicy, PodProfile, Policies, RequestedGpus,
+    RequestedMemory, ResourceWeights, ShareRequest,
 };
 use rstest::rstest;
 
@@ -66,6 +66,21 @@ fn equal_gpus_are_taken_by_minor(#[case] policy: DevicePolicy) {
         ),
         [0, 1, 2]
     );
+}
+
+/// The rest of the fuller GPU would be too small for any of the expected pods.
+#[test]
+fn fill_leaves_room_for_the_expected_pods() {
+    let (mut fleet, id) = one_node(&[10_000; 2]);
+    fill(&mut fleet, "n", &[7000, 10_000]);
+    fleet.workload_mut().add(PodProfile {
+        gpus: RequestedGpus::Share(units(6000)),
+        host: HostAmounts::default(),
+    });
+    assert!(fleet.refresh_workload_model());
+    let choose = |policy| fleet.choose_devices(id, &units(4000), policy, Hints::Respect);
+    assert_eq!(minors(&choose(DevicePolicy::Fill).unwrap()), [1]);
+    assert_eq!(minors(&choose(DevicePolicy::Binpack).unwrap()), [0]);
 }
 
 /// Half of the small GPU leaves less than half of the large one, though the large one has less free.

@@ -174,6 +174,25 @@ fn cpu_and_host_memory_limit_a_group() {
     assert!(places(&fleet, &group(member, 2, SharedDomain::Node)).is_ok());
 }
 
+/// Free amounts would do for two of the three members.
+#[test]
+fn rules_limit_the_members_that_have_room() {
+    let partition = Partition {
+        minors: LOW.to_vec(),
+        bandwidth: None,
+        score: 1,
+    };
+    let fleet = fleet_of(Inventory {
+        partitions: Some(PartitionTable {
+            is_binding: true,
+            partitions: vec![partition],
+        }),
+        ..eight_gpus(&[])
+    });
+    let request = group(RequestedGpus::Whole(4), 3, SharedDomain::Node);
+    assert_eq!(places(&fleet, &request), Err(1));
+}
+
 #[rstest]
 #[case::most(MAX_GROUP, Ok(()))]
 #[case::more(MAX_GROUP + 1, Err(MAX_GROUP))]

@@ -167,6 +167,16 @@ fn two_gpus(#[case] pods: &[Running], #[case] expected: Option<Vec<&str>>) {
     assert_eq!(names(preempt(2, pods, &gib(1, 60), &[0, 1], &[])), expected);
 }
 
+/// Of nine pods the search does not try every set. Those on GPU 1 come first only in the order of that GPU.
+#[test]
+fn the_order_of_each_gpu_is_tried() {
+    let high = (0..5).map(|at| running(&format!("high-{at}"), 5, &[(0, 16)]));
+    let low = (0..4).map(|at| running(&format!("low-{at}"), 0, &[(1, 20)]).in_budgets(&[0]));
+    let pods: Vec<Running> = high.chain(low).collect();
+    let victims = names(preempt(2, &pods, &gib(1, 80), &[4], &[])).unwrap();
+    assert_eq!(victims, ["low-0", "low-1", "low-2", "low-3"]);
+}
+
 #[test]
 fn no_victims_where_no_eviction_helps() {
     let stays = running("a", 0, &[(0, 80)]);
