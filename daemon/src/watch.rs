@@ -307,6 +307,26 @@ mod tests {
         assert_eq!(updates, ["interrupted", "listed", "restored"]);
     }
 
+    /// After its failure the watch goes on where it was, and no object changes.
+    #[tokio::test(start_paused = true)]
+    async fn a_quiet_watch_counts_as_restored_once() {
+        let (mut requests, mut news) = start();
+        let (_, answer) = requests.next_request().await.unwrap();
+        answer.send_response(list());
+        let (_, watch) = requests.next_request().await.unwrap();
+        watch.send_response(Response::builder().status(500).body(Body::empty()).unwrap());
+        let (_, _silent) = requests.next_request().await.unwrap();
+        let began = Instant::now();
+        let updates = [news.recv().await, news.recv().await, news.recv().await].map(Option::unwrap);
+        assert_eq!(updates, ["listed", "interrupted", "restored"]);
+        assert!(
+            began.elapsed() < RESTORED + Duration::from_secs(1),
+            "{:?}",
+            began.elapsed()
+        );
+        assert!(timeout(RESTORED * 3, news.recv()).await.is_err());
+    }
+
     /// Pauses grow to their limit and no further, whatever little succeeds in between.
     #[tokio::test(start_paused = true)]
     async fn pauses_are_bounded_and_reset_only_after_a_while() {

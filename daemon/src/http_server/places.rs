@@ -232,6 +232,7 @@ mod tests {
     #[rstest]
     #[case::room_for_all(&[1, 2, 3], &[1, 2, 3])]
     #[case::a_quarter_for_an_address(&[1, 1, 1, 2], &[1, 1, 2])]
+    #[case::its_own_connection_ends_for_one_more(&[2, 1, 1, 1], &[2, 1, 1])]
     #[case::the_quietest_of_the_largest(&[1, 2, 2, 3, 3, 4, 5, 6, 7], &[1, 2, 3, 3, 4, 5, 6, 7])]
     #[case::among_equals_the_quietest(&[1, 2, 3, 4, 5, 6, 7, 8, 9], &[2, 3, 4, 5, 6, 7, 8, 9])]
     #[tokio::test(start_paused = true)]
