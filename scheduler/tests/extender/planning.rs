@@ -1,11 +1,11 @@
 //! `POST plan`: moves that filter and bind would make, pods that stay with the reason, and access as for `fit`.
 
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
+use futures::FutureExt;
+use futures::channel::mpsc;
 use http::{Request, StatusCode};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use proto::read_api::{PlanAnswer, PlanGoal, PlanLimits, PlanRequest};
@@ -440,29 +440,38 @@ async fn plans_follow_the_rights_of_fit() {
     assert_eq!(status, StatusCode::UNAUTHORIZED);
 }
 
-/// The one thread for plans is busy, so that two of three requests hold their places until it is free.
-#[test]
-fn a_third_plan_at_one_time_is_refused() {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.max_blocking_threads(1).enable_all().build().unwrap();
-    runtime.block_on(async {
-        let world = world_with(&running("a", 60)).await;
-        let router = api_of(&world, false);
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        tokio::task::spawn_blocking(move || released.recv());
-        let body = r#"{"goal": {"kind": "join"}}"#;
-        let send = || world.send_to(&router, "POST", "/v1/plan", body);
-        let mut answers: FuturesUnordered<_> = [send(), send(), send()].into_iter().collect();
-        let refused = tokio::time::timeout(Duration::from_secs(10), answers.next()).await;
-        // A runtime whose thread is busy never ends.
-        drop(release);
-        let (status, text) = refused.expect("a request is refused at once").unwrap();
-        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
-        assert!(text.starts_with("2 plans are being made"), "{text}");
-        while let Some((status, text)) = answers.next().await {
-            assert_eq!(status, StatusCode::OK, "{text}");
+/// Two plans wait for the index, which they read once their requests are complete.
+#[tokio::test]
+async fn a_third_plan_at_one_time_is_refused() {
+    let world = world_with(&running("a", 60)).await;
+    let router = api_of(&world, false);
+    let (mut bodies, mut answers) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let (sender, body) = mpsc::unbounded::<Result<&str, Infallible>>();
+        let mut answer = Box::pin(world.send_to(&router, "POST", "/v1/plan", Body::from_stream(body)));
+        // A request is let in only while the index can be read.
+        assert!(answer.as_mut().now_or_never().is_none());
+        bodies.push(sender);
+        answers.push(answer);
+    }
+    let mut early = Vec::new();
+    {
+        let _busy = world.extender.index().write();
+        for (body, answer) in bodies.into_iter().zip(&mut answers) {
+            body.unbounded_send(Ok(r#"{"goal": {"kind": "join"}}"#)).unwrap();
+            drop(body);
+            early.push(answer.as_mut().now_or_never());
         }
-    });
+    }
+    let (status, text) = early.pop().unwrap().expect("the third is refused at once");
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
+    assert!(text.starts_with("2 plans are being made"), "{text}");
+    assert_eq!(early, [None, None]);
+    answers.pop();
+    for answer in answers {
+        let (status, text) = answer.await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+    }
 }
 
 /// A client that may not list pods gets the UIDs of those that move and stay.
