@@ -1,9 +1,13 @@
 //! Tests: made-up clusters are the same every time, and the table shows the distance of each policy from the best.
 
+use std::sync::atomic::AtomicBool;
+
 use clap::ValueEnum;
+use kit::console::Console;
 
 use super::cluster::Family;
-use super::{FamilyResult, SeedSpread, render};
+use super::{FamilyResult, SeedSpread, Task, render};
+use crate::replay::conditions::{NamedConditions, Overrides, RunConditions};
 use crate::replay::policy::Policy;
 
 #[test]
@@ -52,6 +56,18 @@ fn another_seed_of_pods_keeps_the_nodes() {
             .map(|pod| pod.cpu)
             .ne(other.pods.iter().map(|pod| pod.cpu))
     );
+}
+
+/// A run fails if a pod is not given as many GPUs as it asks for.
+#[tokio::test]
+async fn whole_gpus_of_the_vendor_are_given_too() {
+    let (kind, number, seed) = (Family::Vendor, 1, 1);
+    let conditions = RunConditions::of(NamedConditions::S, Overrides::default());
+    let policies = ["fill".parse().unwrap()];
+    let task = Task { kind, number, seed };
+    let (console, stop) = (Console::new(true), AtomicBool::new(false));
+    let ran = task.run(&policies, &conditions, &console, &stop).await;
+    assert!(ran.unwrap().unwrap()[0] > 50.0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::seen::{self, ClusterObjects};
 use super::trace::{NodeRow, PERCENT, TracePod};
 use super::world::ReplayInput;
-use kit::pods::set;
+use kit::pods::{set, set_in};
 use kit::vendor_plugin::NVIDIA_GPU;
 
 /// Memory of every GPU, in GiB. Pods of a trace ask for parts of a GPU, so that the amount makes no difference.
@@ -28,7 +28,16 @@ pub fn world(nodes: &[NodeRow], pods: &[TracePod], present: Vec<Value>) -> Resul
     for row in nodes {
         cluster.nodes.push(node(row, serve_vendor_resource));
         let n_gpus = u32::try_from(row.gpus)?;
-        cluster.devices.push(device(&row.name, n_gpus, GIB_OF_GPU));
+        let mut device = device(&row.name, n_gpus, GIB_OF_GPU);
+        if serve_vendor_resource {
+            set_in(
+                &mut device,
+                "metadata",
+                "labels",
+                json!({SERVES_VENDOR_LABEL: "true"}),
+            );
+        }
+        cluster.devices.push(device);
     }
     Ok(ReplayInput {
         // Pods of a trace ask for whole percents, so the engine counts exactly what the records say.
@@ -45,12 +54,10 @@ fn node(row: &NodeRow, serve_vendor_resource: bool) -> Value {
         GPU_COUNT: row.gpus.to_string(), GPU_MEMORY: format!("{}Gi", row.gpus * GIB_OF_GPU as usize),
         GPU_SHARED: percents, GPU_MEMORY_RATIO: percents, GPU_CORE: percents,
     });
-    let mut labels = json!({GPU_MODEL_LABEL: row.model});
     if serve_vendor_resource {
         set(&mut amounts, NVIDIA_GPU, json!(row.gpus.to_string()));
-        set(&mut labels, SERVES_VENDOR_LABEL, json!("true"));
     }
-    json!({"metadata": {"name": row.name, "labels": labels}, "status": {"capacity": amounts, "allocatable": amounts}})
+    json!({"metadata": {"name": row.name, "labels": {GPU_MODEL_LABEL: row.model}}, "status": {"capacity": amounts, "allocatable": amounts}})
 }
 
 /// The Device object of a node, as its plugin publishes it.
