@@ -133,7 +133,7 @@ impl<'a> NodeFilter<'a> {
     }
 
     /// Returns true if the engine's results alone decide which nodes of the fleet fit: every node passes
-    /// [`Self::check_served`].
+    /// `check_served`.
     #[inline]
     pub fn are_all_served(self, demand: &ResourceDemand<'_>) -> bool {
         self.serves_unit_everywhere(demand) && self.is_offered_everywhere(demand)

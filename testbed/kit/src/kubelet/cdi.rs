@@ -193,7 +193,7 @@ pub(crate) fn resolve_now(dirs: &[PathBuf], names: &[String]) -> Result<Recorded
 /// The delay after a change of CDI specs until the runtime reads them again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshDelay {
-    /// The longest delay. Each delay is a random part of it, by the seed of the [`CdiCache`].
+    /// The longest delay. Each delay is a random part of it, by the seed of the `CdiCache`.
     pub longest: Duration,
 }
 
