@@ -444,8 +444,8 @@ async fn plan_moves(
     // Refused at once: a plan that waits would be of a state that its reader did not ask about.
     let Ok(permit) = Arc::clone(&api.plans).try_acquire_owned() else {
         let text = format!("{MAX_PLANS} plans are being made, as many as may at one time; try again later");
-        let text = refusal(StatusCode::SERVICE_UNAVAILABLE, &text);
-        return Err(([(header::RETRY_AFTER, "2")], text).into_response());
+        let refused = refusal(StatusCode::SERVICE_UNAVAILABLE, &text);
+        return Err(([(header::RETRY_AFTER, "2")], refused).into_response());
     };
     let index = api.index().clone();
     // This future is dropped if the caller disconnects, and the plan ends then, unless it has read the index already.

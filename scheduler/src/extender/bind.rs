@@ -343,7 +343,7 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, assumed_at: u64) {
         pause = (pause * 2).min(LONGEST_PAUSE);
         match state_of(&extender, &pod, assumed_at) {
             Some(state) if state.phase == Phase::Unknown => check_outcome(&extender, &pod, state).await,
-            _ if sign_off_if_resolved(&extender, &pod, assumed_at) => return,
+            _ if forget_if_resolved(&extender, &pod, assumed_at) => return,
             // A repeated bind writes the binding at this moment.
             _ => {}
         }
@@ -351,7 +351,7 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, assumed_at: u64) {
 }
 
 /// Takes the task of a binding out of [`resolving`] if the outcome is known; returns true if so, and the task has to end.
-fn sign_off_if_resolved(extender: &Extender, pod: &PodId, assumed_at: u64) -> bool {
+fn forget_if_resolved(extender: &Extender, pod: &PodId, assumed_at: u64) -> bool {
     // A bind first notes that the outcome is unknown, and then inserts its assumption into `resolving`. Under this lock either
     // the task sees that phase, or the bind finds no entry and starts another task.
     let mut resolving = resolving(extender);

@@ -306,14 +306,15 @@ pub(super) fn evaluate_all<'n>(
         Some(_) => names.nodes(index),
         None => (0..).map(|place| (place, None)).take(names.len()).collect(),
     };
-    let are_served = request.whole_nodes.is_none()
+    // If any node may be refused for more than its cached result, each is looked at by itself.
+    let are_all_served = request.whole_nodes.is_none()
         && demand
             .resources()
             .is_some_and(|resources| index.filter().are_all_served(resources));
     let mut least = None;
     let mut rest = &*nodes;
     loop {
-        if let (Some(least), Some(batch), true) = (least, &batch, are_served) {
+        if are_all_served && let (Some(least), Some(batch)) = (least, &batch) {
             let n_below = count_below(least, rest, batch);
             evaluation.n_fitting += n_below;
             rest = rest.get(n_below..).unwrap_or_default();

@@ -288,8 +288,8 @@ impl VictimSearch<'_> {
         pods
     }
 
-    /// Returns true if a pod's room may count for the preemptor: for an eviction by kube-scheduler the pod has to be of lower
-    /// priority; for one by the leader also one that the leader may evict, or it is leaving anyway, if such pods count.
+    /// Returns true if a pod's room may count for the preemptor. Of pods with a lower priority kube-scheduler may evict all, the
+    /// leader those that its rules let go. For the leader a pod that is leaving anyway counts or not, as the search says.
     fn may_make_room(&self, eviction: &Eviction) -> bool {
         let is_less_important = eviction.rank.priority < self.preemptor.victims_below;
         if self.preemptor.makes_room {

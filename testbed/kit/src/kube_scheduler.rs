@@ -8,7 +8,8 @@
 //! Requests to extenders have the form of those recorded from 1.36.2 (`scheduler/tests/extender/golden`). The rest follows the
 //! real program's code, and `testbed/kit/tests/scheduler_loop.rs` states the behaviour; names such as `selectHost` in comments
 //! are functions of that code. It leaves out plugins that no extender can notice: affinity between pods, spreading, images, and
-//! the scores of preferences. It filters one node after the other, as kube-scheduler does on one processor.
+//! the scores of preferences; and scheduling gates, so that a gated pod is scheduled at once. It filters one node after the
+//! other, as kube-scheduler does on one processor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -69,26 +69,16 @@ async fn pods_run(world: &mut World, second: &SecondScheduler, prefix: &str) -> 
 /// Kills and restarts each container of the scheduler pod that leads; after each, new pods are placed and run.
 async fn containers_killed(world: &mut World, second: &mut SecondScheduler) -> Result<()> {
     pods_run(world, second, "first").await?;
-    let leader = second.holder();
-    second
-        .container(&leader, SchedulerContainer::Extender)?
-        .kill()
-        .await;
-    second
-        .container(&leader, SchedulerContainer::Extender)?
-        .restart()
-        .await?;
-    pods_run(world, second, "extender-killed").await?;
-    let leader = second.holder();
-    second
-        .container(&leader, SchedulerContainer::KubeScheduler)?
-        .kill()
-        .await;
-    second
-        .container(&leader, SchedulerContainer::KubeScheduler)?
-        .restart()
-        .await?;
-    pods_run(world, second, "kube-scheduler-killed").await?;
+    for (container, pods) in [
+        (SchedulerContainer::Extender, "extender-killed"),
+        (SchedulerContainer::KubeScheduler, "kube-scheduler-killed"),
+    ] {
+        let leader = second.holder();
+        let daemon = second.container(&leader, container)?;
+        daemon.kill().await;
+        daemon.restart().await?;
+        pods_run(world, second, pods).await?;
+    }
     world.verify().await
 }
 

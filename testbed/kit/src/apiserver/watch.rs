@@ -1,8 +1,7 @@
 //! Watches: each is a cursor into the log of past changes of a collection.
 //!
 //! A watch queues only the present objects that it begins with. It reads changes from the log once those are reported, so the
-//! queue of a slow client does not grow. The watch ends with 410 once the cursor is older than
-//! the log.
+//! queue of a slow client does not grow. The watch ends with 410 once the cursor is older than the log.
 
 use std::sync::Arc;
 
