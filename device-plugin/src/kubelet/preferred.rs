@@ -66,7 +66,7 @@ pub async fn prefer(
     let mut in_use = log.ids_in_use(resource, &pods);
     for entry in allocated.iter().flat_map(|allocated| allocated.iter()) {
         // The checkpoint counts beside the log, which may have matched the answer about these IDs with a pod that is gone.
-        if entry.resource == resource && pods.get(&entry.pod).is_some() {
+        if entry.resource == resource && pods.get_live(&entry.pod).is_some() {
             in_use.extend(entry.ids.iter().map(String::as_str));
         }
     }
@@ -123,21 +123,30 @@ fn choose(
     for id in &included {
         included_devices.extend(fleet.ids.device_of(resource, id));
     }
-    let mut choice = Choice::new(fleet, resource, request, &included, in_use);
-    if may_span_devices(resource) {
-        // Each device of the record gets an ID before any gets a second one, so that kubelet's accounting names all of them.
-        for device in wanted.iter().filter(|device| !included_devices.contains(device)) {
-            choice.take(device, 1);
+    let (mut free, mut used) = (FreeIds::new(), FreeIds::new());
+    for id in &request.available_device_ids {
+        if !included.contains(id.as_str())
+            && let Some(device) = fleet.ids.device_of(resource, id)
+        {
+            let available = if in_use.contains(id.as_str()) {
+                &mut used
+            } else {
+                &mut free
+            };
+            available.entry(device).or_default().ids.push(id);
         }
-        // Ends when enough IDs are chosen, or no wanted device has any left.
-        while wanted.iter().map(|device| choice.take(device, 1)).sum::<usize>() > 0 {}
     }
-    for device in wanted.iter().chain(included_devices) {
-        choice.take(device, usize::MAX);
-    }
-    while let Some(device) = choice.best_device() {
-        choice.take(device, usize::MAX);
-    }
+    let mut choice = Choice {
+        chosen: request.must_include_device_ids.clone(),
+        size: usize::try_from(request.allocation_size).unwrap_or(0),
+        free,
+    };
+    choice.fill(resource, wanted, &included_devices);
+    // IDs in use are available only by kubelet's fault: it forgets an allocation under way if its pod-resources API is called at
+    // that moment while a pod has just ended. If it allocates them twice, neither pod can be told from the other at a start. An
+    // ID of a device that is not wanted costs less, as it misleads only the tools that read kubelet's accounting.
+    choice.free = used;
+    choice.fill(resource, wanted, &included_devices);
     choice.chosen
 }
 
@@ -145,56 +154,48 @@ fn choose(
 #[derive(Default)]
 struct Free<'a> {
     ids: Vec<&'a str>,
-    /// True once IDs in use are first and the ID with the lowest number is last.
+    /// True once the ID with the lowest number is last.
     is_sorted: bool,
 }
+
+/// Available IDs by device; a device without available IDs has no entry.
+type FreeIds<'a> = BTreeMap<&'a PhysicalId, Free<'a>>;
 
 /// The device IDs that are chosen so far for an answer, and those that are left.
 struct Choice<'a> {
     chosen: Vec<String>,
     /// The number of IDs that kubelet asks for.
     size: usize,
-    /// Available IDs by device; a device without available IDs has no entry.
-    free: BTreeMap<&'a PhysicalId, Free<'a>>,
-    in_use: &'a HashSet<&'a str>,
+    free: FreeIds<'a>,
 }
 
 impl<'a> Choice<'a> {
-    /// The IDs that kubelet's call includes are chosen, and the other available ones are free, by device.
-    fn new(
-        fleet: &'a NodeFleet,
-        resource: ExtendedResource,
-        request: &'a ContainerPreferredAllocationRequest,
-        included: &BTreeSet<&str>,
-        in_use: &'a HashSet<&'a str>,
-    ) -> Self {
-        let mut free = BTreeMap::<&PhysicalId, Free<'_>>::new();
-        for id in &request.available_device_ids {
-            if !included.contains(id.as_str())
-                && let Some(device) = fleet.ids.device_of(resource, id)
-            {
-                free.entry(device).or_default().ids.push(id);
+    /// Chooses free IDs until enough are chosen or none is left.
+    fn fill(&mut self, resource: ExtendedResource, wanted: &[PhysicalId], included_devices: &[&PhysicalId]) {
+        if may_span_devices(resource) {
+            // Each device of the record gets an ID before any gets a second one, so that kubelet's accounting names all of them.
+            for device in wanted.iter().filter(|device| !included_devices.contains(device)) {
+                self.take(device, 1);
             }
+            // Ends when enough IDs are chosen, or no wanted device has any left.
+            while wanted.iter().map(|device| self.take(device, 1)).sum::<usize>() > 0 {}
         }
-        let size = usize::try_from(request.allocation_size).unwrap_or(0);
-        Self {
-            chosen: request.must_include_device_ids.clone(),
-            size,
-            free,
-            in_use,
+        for device in wanted.iter().chain(included_devices.iter().copied()) {
+            self.take(device, usize::MAX);
+        }
+        while let Some(device) = self.best_device() {
+            self.take(device, usize::MAX);
         }
     }
 
-    /// Chooses at most `max` IDs of a device, the lowest numbers first and IDs in use last, and returns their number.
+    /// Chooses at most `max` free IDs of a device, the lowest numbers first, and returns their number.
     fn take(&mut self, device: &PhysicalId, max: usize) -> usize {
         let missing = self.size.saturating_sub(self.chosen.len()).min(max);
         let Some(Free { ids, is_sorted }) = self.free.get_mut(device).filter(|_| missing > 0) else {
             return 0;
         };
         if !std::mem::replace(is_sorted, true) {
-            // IDs in use are available only by kubelet's fault: it forgets an allocation under way if its pod-resources API is
-            // called at that moment while a pod has just ended. Without this order kubelet would allocate them twice.
-            ids.sort_by_cached_key(|id| Reverse((self.in_use.contains(id), id.len(), *id)));
+            ids.sort_by_key(|id| Reverse((id.len(), *id)));
         }
         let taken = ids.split_off(ids.len() - ids.len().min(missing));
         self.chosen.extend(taken.iter().rev().map(|id| (*id).to_owned()));

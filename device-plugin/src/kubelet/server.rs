@@ -215,7 +215,7 @@ impl DevicePlugin for DeviceService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        // While this call is counted, no task lists pod resources: kubelet would forget the IDs that it is allocating.
+        // While this call is counted, no task has kubelet free devices: it would forget the IDs that it is allocating.
         let _call = self.node.begin_call();
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {

@@ -83,21 +83,32 @@ fn a_must_include_share_covers_its_gpu() {
 }
 
 /// kubelet may offer an ID that it has handed out a moment before.
-#[test]
-fn ids_that_were_just_allocated_are_preferred_last() {
-    let fleet = fleet(1);
+#[rstest]
+#[case::some_of_the_wanted_gpu(&["9507230f-0", "9507230f-2"], &["9507230f-1", "9507230f-3", "4ff516e8-0"])]
+#[case::all_of_the_wanted_gpu(
+    &["9507230f-0", "9507230f-1", "9507230f-2", "9507230f-3"],
+    &["4ff516e8-0", "4ff516e8-1", "4ff516e8-2"]
+)]
+#[case::nearly_all(
+    &["9507230f-0", "9507230f-1", "9507230f-2", "9507230f-3", "4ff516e8-0", "4ff516e8-1", "4ff516e8-2"],
+    &["4ff516e8-3", "9507230f-0", "9507230f-1"]
+)]
+fn ids_that_were_just_allocated_are_preferred_last(#[case] in_use: &[&str], #[case] expected: &[&str]) {
+    let fleet = fleet(2);
+    let mut available = Vec::new();
+    for entry in &fleet.gpus {
+        let ids = fleet.ids.ids(ExtendedResource::Memory, &entry.device.uuid);
+        available.extend(ids.take(4));
+    }
     let request = ContainerPreferredAllocationRequest {
-        available_device_ids: fleet
-            .ids
-            .ids(ExtendedResource::Memory, &fleet.gpus[0].device.uuid)
-            .take(4)
-            .collect(),
+        available_device_ids: available,
         must_include_device_ids: Vec::new(),
         allocation_size: 3,
     };
-    let given = HashSet::from(["9507230f-0", "9507230f-2"]);
+    let wanted = [fleet.gpus[0].device.uuid.clone()];
+    let in_use = in_use.iter().copied().collect();
     assert_eq!(
-        choose(&fleet, ExtendedResource::Memory, &request, &[], &given),
-        ["9507230f-1", "9507230f-3", "9507230f-0"]
+        choose(&fleet, ExtendedResource::Memory, &request, &wanted, &in_use),
+        expected
     );
 }

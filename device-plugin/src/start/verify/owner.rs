@@ -56,7 +56,9 @@ pub enum OwnerUnknown {
     #[error("kubelet names no pod that holds these device IDs")]
     NoPod,
     /// A source names several pods that hold the IDs, and the other does not decide between them.
-    #[error("kubelet names several pods that hold these device IDs: {0}")]
+    #[error(
+        "kubelet has allocated these device IDs to several pods, {0}; delete all but one of them to reschedule them"
+    )]
     Several(String),
     /// The two sources name different pods.
     #[error("kubelet's list and its checkpoint name different pods for these device IDs: {0}")]
@@ -226,9 +228,13 @@ mod tests {
     #[case::several(
         "a=x b=y",
         None,
-        "kubelet names several pods that hold these device IDs: default/a, default/b"
+        "kubelet has allocated these device IDs to several pods, default/a, default/b; delete all but one"
     )]
-    #[case::several_everywhere("a=x b=x", Some("a=xy b2=xy"), "kubelet names several")]
+    #[case::several_everywhere(
+        "a=x b=x",
+        Some("a=xy b2=xy"),
+        "kubelet has allocated these device IDs to several pods"
+    )]
     #[case::recreated_and_not_seen("b=x", Some("b3=xy"), "the watch of pods does not show the pod yet")]
     #[case::recreated_and_the_old_one_in_the_checkpoint("b=x", Some("b1=xy b2=xy"), "b2")]
     #[case::an_ended_pod_in_the_checkpoint("a=x", Some("a=xy ended=xy"), "a")]
