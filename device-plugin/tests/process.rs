@@ -1,4 +1,4 @@
-//! The binary as a process: its end when it hangs, and its wait for a driver.
+//! The binary as a process: its wait for a driver.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 
@@ -17,19 +17,8 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// The plugin with one simulated GPU in a directory without kubelet, and an API server that is away.
-    fn start(dir: &Path) -> Self {
-        std::fs::write(
-            dir.join("gpus.json"),
-            r#"{"gpus": [{"uuid": "GPU-a", "minor": 0, "memory": "4Gi"}]}"#,
-        )
-        .unwrap();
-        let inventory = format!("--inventory=file:{}", dir.join("gpus.json").display());
-        Self::start_with(dir, &[&inventory])
-    }
-
-    /// The plugin with these flags.
-    fn start_with(dir: &Path, flags: &[&str]) -> Self {
+    /// The plugin with these flags, in a directory without kubelet and with an API server that is away.
+    fn start(dir: &Path, flags: &[&str]) -> Self {
         let text = "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], \
                     clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: u, user: {}}]}";
         std::fs::write(dir.join("kubeconfig"), text).unwrap();
@@ -51,27 +40,6 @@ impl Process {
     }
 }
 
-/// Kubelet's checkpoint is a pipe without a writer, so the thread that answers kubelet waits for ever, as on a disk that does not
-/// answer. Such a plugin held up every pod of its node until its probe had failed six times.
-#[test]
-fn a_plugin_that_hangs_ends_itself() {
-    let dir = tempfile::tempdir().unwrap();
-    let made = Command::new("mkfifo")
-        .arg(dir.path().join("kubelet_internal_checkpoint"))
-        .status()
-        .unwrap();
-    assert!(made.success(), "{made}");
-    let mut process = Process::start(dir.path());
-    // The log ends with the process.
-    let mut log = String::new();
-    process.0.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-    let status = process.0.wait().unwrap().to_string();
-    assert!(
-        status.starts_with("signal: 6") && log.contains("hangs=\"runtime\" limit=10s"),
-        "{status}: {log}"
-    );
-}
-
 /// A plugin that ends is restarted again and again, and each time finds the same.
 #[test]
 fn a_plugin_without_a_driver_waits_and_is_not_ready() {
@@ -79,7 +47,7 @@ fn a_plugin_without_a_driver_waits_and_is_not_ready() {
     let root = format!("--driver-root={}", dir.path().join("host").display());
     std::fs::create_dir(dir.path().join("sys")).unwrap();
     let host_root = format!("--host-root={}", dir.path().display());
-    let mut process = Process::start_with(dir.path(), &[&root, &host_root, "--health-listen=127.0.0.1:0"]);
+    let mut process = Process::start(dir.path(), &[&root, &host_root, "--health-listen=127.0.0.1:0"]);
     let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
     let mut log = String::new();
     let mut address = None;

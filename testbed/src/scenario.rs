@@ -157,9 +157,14 @@ const GROUPS: &[Group] = &[
         stages: &[ScenarioStage::Waiting],
     },
     Group {
-        lists: &[openings::SCENARIOS, making_room::SCENARIOS],
+        lists: &[openings::SCENARIOS],
         needs: Needs::Testbed("a scheduler with other flags, at a known address"),
         stages: &[ScenarioStage::Waiting],
+    },
+    Group {
+        lists: &[making_room::SCENARIOS],
+        needs: Needs::Testbed("a scheduler with other flags, at a known address"),
+        stages: &[ScenarioStage::MakingRoom],
     },
     Group {
         lists: &[all_devices::SCENARIOS, policies::SCENARIOS],
@@ -199,7 +204,7 @@ const GROUPS: &[Group] = &[
     Group {
         lists: &[plugin_alone::SCENARIOS, attack::network::OF_PLUGIN],
         needs: Needs::Testbed("an API server that fails on command"),
-        stages: &[ScenarioStage::Plugins],
+        stages: &[ScenarioStage::PluginAlone],
     },
     Group {
         lists: &[plugin_away::SCENARIOS],

@@ -18,10 +18,14 @@ pub enum ScenarioStage {
     Plain,
     /// As `deploy/base` makes it, for scenarios that break things.
     Faults,
-    /// As `deploy/base` makes it, for a device plugin whose partners (API server, kubelet, disk) fail.
+    /// As `deploy/base` makes it, for a device plugin whose kubelet restarts and whose API server refuses requests.
     Plugins,
+    /// As `deploy/base` makes it, for a device plugin that is without API server, kubelet or disk, or is flooded.
+    PluginAlone,
     /// As `deploy/base` makes it, for pods that wait for room.
     Waiting,
+    /// As `deploy/base` makes it, for pods of high priority that make room by evictions.
+    MakingRoom,
     /// With webhooks, and the extender over TLS; certificates change all the time.
     Webhooks,
     /// With webhooks, and the extender over TLS, for several replicas of the scheduler.
@@ -36,11 +40,13 @@ pub enum ScenarioStage {
 
 impl ScenarioStage {
     /// Every stage.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Plain,
         Self::Faults,
         Self::Plugins,
+        Self::PluginAlone,
         Self::Waiting,
+        Self::MakingRoom,
         Self::Webhooks,
         Self::Replicas,
         Self::Second,
@@ -54,7 +60,9 @@ impl ScenarioStage {
             Self::Plain => "plain",
             Self::Faults => "faults",
             Self::Plugins => "plugins",
+            Self::PluginAlone => "plugin-alone",
             Self::Waiting => "waiting",
+            Self::MakingRoom => "making-room",
             Self::Webhooks => "webhooks",
             Self::Replicas => "replicas",
             Self::Second => "second",
