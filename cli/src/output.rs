@@ -56,7 +56,7 @@ impl Screen {
         }
     }
 
-    /// The screen of a terminal with this width, or of a pipe, in an environment in which unset variables are empty.
+    /// The screen of a terminal with this width, or of a pipe. `variable` reads an environment variable; an unset one is empty.
     fn new(width: Option<usize>, variable: impl Fn(&str) -> String) -> Self {
         // By no-color.org an empty variable does not count.
         let may_colour = variable("NO_COLOR").is_empty() && variable("TERM") != "dumb";

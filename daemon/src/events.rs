@@ -347,7 +347,8 @@ mod tests {
 
     /// Answers the next event with this status code, and returns its reason and message.
     async fn next(requests: &mut Handle<Request<Body>, Response<Body>>, code: u16) -> String {
-        let (request, response) = requests.next_request().await.unwrap();
+        let asked = timeout(KEPT_FOR, requests.next_request()).await;
+        let (request, response) = asked.expect("no event is written").unwrap();
         let body: Value =
             serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
         let status =

@@ -11,7 +11,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
-/// The outcome for a container that would not see the devices which its pod's annotations record, or must not start.
+/// The outcome of a check that found a pod with other devices than its record names, a lost or missing record, or a container
+/// that must not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Two pods swapped their records.
@@ -92,7 +93,7 @@ impl Metrics {
             "Version of the plugin",
             Info::new(version),
         );
-        let help = "Container starts that needed more than a check, by outcome";
+        let help = "Repairs, refusals and reports of the checks of pods and their records, by outcome";
         let mismatches = add(registry, "identity_mismatch", help, Family::default());
         let help = "Time that a container's start was delayed";
         let pre_start = add(registry, "pre_start_seconds", help, Histogram::new(bounds));
@@ -107,7 +108,7 @@ impl Metrics {
             hooked,
             is_hook_connected: Arc::default(),
         };
-        // Each outcome is exported from the start, so that a rate shows the first container with it.
+        // At zero from the start, so that an alert on the increase fires at the first one.
         for outcome in Outcome::ALL {
             drop(metrics.mismatches.get_or_create(&label_of(outcome)));
         }

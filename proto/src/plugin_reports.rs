@@ -61,8 +61,8 @@ type Annotations = BTreeMap<String, String>;
 /// Reads [`EXCHANGED_RECORDS`]; empty without the annotation.
 ///
 /// # Errors
-/// The annotation does not parse, is longer than 96 KiB, names more than 1,024 pods, or names no device for a pod. Readers keep
-/// the last valid value.
+/// The annotation does not parse, is longer than 96 KiB, names more than 1,024 pods, a pod by something else than a UID, or no
+/// device for a pod. Readers keep the last valid value.
 pub fn read_swapped_records(annotations: Option<&Annotations>) -> Result<SwappedRecords, AnnotationError> {
     let swapped = read(annotations, EXCHANGED_RECORDS, MAX_SWAPPED_BYTES)?.unwrap_or_default();
     check_swapped_records(&swapped)?;

@@ -599,13 +599,13 @@ impl Index {
 
     /// The node that kube-scheduler keeps for a pod (`status.nominatedNodeName`), as far as the watch shows.
     pub fn nominated_node(&self, uid: &str) -> Option<&str> {
-        self.cluster.pods.get(uid)?.eviction.nominated.as_deref()
+        self.cluster.pods.get(uid)?.preemption.nominated.as_deref()
     }
 
     /// Returns true if a pod that was to be evicted is being deleted, false if not yet, and `None` once it has ended.
     pub fn is_victim_leaving(&self, uid: &str) -> Option<bool> {
         match self.cluster.pods.get(uid) {
-            Some(entry) => Some(entry.eviction.is_leaving),
+            Some(entry) => Some(entry.preemption.is_leaving),
             // The index does not keep the deletion timestamps of pods without devices.
             None => self.cluster.plain.contains_key(uid).then_some(false),
         }
@@ -615,7 +615,7 @@ impl Index {
     pub fn has_leaving(&self, node: &str, priority: i32) -> bool {
         let held = self.cluster.view(node).into_iter().flat_map(NodeView::held);
         let mut entries = held.filter_map(|held| self.cluster.pods.get(&held.owner));
-        entries.any(|entry| entry.eviction.is_leaving && entry.eviction.rank.priority < priority)
+        entries.any(|entry| entry.preemption.is_leaving && entry.preemption.rank.priority < priority)
     }
 
     /// The GPUs in the record of a bound pod that its node does not have any more, by UUID or minor.

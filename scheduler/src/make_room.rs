@@ -821,7 +821,7 @@ impl RoomMaker {
         }
     }
 
-    /// Tries the eviction of a pod again, unless it is leaving, or may not be evicted any more.
+    /// Tries the eviction of a pod again, unless it is leaving, or may not be evicted any more; returns as [`Self::evict`].
     async fn evict_again(
         &self,
         hold: &Hold,

@@ -78,14 +78,14 @@ impl PluginMode {
         }
     }
 
-    /// The node with this index and name.
+    /// The setup of a node of the cluster in this mode; with [`PluginMode::NodeKinds`] the index selects its kind.
     pub(crate) fn node(self, at: usize, name: &str, mib_of_gpus: &[u64]) -> NodeSetup {
-        match KINDS.get(at).filter(|_| self == Self::NodeKinds) {
-            Some((kind, runtime)) => NodeSetup {
+        match (self, KINDS.get(at)) {
+            (Self::NodeKinds, Some((kind, runtime))) => NodeSetup {
                 runtime: *runtime,
                 ..NodeSetup::of_kind(*kind, name, mib_of_gpus)
             },
-            None => NodeSetup {
+            _ => NodeSetup {
                 driver_limits: self == Self::Cdi,
                 ..NodeSetup::new(name, mib_of_gpus)
             },
@@ -132,9 +132,6 @@ pub struct ChaosArgs {
 
 /// Runs the schedule; returns true if every run kept the promises of its mode.
 pub async fn run(args: ChaosArgs) -> Result<bool> {
-    if !args.list {
-        Binaries::locate().await?;
-    }
     let console = Console::new(args.json);
     if args.list {
         for (idx, step) in schedule(args.seed, args.steps, args.mode.n_nodes())
@@ -145,6 +142,7 @@ pub async fn run(args: ChaosArgs) -> Result<bool> {
         }
         return Ok(true);
     }
+    Binaries::locate().await?;
     let modes = if args.compare {
         vec![PluginMode::Cdi, PluginMode::Envvar]
     } else {

@@ -188,7 +188,7 @@ impl NodeInventory {
             || now.excluded.iter().any(|excluded| self.shares_mig(excluded))
     }
 
-    /// Returns true if this inventory has the GPU with the same properties, its index aside.
+    /// Returns true if this inventory has the GPU with the same properties, apart from its index and the driver's reserve.
     fn describes(&self, gpu: &Gpu) -> bool {
         let Some(known) = self.gpu(&gpu.uuid) else {
             return false;
@@ -199,7 +199,7 @@ impl NodeInventory {
             ..known.clone()
         };
         // The driver may reserve a little more or less memory at any time, which does not make the GPU another device.
-        if known.memory_bytes + known.reserved_bytes == gpu.memory_bytes + gpu.reserved_bytes {
+        if known.memory_with_reserved() == gpu.memory_with_reserved() {
             (expected.memory_bytes, expected.reserved_bytes) = (gpu.memory_bytes, gpu.reserved_bytes);
         }
         expected == *gpu

@@ -131,12 +131,12 @@ async fn clear_devices(
         let Some((node, value)) = clear_annotation(&device.borrow_and_update()) else {
             continue;
         };
-        let to_clear = named_devices(&value, &fleet.borrow());
-        // The annotation is removed in any case, so that a mistyped name does not clear a device that comes later.
-        if to_clear.is_empty() {
+        let (to_clear, unknown) = named_devices(&value, &fleet.borrow());
+        if !unknown.is_empty() {
             warn!(
                 node,
-                value, "the annotation {CLEAR_UNHEALTHY} names no device of this node"
+                ?unknown,
+                "the annotation {CLEAR_UNHEALTHY} names devices that this node does not have"
             );
         }
         for device in to_clear {
@@ -145,7 +145,7 @@ async fn clear_devices(
                 return;
             }
         }
-        // An annotation that stayed would clear later trouble too.
+        // In any case: an annotation that stayed would clear later trouble too, and a mistyped name a device that comes later.
         let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
         if let Err(error) = devices.patch(&node, &PatchParams::default(), &removal).await {
             warn!(
@@ -164,16 +164,18 @@ fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
     Some((object.metadata.name.clone()?, value.clone()))
 }
 
-/// The devices of this node that the annotation's value names.
-fn named_devices(value: &str, fleet: &NodeFleet) -> Vec<PhysicalId> {
+/// The devices of this node that the annotation's value names, and the names of others.
+fn named_devices<'a>(value: &'a str, fleet: &NodeFleet) -> (Vec<PhysicalId>, Vec<&'a str>) {
     let names: Vec<&str> = value.split(',').map(str::trim).collect();
-    let mut devices = Vec::new();
+    let (mut devices, mut unknown) = (Vec::new(), names.clone());
     for entry in fleet.all_entries() {
-        if names.contains(&"all") || names.contains(&entry.key.id.as_str()) {
+        let id = entry.key.id.as_str();
+        unknown.retain(|name| !["all", id].contains(name));
+        if names.contains(&"all") || names.contains(&id) {
             devices.push(entry.key.id);
         }
     }
-    devices
+    (devices, unknown)
 }
 
 #[cfg(test)]

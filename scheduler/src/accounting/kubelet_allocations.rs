@@ -68,15 +68,19 @@ pub fn add_allocated(
 ) -> Option<String> {
     let mut unknown = Vec::new();
     for device in allocated {
-        if !hold(holdings, device, inventory) {
+        // A node that has not reported its devices may have it.
+        if !hold(holdings, device, inventory) && inventory.is_some() {
             unknown.push(&device.id);
         }
     }
     // The text reaches people, and IDs have any length.
     let shown: String = unknown.first()?.chars().take(64).collect();
-    let n_unknown = unknown.len();
+    let more = match unknown.len() - 1 {
+        0 => String::new(),
+        n => format!(", and {n} more"),
+    };
     Some(format!(
-        "kubelet has given it {n_unknown} devices that the node does not have, such as {shown:?}"
+        "kubelet has given it a device that the node does not have: {shown:?}{more}"
     ))
 }
 
@@ -101,7 +105,8 @@ pub fn of_unknown_pod(
     (holdings, problem)
 }
 
-/// Adds a device to holdings, and returns true if the node has it.
+/// Adds a device to holdings, unless they have it already. Returns false if it cannot be counted: the node does not have it, or
+/// has not reported its devices, and the device is no GPU for certain.
 fn hold(holdings: &mut Holdings, allocated: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
     let found = inventory.and_then(|inventory| find(inventory, &allocated.id));
     let mut part = match found {
@@ -120,6 +125,7 @@ fn hold(holdings: &mut Holdings, allocated: &AllocatedDevice, inventory: Option<
         None if inventory.is_none() && allocated.is_gpu => whole_gpu(&allocated.id, 100),
         None => return false,
     };
+    // Several pods may hold replicas of one device, which is no oversubscription.
     part.trusted = !allocated.is_replica;
     let minor = found.map(|(_, device, _)| device.minor);
     if !is_held(holdings, &part, minor) {
@@ -178,4 +184,38 @@ fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
         }
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    /// A device that a node does not have is a problem; one of a node that has not reported its devices may be there.
+    #[rstest]
+    #[case::no_gpu(
+        false,
+        Some(Inventory::default()),
+        Some("kubelet has given it a device that the node does not have: \"0000:81:00.0\""),
+        0
+    )]
+    #[case::no_gpu_before_the_report(false, None, None, 0)]
+    #[case::gpu_before_the_report(true, None, None, 1)]
+    fn devices_are_missing_on_nodes_that_have_reported(
+        #[case] is_gpu: bool,
+        #[case] inventory: Option<Inventory>,
+        #[case] problem: Option<&str>,
+        #[case] n_held: usize,
+    ) {
+        let device = AllocatedDevice {
+            id: "0000:81:00.0".into(),
+            is_replica: false,
+            is_gpu,
+        };
+        let (holdings, found) = of_unknown_pod(&[device], inventory.as_ref());
+        assert_eq!(found.is_some(), problem.is_some(), "{found:?}");
+        assert!(problem.is_none_or(|problem| found.unwrap().ends_with(problem)));
+        assert_eq!(holdings.parts.len(), n_held);
+    }
 }

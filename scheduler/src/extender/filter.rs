@@ -558,7 +558,7 @@ fn write_result(
             let text = texts.of(name, *misfit);
             // A suffix on the text of one node is enough: the whole refusal then differs from the last one, and kube-scheduler
             // tries the pod again.
-            let text = match suffix.take_if(|_| !misfit.is_unknown_node) {
+            let text = match suffix.take() {
                 Some(suffix) => format!("{text}{suffix}").into(),
                 None => Cow::Borrowed(text),
             };

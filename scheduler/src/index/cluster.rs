@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::budgets::Budgets;
-use super::eviction::{Eviction, EvictionRank, PlainPod, PlainPods};
+use super::eviction::{EvictionRank, PlainPod, PlainPods, PreemptionFacts};
 use super::group_members::GroupMembers;
 use super::moving::SharedRules;
 use super::node_state::NodeState;
@@ -68,7 +68,7 @@ pub(super) struct Cluster {
     pub(super) pods: FxHashMap<OwnerId, Box<PodEntry>>,
     /// Those of `pods` that no watch has shown bound, the assumed ones included.
     pub(super) unbound: BTreeSet<OwnerId>,
-    /// Those of `pods` whose record is counted conservatively, or contradicts what they request or were given.
+    /// Those of `pods` with a [`PodEntry::problem`], or whose record [contradicts](PodEntry::contradicts) request or allocation.
     pub(super) doubtful: FxHashSet<OwnerId>,
     /// Those of `pods` with `status.nominatedNodeName`: kube-scheduler keeps that node for them.
     pub(super) nominated: FxHashSet<OwnerId>,
@@ -138,10 +138,10 @@ impl Cluster {
         let entries = others.filter_map(|owner| self.pods.get(owner));
         // The requests of an assumed pod are counted on its node already.
         let counted = entries
-            .filter(move |entry| entry.assumption.is_none() && entry.eviction.rank.priority >= priority);
+            .filter(move |entry| entry.assumption.is_none() && entry.preemption.rank.priority >= priority);
         counted.filter_map(|entry| {
             Some((
-                entry.eviction.nominated.as_deref()?,
+                entry.preemption.nominated.as_deref()?,
                 &entry.rules.as_ref()?.requests,
             ))
         })
@@ -313,7 +313,7 @@ impl Cluster {
             }
             self.unbound.insert(owner);
         }
-        self.put_eviction(pod);
+        self.put_preemption_facts(pod);
         // Only bound pods count in the workload model, since pending ones may ask for anything, in any number.
         if is_bound && !pod.is_tied_to_node() {
             self.count_request(uid);
@@ -332,7 +332,7 @@ impl Cluster {
         if let Some(bound) = entry.bound()
             && let Some(state) = self.nodes.get_mut(&*bound.node)
         {
-            state.unheld.remove(uid);
+            state.without_holdings.remove(uid);
         }
         self.requests.remove(uid);
         self.fleet.clear_host_use(uid);
@@ -341,28 +341,28 @@ impl Cluster {
         }
     }
 
-    /// Updates the fields of a pod by which kube-scheduler chooses the victims of a preemption.
-    fn put_eviction(&mut self, pod: &Pod) {
-        let eviction = Eviction::of(pod);
+    /// Updates the fields of a pod that bear on preemption, and `nominated` with them.
+    fn put_preemption_facts(&mut self, pod: &Pod) {
+        let preemption = PreemptionFacts::of(pod);
         let owner = self.owner(pod.uid());
         // kubelet updates the status of a pod often; most updates change nothing that matters here.
         let Some(entry) = self
             .pods
             .get_mut(&owner)
-            .filter(|entry| entry.eviction != eviction)
+            .filter(|entry| entry.preemption != preemption)
         else {
             return;
         };
-        if eviction.nominated.is_some() {
+        if preemption.nominated.is_some() {
             self.nominated.insert(owner);
         } else {
             self.nominated.remove(&owner);
         }
-        let is_admitted = !entry.eviction.is_admitted() && eviction.is_admitted();
-        entry.eviction = eviction;
+        let is_newly_admitted = !entry.preemption.is_admitted() && preemption.is_admitted();
+        entry.preemption = preemption;
         // A node whose plugin is on trial takes a few pods at a time; once kubelet has admitted one of them, it takes one more.
         if let Some(bound) = &entry.facts.bound
-            && is_admitted
+            && is_newly_admitted
             && self.plugins.standing(&bound.node) == Standing::Tried
         {
             self.note_silent_opening();
@@ -446,15 +446,15 @@ impl Cluster {
             let contradicts = account.contradicts;
             warn!(%namespace, pod = %name, %node, problem = &**problem, contradicts, "a pod is counted conservatively, or its record does not count");
         }
-        let is_unheld = account.holdings.is_empty();
+        let holds_nothing = account.holdings.is_empty();
         if let Some(state) = self.nodes.get_mut(&*bound.node) {
-            if is_unheld && problem.is_some() {
-                state.unheld.insert(owner.clone());
+            if holds_nothing && problem.is_some() {
+                state.without_holdings.insert(owner.clone());
             } else {
-                state.unheld.remove(owner);
+                state.without_holdings.remove(owner);
             }
         }
-        if is_unheld {
+        if holds_nothing {
             self.fleet.release(owner.as_str());
         } else {
             self.fleet.hold(owner, &bound.node, account.holdings);
@@ -511,7 +511,7 @@ impl Cluster {
         }
         // Pods that hold nothing are on no node of the fleet, but their records may count now.
         if let Some(state) = self.node(node) {
-            owners.extend(state.unheld.iter().cloned());
+            owners.extend(state.without_holdings.iter().cloned());
         }
         for owner in owners {
             self.account(&owner);

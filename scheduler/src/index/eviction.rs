@@ -17,7 +17,7 @@ const DEFAULT_GRACE: i64 = 30;
 
 /// The fields by which kube-scheduler, and the leader that makes room, choose victims, of a pod that asks for device resources.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Eviction {
+pub(super) struct PreemptionFacts {
     pub(super) rank: EvictionRank,
     /// True if the pod is being deleted.
     pub(super) is_leaving: bool,
@@ -64,7 +64,7 @@ impl EvictionRank {
     }
 }
 
-impl Eviction {
+impl PreemptionFacts {
     pub(super) fn of(pod: &Pod) -> Self {
         Self {
             rank: EvictionRank::of(pod),

@@ -175,6 +175,7 @@ impl Hint {
                 // kube-scheduler nominates a pod that waits for its binding without a new failure in its condition. A new failure
                 // beside the nomination means that it has preempted for the pod.
                 self.survives_error |= has_failed;
+                // The nomination keeps the room of this member alone, also after the hints of its group have ended.
                 self.group = None;
                 self.restart(times.nominated);
                 true
@@ -185,8 +186,8 @@ impl Hint {
                 self.restart(times.plain);
                 stays
             }
-            // The next failed attempt to schedule the pod ends the hint. The attempt of a pod that was not asked about was
-            // another leader's.
+            // The next failed attempt to schedule the pod ends the hint. The failure of an unasked pod is of an attempt under
+            // an earlier leader.
             (false, false) => !has_failed || self.is_unasked,
         };
         (self.is_nominated, self.failure) = (is_nominated, shown.failure);

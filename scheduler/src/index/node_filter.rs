@@ -199,7 +199,7 @@ impl<'a> NodeFilter<'a> {
         let mut n = 0;
         for held in view.held().filter(|held| held.owner.as_str() != uid) {
             let entry = self.cluster.pods.get(&held.owner);
-            n += usize::from(entry.is_some_and(|entry| !entry.eviction.is_admitted()));
+            n += usize::from(entry.is_some_and(|entry| !entry.preemption.is_admitted()));
         }
         // Hints count for filters alone: a bind comes before the binds of pods that only have hints.
         if counts_hints {

@@ -29,7 +29,7 @@ pub(super) struct NodeState {
     /// Pods that were allocated no device, as its plugin reports; `None` if it reports no such pods.
     pub(super) without_devices: Option<PodUids>,
     /// Pods bound to it that hold nothing because their record has a problem: another inventory may make the record count.
-    pub(super) unheld: BTreeSet<OwnerId>,
+    pub(super) without_holdings: BTreeSet<OwnerId>,
     /// The devices that follow from both objects, as far as they can be read; `None` if there are none.
     pub(super) report: Option<NodeReport>,
     /// The fields that kube-scheduler compares with a pod's.

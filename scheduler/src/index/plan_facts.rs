@@ -54,7 +54,7 @@ impl<'a> PlanFacts<'a> {
         let facts = &entry.facts;
         let demand = ResourceDemand::of_pod(self.cluster, owner.as_str(), facts);
         let demand = demand.ok().flatten().map(|demand| demand.for_no_pod());
-        let rank = entry.eviction.rank;
+        let rank = entry.preemption.rank;
         let run_seconds = u64::try_from(now.saturating_sub(rank.started)).unwrap_or(0);
         let (rules, stays) = match &entry.moving {
             _ if demand.is_none() => (None, Some(Obstacle::Unknown)),
@@ -96,8 +96,16 @@ impl<'a> PlanFacts<'a> {
     }
 
     /// The disruption budgets that keep a pod from being evicted now.
-    fn protection(&self, PodEntry { facts, eviction, .. }: &PodEntry) -> Option<Obstacle> {
-        let mut guarding = self.cluster.budgets.guarding(&facts.namespace, &eviction.labels);
+    fn protection(
+        &self,
+        PodEntry {
+            facts, preemption, ..
+        }: &PodEntry,
+    ) -> Option<Obstacle> {
+        let mut guarding = self
+            .cluster
+            .budgets
+            .guarding(&facts.namespace, &preemption.labels);
         let budget = guarding.next()?;
         if guarding.next().is_some() {
             return Some(Obstacle::Budgets);

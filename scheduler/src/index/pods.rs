@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use placement::{OwnerId, PodProfile};
 
-use super::eviction::Eviction;
+use super::eviction::PreemptionFacts;
 use super::moving::Moving;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId};
@@ -28,7 +28,7 @@ pub(super) struct PodEntry {
     pub(super) contradicts: bool,
     /// The request as the workload model counts it; `None` if it is not counted.
     pub(super) counted: Option<PodProfile>,
-    pub(super) eviction: Eviction,
+    pub(super) preemption: PreemptionFacts,
     /// The fields by which a plan moves the pod; `None` for a pod that no watch has shown bound.
     pub(super) moving: Option<Moving>,
     /// The serial number of the newest list when a list or a watch event last showed it; zero if no watch has shown it.
@@ -82,7 +82,7 @@ impl PodEntry {
             problem: None,
             contradicts: false,
             counted: None,
-            eviction: Eviction::default(),
+            preemption: PreemptionFacts::default(),
             moving: None,
             list: 0,
         }

@@ -61,20 +61,21 @@ impl<'a> RoomFacts<'a> {
     /// A pod that a watch has shown waiting, and that no bind has assumed.
     pub fn waiting(self, uid: &str) -> Option<WaitingPod<'a>> {
         let entry = self.cluster.pods.get(uid)?;
-        let is_waiting = entry.list != 0 && entry.assumption.is_none() && !entry.eviction.is_leaving;
+        let is_waiting = entry.list != 0 && entry.assumption.is_none() && !entry.preemption.is_leaving;
         let rules = entry.rules.as_deref().filter(|_| is_waiting)?;
         Some(WaitingPod {
             facts: &entry.facts,
             rules,
-            nominated: entry.eviction.nominated.as_deref(),
-            no_room: entry.eviction.no_room,
+            nominated: entry.preemption.nominated.as_deref(),
+            no_room: entry.preemption.no_room,
         })
     }
 
     /// Returns true if a waiting pod is nominated by the leader, now or before.
     pub fn is_nominee(self, uid: &str) -> bool {
         let entry = self.cluster.pods.get(uid);
-        entry.is_some_and(|entry| entry.eviction.nominated_for_room.is_some()) && self.waiting(uid).is_some()
+        entry.is_some_and(|entry| entry.preemption.nominated_for_room.is_some())
+            && self.waiting(uid).is_some()
     }
 
     /// The name of a node, unless it is gone.
@@ -87,7 +88,7 @@ impl<'a> RoomFacts<'a> {
     pub fn n_victims_on(self, node: NodeId, priority: i32) -> usize {
         let held = self.cluster.fleet.view(node).into_iter().flat_map(NodeView::held);
         let entries = held.filter_map(|held| self.cluster.pods.get(&held.owner));
-        let evictions = entries.map(|entry| &entry.eviction);
+        let evictions = entries.map(|entry| &entry.preemption);
         let goes = evictions.filter(|eviction| eviction.is_leaving || eviction.evictable_within.is_some());
         goes.filter(|eviction| eviction.rank.priority < priority).count()
     }
@@ -110,11 +111,11 @@ impl<'a> RoomFacts<'a> {
             let Some(entry) = self.cluster.pods.get(owner) else {
                 continue;
             };
-            if let Some(nominated_at) = entry.eviction.nominated_for_room
-                && let Some(node) = &entry.eviction.nominated
+            if let Some(nominated_at) = entry.preemption.nominated_for_room
+                && let Some(node) = &entry.preemption.nominated
                 && self.waiting(owner.as_str()).is_some()
             {
-                let (leaving, grace_seconds) = self.leaving(node, entry.eviction.rank.priority);
+                let (leaving, grace_seconds) = self.leaving(node, entry.preemption.rank.priority);
                 nominees.push(RoomNominee {
                     pod: entry.id(owner),
                     node: node.clone(),
@@ -132,12 +133,12 @@ impl<'a> RoomFacts<'a> {
         let (mut leaving, mut grace_seconds) = (Vec::new(), 0);
         for held in self.cluster.view(node).into_iter().flat_map(NodeView::held) {
             let entry: Option<&PodEntry> = self.cluster.pods.get(&held.owner).map(|entry| &**entry);
-            if let Some(PodEntry { eviction, .. }) = entry
-                && eviction.is_leaving
-                && eviction.rank.priority < priority
+            if let Some(PodEntry { preemption, .. }) = entry
+                && preemption.is_leaving
+                && preemption.rank.priority < priority
             {
                 leaving.push(held.owner.clone());
-                grace_seconds = grace_seconds.max(eviction.evictable_within.unwrap_or_default());
+                grace_seconds = grace_seconds.max(preemption.evictable_within.unwrap_or_default());
             }
         }
         (leaving, grace_seconds)

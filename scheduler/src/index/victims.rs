@@ -16,7 +16,7 @@ use proto::totals::{CPU, MEMORY, named_requests};
 
 use super::budgets::Budget;
 use super::cluster::Cluster;
-use super::eviction::{Eviction, EvictionRank};
+use super::eviction::{EvictionRank, PreemptionFacts};
 use super::node_filter::NodeFilter;
 use super::pods::PodEntry;
 use super::resource_demand::ResourceDemand;
@@ -146,10 +146,10 @@ impl<'a> Preemptor<'a> {
         let mut victims = Vec::new();
         for owner in &found.owners {
             let entry = filter.cluster.pods.get(owner);
-            if let Some(entry) = entry.filter(|entry| !entry.eviction.is_leaving) {
+            if let Some(entry) = entry.filter(|entry| !entry.preemption.is_leaving) {
                 victims.push(RoomVictim {
                     pod: entry.id(owner),
-                    grace_seconds: entry.eviction.evictable_within.unwrap_or_default(),
+                    grace_seconds: entry.preemption.evictable_within.unwrap_or_default(),
                 });
             }
         }
@@ -225,7 +225,7 @@ impl<'a> Preemptor<'a> {
 fn guarding<'a>(cluster: &'a Cluster, entry: &'a PodEntry) -> impl Iterator<Item = &'a Budget> {
     cluster
         .budgets
-        .guarding(&entry.facts.namespace, &entry.eviction.labels)
+        .guarding(&entry.facts.namespace, &entry.preemption.labels)
 }
 
 impl VictimSearch<'_> {
@@ -254,7 +254,7 @@ impl VictimSearch<'_> {
             let Some((owner, entry)) = self.cluster.pods.get_key_value(&held.owner) else {
                 continue;
             };
-            let eviction = &entry.eviction;
+            let eviction = &entry.preemption;
             let bound = entry.facts.bound.as_deref();
             // kube-scheduler does not see an assumed pod on the node before its binding, and cannot evict it.
             let is_here = entry.list != 0 && bound.is_some_and(|bound| *bound.node == *self.view.name());
@@ -290,7 +290,7 @@ impl VictimSearch<'_> {
 
     /// Returns true if a pod's room may count for the preemptor. Of pods with a lower priority kube-scheduler may evict all, the
     /// leader those that its rules let go. For the leader a pod that is leaving anyway counts or not, as the search says.
-    fn may_make_room(&self, eviction: &Eviction) -> bool {
+    fn may_make_room(&self, eviction: &PreemptionFacts) -> bool {
         let is_less_important = eviction.rank.priority < self.preemptor.victims_below;
         if self.preemptor.makes_room {
             if eviction.is_leaving {
@@ -317,7 +317,7 @@ impl VictimSearch<'_> {
     /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it,
     /// and otherwise by kube-scheduler's.
     fn budgets_of(&self, entry: &PodEntry) -> Vec<usize> {
-        let (name, labels) = (&entry.facts.name, &entry.eviction.labels);
+        let (name, labels) = (&entry.facts.name, &entry.preemption.labels);
         let makes_room = self.preemptor.makes_room;
         let drawn_on =
             guarding(self.cluster, entry).filter(|budget| makes_room || budget.counts(name, labels));
@@ -339,7 +339,7 @@ impl VictimSearch<'_> {
             let uid = pod.uid.as_str();
             let entry = self.cluster.pods.get(uid);
             let rank = match (entry, self.cluster.plain.get(uid)) {
-                (Some(entry), _) => entry.eviction.rank,
+                (Some(entry), _) => entry.preemption.rank,
                 (None, Some(plain)) => plain.rank,
                 (None, None) => last,
             };
@@ -431,7 +431,7 @@ impl VictimSearch<'_> {
         for owner in self.view.hinted() {
             let entry = self.cluster.pods.get(owner);
             let is_outranked =
-                entry.is_some_and(|entry| entry.eviction.rank.priority < self.preemptor.priority);
+                entry.is_some_and(|entry| entry.preemption.rank.priority < self.preemptor.priority);
             if (removes_nominations && is_outranked) || owner.as_str() == self.preemptor.demand.uid {
                 outranked.push(owner.clone());
             }

@@ -40,7 +40,7 @@ pub(crate) struct Rooms {
     /// The times since which pods fit on a node without an eviction, at once or when pods have ended that are leaving.
     free_since: FxHashMap<Box<str>, Instant>,
     /// The times of evictions, the earliest first.
-    evicted: VecDeque<Instant>,
+    eviction_times: VecDeque<Instant>,
     /// The evictions that had no answer, by UID of the evicted pod, with the time.
     pub(super) unanswered: BTreeMap<Box<str>, (RoomEviction, Instant)>,
 }
@@ -303,7 +303,7 @@ impl Rooms {
     /// Notes an eviction.
     pub(super) fn note_evicted(&mut self, uid: &str, now: Instant) {
         self.unanswered.remove(uid);
-        self.evicted.push_back(now);
+        self.eviction_times.push_back(now);
     }
 
     /// Takes the evictions without an answer that have been carried out, as the watch shows.
@@ -325,13 +325,13 @@ impl Rooms {
     /// answer, count as if they had been carried out.
     pub(super) fn n_left(&mut self, per_hour: usize, now: Instant) -> usize {
         let is_past = |at: &Instant| now.saturating_duration_since(*at) >= HOUR;
-        while self.evicted.front().is_some_and(is_past) {
-            self.evicted.pop_front();
+        while self.eviction_times.front().is_some_and(is_past) {
+            self.eviction_times.pop_front();
         }
         self.unanswered.retain(|_, (_, at)| !is_past(at));
         let pending = self.held.values().flat_map(|hold| &hold.pending);
         let pending = pending.filter(|victim| !self.unanswered.contains_key(&*victim.pod.uid));
-        per_hour.saturating_sub(self.evicted.len() + self.unanswered.len() + pending.count())
+        per_hour.saturating_sub(self.eviction_times.len() + self.unanswered.len() + pending.count())
     }
 }
 

@@ -151,7 +151,7 @@ fn add_verdicts(
     }
     let n_refusing = if all { survey.refused.len() } else { MAX_NEAREST };
     for refused in survey.refused.iter().take(n_refusing) {
-        // A lock for each node, since its detail takes a look at each device.
+        // A lock for each node: its detail looks at each device, and watches wait for readers.
         explanation
             .verdicts
             .push(refusing_verdict(&index.read(), refused, asker));

@@ -5,7 +5,7 @@
 
 use placement::{DeviceFit, Reason};
 use proto::memory_text::memory_text;
-use proto::resource::{ISOLATION_PROVIDER, ResourceNames};
+use proto::resource::{GPU_MEMORY, ISOLATION_PROVIDER, ResourceNames};
 use proto::totals::{CPU, MEMORY};
 
 use super::{Asker, Refusal};
@@ -130,7 +130,7 @@ pub(crate) fn shortage(shortage: &Shortage) -> String {
         ..
     } = shortage;
     if **resource == *PODS {
-        return format!("the node takes {allocatable} pods and has as many");
+        return format!("the node has as many pods as it takes: {allocatable}");
     }
     let (free, asked_of_free) = distinct(resource, shortage.free(), *asked);
     let (most, asked_of_all) = distinct(resource, *allocatable, *asked);
@@ -156,24 +156,25 @@ fn distinct(resource: &str, one: u64, other: u64) -> (String, String) {
     }
 }
 
-/// An amount of a resource for people: bytes in GiB or MiB, CPU in cores.
-pub(crate) fn amount(resource: &str, amount: u64) -> String {
+/// Returns true if the amounts of a resource are bytes.
+fn is_bytes(resource: &str) -> bool {
+    matches!(resource, MEMORY | GPU_MEMORY | "ephemeral-storage") || resource.starts_with("hugepages-")
+}
+
+/// An amount of a resource for people: bytes as [`memory_text`], CPU in cores (`2`), or in thousandths of one (`1500m`).
+pub(crate) fn amount(resource: &str, n: u64) -> String {
     match resource {
-        CPU if amount.is_multiple_of(1000) => format!("{}", amount / 1000),
-        CPU => format!("{amount}m"),
-        MEMORY | proto::resource::GPU_MEMORY | "ephemeral-storage" => memory_text(amount),
-        _ => amount.to_string(),
+        CPU if n.is_multiple_of(1000) => (n / 1000).to_string(),
+        CPU => format!("{n}m"),
+        _ if is_bytes(resource) => memory_text(n),
+        _ => n.to_string(),
     }
 }
 
 /// An amount of a resource with the resource's name.
 pub(crate) fn amount_of(resource: &str, n: u64) -> String {
-    match resource {
-        MEMORY | proto::resource::GPU_MEMORY | "ephemeral-storage" => {
-            format!("{} of {resource}", amount(resource, n))
-        }
-        _ => format!("{} {resource}", amount(resource, n)),
-    }
+    let of = if is_bytes(resource) { "of " } else { "" };
+    format!("{} {of}{resource}", amount(resource, n))
 }
 
 /// The text of kube-scheduler's refusal of a node, and the step that lets the pod go there.

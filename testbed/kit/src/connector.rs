@@ -98,7 +98,7 @@ impl Connector {
         }
     }
 
-    /// The same connector, but its connections come from this address of the machine.
+    /// The same connector, but its connections to a fixed address ([`Self::at`]) come from this address of the machine.
     #[must_use]
     pub fn coming_from(self, source: Ipv4Addr) -> Self {
         Self {
@@ -124,6 +124,7 @@ impl Connector {
         let stream = match (self.address, self.source) {
             (Some(address), Some(source)) => connect_from(source, address).await?,
             (Some(address), None) => TcpStream::connect(address).await?,
+            // `coming_from` is for a fixed address.
             (None, _) => TcpStream::connect((host.as_str(), uri.port_u16().unwrap_or(80))).await?,
         };
         stream.set_nodelay(true)?;

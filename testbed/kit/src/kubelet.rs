@@ -111,7 +111,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Reboots the machine: containers and CDI specs are gone, and kubelet starts with its checkpoint. Pods
+    /// Reboots the machine: containers and the CDI specs of `/var/run` are gone, and kubelet starts with its checkpoint. Pods
     /// that [`Kubelet::hold`] holds back stay held back.
     pub async fn reboot(&mut self) -> Result<()> {
         self.process.stop().await;

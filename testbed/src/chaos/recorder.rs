@@ -262,11 +262,10 @@ fn is_kubelets_own(reason: &str, message: &str) -> bool {
 /// together.
 fn refusal_kind(refusal: &str) -> String {
     let text = refusal.split("desc = ").last().unwrap_or(refusal);
-    let words: Vec<&str> = text
+    let words = text
         .split_whitespace()
-        .filter(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric))
-        .collect();
-    words.into_iter().take(9).collect::<Vec<_>>().join(" ")
+        .filter(|word| !word.contains(['/', '=', '"', '-']) && !word.contains(char::is_numeric));
+    words.take(9).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

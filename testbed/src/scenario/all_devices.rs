@@ -1,4 +1,4 @@
-//! The proposal's fourth story: a pod that sees all GPUs of its node and is charged nothing.
+//! Pods that see all GPUs of their node and are charged nothing, such as monitors (annotation `gpushare/all-devices`).
 
 use std::collections::BTreeMap;
 

@@ -90,6 +90,7 @@ async fn from_vendor(world: &mut World) -> Result<()> {
     world.until_refused("theirs-2", "nodes are available").await?;
     world.delete("theirs-0").await?;
     until_listed(world, &[&pods[1]], &[&pods[0]]).await?;
+    // `theirs-2` keeps waiting: the vendor's plugin could give it the GPU that `ours-0` shares.
     world.until_running(&["ours-1"]).await?;
     world.verify().await?;
     replace_vendor_plugin(world).await

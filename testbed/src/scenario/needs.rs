@@ -7,7 +7,7 @@ use kit::parts::{ClusterPart, Commands, Need, NodeFile};
 
 use Need::{Evict, Kill, Pause, Remove};
 
-/// A scenario's needs beside the API.
+/// A scenario's needs besides the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// These commands of a real cluster's file; with an empty list the scenario needs none.

@@ -23,7 +23,7 @@ pub(super) const HOOKED: &str = "hooked";
 
 /// Whole GPUs by the vendor's plugin: each container sees the GPUs of its record, though kubelet gave its pod others.
 async fn runtime_hook(world: &mut World) -> Result<()> {
-    // The vendor's plugin knows two of the three GPUs, so that for some pod it must choose another GPU than the scheduler.
+    // The vendor's plugin does not know GPU 0, so kubelet gives another GPU to a pod whose record names GPU 0.
     world.node(HOOKED)?.start_vendor_plugin(&[1, 2]).await?;
     until_offered(world, HOOKED, 2).await?;
     until_registered(world, 1).await?;

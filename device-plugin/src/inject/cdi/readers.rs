@@ -187,8 +187,7 @@ impl Readers {
         loop {
             // One start prompts for all that wait: the runtime reads every spec for each prompt, and injects none meanwhile.
             let _turn = self.turn.lock().await;
-            let state = self.state.borrow().clone();
-            if files.iter().all(|file| state.has_read(file)) {
+            if files.iter().all(|file| self.state.borrow().has_read(file)) {
                 return;
             }
             self.forget(PROMPT_FILE);

@@ -1,4 +1,6 @@
 //! Decides the injection mode from the facts of the node. Pure.
+//!
+//! The variable is `NVIDIA_VISIBLE_DEVICES`: on some nodes NVIDIA's runtime gives a container the GPUs that it names.
 
 use crate::inject::mode::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
 use crate::inject::own_container::OwnContainer;
@@ -70,7 +72,7 @@ pub struct VariableFacts {
     pub has_management_spec: bool,
 }
 
-/// Infers the variable's effect in pods of others from its effect in this plugin's own.
+/// Infers the variable's effect in other pods from its effect in this plugin's own.
 pub fn variable(facts: &VariableFacts) -> VariableSupport {
     if facts.is_simulated {
         return VariableSupport::Works;

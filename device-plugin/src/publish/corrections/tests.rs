@@ -9,17 +9,24 @@ use crate::tests::builders;
 use daemon::api_server::Contact;
 
 #[rstest]
-#[case::one("GPU-1", &[1])]
-#[case::two(" GPU-0 ,GPU-2", &[0, 2])]
-#[case::all("all", &[0, 1, 2])]
-#[case::another_nodes("GPU-9", &[])]
-#[case::nothing("", &[])]
-fn the_annotation_names_the_devices_to_clear(#[case] text: &str, #[case] expected: &[u32]) {
+#[case::one("GPU-1", &[1], &[])]
+#[case::two(" GPU-0 ,GPU-2", &[0, 2], &[])]
+#[case::all("all", &[0, 1, 2], &[])]
+#[case::one_of_another_node("GPU-1,GPU-9", &[1], &["GPU-9"])]
+#[case::nothing("", &[], &[""])]
+fn the_annotation_names_the_devices_to_clear(
+    #[case] text: &str,
+    #[case] expected: &[u32],
+    #[case] unknown: &[&str],
+) {
     let text = (0..3).fold(text.to_owned(), |text, minor| {
         text.replace(&format!("GPU-{minor}"), builders::gpu(minor).uuid.as_str())
     });
     let expected: Vec<_> = expected.iter().map(|minor| builders::gpu(*minor).uuid).collect();
-    assert_eq!(named_devices(&text, &builders::fleet(3)), expected);
+    assert_eq!(
+        named_devices(&text, &builders::fleet(3)),
+        (expected, unknown.to_vec())
+    );
 }
 
 /// The plugin acts on the annotation and then removes it.

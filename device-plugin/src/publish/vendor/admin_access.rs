@@ -60,7 +60,10 @@ impl AdminAccess {
     }
 
     /// The claimed devices without those that are allocated for administration only.
-    pub(super) async fn without_admin_access(&mut self, claimed: Vec<ClaimedDevice>) -> Vec<ClaimedDevice> {
+    pub(super) async fn without_admin_access(
+        &mut self,
+        mut claimed: Vec<ClaimedDevice>,
+    ) -> Vec<ClaimedDevice> {
         let mut cdi_names: BTreeMap<ClaimName, BTreeSet<String>> = BTreeMap::new();
         for device in &claimed {
             cdi_names
@@ -82,15 +85,12 @@ impl AdminAccess {
             };
             self.known.insert(claim, present);
         }
-        let mut used = Vec::new();
-        for claimed in claimed {
+        claimed.retain(|claimed| {
             let known = self.known.get(&claimed.claim);
-            match known.and_then(|known| known.for_administration.as_ref()) {
-                Some(devices) if devices.contains(&claimed.device) => {}
-                _ => used.push(claimed),
-            }
-        }
-        used
+            let for_administration = known.and_then(|known| known.for_administration.as_ref());
+            for_administration.is_none_or(|devices| !devices.contains(&claimed.device))
+        });
+        claimed
     }
 
     /// Reads a claim from the API server. `has_failed` says that the last attempt failed, and was logged.

@@ -29,6 +29,10 @@ pub(crate) const N_SEQUENCES: u8 = 8;
 
 /// Number of pods in one sequence: each part of the sample makes two sequences, so there are half as many parts as sequences.
 const SEQUENCE_LENGTH: usize = 2 * N_PLACES as usize / N_SEQUENCES as usize;
+const _: () = assert!(
+    SEQUENCE_LENGTH <= u64::BITS as usize,
+    "a sequence has a bit for each pod"
+);
 
 /// Weight of whole idle GPUs in thousandths, where CPU and memory suffice. With 200, one of 500 random mixes of pod sizes takes
 /// up to three times the nodes that it needs; with 300, none of 1,000 does (`tests/engine/nodes_used.rs`). With 400, the default
@@ -59,9 +63,9 @@ pub(crate) struct Simulation {
 /// Pods that arrive one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sequence {
-    /// At most 64 pods; each with a bit for every pod of the sequence that is equal to it.
+    /// The pods in order, each with the bits of the pods that are equal to it: bit n is that of pod n.
     pods: Vec<(SimulatedPod, u64)>,
-    /// A bit for every pod of the sequence that asks for GPUs.
+    /// The bits of the pods that ask for GPUs.
     with_gpus: u64,
 }
 

@@ -32,7 +32,7 @@ pub struct HeldPart {
     pub resources: NamedAmounts,
     /// Virtual functions of the device that the owner holds instead of the device itself.
     pub virtual_functions: Vec<FunctionId>,
-    /// False if the record is doubtful: the part reduces what is free on the device, but never counts as oversubscription.
+    /// False if the record is doubtful, or others may hold the device too: the part reduces what is free on the device, but never counts as oversubscription.
     pub trusted: bool,
 }
 

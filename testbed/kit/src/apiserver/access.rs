@@ -1,6 +1,7 @@
 //! Authentication by bearer tokens, the kubeconfig files that carry them, and the record of the access that was used.
 //!
-//! The server allows every request. Tests compare the recorded requests of a deployment with its RBAC rules.
+//! The server has no authorisation: it allows every request of an authenticated caller. Tests compare the recorded requests of a
+//! deployment with its RBAC rules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -212,8 +212,8 @@ pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     errors
 }
 
-/// The pod after a request for a resize, which changes resources of containers alone: `dropNonResizeUpdates` takes everything
-/// else from the old pod.
+/// The pod after a request for a resize: resources of its containers from the request, everything else from the old pod
+/// (`dropNonResizeUpdates`). kube-apiserver refuses a request that changes the list of containers, and takes `resizePolicy` too.
 pub(crate) fn resized(old: &Value, new: &Value) -> Value {
     let mut pod = object::with_managers_of(old, new);
     for list in CONTAINERS {
@@ -272,8 +272,8 @@ pub(crate) fn with_ephemeral_containers(old: &Value, new: &Value) -> Value {
     pod
 }
 
-/// Lists the changes of ephemeral containers that `ValidatePodEphemeralContainersUpdate` forbids, as far as they concern
-/// devices: one that exists stays as it is, and none has resources.
+/// Lists the changes of ephemeral containers that kube-apiserver forbids (`ValidatePodEphemeralContainersUpdate`): a static pod
+/// gets none, an existing one stays as it is, and none has resources. Its rules about other fields are left out.
 pub(crate) fn check_ephemeral_containers(old: &Value, new: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     if !object::text(old, MIRROR).is_empty() {

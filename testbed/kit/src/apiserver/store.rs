@@ -136,8 +136,9 @@ impl Store {
             (None, Some(namespace)) => Bound::Included(Key::new(namespace, "")),
             (None, None) => Bound::Unbounded,
         };
-        let collection = self.collections.get(storage).into_iter();
-        let objects = collection.flat_map(move |found| found.objects.range((from.clone(), Bound::Unbounded)));
+        let collection = self.collections.get(storage);
+        let objects = collection.map(|found| found.objects.range((from, Bound::Unbounded)));
+        let objects = objects.into_iter().flatten();
         objects.take_while(move |(key, _)| namespace.is_none_or(|namespace| key.namespace == namespace))
     }
 

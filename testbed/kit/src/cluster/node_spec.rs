@@ -32,7 +32,7 @@ pub struct GpuSpec {
 /// The health of a simulated GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GpuFault {
-    /// Nothing.
+    /// It has no fault.
     #[default]
     Healthy,
     /// It reports this error again and again.

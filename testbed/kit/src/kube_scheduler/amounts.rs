@@ -57,7 +57,7 @@ impl ResourceAmounts {
     pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = (&'a String, &'a str)>) -> Self {
         let mut amounts = Self::default();
         for (name, text) in texts {
-            let amount = thousandths(name, &Quantity(text.to_owned())).ok();
+            let amount = thousandths(name, text).ok();
             amounts
                 .amounts
                 .extend(amount.map(|amount| (name.clone(), amount)));
@@ -129,8 +129,8 @@ impl ResourceAmounts {
         let (mut reasons, mut is_unresolvable) = (Vec::new(), false);
         for (name, amount) in &self.amounts {
             let total = allocatable.get(name);
-            let is_counted = *amount > 0 && is_counted(name);
-            if !is_counted || *amount <= total - used.get(name) {
+            let is_short = *amount > 0 && is_counted(name) && *amount > total - used.get(name);
+            if !is_short {
                 continue;
             }
             // The number of pods is never called unresolvable.
@@ -285,7 +285,7 @@ fn of_container(container: &Container) -> Result<ResourceAmounts, AmountError> {
 fn parse_amounts<'a>(
     quantities: impl Iterator<Item = (&'a String, &'a Quantity)>,
 ) -> Result<ResourceAmounts, AmountError> {
-    let parsed = quantities.map(|(name, quantity)| Ok((name.clone(), thousandths(name, quantity)?)));
+    let parsed = quantities.map(|(name, quantity)| Ok((name.clone(), thousandths(name, &quantity.0)?)));
     let amounts: BTreeMap<String, i128> = parsed.collect::<Result<_, _>>()?;
     let non_zero_requested = SCORED.map(|(name, _)| amounts.get(name).copied().unwrap_or(0));
     Ok(ResourceAmounts {
@@ -294,12 +294,12 @@ fn parse_amounts<'a>(
     })
 }
 
-fn thousandths(resource: &str, quantity: &Quantity) -> Result<i128, AmountError> {
+fn thousandths(resource: &str, text: &str) -> Result<i128, AmountError> {
     let fail = |_| AmountError {
         resource: resource.to_owned(),
-        value: quantity.0.chars().take(64).collect(),
+        value: text.chars().take(64).collect(),
     };
-    let parsed: proto::quantity::Quantity = quantity.0.parse().map_err(fail)?;
+    let parsed: proto::quantity::Quantity = text.parse().map_err(fail)?;
     Ok(parsed.thousandths())
 }
 

@@ -349,9 +349,15 @@ impl ExtenderConfiguration {
             return Err(("managedResources", text));
         }
         let ignores = self.managed_resources.iter().any(|m| m.ignored_by_scheduler);
-        if !self.node_cache_capable || self.ignorable || ignores {
-            let text = "the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler";
-            return Err(("nodeCacheCapable", text.to_owned()));
+        for (field, is_modelled) in [
+            ("nodeCacheCapable", self.node_cache_capable),
+            ("ignorable", !self.ignorable),
+            ("managedResources", !ignores),
+        ] {
+            if !is_modelled {
+                let text = "the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler";
+                return Err((field, text.to_owned()));
+            }
         }
         Ok(())
     }

@@ -115,7 +115,7 @@ pub(crate) struct DeviceManagerState {
 }
 
 impl DeviceManagerState {
-    /// The state after a start: the checkpoint's devices, behind stopped endpoints.
+    /// The state after a start: the grants of the checkpoint, and for each of its resources a stopped endpoint without devices.
     pub(crate) fn restore(held: HeldDevices, registered: impl IntoIterator<Item = String>) -> Self {
         let mut devices = Self {
             allocated: held.devices(),

@@ -196,7 +196,8 @@ impl NriPlugin {
         Some(plugin)
     }
 
-    /// Calls a method of the NRI plugin. The inner result is the plugin's answer; `Closed` means that it did not answer in time.
+    /// Calls a method of the NRI plugin. The inner result is the plugin's answer; `Closed` means that the connection has closed,
+    /// that the plugin did not answer in time, or that its answer does not decode.
     async fn call<A: prost::Message + Default>(
         &mut self,
         method: &str,

@@ -244,6 +244,42 @@ async fn a_parameter_of_a_built_in_kind_is_stale_after_its_last_binding_was_dele
     );
 }
 
+/// As in `pkg/admission/plugin/webhook/matchconditions` of k8s.io/apiserver: `failurePolicy` counts only if no condition is false.
+#[rstest]
+#[case::all_true(&["true", "true"], 422)]
+#[case::one_cannot_be_evaluated(&["true", "object.spec.none == 1"], 422)]
+#[case::one_is_false_before_it(&["false", "object.spec.none == 1"], 201)]
+#[case::one_is_false_after_it(&["object.spec.none == 1", "false"], 201)]
+#[tokio::test]
+async fn a_false_match_condition_leaves_a_request_out(#[case] conditions: &[&str], #[case] code: u16) {
+    let server = server().await;
+    let conditions: Vec<Value> = conditions
+        .iter()
+        .enumerate()
+        .map(|(at, expression)| json!({"name": format!("c{at}"), "expression": expression}))
+        .collect();
+    let rule =
+        json!({"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]});
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "p"},
+        "spec": {
+            "failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": conditions, "validations": [{"expression": "false"}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "p"}, "spec": {"policyName": "p", "validationActions": ["Deny"]},
+    });
+    create_policies(&server, &format!("{policy}\n---\n{binding}")).await;
+    let map = json!({"metadata": {"name": "m"}, "data": {}});
+    assert_eq!(
+        post(&server, ADMIN, "/api/v1/namespaces/default/configmaps", &map).await,
+        code
+    );
+}
+
 /// Recorded on kube-apiserver 1.36.2: without its parameter a policy with Fail and Deny refuses requests that its match
 /// conditions leave out.
 #[tokio::test]

@@ -4,7 +4,6 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-use crate::replay::portion::{floor, real};
 use crate::replay::trace::{PERCENT, WHOLE};
 
 /// The shares of a GPU that people ask for, in thousandths.
@@ -162,14 +161,14 @@ impl Mix {
         found.map(|(size, _)| *size)
     }
 
-    /// GPU thousandths of a pod on average, at least one.
+    /// GPU thousandths of a pod on average; at least one, since callers divide by it.
     pub fn mean(&self) -> i64 {
         let sum: i64 = self
             .0
             .iter()
             .map(|(size, weight)| size.demand() * i64::from(*weight))
             .sum();
-        floor(real(sum) / real(i64::from(self.total_weight().max(1)))).max(1)
+        (sum / i64::from(self.total_weight().max(1))).max(1)
     }
 
     /// The sum of the weights of all sizes.

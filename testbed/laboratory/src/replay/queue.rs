@@ -26,9 +26,10 @@ const SECONDS_PER_HOUR: i64 = 3600;
 pub enum Evictions {
     /// None: it waits until others end.
     None,
-    /// Those of the scheduler's `--make-room evict`, on nodes that have room by kube-scheduler's sums.
+    /// Those of the scheduler's `--make-room evict`, on nodes with enough free CPU and GPUs in total, where kube-scheduler evicts
+    /// nothing.
     MakeRoom,
-    /// kube-scheduler's, on nodes that lack room by its sums.
+    /// kube-scheduler's, on nodes whose free CPU or GPUs are too few in total.
     KubeScheduler,
     /// Those of kube-scheduler, and where they do not help those of the scheduler.
     Both,

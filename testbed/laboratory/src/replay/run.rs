@@ -336,7 +336,7 @@ impl<'w> ReplayRun<'w> {
         Ok(is_placed)
     }
 
-    /// Places waiting pods on the nodes that have new room.
+    /// Places waiting pods on the nodes that have new room, until the evictions for them make no more.
     async fn seat_waiting(&mut self, arrivals: &[Arrival], now: i64) -> Result<()> {
         while let Some(queue) = self.queue.as_mut().filter(|queue| !queue.freed.is_empty()) {
             let freed = std::mem::take(&mut queue.freed);

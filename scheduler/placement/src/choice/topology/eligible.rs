@@ -40,35 +40,27 @@ impl<'a> DecisionContext<'a> {
     }
 }
 
-/// Counts the devices that pass each rule.
-struct RuleCheck<'a> {
-    constraint: &'a DeviceConstraint,
-    counts: CandidateCounts,
-}
-
-impl<'a> RuleCheck<'a> {
-    /// A check by the constraints of one device type that has counted no device yet.
-    fn new(constraint: &'a DeviceConstraint) -> Self {
-        let counts = CandidateCounts {
+impl CandidateCounts {
+    /// The counts under the constraint of a device type, before the first device.
+    fn of(constraint: &DeviceConstraint) -> Self {
+        Self {
             selector: constraint.selector.clone(),
             wants_virtual_functions: constraint.virtual_functions.is_some(),
-            ..CandidateCounts::default()
-        };
-        Self { constraint, counts }
+            ..Self::default()
+        }
     }
 
-    /// Returns true if a device passes all rules; counts the rules that it passes before the first failure.
-    fn passes(&mut self, labels: &Labels, has_function: bool, has_room: bool, is_permitted: bool) -> bool {
-        let selector = self.counts.selector.as_ref();
+    /// Counts a device under each rule that it passes before the first failure; returns true if it passes all.
+    fn add(&mut self, labels: &Labels, has_function: bool, has_room: bool, is_permitted: bool) -> bool {
+        let selector = self.selector.as_ref();
         let is_selected = selector.is_none_or(|selector| selector.selects(labels));
-        let counts = &mut self.counts;
-        counts.all += 1;
+        self.all += 1;
         // In the order of `CandidateCounts::describe`, which names the first rule that leaves too few devices.
         for (passes, count) in [
-            (is_selected, &mut counts.selected),
-            (has_function, &mut counts.with_free_function),
-            (has_room, &mut counts.with_room),
-            (is_permitted, &mut counts.permitted),
+            (is_selected, &mut self.selected),
+            (has_function, &mut self.with_free_function),
+            (has_room, &mut self.with_room),
+            (is_permitted, &mut self.permitted),
         ] {
             if !passes {
                 return false;
@@ -184,7 +176,7 @@ impl<'a> TypeDemand<'a> {
     pub(crate) fn eligible(&self, context: &DecisionContext<'_>) -> Result<Pool, Misfit> {
         let locations = context.hardware.locations.of_type(self.type_at);
         let uses = context.occupancy.of_type(self.type_at);
-        let mut check = RuleCheck::new(self.constraint);
+        let mut tally = CandidateCounts::of(self.constraint);
         let losses = losses(context.inventory, self.type_at, locations, uses);
         let mut keyed = Vec::with_capacity(self.devices.len());
         for (at, device) in self.devices.iter().enumerate() {
@@ -192,18 +184,18 @@ impl<'a> TypeDemand<'a> {
             if !self.has_limits(context, device) {
                 continue;
             }
-            let has_function = !check.counts.wants_virtual_functions || self.function(device).is_some();
+            let has_function = !tally.wants_virtual_functions || self.function(device).is_some();
             let preference = self.preference(context, at, device);
-            let is_permitted = permits(check.constraint.exclusion, at, locations, uses);
+            let is_permitted = permits(self.constraint.exclusion, at, locations, uses);
             let labels = &device.attributes.labels;
-            if check.passes(labels, has_function, preference.is_some(), is_permitted)
+            if tally.add(labels, has_function, preference.is_some(), is_permitted)
                 && let Some(mut preference) = preference
             {
                 preference.loss = losses.get(at).copied();
                 keyed.push((at, locations.get(at).copied().unwrap_or_default(), preference));
             }
         }
-        let (kind, tally) = (self.kind.clone(), check.counts);
+        let kind = self.kind.clone();
         if self.takes_all && (tally.selected == 0 || keyed.len() < tally.selected) {
             let mut text = tally.describe(&kind, tally.selected.max(1));
             if tally.selected > 0 {

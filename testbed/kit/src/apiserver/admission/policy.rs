@@ -2,7 +2,8 @@
 //!
 //! Expressions are evaluated as CEL with optional fields. Compared with kube-apiserver 1.36: only the action Deny is carried out,
 //! parameters are found by name, expressions are neither type-checked nor limited in cost, and selectors, exceptions from rules
-//! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error.
+//! and the variables `authorizer` and `namespaceObject` are not known, so that an expression which uses them is an error. With
+//! `failurePolicy: Ignore` a validation that cannot be evaluated ends the policy, though a later one may deny the request.
 //!
 //! Objects that policies name as parameters come from [`ParamInformers`], which repeats a fault of kube-apiserver
 //! (kubernetes/kubernetes#130887, #133827): its informer of a kind ends with the last policy binding that needs it. For a
@@ -359,22 +360,23 @@ impl Expressions {
         cel::Value::resolve(&parsed, &context).map_err(|error| failed(error.to_string()))
     }
 
-    /// Returns true if every condition is true.
+    /// Returns true if every condition is true. A false one decides even beside one that cannot be evaluated.
     pub(super) fn are_met(&self, conditions: &[MatchCondition]) -> Result<bool, String> {
-        let mut are_met = true;
+        let mut outcome = Ok(true);
         for condition in conditions {
-            are_met &= self.is_true(&condition.expression)?;
+            match self.is_true(&condition.expression) {
+                Ok(false) => return Ok(false),
+                result => outcome = outcome.and(result),
+            }
         }
-        Ok(are_met)
+        outcome
     }
 
-    /// Evaluates a CEL expression that must give a truth value.
+    /// Evaluates a CEL expression that must give a bool.
     pub(super) fn is_true(&self, expression: &str) -> Result<bool, String> {
         match self.evaluate(expression)? {
             cel::Value::Bool(is_true) => Ok(is_true),
-            other => Err(format!(
-                "expression '{expression}' is no truth value but {other:?}"
-            )),
+            other => Err(format!("expression '{expression}' is no bool but {other:?}")),
         }
     }
 }

@@ -78,9 +78,7 @@ impl Route {
         let (namespace, plural, rest) = match rest {
             // A path below `namespaces/{name}` is usually a collection in that namespace, but `status` and `finalize` are
             // subresources of the Namespace itself.
-            ["namespaces", name, "status" | "finalize"] => {
-                let rest: &[&str] = rest.get(1..).unwrap_or_default();
-                debug_assert_eq!(rest.first(), Some(name));
+            ["namespaces", rest @ ..] if matches!(rest, [_, "status" | "finalize"]) => {
                 (None, "namespaces", rest)
             }
             ["namespaces", namespace, plural, rest @ ..] => (Some((*namespace).to_owned()), *plural, rest),

@@ -171,7 +171,7 @@ fn check_preconditions(
 }
 
 /// Marks an object as being deleted after `grace` seconds; a later deletion can only shorten the grace.
-pub(super) fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) {
+fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) {
     let earlier_end = object::parse_time(object::text(object, "/metadata/deletionTimestamp"));
     let earlier_grace = object::integer(object, "/metadata/deletionGracePeriodSeconds").unwrap_or(0);
     // BeforeDelete: a later deletion may shorten the grace, and counts from the first one.
@@ -191,7 +191,7 @@ pub(super) fn mark_deleting(object: &mut Value, grace: i64, now: DateTime<Utc>) 
 }
 
 /// Marks a namespace as terminating and deletes every object in it; the namespace goes with the last of them.
-pub(super) fn delete_namespace(
+fn delete_namespace(
     state: &mut ApiState,
     target: &RequestTarget,
     current: &Arc<ObjectVersion>,
@@ -232,7 +232,7 @@ pub(super) fn delete_namespace(
 }
 
 /// Removes a namespace that is being deleted once nothing is left in it.
-pub(super) fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
+fn end_namespace_if_empty(state: &mut ApiState, name: &str) {
     let key = Key::new("", name);
     let Some(namespace) = state.store.get(NAMESPACES, &key) else {
         return;

@@ -111,7 +111,7 @@ fn certificates_are_read_from_the_given_folder() {
 )]
 #[case::ignorable(
     "  ignorable: true",
-    "extenders[0].nodeCacheCapable: the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler"
+    "extenders[0].ignorable: the model needs nodeCacheCapable, and neither ignorable nor ignoredByScheduler"
 )]
 fn rules_of_kube_scheduler(#[case] extender: &str, #[case] message: &str) {
     assert_eq!(
