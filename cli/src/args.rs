@@ -31,7 +31,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Refuses flags that the command does not use.
+    /// Refuses `--namespace` where the command has no use for it, and flags of evictions without `--evict`.
     pub(crate) fn check(&self) -> Result<(), clap::Error> {
         let unused = match &self.command {
             Command::Explain { .. }

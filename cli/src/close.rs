@@ -32,7 +32,7 @@ pub(crate) async fn close(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The sentence that refuses minors which no GPU of the node has; `None` too if the scheduler does not answer.
+/// The sentence that refuses minors which no GPU of the node has; `None` if there are none, or the scheduler does not answer.
 async fn check_minors(connection: &ClusterConnection, node: &str, gpus: &[u32]) -> Option<String> {
     if gpus.is_empty() {
         return None;
@@ -45,7 +45,7 @@ async fn check_minors(connection: &ClusterConnection, node: &str, gpus: &[u32]) 
     Some(format!("node {node} has no GPU {absent}: its GPUs are {known:?}"))
 }
 
-/// Closes GPUs as [`close`] does. Returns those that may be opened alone: none, which stands for all, if all are closed.
+/// Closes GPUs as [`close`] does. Returns those that [`opening`] has to name: none, which stands for all, if all are closed.
 pub(crate) async fn add(
     connection: &ClusterConnection,
     node: &str,
@@ -68,7 +68,7 @@ pub(crate) async fn open(
     gpus: &[u32],
 ) -> CommandResult {
     let open_gpus = async |closed: ClosedGpus| {
-        // The annotation may name GPUs that the node does not have.
+        // Minors that the annotation names can be opened, also if the node has no such GPU.
         let open: Vec<u32> = gpus.iter().copied().filter(|gpu| !closed.has(*gpu)).collect();
         if let Some(sentence) = check_minors(connection, node, &open).await {
             return Err(CommandFailure::Refused(sentence));
@@ -115,8 +115,8 @@ pub(crate) fn opening(node: &str, gpus: &[u32]) -> String {
     }
 }
 
-/// Changes the GPUs that the annotation of a Node closes, once more each time another client has changed the Node meanwhile;
-/// returns them.
+/// Replaces the closed GPUs in the annotation of a Node by those that `changed` makes of them, and returns these. Tries again if
+/// another client has changed the Node since it was read.
 async fn change(
     connection: &ClusterConnection,
     node: &str,

@@ -51,7 +51,7 @@ impl ClusterConnection {
         })
     }
 
-    /// A connection by a client of the API server.
+    /// A connection with this client of the API server, in the namespace `default`.
     #[cfg(test)]
     pub(crate) fn of(args: ConnectionArgs, client: Client) -> Self {
         Self {
@@ -61,6 +61,7 @@ impl ClusterConnection {
         }
     }
 
+    /// The client of the API server; a failure if the kubeconfig has none, as with `--read-api` alone.
     pub(crate) fn client(&self) -> Result<Client, CommandFailure> {
         self.client.clone().map_err(CommandFailure::Kubeconfig)
     }
@@ -99,7 +100,7 @@ impl ClusterConnection {
 
     /// Checks that a namespace exists. Passes if the user may not read namespaces, or no API server answers.
     pub(crate) async fn check_namespace(&self, name: &str) -> Result<(), CommandFailure> {
-        // The name goes into the path of a request, which other characters would change.
+        // The name becomes a part of a path, and with other characters it would be another path.
         let is_plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
         let path = format!("/api/v1/namespaces/{name}");
         if is_plain && !matches!(self.get("read the namespace", &path).await, Ok(None)) {

@@ -1,7 +1,7 @@
 //! `doctor`: checks the installation, from outside by the objects of the API server and from inside by each replica's read API.
 //!
-//! This file collects facts, and `checks` compares them with a sound installation. If the user lacks a right, the checks
-//! that need it are unknown, and all others are made.
+//! This file collects facts, and `checks` compares them with a sound installation. If the user lacks a right, the findings of the
+//! checks that need it are [`Severity::Unknown`], and all others are made.
 
 mod checks;
 mod facts;
@@ -45,7 +45,7 @@ const NAMESPACE_LISTS: [(&str, &str); 3] = [
 /// The path of the API group of webhooks and admission policies.
 const ADMISSION: &str = "/apis/admissionregistration.k8s.io/v1";
 
-/// Checks the installation; the answer is no if something is wrong.
+/// Checks the installation; the answer, in the exit code, is no if a finding is a warning or an error.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen) -> CommandResult {
     let facts = collect(connection).await?;
     let mut findings = checks::findings(&facts);
@@ -69,12 +69,10 @@ async fn collect(connection: &ClusterConnection) -> Result<InstallationFacts, Co
         .get("read the version of the API server", "/version")
         .await?;
     let mut objects = BTreeMap::new();
-    for (group, kind) in CLUSTER_LISTS {
-        let listed = connection.list_json(&format!("{group}/{kind}")).await;
-        objects.insert(kind, listed.map_err(|failure| failure.to_string()));
-    }
-    for (group, kind) in NAMESPACE_LISTS {
-        let path = format!("{group}/namespaces/{namespace}/{kind}");
+    let of_cluster = CLUSTER_LISTS.map(|(group, kind)| (kind, format!("{group}/{kind}")));
+    let of_namespace =
+        NAMESPACE_LISTS.map(|(group, kind)| (kind, format!("{group}/namespaces/{namespace}/{kind}")));
+    for (kind, path) in of_cluster.into_iter().chain(of_namespace) {
         let listed = connection.list_json(&path).await;
         objects.insert(kind, listed.map_err(|failure| failure.to_string()));
     }
@@ -100,7 +98,7 @@ pub(crate) async fn replicas(connection: &ClusterConnection) -> Result<Vec<Asked
     let pods = connection.list::<Pod>(Some(namespace), Some(SCHEDULER)).await;
     let pods = pods.map_err(|failure| failure.to_string())?;
     let mut replicas = Vec::new();
-    // All of them, since only a replica's own process knows whether it leads, and the objects that its watches have shown.
+    // All of them, since each process alone knows if it leads, and the objects that its own watches have shown.
     for pod in pods.iter().filter(|pod| is_ready(pod)) {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let connected = ReadApiClient::forward(connection, namespace, &name, PORT).await;
@@ -121,7 +119,7 @@ async fn diagnose(pod: String, connected: Result<ReadApiClient, CommandFailure>)
     }
 }
 
-/// The nodes as the scheduler's library understands the objects, whether or not a scheduler runs.
+/// The nodes as the scheduler's library understands the objects, which needs no running scheduler.
 async fn nodes_of_state(connection: &ClusterConnection) -> Result<Vec<proto::read_api::Node>, String> {
     let index = offline::index(connection).await;
     let index = index.map_err(|failure| failure.to_string())?;

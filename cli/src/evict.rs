@@ -32,18 +32,19 @@ use crate::pod_path::pod_path;
 use crate::read_api::ReadApiClient;
 use crate::source::AnswerSource;
 
-/// Time for which a budget may refuse an eviction.
-const MOST_REFUSED: Duration = Duration::from_secs(120);
-/// Pause between two tries of an eviction that a budget refuses.
-const REFUSED_PAUSE: Duration = Duration::from_secs(5);
-/// Pause between two looks at a pod or its successors.
+/// Longest time for which the command repeats what fails for now: an eviction that a budget refuses, a request without an answer,
+/// a new plan that takes other pods than the confirmed ones.
+const RETRY_TIME: Duration = Duration::from_secs(120);
+/// Pause between two tries of an eviction that a budget refuses, and between two new plans.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// Pause between two looks at a pod or its successor, and after a stale plan.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// Longest time for one plan.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Most plans in a row whose first pod is gone already: the scheduler has not seen its end yet.
+/// Most plans since the last move whose first pod is evicted already, as the scheduler has not seen its end yet.
 const MAX_STALE: usize = 20;
 
-/// The moves of one goal.
+/// The evictions for one goal.
 pub(crate) struct Eviction<'a> {
     pub(crate) connection: &'a ClusterConnection,
     pub(crate) screen: &'a Screen,
@@ -51,22 +52,22 @@ pub(crate) struct Eviction<'a> {
     pub(crate) goal: &'a PlannedGoal,
     pub(crate) request: PlanRequest,
     pub(crate) args: &'a EvictArgs,
-    /// The time at which the first plan was there.
+    /// The time at which the first plan was made.
     pub(crate) planned_at: Instant,
-    /// UIDs of the pods of the plan that must not be evicted, since their end may fail their Jobs.
+    /// UIDs of the pods of the first plan that must not be evicted, since their end may fail their Jobs.
     pub(crate) of_jobs: BTreeSet<String>,
 }
 
-/// The end of a step that is no failure.
-enum Step {
-    /// The pod has a successor on a node.
+/// The end of one move that is no failure of the command.
+enum MoveEnd {
+    /// The pod is gone, and its successor has a node.
     Moved {
-        /// On the planned node and GPUs.
+        /// True if the successor has the planned node and GPUs.
         as_planned: bool,
     },
-    /// The pod was gone before.
+    /// The pod was gone, or was being deleted, before the command evicted it.
     Gone,
-    /// A budget refuses the eviction while others are in flight, which may be those that it waits for.
+    /// A disruption budget refuses the eviction, and may have room once the other moves in flight have ended.
     Later,
     /// The pod must not be evicted, for this reason.
     Left(String),
@@ -74,8 +75,8 @@ enum Step {
     Stopped(String),
 }
 
-impl Step {
-    /// The end of an eviction that may have been made, as its answer is lost.
+impl MoveEnd {
+    /// The end of a move whose eviction got no answer, so that the API server may have made it.
     fn in_doubt(one: &PlannedMove, failure: &CommandFailure) -> Self {
         Self::Stopped(format!(
             "pod {} may have been evicted: {failure}",
@@ -84,7 +85,7 @@ impl Step {
     }
 }
 
-/// The next act of the command, by a new plan.
+/// The next act of the command, decided by a new plan.
 #[derive(Debug, PartialEq, Eq)]
 enum Next<'p> {
     /// Evict these pods, as many of them at a time as the user allows.
@@ -110,7 +111,7 @@ struct Progress {
     is_crowded: bool,
     n_moved: usize,
     max_moves: usize,
-    /// Without it the command stops once the goal cannot be reached.
+    /// True with `--partial`: moves are made also if they do not reach the goal.
     is_partial: bool,
     /// True if the confirmed moves may fall short of the goal: the confirmed plan did not reach it, or a successor is
     /// elsewhere than planned.
@@ -121,7 +122,7 @@ impl Progress {
     /// The next act. A pod that was not confirmed is never evicted.
     fn next<'p>(&self, goal: &PlannedGoal, plan: &'p PlanAnswer) -> Next<'p> {
         let empties = node_and_gpus(goal).is_some();
-        // Once the moves are made, a pod that waited may have taken the memory that they freed.
+        // A goal that frees memory ends with the confirmed moves: a pod that waited may have the memory before the next plan.
         if !empties && !self.falls_short && self.confirmed.is_subset(&self.evicted) {
             return Next::Reached;
         }
@@ -132,7 +133,7 @@ impl Progress {
             let sentence = |one: &LeftPod| format!("pod {} stays: {}", one.display_name(), one.reason);
             return match waits_for.map(sentence) {
                 _ if plan.reached && !empties => Next::Reached,
-                // A budget has room again once the last successor is ready.
+                // A plan counts GPUs as empty on which a budget keeps pods for now. It has room once the last successor is ready.
                 Some(reason) if self.n_moved < self.max_moves => Next::Wait(reason),
                 None if plan.reached => Next::Reached,
                 _ if self.n_moved >= self.max_moves => Next::Stop("--max-moves allows no more".to_owned()),
@@ -168,7 +169,7 @@ pub(crate) fn node_and_gpus(goal: &PlannedGoal) -> Option<(&str, &[u32])> {
 }
 
 impl Eviction<'_> {
-    /// Asks, closes the GPUs of the goal, and makes the moves.
+    /// Asks the user, closes the GPUs that the goal empties, and makes the moves.
     pub(crate) async fn run(mut self, plan: PlanAnswer) -> CommandResult {
         if matches!(self.source, AnswerSource::Objects(_)) {
             return Err(CommandFailure::Refused(
@@ -247,7 +248,7 @@ impl Eviction<'_> {
         }
     }
 
-    /// The reason for which no move of a plan is made that falls short of the goal.
+    /// The reason that the command makes no move of the first plan; `None` if it makes them.
     fn refusal(&self, plan: &PlanAnswer) -> Option<String> {
         if node_and_gpus(self.goal).is_none() && !self.of_jobs.is_empty() {
             let text = "the plan needs the pods of Jobs that are left; with the annotation gpushare/evict: \"false\" on them the next \
@@ -289,7 +290,7 @@ impl Eviction<'_> {
         progress
     }
 
-    /// Asks the user on the terminal.
+    /// Asks the user on the terminal; returns true for yes.
     fn is_confirmed(&self, n_pods: usize) -> Result<bool, CommandFailure> {
         if !io::stdin().is_terminal() {
             return Err(CommandFailure::Input(
@@ -310,7 +311,7 @@ impl Eviction<'_> {
         Ok(["y", "yes"].contains(&line.trim().to_ascii_lowercase().as_str()))
     }
 
-    /// Makes moves by new plans until the goal is reached; returns the sentence for which it stops before that.
+    /// Makes moves by new plans until the goal is reached; returns the reason if it stops before that.
     async fn make_moves(
         &mut self,
         progress: &mut Progress,
@@ -320,7 +321,7 @@ impl Eviction<'_> {
         let mut last_move = Instant::now();
         let min_run_seconds = self.request.limits.min_run_seconds;
         loop {
-            // Pods that were too young for the first plan stay so, and a second is lost to rounding at most.
+            // A pod that was too young for the first plan must not move, however long this takes. A second less, for rounding.
             let since = self.planned_at.elapsed().as_secs().saturating_sub(1);
             self.request.limits.min_run_seconds = min_run_seconds.saturating_add(since);
             self.request.limits.max_moves = progress.max_moves.saturating_sub(progress.n_moved);
@@ -331,14 +332,14 @@ impl Eviction<'_> {
             let mut moves = match progress.next(self.goal, &plan) {
                 Next::Reached => return Ok(None),
                 Next::Stop(reason) => return Ok(Some(reason)),
-                Next::Wait(reason) if last_move.elapsed() >= MOST_REFUSED => return Ok(Some(reason)),
+                Next::Wait(reason) if last_move.elapsed() >= RETRY_TIME => return Ok(Some(reason)),
                 Next::Wait(_) => {
-                    sleep(REFUSED_PAUSE).await;
+                    sleep(RETRY_PAUSE).await;
                     continue;
                 }
                 Next::Evict(moves) => moves,
             };
-            // The scheduler may not have seen the end of the last pods yet.
+            // The plan is stale if it moves a pod that is evicted already: the scheduler has not seen the end of the pod yet.
             if let Some(stale) = moves.first().filter(|one| progress.evicted.contains(&one.uid)) {
                 n_stale += 1;
                 if n_stale > MAX_STALE {
@@ -362,7 +363,7 @@ impl Eviction<'_> {
         }
     }
 
-    /// Makes the first moves that may be in flight together; returns the sentences for which the command stops.
+    /// Makes the first of these moves, as many as may be in flight together; returns the reasons if the command has to stop.
     async fn make_together(
         &self,
         moves: &[&PlannedMove],
@@ -374,13 +375,16 @@ impl Eviction<'_> {
         } else {
             self.args.parallel.into()
         };
-        let mut together: Vec<(&PlannedMove, Result<String, Step>)> = Vec::new();
-        // A move holds only after all earlier ones of the plan, so none is left out.
+        // Each move with its controller's UID, or with its end if there is nothing to evict.
+        let mut together: Vec<(&PlannedMove, Result<String, MoveEnd>)> = Vec::new();
+        let mut controllers = BTreeSet::new();
+        // A move is possible only after all those before it in the plan, so none is skipped.
         for one in moves.iter().take(most) {
             let controller = self.controller_of(one).await?;
             // Either of two pods of one controller would be taken for moved with the successor of the other.
-            let is_in_flight = |known: &Result<String, Step>| matches!((known, &controller), (Ok(known), Ok(uid)) if known == uid);
-            if together.iter().any(|(_, known)| is_in_flight(known)) {
+            if let Ok(uid) = &controller
+                && !controllers.insert(uid.clone())
+            {
                 break;
             }
             together.push((one, controller));
@@ -388,31 +392,31 @@ impl Eviction<'_> {
         let is_alone = together.len() == 1;
         progress.is_crowded = false;
         let made = together.into_iter().map(async |(one, controller)| {
-            let step = match controller {
-                Ok(controller) => self.make(one, &controller, is_alone, interrupted).await,
-                Err(step) => Ok(step),
+            let end = match controller {
+                Ok(controller) => self.make_move(one, &controller, is_alone, interrupted).await,
+                Err(end) => Ok(end),
             };
-            (one, step)
+            (one, end)
         });
         let (mut reasons, mut failed) = (Vec::new(), None);
-        for (one, step) in join_all(made).await {
+        for (one, end) in join_all(made).await {
             let left = |reason| format!("pod {} stays: {reason}", one.display_name());
-            match step {
-                Ok(Step::Moved { as_planned }) => {
+            match end {
+                Ok(MoveEnd::Moved { as_planned }) => {
                     progress.falls_short |= !as_planned;
                     progress.n_moved += 1;
                     progress.evicted.insert(one.uid.clone());
                 }
-                Ok(Step::Gone) => {
+                Ok(MoveEnd::Gone) => {
                     progress.evicted.insert(one.uid.clone());
                 }
-                Ok(Step::Later) => progress.is_crowded = true,
-                Ok(Step::Left(reason)) if node_and_gpus(self.goal).is_some() => {
+                Ok(MoveEnd::Later) => progress.is_crowded = true,
+                Ok(MoveEnd::Left(reason)) if node_and_gpus(self.goal).is_some() => {
                     self.screen.complain(&left(reason));
                     progress.stay.insert(one.uid.clone());
                 }
-                Ok(Step::Left(reason)) => reasons.push(left(reason)),
-                Ok(Step::Stopped(reason)) => reasons.push(reason),
+                Ok(MoveEnd::Left(reason)) => reasons.push(left(reason)),
+                Ok(MoveEnd::Stopped(reason)) => reasons.push(reason),
                 Err(failure) => failed = Some(failure),
             }
         }
@@ -424,12 +428,12 @@ impl Eviction<'_> {
         Err(failure)
     }
 
-    /// A new plan; `None` at Ctrl-C. The scheduler may restart meanwhile, or be busy with the plans of others.
+    /// A new plan; `None` at Ctrl-C. Asks again while the scheduler restarts, or is busy with the plans of others.
     async fn new_plan(
         &mut self,
         interrupted: &mut watch::Receiver<bool>,
     ) -> Option<Result<PlanAnswer, CommandFailure>> {
-        let deadline = Instant::now() + MOST_REFUSED;
+        let deadline = Instant::now() + RETRY_TIME;
         loop {
             if *interrupted.borrow() {
                 return None;
@@ -448,7 +452,7 @@ impl Eviction<'_> {
             if Instant::now() >= deadline {
                 return Some(Err(failure));
             }
-            sleep(REFUSED_PAUSE).await;
+            sleep(RETRY_PAUSE).await;
             // The connection may be that to a replica that has ended.
             if let Ok(api) = ReadApiClient::connect(self.connection).await {
                 self.source = AnswerSource::Scheduler(api);
@@ -456,53 +460,54 @@ impl Eviction<'_> {
         }
     }
 
-    /// The pod of a move; `None` if it is gone or leaving: another eviction of it may have its successor already.
+    /// The pod of a move in the API; `None` if it is gone, or is being deleted: then its successor may be there already.
     async fn staying(&self, one: &PlannedMove) -> Result<Option<Value>, CommandFailure> {
         let object = self.connection.get("read the pod", &pod_path(one)?).await?;
         Ok(object.filter(|object| is_staying(object, one)))
     }
 
-    /// The UID of the controller of a pod that is to be evicted; or the step if it ends here.
-    async fn controller_of(&self, one: &PlannedMove) -> Result<Result<String, Step>, CommandFailure> {
+    /// The UID of the controller of a move's pod; or the end of the move if the pod is not to be evicted.
+    async fn controller_of(&self, one: &PlannedMove) -> Result<Result<String, MoveEnd>, CommandFailure> {
         let Some(object) = self.staying(one).await? else {
-            return Ok(Err(Step::Gone));
+            return Ok(Err(MoveEnd::Gone));
         };
         let Some(owner) = controller(&object) else {
             let name = one.display_name();
-            return Ok(Err(Step::Stopped(format!(
+            return Ok(Err(MoveEnd::Stopped(format!(
                 "pod {name} has no controller any more"
             ))));
         };
         if field(owner, "/kind") == "Job"
             && let Some(reason) = jobs::obstacle(self.connection, one, owner).await?
         {
-            return Ok(Err(Step::Left(reason)));
+            return Ok(Err(MoveEnd::Left(reason)));
         }
         Ok(Ok(field(owner, "/uid").to_owned()))
     }
 
-    /// Evicts a pod of a controller, and waits until it is gone and a successor has a node. Only if no other move is in flight it
-    /// waits for room in a budget.
-    async fn make(
+    /// Evicts the pod of a move, and waits until it is gone and its successor, another pod of the same `controller` (a UID), has
+    /// a node. Waits for room in a disruption budget only if no other move is in flight (`is_alone`).
+    async fn make_move(
         &self,
         one: &PlannedMove,
         controller: &str,
         is_alone: bool,
         interrupted: &watch::Receiver<bool>,
-    ) -> Result<Step, CommandFailure> {
-        let (pod, name) = (pod_path(one)?, one.display_name());
+    ) -> Result<MoveEnd, CommandFailure> {
+        let name = one.display_name();
         let before = self.pods_of(one, controller).await?;
         let known: BTreeSet<&str> = before.iter().map(|pod| field(pod, "/metadata/uid")).collect();
         let Some(seen) = before.iter().find(|pod| is_staying(pod, one)) else {
-            return Ok(Step::Gone);
+            return Ok(MoveEnd::Gone);
         };
         let mut version = field(seen, "/metadata/resourceVersion").to_owned();
+        // A dry run first: it meets missing rights, and budgets without room, before an answer to a real eviction can be lost.
         for is_dry in [true, false] {
-            if let Some(step) = self
-                .evict((one, &pod), &mut version, (is_dry, is_alone), interrupted)
+            if let Some(end) = self
+                .evict(one, &mut version, is_dry, is_alone, interrupted)
                 .await?
             {
-                return Ok(step);
+                return Ok(end);
             }
         }
         let deadline = Instant::now() + self.args.timeout;
@@ -513,7 +518,7 @@ impl Eviction<'_> {
                     continue;
                 }
                 Err(failure) => {
-                    return Ok(Step::Stopped(format!(
+                    return Ok(MoveEnd::Stopped(format!(
                         "pod {name} was evicted, and its successor cannot be seen: {failure}"
                     )));
                 }
@@ -536,7 +541,7 @@ impl Eviction<'_> {
                     "{name} left {}; {successor} is on {node}{expected}",
                     one.from
                 ));
-                return Ok(Step::Moved { as_planned });
+                return Ok(MoveEnd::Moved { as_planned });
             }
             let waits_for = if is_gone {
                 format!("pod {name} is gone, and no successor has a node")
@@ -544,10 +549,10 @@ impl Eviction<'_> {
                 format!("pod {name} was evicted, and does not go")
             };
             if *interrupted.borrow() {
-                return Ok(Step::Stopped(format!("interrupted: {waits_for} yet")));
+                return Ok(MoveEnd::Stopped(format!("interrupted: {waits_for} yet")));
             }
             if Instant::now() >= deadline {
-                return Ok(Step::Stopped(format!(
+                return Ok(MoveEnd::Stopped(format!(
                     "{waits_for} after {:?}",
                     self.args.timeout
                 )));
@@ -556,20 +561,22 @@ impl Eviction<'_> {
         }
     }
 
-    /// Evicts a pod of this version, again and again while a budget refuses that; returns the step if it ends here. Of two
-    /// evictions of one version the API server refuses the second, and that of a pod that is leaving it would accept.
+    /// Evicts a pod, or tries to by a dry run, again while a budget refuses that; returns the end of the move if the pod is not
+    /// evicted. Its resource version is a precondition: without it the API server accepts an eviction of a pod that is
+    /// being deleted.
     async fn evict(
         &self,
-        (one, pod): (&PlannedMove, &str),
+        one: &PlannedMove,
         version: &mut String,
-        (is_dry, is_alone): (bool, bool),
+        is_dry: bool,
+        is_alone: bool,
         interrupted: &watch::Receiver<bool>,
-    ) -> Result<Option<Step>, CommandFailure> {
+    ) -> Result<Option<MoveEnd>, CommandFailure> {
         let name = one.display_name();
-        let path = format!("{pod}/eviction");
-        let deadline = Instant::now() + MOST_REFUSED;
-        // An eviction without an answer may have been made.
-        let mut may_be_made = false;
+        let path = format!("{}/eviction", pod_path(one)?);
+        let deadline = Instant::now() + RETRY_TIME;
+        // True after a request without an answer, by which the API server may have evicted the pod.
+        let mut may_be_evicted = false;
         loop {
             let mut options = json!({"preconditions": {"uid": one.uid, "resourceVersion": version}});
             if is_dry && let Some(options) = options.as_object_mut() {
@@ -586,39 +593,39 @@ impl Eviction<'_> {
                 .await
             {
                 Ok(Some(_)) => return Ok(None),
-                Ok(None) if may_be_made => return Ok(None),
-                Ok(None) => return Ok(Some(Step::Gone)),
+                Ok(None) if may_be_evicted => return Ok(None),
+                Ok(None) => return Ok(Some(MoveEnd::Gone)),
                 // The pod has changed, or another one has its name by now.
                 Err(CommandFailure::Api { code, .. })
                     if code == StatusCode::CONFLICT && Instant::now() < deadline =>
                 {
                     match self.staying(one).await {
-                        Ok(None) => return Ok((!may_be_made).then_some(Step::Gone)),
+                        Ok(None) => return Ok((!may_be_evicted).then_some(MoveEnd::Gone)),
                         Ok(Some(changed)) => {
                             field(&changed, "/metadata/resourceVersion").clone_into(version);
                         }
-                        Err(failure) if may_be_made => return Ok(Some(Step::in_doubt(one, &failure))),
+                        Err(failure) if may_be_evicted => return Ok(Some(MoveEnd::in_doubt(one, &failure))),
                         Err(failure) => return Err(failure),
                     }
                 }
                 Err(CommandFailure::Api { code, reason, .. }) if code == StatusCode::TOO_MANY_REQUESTS => {
                     if !is_alone {
-                        return Ok(Some(Step::Later));
+                        return Ok(Some(MoveEnd::Later));
                     }
                     if *interrupted.borrow() || Instant::now() >= deadline {
-                        return Ok(Some(Step::Stopped(format!(
+                        return Ok(Some(MoveEnd::Stopped(format!(
                             "pod {name} may not be evicted: {reason}"
                         ))));
                     }
-                    sleep_until(deadline.min(Instant::now() + REFUSED_PAUSE)).await;
+                    sleep_until(deadline.min(Instant::now() + RETRY_PAUSE)).await;
                 }
                 Err(failure) => {
-                    may_be_made |= !is_dry && failure.is_temporary();
+                    may_be_evicted |= !is_dry && failure.is_temporary();
                     let may_pass = failure.is_temporary() || (!is_dry && failure.may_pass());
                     if may_pass && !*interrupted.borrow() && Instant::now() < deadline {
                         sleep(LOOK_PAUSE).await;
-                    } else if may_be_made {
-                        return Ok(Some(Step::in_doubt(one, &failure)));
+                    } else if may_be_evicted {
+                        return Ok(Some(MoveEnd::in_doubt(one, &failure)));
                     } else {
                         return Err(failure);
                     }
@@ -636,7 +643,7 @@ impl Eviction<'_> {
     }
 }
 
-/// Returns true if this is the pod of a move, and it is not leaving.
+/// Returns true if this is the pod of a move, and it is not being deleted.
 fn is_staying(pod: &Value, one: &PlannedMove) -> bool {
     field(pod, "/metadata/uid") == one.uid && pod.pointer("/metadata/deletionTimestamp").is_none()
 }

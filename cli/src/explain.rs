@@ -17,7 +17,7 @@ use crate::source::AnswerSource;
 /// Most GPUs of one node in the table, unless `--all` asks for every GPU.
 const MAX_GPUS: usize = 2;
 
-/// Explains a pod; the answer is no if the pod waits and no node takes it.
+/// Explains a pod. The answer, in the exit code, is no if the pod waits and no node takes it, or its group is refused.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -98,7 +98,7 @@ async fn missing_pod(
     }
 }
 
-/// The explanation as text: the reason that decides first, then the words of kube-scheduler, then the nearest nodes.
+/// The explanation as text: first the reason that decides, then the words of kube-scheduler, the group, and the nearest nodes.
 pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> String {
     let Explanation {
         namespace,
@@ -124,7 +124,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         text += &group(explanation, screen);
         return text;
     }
-    let mut lines = match &explanation.invalid {
+    let first = match &explanation.invalid {
         // The rule holds on every node, so that nodes need not be counted.
         Some(_) => format!("{pod} waits.\n"),
         // A scheduler of an older version sends no summary, and evaluates devices alone.
@@ -139,7 +139,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
             if *fitting == 1 { "takes" } else { "take" }
         ),
     };
-    lines = screen.wrap(0, &lines);
+    let mut lines = screen.wrap(0, &first);
     lines += &warning(explanation, screen);
     for (idx, sentence) in explanation.summary.iter().enumerate() {
         let sentence = &screen.wrap(0, sentence);
@@ -150,7 +150,7 @@ pub(crate) fn render(explanation: &Explanation, screen: &Screen, all: bool) -> S
         }
         lines += "\n";
     }
-    // A scheduler of an older version sends no summary.
+    // The summary names the rule, unless the scheduler is of an older version, which sends none.
     if let Some(rule) = &explanation.invalid
         && explanation.summary.is_empty()
     {
@@ -240,7 +240,7 @@ fn group(explanation: &Explanation, screen: &Screen) -> String {
     if let Some(text) = &group.refused {
         lines += &screen.paint(Colour::Red, &screen.wrap(4, &format!("  refused: {text}\n")));
     }
-    // All members that are needed have their places.
+    // With as many members bound as the group needs, no room has to be kept.
     let is_placed = group.bound.len() >= usize::try_from(group.size).unwrap_or(usize::MAX);
     if group.room.is_none() && group.refused.is_none() && !is_placed {
         lines += "  no room is kept now\n";
@@ -257,7 +257,7 @@ fn places(members: &[MemberPlace]) -> String {
     parts.join(", ")
 }
 
-/// GPUs in brackets; empty if there are none.
+/// GPUs in brackets after the name of their node; empty without GPUs.
 fn on_gpus(gpus: &[u32]) -> String {
     let minors: Vec<String> = gpus.iter().map(ToString::to_string).collect();
     match minors.len() {
@@ -279,13 +279,15 @@ fn node_refuses(verdict: &NodeVerdict) -> bool {
     !verdict.fits && verdict.detail.is_some()
 }
 
-/// The GPUs of a node that are listed, the nearest first: all of them with `all`, or else two, which show the amounts that lack.
+/// The GPUs of a node that are listed, the nearest first: all of them with `all`, or else two; and of a node that refuses the pod
+/// itself only GPUs without room.
 fn shown_gpus(verdict: &NodeVerdict, all: bool) -> impl Iterator<Item = &GpuVerdict> {
     let n_gpus = if all { verdict.gpus.len() } else { MAX_GPUS };
     let is_shown = move |gpu: &&GpuVerdict| all || !(node_refuses(verdict) && gpu.fits);
     verdict.gpus.iter().filter(is_shown).take(n_gpus)
 }
 
+/// The table of verdicts: a row for a node that refuses or takes the pod by itself, and rows for its [`shown_gpus`].
 fn table(verdicts: &[NodeVerdict], all: bool) -> TextTable {
     let mut table = TextTable::new([
         text("NODE", 0),

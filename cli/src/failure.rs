@@ -12,7 +12,7 @@ pub(crate) fn code_of_answer(is_yes: bool) -> ExitCode {
     ExitCode::from(if is_yes { 0 } else { 2 })
 }
 
-/// The reason that a command failed. The exit code is 1.
+/// The reason that a command failed, in a sentence for the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandFailure {
     /// The kubeconfig cannot be used.
@@ -84,7 +84,8 @@ impl CommandFailure {
         }
     }
 
-    /// As [`Self::is_temporary`], for a request whose right was used a moment ago: an API server that starts knows no rights.
+    /// As [`Self::is_temporary`], for a request of a user who had the right a moment ago: an API server that has just started
+    /// refuses requests until it has read the roles.
     pub(crate) fn may_pass(&self) -> bool {
         self.is_temporary() || matches!(self, Self::Forbidden { .. })
     }
@@ -93,7 +94,7 @@ impl CommandFailure {
     pub(crate) fn of_kube(action: impl fmt::Display, error: kube::Error) -> Self {
         let action = action.to_string();
         match error {
-            // 401 too: credentials that have ended are a matter of rights to the user.
+            // 401 too: to the user, credentials that have expired are a lack of rights.
             kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Forbidden {
                 action,
                 reason: status.message.clone(),

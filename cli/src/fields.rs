@@ -1,4 +1,4 @@
-//! Fields of Kubernetes objects that are read as JSON. An absent field is empty.
+//! Fields of Kubernetes objects that are read as JSON. The text, list or number of an absent field is empty or 0.
 
 use serde_json::Value;
 
@@ -36,13 +36,13 @@ fn entry<'a>(object: &'a Value, map: &str, key: &str) -> &'a str {
     map.and_then(|map| map.get(key)?.as_str()).unwrap_or_default()
 }
 
-/// The list at a JSON pointer; an absent list is empty, so that checks of an object without it find nothing there.
+/// The list at a JSON pointer.
 pub(crate) fn array<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     let values = object.pointer(pointer).and_then(Value::as_array);
     values.map_or(&[], Vec::as_slice)
 }
 
-/// The number at a JSON pointer; 0 if there is none.
+/// The number at a JSON pointer.
 pub(crate) fn number(object: &Value, pointer: &str) -> u64 {
     let value = object.pointer(pointer).and_then(Value::as_u64);
     value.unwrap_or_default()
@@ -65,16 +65,11 @@ pub(crate) fn pod_template(object: &Value) -> Option<&Value> {
     }
 }
 
-/// The containers of a pod, or of a workload's pods.
-pub(crate) fn containers(object: &Value) -> &[Value] {
-    pod_template(object).map_or(&[], |template| array(template, "/spec/containers"))
-}
-
 /// The images of the containers of a pod, or of a workload's pods.
 pub(crate) fn images(object: &Value) -> impl Iterator<Item = &str> {
-    containers(object)
-        .iter()
-        .map(|container| text(container, "/image"))
+    let template = pod_template(object).unwrap_or(&Value::Null);
+    let containers = array(template, "/spec/containers").iter();
+    containers.map(|container| text(container, "/image"))
 }
 
 /// The tag of an image; `None` for an image without a tag, such as one by digest alone.
@@ -90,13 +85,13 @@ pub(crate) fn is_named(name: &str, objects: &[Value]) -> bool {
     objects.iter().any(|object| self::name(object) == name)
 }
 
-/// The condition of the type `kind` in the list at the JSON pointer `conditions`.
+/// The condition of the type `kind` in the list of conditions at the JSON pointer `conditions`.
 pub(crate) fn condition<'a>(object: &'a Value, conditions: &str, kind: &str) -> Option<&'a Value> {
     let mut conditions = array(object, conditions).iter();
     conditions.find(|condition| text(condition, "/type") == kind)
 }
 
-/// Returns true if a condition of an object has the status `True`.
+/// Returns true if the [`condition`] has the status `True`.
 pub(crate) fn has_condition(object: &Value, conditions: &str, kind: &str) -> bool {
     condition(object, conditions, kind).is_some_and(|condition| text(condition, "/status") == "True")
 }

@@ -31,7 +31,7 @@ struct ManifestPods {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Manifest {
     pods: Vec<ManifestPods>,
-    /// The documents without pods, by number, kind and name.
+    /// The documents without pods, each as number, kind and name for a note.
     others: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ struct AskedPods {
     answer: FitAnswer,
 }
 
-/// Shows how many pods of each document of a manifest fit; the answer is no if not all do.
+/// Shows how many pods of each document of a manifest fit; the answer, in the exit code, is no if not all do.
 pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &FitsArgs) -> CommandResult {
     let manifest = Manifest::read(&args.filename)?;
     if let Some(namespace) = &connection.args.namespace {
@@ -74,7 +74,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
             add_nodes: add_nodes.clone(),
             domain: args.domain,
         };
-        // A request for each document, which counts no pods of the other documents.
+        // Each document is tried alone, without the pods of the others.
         let answer = source.fit(&request).await?;
         check_domain(args.domain, &answer)?;
         answers.push(AskedPods { of: pods.of, answer });
@@ -131,7 +131,7 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, CommandFailure> {
     Ok(files)
 }
 
-/// The nodes of `--add-nodes`; an instance type is replaced by the name of a node of the type.
+/// The nodes of `--add-nodes`, each like a node that shares GPUs: that of the name, or else one of that instance type.
 async fn added_nodes(
     connection: &ClusterConnection,
     source: &mut AnswerSource,
@@ -143,7 +143,7 @@ async fn added_nodes(
     }
     let state = source.state(false).await?;
     for (kind, count) in asked {
-        // A node's own name wins over an instance type of the same name.
+        // A node of the name wins over an instance type of the same name.
         let mut candidates = vec![kind.clone()];
         if !is_shared(kind, &state) {
             let selector = format!("{INSTANCE_TYPE}={kind}");

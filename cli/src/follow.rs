@@ -16,6 +16,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
 
 /// A change of the cluster, as one event of the read API reports it.
 pub(crate) enum ClusterChange {
+    /// A node that has changed, as it is now.
     Node(Box<Node>),
     /// All pods that wait for a node now.
     Pending(Vec<PendingPod>),
@@ -65,7 +66,7 @@ impl<'a> ChangeFeed<'a> {
                 Ok(event) => match event.name.as_str() {
                     "node" => return Ok(ClusterChange::Node(Box::new(parse(&event.data)))),
                     "pending" => return Ok(ClusterChange::Pending(parse(&event.data))),
-                    // The replica does not know the event's ID, since each process issues its own, or the ID is too old.
+                    // The replica does not know the ID of the last event: another process issued it, or it is too old.
                     "reset" => {
                         if let Some(state) = self.read_state().await? {
                             return Ok(ClusterChange::State(Box::new(state)));
@@ -88,7 +89,7 @@ impl<'a> ChangeFeed<'a> {
     async fn next_event(&mut self) -> Result<StreamEvent, CommandFailure> {
         let events = match &mut self.events {
             Some(events) => events,
-            // The ID of the last event makes the server send what was missed meanwhile.
+            // The server sends the events after this ID, those that were missed meanwhile included.
             None => self.events.insert(self.api.events_after(&self.last_event).await?),
         };
         let event = events.next().await?;

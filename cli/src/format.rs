@@ -7,7 +7,7 @@ use crate::output::{Cell, Colour, Screen};
 
 /// Width of a bar between its brackets, in columns.
 pub(crate) const BAR_WIDTH: usize = 20;
-/// The colours of the pods on a bar, which repeat.
+/// The colours of the pods on a bar, in turn.
 const POD_COLOURS: [Colour; 4] = [Colour::Blue, Colour::Cyan, Colour::Magenta, Colour::Green];
 
 /// An amount of memory in a column: in MiB, GiB or TiB, with one digit after the point; below 1 MiB in bytes.
@@ -44,7 +44,7 @@ pub(crate) fn count(n: impl Into<u64>, noun: &str) -> String {
 /// A GPU's memory as a bar: a piece for each pod, then stranded or free memory.
 pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
     let total = gpu.memory.total.max(1);
-    // Ends are rounded, not lengths, so that many small pods do not add up to more than they are.
+    // Sums are rounded down, not each pod's memory, so that the pieces of many small pods are as long as their sum.
     let end_of = |bytes: u64| {
         let columns = u128::from(bytes) * BAR_WIDTH as u128 / u128::from(total);
         usize::try_from(columns).unwrap_or(BAR_WIDTH).min(BAR_WIDTH)
@@ -56,15 +56,12 @@ pub(crate) fn bar(gpu: &Gpu, screen: &Screen) -> Cell {
     };
     let mut drawn = String::new();
     let (mut column, mut held) = (0, 0_u64);
-    for (idx, holder) in gpu.holders.iter().enumerate() {
+    // Neighbours differ in their character, and where the screen has colours in their colour.
+    let looks = pieces.into_iter().cycle().zip(POD_COLOURS.into_iter().cycle());
+    for (holder, (piece, colour)) in gpu.holders.iter().zip(looks) {
         held = held.saturating_add(holder.memory);
         // A pod whose share rounds to nothing still gets a column, as long as there are any.
         let end = end_of(held).max((column + 1).min(BAR_WIDTH));
-        let piece = pieces.get(idx % pieces.len()).copied().unwrap_or_default();
-        let colour = POD_COLOURS
-            .get(idx % POD_COLOURS.len())
-            .copied()
-            .unwrap_or(Colour::Blue);
         drawn += &screen.paint(colour, &piece.repeat(end - column));
         column = end;
     }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use proto::read_api::Node;
+use proto::read_api::{Holder, Node};
 
 use crate::format::memory;
 
-/// The sentence on `pod`: the GPUs that are gone, the amounts by the minor of the GPU that they are counted on, and the remedy.
+/// The sentence on `pod`: the GPUs that are gone, the bytes that the scheduler counts on others by their minors, and the remedy.
 pub(crate) fn sentence(pod: &str, node: &str, gone: &[String], counted_on: &BTreeMap<u32, u64>) -> String {
     let mut parts = Vec::new();
     for (minor, bytes) in counted_on {
@@ -22,23 +22,21 @@ pub(crate) fn sentence(pod: &str, node: &str, gone: &[String], counted_on: &BTre
     )
 }
 
-/// The sentences on pods whose record names a GPU that is gone and that are counted on another of the same node, by UID.
+/// The sentence on each pod whose record names a GPU that is gone, and that is counted on another GPU of its node; by UID.
 pub(crate) fn sentences(nodes: &[Node]) -> BTreeMap<String, String> {
     let mut sentences = BTreeMap::new();
     for node in nodes {
-        let mut counted: BTreeMap<&str, BTreeMap<u32, u64>> = BTreeMap::new();
-        let mut holders = Vec::new();
+        // A pod is among the holders of each GPU that it is counted on.
+        let mut by_uid: BTreeMap<&str, (&Holder, BTreeMap<u32, u64>)> = BTreeMap::new();
         for gpu in &node.gpus {
             for holder in gpu.holders.iter().filter(|holder| !holder.gone.is_empty()) {
-                let on_gpus = counted.entry(&holder.uid).or_default();
-                *on_gpus.entry(gpu.minor).or_default() += holder.memory;
-                holders.push(holder);
+                let (_, counted_on) = by_uid.entry(&holder.uid).or_insert((holder, BTreeMap::new()));
+                *counted_on.entry(gpu.minor).or_default() += holder.memory;
             }
         }
-        for holder in holders {
-            let on_gpus = counted.get(holder.uid.as_str()).cloned().unwrap_or_default();
-            let text = sentence(&holder.display_name(), &node.name, &holder.gone, &on_gpus);
-            sentences.insert(holder.uid.clone(), text);
+        for (uid, (holder, counted_on)) in by_uid {
+            let text = sentence(&holder.display_name(), &node.name, &holder.gone, &counted_on);
+            sentences.insert(uid.to_owned(), text);
         }
     }
     sentences

@@ -1,4 +1,4 @@
-//! Pods that must not be evicted because of their Jobs: the end of a pod counts as a failure, with which a Job may fail for good.
+//! Pods that must not be evicted because of their Jobs: an evicted pod counts as failed, with which a Job may fail for good.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::pod_path::pod_path;
 /// The back-off limit of a Job that names none.
 const DEFAULT_BACK_OFF_LIMIT: u64 = 6;
 
-/// The reasons for which pods must not be evicted, by UID. Pods whose names are hidden are not looked at.
+/// The reasons for which pods of these moves must not be evicted, by UID. Pods whose names are hidden cannot be read.
 pub(crate) async fn obstacles(
     connection: &ClusterConnection,
     moves: &[PlannedMove],
@@ -31,7 +31,7 @@ pub(crate) async fn obstacles(
     Ok(found)
 }
 
-/// The reason for which a pod must not be evicted, by the Job that controls it.
+/// The reason for which a pod must not be evicted, if the Job that controls it (`owner`) gives one.
 pub(crate) async fn obstacle(
     connection: &ClusterConnection,
     one: &PlannedMove,

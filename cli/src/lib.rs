@@ -46,8 +46,8 @@ use connection::ClusterConnection;
 use failure::{CommandFailure, CommandResult};
 use output::Screen;
 
-/// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, 2 for no, and 3 for
-/// a plan that does not reach its goal.
+/// Runs the command of this process's arguments; the exit code is 0 for success or yes, 1 for a failure, 2 for no or for a node
+/// or GPUs that do not exist, 3 for a plan that does not reach its goal, and 130 after Ctrl-C.
 pub async fn run() -> ExitCode {
     let parsed = Args::try_parse().and_then(|args| args.check().map(|()| args));
     let args = match parsed {
@@ -59,10 +59,10 @@ pub async fn run() -> ExitCode {
         }
     };
     let screen = Screen::of_process(&args.output);
-    // It ends in the step that it has begun, with a sentence on the pod of that step.
+    // An eviction stops by itself at Ctrl-C, with a sentence on the pods that it may have evicted.
     let ends_itself = matches!(&args.command, Command::Plan(plan) if plan.eviction.evict);
     let done = tokio::select! {
-        // Ctrl-C is how -w ends: it is no failure, and 130 is the shell's code for it.
+        // Ctrl-C ends `top -w` and `ui`: it is no failure, and 130 is the shell's code for it.
         done = execute(args, &screen) => done,
         _ = tokio::signal::ctrl_c(), if !ends_itself => return ExitCode::from(130),
     };
@@ -119,6 +119,7 @@ async fn execute(args: Args, screen: &Screen) -> CommandResult {
         Command::Ui(options) => ui::run(&connection, screen, &options).await,
         Command::Migrate(Migrate::Status) => migrate::status(&connection, screen).await,
         Command::AutoscalerHints { node } => migrate::autoscaler_hints(&connection, screen, &node).await,
+        // Both have returned above.
         Command::Completion { .. } | Command::Version => Ok(ExitCode::SUCCESS),
     }
 }

@@ -43,7 +43,7 @@ type ValuesByKey = BTreeMap<String, String>;
 struct NodeStage {
     node: String,
     stage: &'static str,
-    /// The number of pods with a part of a GPU of the node.
+    /// The number of pods that hold a part of a GPU of the node.
     pods: usize,
     /// The next step of the administrator.
     next: String,
@@ -93,17 +93,17 @@ fn render_stages(stages: &[NodeStage], screen: &Screen) -> String {
     table.render(screen)
 }
 
-/// The stage of a node; `None` without gpushare's label and without resources of gpushare or another plugin.
+/// The stage of a node, by gpushare's label and the resources in its capacity; `None` if it has neither.
 fn stage_of(node: &Value, pods: usize) -> Option<NodeStage> {
     let capacity = node.pointer("/status/capacity").unwrap_or(&Value::Null);
     let has = |resource: &str| {
         let amount = capacity.get(resource).and_then(Value::as_str);
-        // kubelet leaves a resource whose plugin has gone in place, with the capacity 0.
+        // kubelet keeps the resource of a plugin that is gone, with the capacity 0.
         amount.is_some_and(|amount| amount != "0")
     };
     let label = label(node, NODE_LABEL);
     let is_labelled = label == "true";
-    // The old plugin serves memory units alone.
+    // The old gpushare plugin serves memory units alone, and none of these two.
     let serves_gpushare = has(GPU_MEMORY) && has(GPU_SHARED);
     let name = name(node);
     let label_command = format!("`{}`", label_node(name));
@@ -162,8 +162,8 @@ pub(crate) async fn autoscaler_hints(
     })?;
     let resources = picked(&node, "/status/capacity", &RESOURCES);
     let mut labels = picked(&node, "/metadata/labels", &LABELS);
-    // The plugin publishes the enforcement level in the Device object; for a node that does not exist yet the scheduler
-    // reads it from the node's label.
+    // The plugin labels the Device object alone with the enforcement level; of a node that an autoscaler may create the scheduler
+    // reads the level from the template's labels.
     let device = format!("/apis/scheduling.koordinator.sh/v1alpha1/devices/{name}");
     if let Some(device) = connection.get(&format!("read Device {name}"), &device).await? {
         labels.append(&mut picked(
@@ -190,10 +190,10 @@ pub(crate) async fn autoscaler_hints(
 }
 
 /// The texts under these keys of the map at a JSON pointer in an object; keys that the map lacks are left out.
-fn picked(node: &Value, pointer: &str, keys: &[&str]) -> ValuesByKey {
+fn picked(object: &Value, pointer: &str, keys: &[&str]) -> ValuesByKey {
     let mut picked = ValuesByKey::new();
     for key in keys {
-        let value = node.pointer(pointer).and_then(|values| values.get(key)?.as_str());
+        let value = object.pointer(pointer).and_then(|map| map.get(key)?.as_str());
         picked.extend(value.map(|value| ((*key).to_owned(), value.to_owned())));
     }
     picked
@@ -224,7 +224,8 @@ fn render(resources: &ValuesByKey, labels: &ValuesByKey, instance_type: &str) ->
     text += "\n# Cluster Autoscaler with Cluster API: an annotation of the MachineDeployment, which also needs capacity.cluster-autoscaler.\n\
              # kubernetes.io/cpu and memory. There is none for several extended resources: put them into status.capacity of the\n\
              # infrastructure's machine template, or keep one node in the group (min-size 1).\n";
-    let pairs: Vec<String> = labels.iter().map(pair).collect();
+    let pairs = labels.iter().map(|(name, value)| format!("{name}={value}"));
+    let pairs: Vec<String> = pairs.collect();
     text += &format!(
         "capacity.cluster-autoscaler.kubernetes.io/labels: \"{}\"\n",
         pairs.join(",")
@@ -240,11 +241,7 @@ fn render(resources: &ValuesByKey, labels: &ValuesByKey, instance_type: &str) ->
     text
 }
 
-fn pair((name, value): (&String, &String)) -> String {
-    format!("{name}={value}")
-}
-
-/// Lines of YAML, one for each entry of a map, this far from the left edge.
+/// Lines of YAML, one for each entry of a map, behind `width` blanks.
 fn indented(width: usize, values: &ValuesByKey) -> String {
     let mut lines = String::new();
     for (name, value) in values {

@@ -12,7 +12,7 @@ use scheduler::watch::ObjectStore;
 use crate::connection::ClusterConnection;
 use crate::failure::CommandFailure;
 
-/// The lifetime of hints. An index that answers no filter requests has none, so that any value does.
+/// The lifetime of hints (room that filter keeps for a pod until its bind). Without filter requests there are none.
 const NO_HINTS: Duration = Duration::from_secs(1);
 
 /// Reads all nodes, Device objects and pods of the cluster into an index.
@@ -20,7 +20,7 @@ pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index
     // The three lists are of slightly different times, as they are for the watches of the scheduler at its start.
     let (nodes, devices, pods) = tokio::join!(
         connection.list::<Node>(None, None),
-        // A cluster of the old plugin alone does not know the kind, and so lists none.
+        // A cluster without the definition, as one of the old plugin alone, lists none.
         connection.list::<RawDevice>(None, None),
         connection.list::<Pod>(None, None),
     );

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::args::{Format, OutputArgs};
 use crate::failure::CommandFailure;
 
-/// The least number of columns that sentences in the last column of a table get.
+/// The least width of a last column with sentences, which are broken into lines of this width at least.
 const MIN_SENTENCE: usize = 30;
 /// The blanks between two columns of a table.
 const GAP: &str = "   ";
@@ -89,7 +89,7 @@ impl Screen {
         }
     }
 
-    /// Refuses an order of rows for answers that are no tables.
+    /// Refuses `--sort-by` for answers that are no tables.
     pub(crate) fn check_order(&self, sort_by: Option<&str>) -> Result<(), CommandFailure> {
         if sort_by.is_none() || self.is_table() {
             return Ok(());
@@ -169,7 +169,7 @@ impl Screen {
     }
 }
 
-/// The end of the first word of a text, with the blank behind it. A command in backticks is one word.
+/// The index behind the first word of a text and the blank after it. A command in backticks is one word.
 fn end_of_word(text: &str) -> usize {
     let mut is_command = false;
     for (idx, letter) in text.char_indices() {
@@ -202,7 +202,7 @@ pub(crate) struct Column {
 pub(crate) struct Cell {
     text: String,
     colour: Option<Colour>,
-    /// The number of columns that the text takes, if it holds control sequences.
+    /// The number of the screen's columns that the text takes, if it holds control sequences; else its characters count.
     width: Option<usize>,
     /// The amount by which [`TextTable::sort_by`] orders the rows.
     amount: Option<u64>,
@@ -331,6 +331,7 @@ impl TextTable {
                 }
                 let padding = " ".repeat(width.saturating_sub(cell.width()));
                 let is_last_text = !column.is_number && shown.last() == Some(&idx);
+                // The blanks, which are cut off again, have `wrap` count the columns in front of the cell.
                 let text = if is_last_text && cell.width.is_none() {
                     let text = screen.wrap(start, &format!("{:start$}{}", "", cell.text));
                     text.get(start..).unwrap_or_default().to_owned()
@@ -358,12 +359,12 @@ impl TextTable {
         lines
     }
 
-    /// The indices of the columns that fit the screen: those of the highest rank are left out first, from the right.
+    /// The indices of the columns that fit a screen `limit` wide: those of the highest rank are left out first, from the right.
     fn columns_that_fit(&self, widths: &[usize], limit: Option<usize>) -> Vec<usize> {
         let mut shown: Vec<usize> = (0..self.columns.len()).collect();
         let Some(limit) = limit else { return shown };
         let mut widths = widths.to_vec();
-        // Sentences in a last column of rank 0 are broken into lines instead.
+        // Sentences in a last column of rank 0 are broken into lines, so that a part of the column's width is enough.
         if let (Some(width), Some(column)) = (widths.last_mut(), self.columns.last())
             && column.rank == 0
             && !column.is_number
@@ -372,15 +373,13 @@ impl TextTable {
         }
         let mut total = widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1);
         while total > limit {
-            let mut next: Option<(u8, usize)> = None;
-            for idx in &shown {
-                let rank = self.columns.get(*idx).map_or(0, |column| column.rank);
-                if rank > 0 {
-                    next = next.max(Some((rank, *idx)));
-                }
-            }
-            // All columns that are left have rank 0, so the terminal wraps their lines.
-            let Some((_, left_out)) = next else { break };
+            let ranked = shown
+                .iter()
+                .filter_map(|idx| Some((self.columns.get(*idx)?.rank, *idx)));
+            // If all columns that are left have rank 0, the terminal wraps their lines.
+            let Some((_, left_out)) = ranked.filter(|(rank, _)| *rank > 0).max() else {
+                break;
+            };
             shown.retain(|idx| *idx != left_out);
             total = total.saturating_sub(widths.get(left_out).copied().unwrap_or_default() + GAP.len());
         }

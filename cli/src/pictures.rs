@@ -59,6 +59,7 @@ fn uuid(node: &str, minor: usize) -> String {
     format!("GPU-{node}-{minor}")
 }
 
+/// A pod without a node that requests a share of one GPU.
 fn pod((namespace, name): (&str, &str), gib: u64, core: u64) -> Value {
     let mut limits =
         json!({"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-memory": format!("{gib}Gi")});
@@ -71,6 +72,7 @@ fn pod((namespace, name): (&str, &str), gib: u64, core: u64) -> Value {
     })
 }
 
+/// [`NODES`], [`PODS`] with their records, and one pod that waits.
 fn cluster() -> Shared<Index> {
     let (mut nodes, mut devices, mut pods) = (Vec::new(), Vec::new(), Vec::new());
     for (name, model, gib, healthy) in NODES {

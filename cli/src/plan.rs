@@ -1,4 +1,4 @@
-//! `plan`: the moves by which a node or GPUs become empty, or free memory comes together. It moves nothing itself.
+//! `plan`: the moves by which a node or GPUs become empty, or free memory comes together; with `--evict` `evict` makes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -58,7 +58,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, args: &
     eviction.run(answer).await
 }
 
-/// The end of a command; a script distinguishes a goal that names something which does not exist from other failures.
+/// Turns a refusal into the exit code for a goal that does not exist, by which scripts distinguish it from other failures.
 pub(crate) fn or_no_such_goal(screen: &Screen, ended: CommandResult) -> CommandResult {
     let Err(CommandFailure::Refused(sentence)) = ended else {
         return ended;
@@ -67,16 +67,16 @@ pub(crate) fn or_no_such_goal(screen: &Screen, ended: CommandResult) -> CommandR
     Ok(ExitCode::from(NO_SUCH_GOAL))
 }
 
-/// The first plan.
+/// The first plan, which the user sees.
 pub(crate) struct AskedPlan {
-    /// The request, for the other plans too.
+    /// The request; each new plan during evictions is asked for by the same, with stricter limits.
     pub(crate) request: PlanRequest,
     pub(crate) answer: PlanAnswer,
     /// UIDs of the pods that must not be evicted because of their Jobs, which the scheduler does not know.
     pub(crate) of_jobs: BTreeSet<String>,
 }
 
-/// Asks for the first plan.
+/// Asks for the first plan; and once more with the volumes of pods that stay because of them, which may let these move.
 pub(crate) async fn ask(
     connection: &ClusterConnection,
     source: &mut AnswerSource,
@@ -100,7 +100,7 @@ pub(crate) async fn ask(
         }
     }
     let of_jobs = match jobs::obstacles(connection, &answer.moves).await {
-        // A plan is of use without the right to read pods.
+        // Without the right to read pods the plan is still worth showing, but not evicting by.
         Err(_) if !args.eviction.evict => BTreeMap::new(),
         found => found?,
     };
@@ -112,8 +112,8 @@ pub(crate) async fn ask(
     })
 }
 
-/// Lists pods of a plan among those that stay, each with the reason. A node or GPUs become empty without their moves; for free
-/// memory the plan needs them.
+/// Lists the pods that have a reason by UID among those that stay. Other pods can leave the node or GPUs of a goal all the same,
+/// so only these moves are taken out; a plan for free memory needs all its moves, so it does not reach its goal.
 fn leave(goal: &PlannedGoal, answer: &mut PlanAnswer, reasons: &BTreeMap<String, String>) {
     let to_stay = |one: &PlannedMove| {
         Some(LeftPod {
@@ -132,7 +132,7 @@ fn leave(goal: &PlannedGoal, answer: &mut PlanAnswer, reasons: &BTreeMap<String,
     }
 }
 
-/// The goal in the terms of the read API; the selector of nodes becomes their names.
+/// The goal as the read API takes it; the names of nodes stand for their label selector.
 async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<PlanGoal, CommandFailure> {
     Ok(match asked {
         PlannedGoal::EmptyNode { node } => PlanGoal::EmptyNode { node: node.clone() },
@@ -171,7 +171,7 @@ async fn goal(connection: &ClusterConnection, asked: &PlannedGoal) -> Result<Pla
     })
 }
 
-/// The end of a plan in words, and its colour.
+/// The outcome of a plan in words, and their colour.
 fn verdict(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer) -> (Colour, String) {
     let n = answer.moves.len();
     let moves = count(n as u64, "move");
@@ -181,7 +181,7 @@ fn verdict(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer) -> (Colour
         ("reach", "come")
     };
     match (answer.reached, n) {
-        // A plan that joins memory has no other goal than the moves that help.
+        // `join` has no amount to reach: it is reached if no further move helps.
         (true, 0) if matches!(goal, PlannedGoal::Join) => (Colour::Yellow, "no move helps".to_owned()),
         (true, 0) if !answer.left.is_empty() => (Colour::Yellow, "no pod may move".to_owned()),
         (true, 0) => (Colour::Green, "nothing has to move".to_owned()),
@@ -230,7 +230,7 @@ fn render(goal: &PlannedGoal, max_moves: usize, answer: &PlanAnswer, screen: &Sc
         lines += &table.render(screen);
     }
     if !answer.moves.is_empty() {
-        // The scheduler's sums have the pods of Jobs that are left.
+        // The scheduler counts also the pods that this command has taken out of the moves because of their Jobs.
         let with_jobs = if answer.price.restarts as usize > answer.moves.len() {
             ", both with the pods of Jobs that are left"
         } else {

@@ -4,7 +4,7 @@ use proto::read_api::PlannedMove;
 
 use crate::failure::CommandFailure;
 
-/// Returns true if a name can be a part of a path, which other characters would change.
+/// Returns true if a name can be a part of a path: other characters, such as a slash, would make it another path.
 pub(crate) fn is_plain(name: &str) -> bool {
     let is_legal = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'.';
     !name.is_empty() && name.bytes().all(is_legal)

@@ -34,11 +34,13 @@ struct PodRow {
     limit: u64,
     /// Percent of computing power that the pod holds, on all its GPUs together.
     core: u64,
+    /// Bytes of memory in use by the pod's containers; `None` if it is not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     used: Option<u64>,
     /// True if a container of the pod uses more memory of a GPU than its share.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     over_share: bool,
+    /// The reason that the scheduler cannot read the pod's record.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
     /// The GPUs of the pod's record that its node does not have any more.
@@ -123,7 +125,7 @@ async fn follow(
     }
     loop {
         let part = match changes.next().await? {
-            // As a state of its own, so that the same code makes rows of a whole state and of a part.
+            // Each change as a state of its own, so that the same code makes the rows of a change and of a whole state.
             ClusterChange::Node(node) => State {
                 nodes: vec![*node],
                 ..State::default()
@@ -169,7 +171,7 @@ struct PodSelection<'a> {
     selector: Option<&'a str>,
     /// The UIDs of the pods that the label selector selects; `None` without a selector.
     selected: Option<BTreeSet<String>>,
-    /// The UIDs of all pods so far: a UID that is not among them makes the selector be evaluated again.
+    /// The UIDs of all pods so far; the label selector is evaluated again once there is another.
     seen: BTreeSet<String>,
 }
 
@@ -242,6 +244,7 @@ fn rows(state: &State) -> Vec<PodRow> {
     rows
 }
 
+/// The table of these rows; `is_wide` adds the columns that are hidden by default.
 fn table(rows: &[PodRow], all_namespaces: bool, is_wide: bool) -> TextTable {
     let has_used = is_wide || rows.iter().any(|row| row.used.is_some());
     let mut columns = Vec::new();

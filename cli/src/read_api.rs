@@ -61,7 +61,7 @@ impl ReadApiClient {
         Self::handshake(stream, at).await
     }
 
-    /// Speaks HTTP over a stream to a pod or an address.
+    /// Begins HTTP on a stream to a pod or an address (`at`).
     pub(crate) async fn handshake(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         at: String,
@@ -93,7 +93,7 @@ impl ReadApiClient {
         self.parse(response).await
     }
 
-    /// The stream of events after the one with this ID.
+    /// The stream of events after the one with this ID; the connection serves no other request then.
     pub(crate) async fn events_after(&mut self, last: &str) -> Result<EventStream, CommandFailure> {
         let response = self
             .send(Method::GET, "changes", Bytes::new(), Some(last))
@@ -116,14 +116,14 @@ impl ReadApiClient {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("/{VERSION}/{path}"))
-            // The read API answers only requests for localhost, against pages whose name resolves to it.
+            // The read API answers only requests for localhost, so that no web page whose name resolves to 127.0.0.1 can ask it.
             .header(header::HOST, "localhost")
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }
         let request = request.body(Full::new(body)).map_err(CommandFailure::input)?;
-        // The connection may not have noticed yet that the last answer has ended.
+        // hyper may not have noticed yet that the last answer has ended, and takes the next request only then.
         let sent = match self.sender.ready().await {
             Ok(()) => self.sender.send_request(request).await,
             Err(error) => Err(error),
@@ -257,6 +257,7 @@ pub(crate) struct StreamEvent {
 }
 
 impl EventStream {
+    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Result<StreamEvent, CommandFailure> {
         loop {
             if let Some(event) = take_event(&mut self.buffer) {

@@ -12,7 +12,7 @@ use crate::offline;
 use crate::output::Screen;
 use crate::read_api::ReadApiClient;
 
-/// The end of the note that the command reads objects itself, with the facts that only the scheduler has.
+/// The end of the note that the command reads objects itself; it lists the facts that only a running scheduler has.
 const READING_OBJECTS: &str = "nodes, devices and pods instead; bindings under way, PodGroups, disruption budgets, device plugins that \
                                are away, memory in use and the scheduler's flags are not seen";
 
@@ -20,7 +20,7 @@ const READING_OBJECTS: &str = "nodes, devices and pods instead; bindings under w
 pub(crate) enum AnswerSource {
     /// The scheduler's read API.
     Scheduler(ReadApiClient),
-    /// The objects of the API server, in the scheduler's own cache.
+    /// The objects of the API server, in a cache of the scheduler's library inside this process.
     Objects(Shared<Index>),
 }
 
@@ -35,7 +35,8 @@ impl AnswerSource {
             return offline::index(connection).await.map(Self::Objects);
         }
         let failure = match ReadApiClient::connect(connection).await {
-            // `doctor` answers before the replica is ready, and a forwarded port accepts connections that lead nowhere.
+            // A forwarded port accepts connections even if no process listens, so a request is tried: `doctor`, which a replica
+            // answers also before it is ready.
             Ok(mut api) => match api.get::<serde_json::Value>("doctor").await {
                 Ok(_) => return Ok(Self::Scheduler(api)),
                 Err(failure) => failure,

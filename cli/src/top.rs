@@ -15,10 +15,10 @@ use crate::gone;
 use crate::output::{Cell, Colour, Column, Screen, TextTable, number, text};
 use crate::source::AnswerSource;
 
-/// Makes the table of nodes; the last argument is true for every column.
+/// A function that makes the table of nodes or of their GPUs; its last argument is true for every column (`-o wide`).
 pub(crate) type MakeTable = fn(&[Node], &Screen, bool) -> TextTable;
 
-/// Shows all GPUs or nodes; with `watch` also the rows of each node that changes, until the command is interrupted.
+/// Shows all GPUs or nodes, by `table`; with `watch` also the rows of each node that changes, until the command is interrupted.
 pub(crate) async fn run(
     connection: &ClusterConnection,
     screen: &Screen,
@@ -50,7 +50,7 @@ pub(crate) async fn run(
     if !watch {
         return Ok(ExitCode::SUCCESS);
     }
-    // The events after this state's revision, so that no change between the two is lost.
+    // The feed begins at the state's revision, so that no change since then is lost.
     let changes = ChangeFeed::after(&state, source, connection, screen)?;
     follow(changes, screen, table, selected.as_ref()).await
 }
@@ -78,7 +78,7 @@ fn keep_selected(state: &mut State, selected: Option<&BTreeSet<String>>) {
     }
 }
 
-/// Writes a whole state; `sort_by` is the column that orders the rows.
+/// Writes a whole state in the form of `-o`; `sort_by` is the column that orders the rows.
 fn show(
     state: &State,
     screen: &Screen,
@@ -163,7 +163,7 @@ pub(crate) fn gpus(nodes: &[Node], screen: &Screen, is_wide: bool) -> TextTable 
     table
 }
 
-/// The table of these nodes, with the sums over the GPUs of each. It draws no bars, so it does not need the screen.
+/// The table of these nodes, with the sums over the GPUs of each. The screen is unused, since the table has no bars.
 pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     let used = |node: &Node| node.gpus.iter().map(|gpu| gpu.used).sum::<Option<u64>>();
     let has_used = is_wide || nodes.iter().any(|node| used(node).is_some());
@@ -189,11 +189,10 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     // A node may be part of the state for its problems alone, which stand below the table.
     for node in nodes.iter().filter(|node| !node.gpus.is_empty()) {
         let totals = Totals::of_node(node);
-        let sums_of_memory = totals.memory;
-        let share = percent(sums_of_memory.allocated, sums_of_memory.total);
+        let share = percent(totals.memory.allocated, totals.memory.total);
         let free = match node.plugin {
             Some(_) => Cell::from("-"),
-            None => memory_cell(sums_of_memory.free().saturating_sub(totals.unusable)),
+            None => memory_cell(totals.memory.free().saturating_sub(totals.unusable)),
         };
         let core = percent(totals.core.allocated, totals.core.total);
         let holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);
@@ -202,8 +201,8 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
         let mut row = vec![
             node.name.as_str().into(),
             amount(totals.gpus),
-            memory_cell(sums_of_memory.total),
-            memory_cell(sums_of_memory.allocated),
+            memory_cell(totals.memory.total),
+            memory_cell(totals.memory.allocated),
             Cell::from(format!("{share} %")).with_amount(share),
             free,
             if totals.stranded > 0 {
@@ -238,7 +237,7 @@ fn memory_cell(bytes: u64) -> Cell {
     Cell::from(memory(bytes)).with_amount(bytes)
 }
 
-/// A cell with the memory in use.
+/// A cell with the memory in use; `None` if the device plugin does not measure it.
 fn use_cell(used: Option<u64>) -> Cell {
     used.map_or("unknown".into(), memory_cell)
 }
@@ -246,7 +245,7 @@ fn use_cell(used: Option<u64>) -> Cell {
 /// The cells of one GPU in the columns that every table has.
 fn row(node: &Node, gpu: &Gpu, screen: &Screen) -> Vec<Cell> {
     let allocated = memory(gpu.memory.allocated);
-    // More than there is: a record was edited, or a smaller GPU has taken the place of this one.
+    // Red if pods hold more than there is: a record was edited, or a smaller GPU has replaced the one of the record.
     let allocated = if gpu.memory.allocated > gpu.memory.total {
         Cell::coloured(allocated, Colour::Red)
     } else {

@@ -32,7 +32,7 @@ pub(crate) async fn run(connection: &ClusterConnection, screen: &Screen, options
             options.port
         ))
     })?;
-    // A fault is reported here, and not by an empty window of the browser.
+    // One request first, so that a fault ends the command and does not open an empty page.
     let _: Value = ReadApiClient::connect(connection).await?.get("doctor").await?;
     let port = listener
         .local_addr()
@@ -84,7 +84,7 @@ async fn forward_browser(
     Ok(())
 }
 
-/// Opens an address in the user's browser; false if there is none.
+/// Opens an address in the user's browser; returns false without a display, or if no program opens it.
 fn open_browser(url: &str) -> bool {
     let (opener, needs_display) = if cfg!(target_os = "macos") {
         ("open", false)
@@ -94,8 +94,8 @@ fn open_browser(url: &str) -> bool {
         ("xdg-open", true)
     };
     // Without a display, xdg-open would start a browser for terminals in the midst of this command.
-    let has_display = ["DISPLAY", "WAYLAND_DISPLAY"].map(std::env::var_os);
-    if needs_display && has_display.iter().all(Option::is_none) {
+    let displays = ["DISPLAY", "WAYLAND_DISPLAY"].map(std::env::var_os);
+    if needs_display && displays.iter().all(Option::is_none) {
         return false;
     }
     let mut command = Command::new(opener);

@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::connection::ClusterConnection;
 use crate::fields::text as field;
 
-/// The volumes of the pods that stay because of them. A pod of which any claim or volume cannot be read is left out, and so are
-/// those that are more than a plan request may have.
+/// The volumes of the pods that stay because of them, by UID. Left out, so that they stay, are pods of which a claim or volume
+/// cannot be read, and pods beyond the limits of a plan request.
 pub(crate) async fn of_pods(connection: &ClusterConnection, left: &[LeftPod]) -> PodVolumes {
     let (mut known, mut pods) = (PodVolumes::new(), BTreeMap::new());
     for pod in left.iter().filter(|pod| pod.volumes && !pod.name.is_empty()) {
@@ -27,8 +27,8 @@ pub(crate) async fn of_pods(connection: &ClusterConnection, left: &[LeftPod]) ->
     known
 }
 
-/// The node affinity of the volumes of a pod; `None` if it is not known of all, or if another pod uses one of them that only one
-/// node can at a time. `pods` are those of the namespaces that were read before.
+/// The node affinity of a pod's volumes; `None` if one cannot be read, or is for one node at a time and another pod uses it too.
+/// `pods` keeps the pods of the namespaces that were listed for earlier pods.
 async fn of_pod<'p>(
     connection: &ClusterConnection,
     pod: &'p LeftPod,
@@ -66,7 +66,7 @@ async fn of_pod<'p>(
     Some(selectors)
 }
 
-/// Returns true if pods of several nodes can use a volume at the same time.
+/// Returns true if pods on several nodes can use a volume at the same time.
 fn is_for_many_nodes(volume: &Value) -> bool {
     let modes = volume.pointer("/spec/accessModes").and_then(Value::as_array);
     let is_for_many = |mode: &Value| ["ReadWriteMany", "ReadOnlyMany"].contains(&field(mode, ""));
@@ -81,7 +81,7 @@ fn uses(pod: &Value, claim: &str) -> bool {
     !has_ended && volumes.into_iter().flatten().any(is_used)
 }
 
-/// An object of the core API; `None` if it cannot be read.
+/// An object of the core API; `None` if it cannot be read, or if a name in the path would change the path.
 async fn read(connection: &ClusterConnection, path: &str) -> Option<Value> {
     let is_plain = path
         .bytes()

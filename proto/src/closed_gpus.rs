@@ -15,7 +15,7 @@ const MAX_BYTES: usize = 4096;
 /// Most characters of a value that its problem shows, so that an event about it stays short.
 const MAX_SHOWN: usize = 512;
 
-/// The GPUs that [`CLOSED_GPUS`] names, and the value itself if a part of it names none.
+/// The GPUs that [`CLOSED_GPUS`] names, and the value itself for [`Self::problem`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedGpus {
     is_all: bool,
@@ -66,7 +66,7 @@ impl ClosedGpus {
         closed
     }
 
-    /// The GPUs that either closes.
+    /// The GPUs that this or `other` closes.
     #[must_use]
     pub fn with(mut self, other: Self) -> Self {
         self.is_all |= other.is_all;
@@ -91,13 +91,12 @@ impl ClosedGpus {
         self.is_all || self.minors.contains(&minor)
     }
 
-    /// The fault of the annotation on a node that has GPUs with these minors, in a sentence.
+    /// The fault of the annotation on a node whose GPUs have the minors `known`, in a sentence; `None` without one.
     pub fn problem(&self, known: &[u32]) -> Option<String> {
         let absent = self.minors.iter().any(|minor| !known.contains(minor));
         if !self.is_unreadable && !absent {
             return None;
         }
-        // An event has room for a value of more characters than any node has minors.
         let value: String = self.value.chars().take(MAX_SHOWN).collect();
         let cut = if value.len() < self.value.len() {
             " (cut)"

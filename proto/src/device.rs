@@ -123,7 +123,6 @@ impl RawDevice {
     /// The spec has another form than the schema demands.
     // Decoded on demand, so that a spec of another form fails its node and no other.
     pub fn read(&self) -> Result<DeviceSpec, serde_json::Error> {
-        // An object without a spec, as another program may create it, has no devices.
         Option::<DeviceSpec>::deserialize(&self.spec).map(Option::unwrap_or_default)
     }
 }

@@ -3,14 +3,13 @@
 /// Most characters of a value that an error repeats: a pod's author may have written a file there.
 const EXCERPT: usize = 64;
 
-/// The beginning of a value.
+/// The first [`EXCERPT`] characters of a value.
 pub(crate) fn excerpt(text: &str) -> String {
     text.chars().take(EXCERPT).collect()
 }
 
-/// The first characters of an annotation's value in quotes, for errors.
-///
-/// JSON is in single quotes, so that its own ones need no backslashes; characters that do not print are escaped.
+/// The beginning of an annotation's value in quotes, for errors: in single quotes if it has double ones, as JSON does, so that
+/// these need no backslashes. Characters that do not print are escaped.
 pub(crate) fn quoted(value: &str) -> String {
     let mut shown = excerpt(value);
     if shown.len() < value.len() {

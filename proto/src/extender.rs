@@ -275,7 +275,7 @@ pub fn depends_on_other_pods(request: &[u8], pod: &Pod) -> Result<bool, serde_js
     struct Request {
         pod: Value,
     }
-    // A second pass over the request: the type `Pod` lacks these fields, which no other code reads.
+    // A second pass over the request, since [`Pod`] lacks host ports and the kinds of volumes.
     let Request { pod: object } = serde_json::from_slice(request)?;
     let spec = object.get("spec").unwrap_or(&Value::Null);
     for container in list(spec, "containers").chain(list(spec, "initContainers")) {

@@ -60,8 +60,8 @@ impl KubeletAllocations {
     /// Reads the annotations of a Device object; `None` if it has no such annotation.
     ///
     /// # Errors
-    /// The annotation is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The devices of its
-    /// last valid value then stay in use.
+    /// The annotation is not a list of entries, an entry has another form, or it is longer than [`MAX_BYTES`]. The caller then
+    /// counts the devices of its last valid value.
     pub fn read(annotations: &BTreeMap<String, String>) -> Result<Option<Self>, AnnotationError> {
         let read = Self::key(annotations).and_then(|key| Some(Self::parse(key, annotations.get(key)?)));
         read.transpose()
@@ -104,7 +104,6 @@ impl KubeletAllocations {
     /// An annotation that would be too long is shortened: first without the answers to Allocate, then to one list of
     /// devices per resource, without pods. `None` if even that is too long.
     pub fn annotation(&self) -> Option<String> {
-        // An empty list would stay behind on every node without such pods.
         if self.entries.is_empty() {
             return None;
         }
@@ -113,7 +112,7 @@ impl KubeletAllocations {
             Self::without_answers,
             Self::without_pods,
         ];
-        // The devices matter most: a device that is left out counts as free.
+        // All forms have all devices: one that is left out would count as free.
         for form in forms {
             if let Ok(text) = serde_json::to_string(&form(self))
                 && text.len() <= MAX_BYTES

@@ -1,7 +1,7 @@
-//! The limit from which on a container's use of GPU memory counts as more than its share: one for the device plugin's events, the
+//! The use of GPU memory from which on a container counts as over its share: one rule for the device plugin's events, the
 //! read API, the CLI and the alert `GpushareLimitOverrun`.
 
-/// The part of its share by which a container may use more before that counts as an overrun, in percent.
+/// The percent of its share by which a container may exceed the share before that counts as an overrun.
 ///
 /// The tolerance covers the rounding of shares and of the driver's pages, and processes that end while the driver lists them. The
 /// CUDA context of each process, several hundred MiB, is part of the use, as it is for limits that the driver enforces.

@@ -34,7 +34,7 @@ impl MemoryUnit {
 
     /// The unit of this size; `None` if it is no multiple of 1 MiB, is 0 or more than 1 TiB.
     pub fn from_bytes(bytes: u64) -> Option<Self> {
-        // Smaller units would need more device IDs than a message to kubelet holds; larger units would exceed every GPU.
+        // Of smaller units a GPU would have more, each with a device ID, than a message to kubelet holds; no GPU has 1 TiB.
         (bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= 1024 * GIB).then_some(Self { bytes })
     }
 

@@ -90,7 +90,7 @@ fn check_swapped_records(swapped: &SwappedRecords) -> Result<(), AnnotationError
         return Err(swapped_error(format!("more than {MAX_SWAPPED_PODS} pods")));
     }
     for (uid, record) in swapped {
-        // An entry with such a UID would never match a pod, and hide that its writer is broken.
+        // Such an entry would match no pod, and its writer has a fault that would stay hidden.
         if uid.is_empty() || uid.len() > MAX_UID_BYTES {
             return Err(swapped_error("an entry whose name is not the UID of a pod"));
         }

@@ -1,7 +1,7 @@
 //! The fields of a Pod that gpushare reads, decoded from watches and from the extender's requests.
 //!
 //! Decoding skips all other fields, so that 40,000 pods take little time and memory. `kubectl gpushare fits` and tests encode
-//! pods; fields that only kube-scheduler or kubelet evaluates are left out there (`skip_serializing`).
+//! pods, without the fields that `fits` does not evaluate (`skip_serializing`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -60,7 +60,6 @@ pub struct Pod {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    // Watches and requests have a null for every list that Go left nil.
     /// The pod's node; `None` until the pod is bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
@@ -305,20 +304,18 @@ pub struct ExtendedResourceClaim {
 }
 
 impl Pod {
-    /// Returns true if the pod's processes have ended for good, so that its devices are free.
+    /// Returns true if the pod's processes have ended for good, so that its devices are free. With a deletion timestamp they may
+    /// still run until the grace period ends.
     pub fn is_terminal(&self) -> bool {
-        // A deletion timestamp does not mean that: the processes run until their grace period ends.
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
     }
 
     /// Returns true if the pod runs on its node because of that node and would be placed on no other: a pod of a `DaemonSet`, or
     /// the mirror of a static pod.
     pub fn is_tied_to_node(&self) -> bool {
-        let mut owners = self.metadata.owner_references.iter().flatten();
-        // kubelet owns the mirror of a static pod by its Node.
-        owners.any(|owner| {
-            owner.controller == Some(true) && ["DaemonSet", "Node"].contains(&owner.kind.as_str())
-        })
+        // kubelet makes the Node the controller of a static pod's mirror.
+        self.controller_kind()
+            .is_some_and(|kind| ["DaemonSet", "Node"].contains(&kind))
     }
 
     /// The kind of the controller that creates another pod in the place of this one; `None` without a controller.
@@ -337,8 +334,8 @@ impl Pod {
             && self.annotation(EVICT) != Some("false")
     }
 
-    /// The time at which this manager of fields has nominated the pod, in seconds since 1970; `i64::MAX` if it is not known, and
-    /// `None` if the pod is nominated by another manager or not at all.
+    /// The time at which the field manager `manager` last wrote the fields of the pod that include its nominated node, in unix
+    /// seconds; `i64::MAX` if it is not known, `None` if the pod is not nominated, or by another manager.
     pub fn nominated_at_by(&self, manager: &str) -> Option<i64> {
         let is_nomination = |entry: &&ManagedFieldsEntry| {
             let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
@@ -362,9 +359,9 @@ impl Pod {
         !self.spec.resource_claims.is_empty() || self.status.extended_resource_claim_status.is_some()
     }
 
-    /// Returns true if kube-scheduler may wait before it binds the pod: for its volumes, or for the devices of its claims.
+    /// Returns true if kube-scheduler may wait before it binds the pod: for its volumes or the devices of its DRA claims, unless
+    /// they are bound already, which the pod does not show.
     pub fn may_wait_for_claims(&self) -> bool {
-        // The pod alone does not show which of its claims are bound already.
         let mut volumes = self.spec.volumes.iter();
         self.uses_claims() || volumes.any(|volume| volume.is_claimed || volume.is_ephemeral)
     }
@@ -389,24 +386,23 @@ impl Pod {
 
     /// The condition of the last attempt to schedule the pod, if that attempt failed.
     pub fn failed_attempt(&self) -> Option<&PodCondition> {
-        // Any other reason means that kube-scheduler has not tried the pod, as one with scheduling gates.
+        // With any other reason, such as `SchedulingGated`, kube-scheduler has not tried the pod.
         self.unscheduled_condition()
             .filter(|condition| condition.reason == UNSCHEDULABLE || condition.is_error())
     }
 
-    /// The condition `PodScheduled` of a pod that has no node: kube-scheduler's reason, in its own words.
+    /// The condition `PodScheduled` with the status `False`, which has kube-scheduler's reason in its own words.
     pub fn unscheduled_condition(&self) -> Option<&PodCondition> {
         let mut conditions = self.status.conditions.iter();
         conditions.find(|condition| condition.kind == POD_SCHEDULED && condition.status == "False")
     }
 
-    /// Returns true if a scheduler places the pod together with others or not at all: as a member of a `PodGroup`, or by a
-    /// coscheduling plugin.
+    /// Returns true if a scheduler places the pod together with others or not at all, by any mechanism of [`GroupKind`].
     pub fn is_in_gang(&self) -> bool {
         self.group().is_some()
     }
 
-    /// The group that the pod is a member of, by any of the marks that are known.
+    /// The group that the pod is a member of.
     pub fn group(&self) -> Option<GroupRef<'_>> {
         GroupRef::of(self)
     }
@@ -425,7 +421,7 @@ impl Pod {
 
     /// The object's resource version, which grows with every write; `None` if it has none.
     pub fn version(&self) -> Option<u64> {
-        // Comparable as numbers from Kubernetes 1.35 on, and in every API server on etcd before.
+        // Kubernetes defines it as a number since 1.35; API servers on etcd wrote numbers before.
         self.metadata.resource_version.as_deref()?.parse().ok()
     }
 
@@ -455,7 +451,6 @@ impl PodSpec {
 
     /// Returns true if the pod prefers some of the nodes that it may run on.
     pub fn has_preferences(&self) -> bool {
-        // The number of preferred terms is all that is read of them: kube-scheduler evaluates them.
         let Affinity {
             node_affinity,
             pod_affinity,
@@ -468,7 +463,7 @@ impl PodSpec {
             || spreads.any(SpreadConstraint::is_preference)
     }
 
-    /// Returns true if the pod requires that certain pods are, or are not, near by.
+    /// Returns true if the pod has required rules about other pods: affinity, anti-affinity or spreading.
     pub fn has_required_pod_rules(&self) -> bool {
         let affinity = &self.affinity;
         let mut spreads = self.topology_spread_constraints.iter();
@@ -493,7 +488,7 @@ impl Container {
 
     /// The amount of a resource that kubelet allocates: the limit, or the request if there is no limit.
     pub fn quantity(&self, resource: &str) -> Option<&QuantityText> {
-        // A stored pod has equal limits and requests of extended resources; a manifest may have either.
+        // They are equal in a pod from the API server; a manifest may have either.
         let ResourceRequirements { limits, requests } = &self.resources;
         limits.get(resource).or_else(|| requests.get(resource))
     }

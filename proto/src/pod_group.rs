@@ -177,6 +177,7 @@ impl PodGroupApi {
         }
     }
 
+    /// The two parts of [`Self::api_version`].
     fn group_and_version(self) -> (&'static str, &'static str) {
         self.api_version().split_once('/').unwrap_or_default()
     }

@@ -94,7 +94,7 @@ pub struct FilterClient {
     pub last: u64,
 }
 
-/// Sums over the GPUs of some nodes.
+/// Sums over the GPUs of one or more nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Totals {
@@ -206,8 +206,8 @@ pub struct Gpu {
     pub closed: bool,
     /// Bytes of memory.
     pub memory: Amount,
-    /// Bytes of free memory, if no typical pod fits on it: of the requests of running pods, none that makes up 2 % or more of
-    /// them fits into what is free. Absent for 0.
+    /// Bytes of free memory, if no typical pod fits there: none of the requests that 2 % or more of the pods have fits into what
+    /// is free. Absent for 0.
     #[serde(skip_serializing_if = "is_default")]
     pub stranded: u64,
     /// Computing power in percent; a whole GPU has 100 unless its Device object says otherwise.
@@ -679,16 +679,12 @@ impl Amount {
 impl Holder {
     /// Namespace and name, or the UID if names are hidden.
     pub fn display_name(&self) -> String {
-        if self.name.is_empty() {
-            self.uid.clone()
-        } else {
-            format!("{}/{}", self.namespace, self.name)
-        }
+        plan::display_name(&self.namespace, &self.name, &self.uid)
     }
 }
 
 impl Node {
-    /// Removes names and namespaces of pods, except in namespaces that `sees` names as visible.
+    /// Removes names and namespaces of pods, except in namespaces for which `sees` returns true.
     pub fn hide_names(&mut self, sees: impl Fn(&str) -> bool) {
         for holder in self.gpus.iter_mut().flat_map(|gpu| &mut gpu.holders) {
             // The UID stays, so that a client can count the pods of a node.

@@ -176,7 +176,8 @@ impl Record {
         if gpushare.is_none() && allocations.is_none() {
             return Ok(None);
         }
-        // Koordinator's key first: pods without the annotations of the old extender have no other assume time.
+        // Koordinator's key counts first: it is on every pod that this scheduler places. If Koordinator's record names devices, a
+        // time of the old extender that does not parse is no error.
         let assumed_at = match number(annotations, BIND_TIMESTAMP)? {
             Some(nanos) => Some(nanos),
             None if names_devices => number(annotations, MEM_ASSUME_TIME).unwrap_or_default(),
@@ -202,7 +203,7 @@ impl Record {
         }
         let gpus = self.allocations.get(TYPE_GPU).into_iter().flatten();
         let minors: Vec<String> = gpus.map(|gpu| gpu.minor.to_string()).collect();
-        // An empty text would be a GPU without a number to other projects' plugins.
+        // Not an empty text, which other projects' plugins would read as a GPU without a number.
         if !minors.is_empty() {
             put(GPU_MINORS, minors.join(","));
         }

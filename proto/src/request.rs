@@ -22,7 +22,7 @@ const MAX_DEVICES: u64 = 1024;
 /// Largest amount of any resource, 2^50: 1 PiB of memory. More is taken for a mistake, and sums of a pod's containers stay far
 /// from the end of 64 bits.
 const MAX_AMOUNT: u64 = 1 << 50;
-/// A request for this many times the memory of the largest GPU, or more, is taken for a mistake in the unit.
+/// A request for this many times the memory of the largest GPU, or more, is taken for one in bytes or with a suffix.
 const MAX_TIMES_LARGEST: u64 = 1000;
 
 /// The family of resource names with which a pod requests GPUs.
@@ -208,8 +208,8 @@ impl PodRequest {
     /// # Errors
     /// The first rule that the pod breaks: those of [`Self::read`], and those that only a new pod can still obey.
     pub fn read_new(pod: &Pod, names: &ResourceNames) -> Result<Option<Self>, RequestError> {
+        // The order decides which of several faults the author is shown, so checks stand here that `read` makes again.
         amounts::refuse_old_names(&pod.spec)?;
-        // The order of the checks decides which of several faults the author is shown.
         sees_all_devices(pod)?;
         amounts::refuse_mixed_dialects(&pod.spec, names)?;
         amounts::refuse_unserved(pod, names)?;
@@ -291,7 +291,7 @@ pub fn sees_all_devices(pod: &Pod) -> Result<bool, RequestError> {
 /// Quantities that do not parse count as nothing: the API server stores no such pod.
 pub fn containers(spec: &PodSpec, names: &ResourceNames) -> Vec<ContainerRequest> {
     let mut requests = Vec::new();
-    // Init containers first: kubelet admits in this order, and reuses their device IDs.
+    // Init containers first: kubelet allocates in this order, and reuses their device IDs for later containers.
     for container in &spec.init_containers {
         let kind = if container.is_sidecar() {
             ContainerKind::Sidecar
@@ -358,7 +358,7 @@ impl ContainerRequest {
         } else {
             ratio * u128::from(device_bytes) / u128::from(WHOLE_PERCENT)
         };
-        // At least 1: a record may have no devices, and there is no division by 0.
+        // At least 1, against a division by 0: a record may have no devices.
         let share = bytes / u128::from(n_devices.max(1));
         self.requests_memory()
             .then(|| u64::try_from(share).unwrap_or(u64::MAX))
@@ -391,7 +391,7 @@ impl GpuRequest {
             return None;
         };
         let suffix = match bytes {
-            // Below 256 the author means GiB, as hardly a program needs so few MiB; from 256 on MiB, as no GPU has so many GiB.
+            // Below 256 the author means GiB, as hardly a program needs less than 256 MiB; else MiB, as few GPUs have 256 GiB.
             1..256 => "Gi",
             256..MIB => "Mi",
             // 0 is the amount of a pod that sees all GPUs.

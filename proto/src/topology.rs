@@ -32,8 +32,8 @@ pub const NUMA_UNKNOWN: &str = "unknown";
 
 /// Longest annotation that is read, in bytes; the API server allows 256 KiB for all annotations of an object.
 const MAX_BYTES: usize = 256 * 1024;
-/// Most partitions, and most groups of linked GPUs, that are read: the scheduler compares each partition with all others.
-/// Eight GPUs have 255 subsets.
+/// Most partitions, and most groups of linked GPUs, that are read: for each filter the scheduler compares each partition with all
+/// others. Eight GPUs have 255 subsets.
 const MAX_SETS: usize = 512;
 /// Largest bandwidth, in bytes per second; more is taken for a mistake.
 const MAX_BANDWIDTH: u64 = 1 << 50;
@@ -177,7 +177,6 @@ pub fn read_partitions(text: &str) -> Result<GpuPartitionTable, AnnotationError>
         };
         table.insert(size, partitions);
     }
-    // The scheduler compares each partition with all others for each filter, so that a large table would cost every pod.
     if table.values().map(Vec::len).sum::<usize>() > MAX_SETS {
         return Err(AnnotationError::new(
             GPU_PARTITIONS,

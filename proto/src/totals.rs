@@ -72,7 +72,7 @@ impl HostResources {
                 requests.memory = memory.units();
             }
         }
-        // The overhead is added to either, as kube-scheduler counts.
+        // kube-scheduler adds the overhead to either.
         requests.plus(&Self::of_amounts(&pod.spec.overhead))
     }
 
@@ -90,7 +90,7 @@ impl HostResources {
         }
     }
 
-    /// The CPU and memory that a container, or a pod as a whole, requests.
+    /// The CPU and memory that a container requests.
     fn of_container(resources: &ResourceRequirements) -> Self {
         Self {
             cpu_milli: effective_request(resources, CPU).map_or(0, QuantityText::thousandths),
@@ -150,15 +150,15 @@ fn combine<K: Clone + Ord>(
 pub fn named_requests(pod: &Pod) -> BTreeMap<String, u64> {
     let Ok(requests) = peak(&pod.spec, |container| {
         let ResourceRequirements { limits, requests } = &container.resources;
-        // The API server makes a limit without a request a request.
+        // The API server makes a limit the request of a resource that has none.
         let mut named = named_amounts(limits);
-        // A request wins over the limit of the same resource.
         named.extend(named_amounts(requests));
         Ok::<_, Infallible>(named)
     });
     requests.plus(&named_amounts(&pod.spec.overhead))
 }
 
+/// The whole units of every amount except CPU and memory.
 fn named_amounts(amounts: &BTreeMap<String, QuantityText>) -> BTreeMap<String, u64> {
     let named = amounts.iter().filter(|(name, _)| *name != CPU && *name != MEMORY);
     named.map(|(name, text)| (name.clone(), text.units())).collect()

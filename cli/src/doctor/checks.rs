@@ -35,7 +35,7 @@ const INSTALL: &str = "`helm upgrade gpushare deploy/helm/gpushare --reuse-value
 const REINSTALL_WEBHOOKS: &str = "install the webhooks again: `helm upgrade gpushare deploy/helm/gpushare --reuse-values --set \
                               components.webhooks=true`, or `deploy/install.sh FOLDER` with a folder that has the component webhooks";
 
-/// The remedy that takes a change of the scheduler's Deployment.
+/// A remedy: the command that edits the scheduler's Deployment, and the change to make there.
 fn edit_scheduler(facts: &InstallationFacts, change: &str) -> String {
     format!(
         "`kubectl -n {} edit deployment/gpushare-scheduler`: {change}",
@@ -43,7 +43,7 @@ fn edit_scheduler(facts: &InstallationFacts, change: &str) -> String {
     )
 }
 
-/// A check: adds the faults that it finds to the report.
+/// A check: adds the faults that it finds to the report; the sentence that it returns is shown only if there are none.
 type Check = fn(&InstallationFacts, &mut CheckReport) -> Outcome;
 
 /// All checks but those that replicas make themselves, by name, in the order in which findings of one severity are shown.
@@ -333,7 +333,7 @@ fn policies(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
         .collect();
     let mut ineffective = POLICIES.to_vec();
     let kinds = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
-    // A list that the user may not read shows no webhooks.
+    // A user who may not list webhooks is not shown their policy as missing.
     let has_webhooks = kinds
         .iter()
         .any(|kind| own_webhooks(facts, kind).is_ok_and(|own| !own.is_empty()));
@@ -388,7 +388,7 @@ fn webhooks(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
                 REINSTALL_WEBHOOKS,
             );
         }
-        // With Ignore the API server admits pods when nothing answers, and the filter applies the rules.
+        // With `Ignore` the API server admits pods without an answer, and the scheduler's filter applies the same rules.
         if text(webhook, "/failurePolicy") == "Fail" && !has_ready {
             report.error(
                 object,

@@ -14,8 +14,7 @@ use serde_json::Value;
 use super::facts::InstallationFacts;
 use super::report::{CheckReport, Outcome};
 use crate::fields::{
-    NODE_LABEL, annotation, array, condition, containers, has_condition, images, label, label_node, name,
-    number, text,
+    NODE_LABEL, annotation, array, condition, has_condition, images, label, label_node, name, number, text,
 };
 
 /// Parts of the image names of other device plugins, each with the resource that the plugin serves.
@@ -26,7 +25,7 @@ const OTHER_PLUGINS: [(&str, &str); 4] = [
     ("volcano-vgpu-device-plugin", "volcano.sh/vgpu-number"),
 ];
 
-/// The nodes that are labelled for sharing. A node without the label may have shared its GPUs before, and need not any more.
+/// The nodes that are labelled for sharing. Nodes without the label are not checked: they need not share GPUs (any more).
 fn labelled_nodes(facts: &InstallationFacts) -> Result<Vec<&Value>, String> {
     let mut nodes: Vec<&Value> = facts.list("nodes")?.iter().collect();
     nodes.retain(|node| label(node, NODE_LABEL) == "true");
@@ -202,8 +201,8 @@ pub(super) fn injection(facts: &InstallationFacts, report: &mut CheckReport) -> 
     Ok("containers can get the devices of every node".to_owned())
 }
 
-/// The message of the first device of a Device object that has this condition with this status. The plugin writes the same
-/// message for all devices of a node.
+/// The message of a Device object's condition `kind`, if it has this `status`: that of the first such device, since the plugin
+/// writes the same for all devices of a node.
 fn condition_message<'a>(device: &'a Value, kind: &str, status: &str) -> Option<&'a str> {
     let entries = array(device, "/spec/devices").iter();
     let mut conditions = entries.filter_map(|entry| condition(entry, "/conditions", kind));
@@ -238,10 +237,8 @@ pub(super) fn drivers(facts: &InstallationFacts, report: &mut CheckReport) -> Ou
 pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     let mut has_flag = false;
     for daemon_set in facts.list("daemonsets")? {
-        let mut arguments = containers(daemon_set)
-            .iter()
-            .take(1)
-            .flat_map(|first| array(first, "/args"));
+        // The plugin is the first container of its pods.
+        let mut arguments = array(daemon_set, "/spec/template/spec/containers/0/args").iter();
         has_flag |= text(daemon_set, "/metadata/namespace") == facts.namespace
             && arguments.any(|argument| argument == "--driver-limits");
     }
@@ -251,7 +248,7 @@ pub(super) fn enforcement(facts: &InstallationFacts, report: &mut CheckReport) -
             let level = entry.get("labels").and_then(|labels| labels.get(ENFORCEMENT));
             levels.extend(level.and_then(Value::as_str));
         }
-        // The plugin reports the condition without the flag too; then it is no fault.
+        // The plugin reports `Limited` also without the flag, and then a `False` is no fault.
         if let Some(reason) = condition_message(device, "Limited", "False").filter(|_| has_flag) {
             report.warn(
                 format!("node {}", name(device)),
@@ -384,7 +381,7 @@ pub(super) fn failed_pods(facts: &InstallationFacts, report: &mut CheckReport) -
 /// Adds the findings that the scheduler's library makes from each node's report.
 pub(super) fn nodes(facts: &InstallationFacts, report: &mut CheckReport) -> Outcome {
     for node in facts.state.as_ref().map_err(String::clone)? {
-        report.extend(node_findings(node));
+        report.findings.extend(node_findings(node));
     }
     Ok("every node's report can be read, every GPU is healthy, and none is overcommitted".to_owned())
 }

@@ -46,8 +46,4 @@ impl CheckReport {
     ) {
         self.add(Severity::Warning, object, message, remedy);
     }
-
-    pub(super) fn extend(&mut self, findings: Vec<Finding>) {
-        self.findings.extend(findings);
-    }
 }

@@ -64,7 +64,7 @@ impl Keyed {
         }
     }
 
-    /// The error about this value, with the keys that lead to it.
+    /// The error about the value at this path.
     fn error(path: &str, error: Error) -> Error {
         match path.trim_end_matches('.') {
             "" => error,
@@ -190,14 +190,15 @@ impl IntoDeserializer<'_, Error> for Keyed {
 pub(crate) fn nearest<'a>(key: &str, names: &[&'a str]) -> Option<&'a str> {
     let distances = names.iter().map(|name| (edits(key, name), *name));
     let (distance, name) = distances.min()?;
-    // A third of the letters: more have little in common.
+    // Texts that differ in more than a third of the letters have little in common.
     (distance <= name.len() / 3).then_some(name)
 }
 
-/// The least number of letters to insert, remove or replace that turns one text into the other (Levenshtein distance), without
-/// regard to case. `row` has the distances of the letters of `one` so far from every beginning of `other`.
+/// The Levenshtein distance: the least number of letters to insert, remove or replace that turns one text into the other, without
+/// regard to case.
 fn edits(one: &str, other: &str) -> usize {
     let other = other.to_ascii_lowercase();
+    // The distances of the letters of `one` so far from every beginning of `other`.
     let mut row: Vec<usize> = (0..=other.chars().count()).collect();
     for (i, letter) in one.to_ascii_lowercase().chars().enumerate() {
         let (mut diagonal, mut left) = (i, i + 1);

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Longest payload of a message, in bytes: ttrpc's own limit.
 pub const MAX_PAYLOAD: usize = 4 << 20;
 
-/// Longest data of a frame that is read, in bytes: the other side writes each message in one frame at most.
+/// Longest data of a frame that is read, in bytes: the other side may write a whole message, but no more, in one frame.
 pub const MAX_FRAME: usize = MAX_PAYLOAD + MESSAGE_HEADER;
 
 /// Longest data of a frame that is written, in bytes. containerd reads a frame into a buffer of this size, and closes the socket

@@ -44,7 +44,7 @@ impl<'a> GroupRef<'a> {
     /// The group of a pod. Of several marks the first counts, in the order of [`GroupKind`]; Koordinator reads labels before its
     /// annotation too.
     pub(super) fn of(pod: &'a Pod) -> Option<Self> {
-        // All three mechanisms take an empty name for none.
+        // Each of the three mechanisms takes an empty name for none.
         let written = |name: &&str| !name.is_empty();
         let labels = pod.metadata.labels.as_ref();
         let label = |key: &&str| labels?.get(*key).map(String::as_str).filter(written);
@@ -74,7 +74,7 @@ impl<'a> GroupRef<'a> {
     }
 }
 
-/// The number of members that a group has at least, by a number of an object or an annotation.
+/// The least number of members of a group, from a number in an object or annotation that may be negative or too large.
 pub(crate) fn n_members(written: i64) -> u32 {
     u32::try_from(written.max(0)).unwrap_or(u32::MAX)
 }

@@ -53,7 +53,7 @@ pub enum NameRule {
     Searched,
     /// Every term names nodes, and none names this one.
     NotNamed,
-    /// Every term names nodes that exclude each other, so that no node can match.
+    /// Every term has requirements with `In` that no one name meets, so that no node can match.
     Conflict,
 }
 
@@ -77,15 +77,16 @@ impl NodeSelector {
             is_named |= named.contains(&name);
             is_conflict &= named.is_empty();
         }
-        match (is_named, is_conflict) {
-            _ if self.node_selector_terms.is_empty() => NameRule::Searched,
-            (true, _) => NameRule::Searched,
-            (false, true) => NameRule::Conflict,
-            (false, false) => NameRule::NotNamed,
+        if is_named || self.node_selector_terms.is_empty() {
+            NameRule::Searched
+        } else if is_conflict {
+            NameRule::Conflict
+        } else {
+            NameRule::NotNamed
         }
     }
 
-    /// The number of its terms, requirements and values, and 1: as long as the comparison with a node takes.
+    /// 1, plus the number of its terms, requirements and values: a measure of the time that the comparison with a node takes.
     pub fn n_parts(&self) -> usize {
         let mut n_parts = 1 + self.node_selector_terms.len();
         for term in &self.node_selector_terms {

@@ -170,7 +170,7 @@ impl Toleration {
         let same_value = match self.operator.as_str() {
             "Exists" => true,
             "" | "Equal" => self.value == taint.value,
-            // Operators of newer Kubernetes versions, such as `Lt` and `Gt`, count as no match: the node then ranks lower.
+            // Operators of newer Kubernetes versions, such as `Lt` and `Gt`, are not evaluated, and count as no match.
             _ => false,
         };
         // An empty key stands for all keys, but only with `Exists`.

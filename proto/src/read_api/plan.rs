@@ -61,6 +61,7 @@ pub enum PlanGoal {
     Join {},
 }
 
+/// The default of the GPUs of [`PlanGoal::Free`].
 fn one() -> usize {
     1
 }
@@ -171,11 +172,11 @@ pub struct PlanPrice {
     pub gib_hours: f64,
 }
 
-/// The reason of a pod whose names are hidden, and that may be evicted within minutes.
+/// The reason that is shown for a pod whose names are hidden, and that may be evicted within minutes ([`LeftPod::temporary`]).
 const HIDDEN_REASON: &str = "it may not be evicted now";
 
 /// Namespace and name of a pod, or its UID if the names are hidden.
-fn display_name(namespace: &str, name: &str, uid: &str) -> String {
+pub(super) fn display_name(namespace: &str, name: &str, uid: &str) -> String {
     if name.is_empty() {
         uid.to_owned()
     } else {
@@ -198,23 +199,19 @@ impl LeftPod {
 }
 
 impl PlanAnswer {
-    /// Removes names and namespaces of pods, except in namespaces that `sees` names as visible.
+    /// Removes names and namespaces of pods, except in namespaces for which `sees` returns true.
     pub fn hide_names(&mut self, sees: impl Fn(&str) -> bool) {
-        let moves = self
-            .moves
-            .iter_mut()
-            .map(|one| (&mut one.namespace, &mut one.name));
-        for (namespace, name) in moves {
-            if !sees(namespace) {
-                namespace.clear();
-                name.clear();
+        for one in &mut self.moves {
+            if !sees(&one.namespace) {
+                one.namespace.clear();
+                one.name.clear();
             }
         }
         for one in &mut self.left {
             if !sees(&one.namespace) {
                 one.namespace.clear();
                 one.name.clear();
-                // The reason of a pod that waits may name the disruption budget of its namespace.
+                // A temporary reason may name a disruption budget, an object of the hidden namespace.
                 if one.temporary {
                     HIDDEN_REASON.clone_into(&mut one.reason);
                 }

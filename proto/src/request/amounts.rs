@@ -20,7 +20,7 @@ const PATCHED_AMOUNTS: [&str; 4] = [GPU, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE]
 pub(super) struct RequestedAmounts<'a>(BTreeMap<&'a str, u64>);
 
 impl<'a> RequestedAmounts<'a> {
-    /// Reads the amounts of a pod: the sum over its containers, as kube-scheduler builds it.
+    /// Reads the amounts of a pod, summed over its containers as kube-scheduler does. `sees_all` is [`sees_all_devices`].
     pub(super) fn of_pod(
         spec: &'a PodSpec,
         names: &'a ResourceNames,
@@ -34,7 +34,7 @@ impl<'a> RequestedAmounts<'a> {
         self.0.get(resource).copied().unwrap_or(0)
     }
 
-    /// The request of the pod with these amounts.
+    /// The request of the pod with these amounts, by the rules for a pod as a whole.
     pub(super) fn request(self, names: &ResourceNames, sees_all: bool) -> Result<PodRequest, RequestError> {
         for name in [RDMA, FPGA] {
             refuse_uneven_percent(name, self.of(name))?;
@@ -53,7 +53,7 @@ impl<'a> RequestedAmounts<'a> {
         Ok(PodRequest { gpus, others })
     }
 
-    /// The request of a pod with the annotation [`ALL_DEVICES`].
+    /// The request of a pod with the annotation [`ALL_DEVICES`], which excludes amounts; `None` without `gpu.shared`.
     fn all_gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
         let amounts = [&names.memory, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_CORE, GPU];
         if let Some(name) = amounts
@@ -77,7 +77,7 @@ impl<'a> RequestedAmounts<'a> {
         Ok((shared > 0).then_some(request))
     }
 
-    /// The request of a pod for amounts of GPUs; `None` if the pod requests none.
+    /// The request of a pod for amounts of GPUs, in the dialect of its names; `None` if the pod requests none.
     fn gpus(&self, names: &ResourceNames) -> Result<Option<GpuRequest>, RequestError> {
         // At most one: `refuse_mixed_dialects` has refused a pod with several vendors' names.
         let vendor = VENDOR_GPUS.into_iter().find(|name| self.of(name) > 0);
@@ -92,7 +92,7 @@ impl<'a> RequestedAmounts<'a> {
                 core: percent,
             }));
         }
-        // The gpushare dialect has no number of devices: all units come from one.
+        // The gpushare dialect has no number of GPUs: all units are of one GPU.
         let units = self.of(&names.memory);
         if units > 0 {
             return Ok(Some(GpuRequest {
@@ -258,11 +258,11 @@ fn refuse_mixed_amounts(
     }
     // Rule 3 of the same webhook: a share without memory would count as nothing, and any number of such pods would fit.
     let has_memory = [units, bytes, ratio, memory_and_core].iter().any(Option::is_some);
-    let lacks_memory = [
+    let needs_memory = [
         (GPU_CORE, core, has_memory),
         (GPU_SHARED, shared, has_memory || sees_all),
     ];
-    for (name, amount, is_complete) in lacks_memory {
+    for (name, amount, is_complete) in needs_memory {
         if let (Some(amount), false) = (amount, is_complete) {
             let or_else = if name == GPU_SHARED {
                 format!(
@@ -334,11 +334,8 @@ pub(super) fn refuse_mixed_dialects(spec: &PodSpec, names: &ResourceNames) -> Re
     }
 }
 
-/// Refuses deprecated resource names, which the mutating webhook replaces where it can.
-///
-/// # Errors
-/// The first container that uses one. No device plugin can serve these names, so the pod would run without devices where
-/// kube-scheduler ignores them.
+/// Refuses deprecated resource names, which the mutating webhook replaces where it can. No device plugin can serve them, so that
+/// the pod would run without devices.
 pub(super) fn refuse_old_names(spec: &PodSpec) -> Result<(), RequestError> {
     for container in spec.all_containers() {
         if let Some((old, new)) = OLD_NAMES

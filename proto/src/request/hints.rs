@@ -155,6 +155,7 @@ pub struct PartitionSpec {
 pub struct Hint {
     /// The annotation's key.
     pub key: &'static str,
+    /// Parses the annotation's value into its field of [`Hints`].
     parse: fn(&str, UnknownKeys, &mut Hints) -> Result<(), String>,
 }
 
