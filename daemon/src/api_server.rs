@@ -1,7 +1,7 @@
 //! The connection to the API server: its client, the pauses of tasks after requests that failed, and errors for the log.
 //!
-//! Each task has requests and pauses of its own; its pauses grow while the API server does not answer. The first answer to a
-//! request of any task ends the pauses of all tasks.
+//! Each task has requests and pauses of its own; its pauses grow while the API server does not answer. After such an absence, the
+//! first answer to a request of any task ends the pauses of all tasks.
 
 use std::error::Error;
 use std::hash::{BuildHasher, RandomState};
@@ -27,11 +27,11 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Longest time that opening a connection to the API server may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Longest time for which a connection may receive nothing. kube ends each watch after 295 s, so no healthy watch is cut off.
+/// Longest time for which a connection may receive nothing. kube asks for watches of 290 s, so no healthy watch is cut off.
 const SILENCE_LIMIT: Duration = Duration::from_secs(300);
 
-/// After an absence of the API server, its first answer ends each pause at a random time within this one, so that the plugins of
-/// a cluster do not send all their requests at once.
+/// After an absence of the API server, its first answer ends all pauses within this time, each at a random moment, so that the
+/// plugins of a cluster do not send all their requests at once.
 const RESUME_SPREAD: Duration = Duration::from_secs(1);
 
 /// Largest random extension of a pause, as a fraction of the pause.
@@ -115,11 +115,8 @@ impl Contact {
             StatusCode::SERVICE_UNAVAILABLE,
             StatusCode::GATEWAY_TIMEOUT,
         ];
-        self.note(
-            result
-                .as_ref()
-                .is_ok_and(|response| !NO_SERVER.contains(&response.status())),
-        );
+        let is_answer = |response: &Response<B>| !NO_SERVER.contains(&response.status());
+        self.note(result.as_ref().is_ok_and(is_answer));
         result
     }
 
@@ -132,7 +129,7 @@ impl Contact {
         }
     }
 
-    /// A receiver that is notified by the first answer after each time without answers.
+    /// A receiver that is notified by the first answer after each absence of the API server.
     pub fn regained(&self) -> watch::Receiver<()> {
         self.0.regained.subscribe()
     }
@@ -202,7 +199,7 @@ pub fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for cause in iter::successors(Some(error), |&error| error.source()) {
         if let Some(status) = status(cause) {
-            // kube's errors print the whole status with all its fields, which fills a log with noise.
+            // The texts of errors around a status end with all its fields, most of them noise: they make room for three of them.
             let found = text.find(&cause.to_string()).unwrap_or(text.len());
             text.truncate(found);
             let before = text

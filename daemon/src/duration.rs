@@ -13,7 +13,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "write a whole number and ms, s, m or h, such as 500ms or 4s; at most 24h".to_owned())
 }
 
-/// Parses a whole number and one of these units, each with its length in milliseconds.
+/// Parses a whole number and one of these units, each with its length in milliseconds; `None` for any other text.
 pub fn parse_time(text: &str, units: &[(&str, u64)]) -> Option<Duration> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

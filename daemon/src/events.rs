@@ -21,7 +21,7 @@ use crate::api_server::{Backoff, Connection, one_line};
 /// Longest time of one request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// Most events in the channel to the writer, and most different events that wait there to be written; more are not recorded.
+/// Most events in the channel to the writer, and most different events that the writer keeps. A full channel drops further ones.
 const CAPACITY: usize = 64;
 
 /// Time after which an unwritten event is dropped: as long as the API server keeps events by default.
@@ -76,9 +76,9 @@ struct EventSource {
 #[derive(Debug)]
 struct WaitingEvent {
     event: Event,
-    /// The time at which the writer received the event first.
+    /// The time at which the writer received the event first, for [`KEPT_FOR`].
     since: Instant,
-    /// The times at which a task recorded the event first and last.
+    /// The times at which the writer received the event first and last, for the Event object.
     first_at: DateTime<Utc>,
     last_at: DateTime<Utc>,
 }
@@ -129,8 +129,8 @@ impl Recorder {
         self.source.host.as_deref().unwrap_or_default()
     }
 
-    /// Records a warning; returns false if more than half of the events that may wait do, for a caller that comes again later.
-    /// The rest of the room is for events that are recorded once.
+    /// Records a warning and returns true; or returns false while the channel to the [`Writer`] is half full or more, for callers
+    /// that try again later. The other half is left to events that tasks record only once.
     pub fn try_warn(&self, subject: impl Into<Subject>, reason: &'static str, message: String) -> bool {
         self.events.capacity() > CAPACITY / 2
             && self.send(subject.into(), EventType::Warning, reason, message)
@@ -187,7 +187,7 @@ impl Writer {
                 }
                 continue;
             };
-            let problem = match timeout(REQUEST_LIMIT, self.write(&waiting)).await {
+            let (error, may_pass) = match timeout(REQUEST_LIMIT, self.write(&waiting)).await {
                 Ok(Ok(())) => {
                     self.backoff.reset();
                     continue;
@@ -195,7 +195,6 @@ impl Writer {
                 Ok(Err(error)) => (one_line(&error), may_pass(&error)),
                 Err(_) => (format!("no answer within {REQUEST_LIMIT:?}"), true),
             };
-            let (error, may_pass) = problem;
             let (object, reason) = (&waiting.event.subject.name, waiting.event.reason);
             if !may_pass || waiting.since.elapsed() >= KEPT_FOR {
                 warn!(object, reason, error, "an event is lost");

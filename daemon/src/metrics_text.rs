@@ -27,7 +27,7 @@ const PIECE_BYTES: usize = 64 << 10;
 const LONGEST_WRITE: usize = 1 << 10;
 /// Most pieces that wait for the client to read them.
 const PIECES_AHEAD: usize = 8;
-/// The longest time of a scrape, after which a slow client gets no more: others wait for it. Prometheus by default waits as long.
+/// Longest time of a scrape, as by default in Prometheus. A slower client gets no more, since the next scrape waits for the end.
 const LONGEST_SCRAPE: Duration = Duration::from_secs(10);
 
 /// The metrics of a daemon, as text for Prometheus. Clones share one registry.
@@ -97,7 +97,7 @@ fn rest_of(
 }
 
 impl PiecedText {
-    /// Sends the piece, and begins the next one.
+    /// Sends the piece, and begins the next one. Blocks the thread while the client is slow, until the deadline.
     fn send(&mut self) -> fmt::Result {
         let next = String::with_capacity(PIECE_BYTES + LONGEST_WRITE);
         let piece = std::mem::replace(&mut self.piece, next);

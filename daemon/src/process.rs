@@ -26,8 +26,8 @@ use crate::watchdog::{self, Probe};
 /// Longest time for which the process waits at its end until the servers have answered the requests in work.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Longest time for which a daemon may hang before it ends itself, so that kubelet starts it again: its runtime runs no task, or
-/// a lock is not released.
+/// Time after which a daemon that hangs ends itself, so that kubelet starts it again. It hangs while its runtime runs no task, or
+/// a lock of [`Process::watch_lock`] is not released.
 pub const HANG_LIMIT: Duration = Duration::from_secs(10);
 
 /// The most connections of the listener for probes and metrics: kubelet, Prometheus and a few people.
@@ -71,8 +71,8 @@ pub struct Process {
     args: ProcessArgs,
 }
 
-/// Runs `daemon` on a runtime of this kind, and ends the process when it hangs for `hang_limit`. The exit code is a failure if
-/// the daemon returned an error, which is logged.
+/// Starts the log, runs `daemon` on the runtime that `runtime` builds, and ends the process when it hangs for `hang_limit`. The
+/// exit code is a failure if the daemon returned an error, which is logged.
 pub fn run<F>(
     args: ProcessArgs,
     hang_limit: Duration,
@@ -95,8 +95,7 @@ where
     }
 }
 
-/// Starts the runtime and the watchdog, and runs `daemon` until it returns. Threads that still block then do not keep the process
-/// from ending.
+/// Starts the runtime and the watchdog, and runs `daemon` until it returns.
 fn run_to_end<F>(
     args: ProcessArgs,
     hang_limit: Duration,
@@ -132,7 +131,7 @@ impl Process {
         })
     }
 
-    /// Has the watchdog end the process when a lock is not released; `take` takes the lock and releases it.
+    /// Has the watchdog end the process when a lock stays taken for the hang limit; `take` takes the lock and releases it.
     ///
     /// # Errors
     /// The thread that takes the lock cannot be started.
@@ -202,7 +201,7 @@ impl Process {
         };
         self.stop.cancel();
         if ended.is_err() {
-            // A task has ended that kept the answers up to date, so no request may be answered any more.
+            // The task that has ended may have kept the answers up to date, so no request may be answered any more.
             self.servers.abort_all();
         }
         // Waits for all servers: the end of one without requests must not cut off the requests of another.

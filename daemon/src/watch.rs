@@ -29,7 +29,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Time without a failure after which the next pause is the shortest one again.
 const STABLE: Duration = Duration::from_secs(20);
 
-/// Time without a failure after which a watch counts as restored; longer than a request can hang.
+/// Time without a message or a failure after which an interrupted watch counts as restored: longer than [`ANSWER_LIMIT`], for
+/// which a request may hang.
 const RESTORED: Duration = Duration::from_secs(35);
 
 /// An update of a watch.
@@ -54,8 +55,8 @@ pub struct ObjectWatch<K: 'static> {
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     backoff: Backoff,
     /// The time at which the pause after the last failure ended.
-    failed_at: Option<Instant>,
-    /// True while a list of all objects arrives, without long gaps between them; after it the watch may be silent for long.
+    resumed_at: Option<Instant>,
+    /// True until a list of all objects is complete. A list arrives without long gaps; after it the watch may be silent for long.
     is_listing: bool,
     /// True from a failure until the watch is restored.
     is_interrupted: bool,
@@ -75,7 +76,7 @@ impl<K> ObjectWatch<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    /// A watch that begins with a list of all objects, read from the API server itself and not from its cache. Pauses after
+    /// A watch that begins with a list of all objects, in their newest state unless `config` says otherwise. Pauses after
     /// failures are at most `longest_pause`, and end when `contact` is regained.
     pub fn new(
         name: &'static str,
@@ -89,7 +90,7 @@ where
             api,
             config,
             backoff: contact.backoff((FIRST_PAUSE, longest_pause)),
-            failed_at: None,
+            resumed_at: None,
             is_listing: true,
             is_interrupted: false,
             next: None,
@@ -108,7 +109,7 @@ where
             Some(NextStep::ReportRestored) => return Update::Restored,
             Some(NextStep::Pause) => {
                 self.backoff.pause().await;
-                self.failed_at = Some(Instant::now());
+                self.resumed_at = Some(Instant::now());
             }
             None => {}
         }
@@ -125,13 +126,13 @@ where
                 }
                 Ok(Some(Err(error))) => return self.fail(&error),
                 Err(_) if !self.is_listing => {
-                    // No object of this kind has changed for a while, but the watch has not failed: if it was interrupted, it works again.
+                    // A watch without changes is silent, and this one has not failed: if it was interrupted, it works again.
                     if std::mem::take(&mut self.is_interrupted) {
                         return Update::Restored;
                     }
                 }
                 Err(_) | Ok(None) => {
-                    // kube's watcher retries a list by itself, but not one that hangs.
+                    // kube's watcher retries a list that fails, but not one that hangs; its stream never ends.
                     self.restart();
                     self.interrupt("no answer");
                     return Update::Interrupted;
@@ -144,32 +145,31 @@ where
     fn fail(&mut self, error: &watcher::Error) -> Update<K> {
         if is_unknown_kind(error) {
             debug!(watch = self.name, "the API server does not know this kind");
-            self.lengthen_pause();
-            self.is_interrupted = true;
+            self.note_failure();
             return Update::UnknownKind;
         }
         self.interrupt(&one_line(error));
         Update::Interrupted
     }
 
-    /// Logs that the watch is interrupted, and has the next call of [`Self::next`] pause first.
+    /// Notes and logs a failure.
     fn interrupt(&mut self, problem: &str) {
-        self.lengthen_pause();
-        self.is_interrupted = true;
+        self.note_failure();
         warn!(watch = self.name, error = problem, pause = ?self.backoff.next(), "a watch is interrupted, trying again");
     }
 
-    /// Has the next call of [`Self::next`] pause first: longer after each of several failures that follow closely.
-    fn lengthen_pause(&mut self) {
-        // After a time without failures the pauses begin with the shortest again.
-        if self.failed_at.is_none_or(|failed| failed.elapsed() >= STABLE) {
+    /// Notes that the watch is interrupted, and has the next call of [`Self::next`] pause first: longer after each of several
+    /// failures that follow closely.
+    fn note_failure(&mut self) {
+        self.is_interrupted = true;
+        if self.resumed_at.is_none_or(|resumed| resumed.elapsed() >= STABLE) {
             self.backoff.reset();
         }
         self.next = Some(NextStep::Pause);
     }
 }
 
-/// Returns true if the API server does not know the kind: the custom resource is not installed.
+/// Returns true if the API server answered a list with 404: it does not know the kind.
 fn is_unknown_kind(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
@@ -211,7 +211,7 @@ impl WatchLag {
         *self.last_message.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// A client of which every answer resets the age, also 404 for an unknown kind, but no other refusal.
+    /// The same client, except that answers to its requests reset the age: successes, and 404, which shows that no object exists.
     pub fn observe(&self, client: &Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         let (client, lag) = (client.clone(), self.clone());
@@ -228,7 +228,7 @@ impl WatchLag {
         response: Response<Body>,
     ) -> Response<impl HttpBody<Data = Bytes, Error = kube::Error>> {
         let status = response.status();
-        // A refusal shows nothing of the objects; 404 shows that the kind is not installed, so that there are none.
+        // 404 shows that the kind is not installed; any other refusal shows nothing of the objects.
         let counts = status.is_success() || status == StatusCode::NOT_FOUND;
         response.map(|body| {
             body.map_frame(move |frame| {

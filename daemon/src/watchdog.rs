@@ -50,7 +50,7 @@ impl Probe {
 
     /// A probe of the runtime that may hang for `limit`: it answers if a task with a timer runs.
     pub fn of_runtime(runtime: Handle, limit: Duration) -> Self {
-        // Less than the time between two checks; of 10 s this is 3 s, as the pauses of other tasks, which end together.
+        // Less than the time between two checks. For 10 s it is 3 s, as other pauses are: equal ones end together (`next_tick`).
         let pause = limit * 3 / 10;
         let answered = Arc::new(AtomicU64::new(0));
         let answer = Arc::clone(&answered);
@@ -89,8 +89,8 @@ impl Probe {
         Ok(Self::new(name, Box::new(ask), answered))
     }
 
-    /// Checks for the answer to the last request, and sends the next request if there is one. Returns true after [`CHECKS`]
-    /// checks without an answer.
+    /// Looks for the answer to the last request, and sends the next request if the answer is there. Returns true once [`CHECKS`]
+    /// checks have found no answer.
     fn has_hung(&mut self) -> bool {
         if self.answered.load(Ordering::Acquire) == self.asked {
             self.missed = 0;
@@ -103,8 +103,8 @@ impl Probe {
     }
 }
 
-/// Ends the process (SIGABRT) when a probe does not answer for `limit`, and logs its name. A hang that
-/// begins after an answer is noticed half the limit later.
+/// Logs the probe's name and ends the process (SIGABRT) when a probe does not answer for `limit`. A hang that begins between two
+/// requests is noticed up to half the limit later.
 ///
 /// # Errors
 /// If the thread cannot be started.

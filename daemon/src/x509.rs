@@ -1,5 +1,5 @@
 //! Reads two fields of X.509 certificates that rustls does not expose: the end of the validity, and the common name of the
-//! subject. Any bytes are accepted as input.
+//! subject. For bytes that are no certificate the result is `None`.
 
 use std::time::{Duration, SystemTime};
 
@@ -56,11 +56,7 @@ fn validity_and_rest(certificate: &[u8]) -> Option<&[u8]> {
 
 /// Splits off a DER element with this tag: its content, and the bytes after it.
 fn element(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    let (found, rest) = bytes.split_first()?;
-    let (length, rest) = length(rest)?;
-    if *found != tag {
-        return None;
-    }
+    let (length, rest) = length(bytes.strip_prefix(&[tag])?)?;
     rest.split_at_checked(length)
 }
 
@@ -75,12 +71,10 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     if digits.is_empty() || digits.len() > 4 {
         return None;
     }
-    Some((
-        digits
-            .iter()
-            .fold(0, |length, digit| length << 8 | usize::from(*digit)),
-        rest,
-    ))
+    let length = digits
+        .iter()
+        .fold(0, |length, digit| length << 8 | usize::from(*digit));
+    Some((length, rest))
 }
 
 /// Splits off a DER time: the time, and the bytes after it.
@@ -96,9 +90,8 @@ fn time(bytes: &[u8]) -> Option<(SystemTime, &[u8])> {
     };
     let time = NaiveDateTime::parse_from_str(&text, "%Y%m%d%H%M%SZ").ok()?;
     let seconds = u64::try_from(time.and_utc().timestamp()).ok()?;
-    SystemTime::UNIX_EPOCH
-        .checked_add(Duration::from_secs(seconds))
-        .map(|time| (time, rest))
+    let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?;
+    Some((time, rest))
 }
 
 #[cfg(test)]

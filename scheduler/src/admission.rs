@@ -76,7 +76,7 @@ impl Verdict {
         warnings: Vec::new(),
     };
 
-    /// The response with this verdict to the request of a UID.
+    /// The response with this verdict to the request with this UID.
     pub fn response(self, uid: String) -> AdmissionResponse {
         match self {
             Self::Refused(refusal) => AdmissionResponse {
@@ -169,8 +169,8 @@ impl Rules {
         validate::review(self, request, cluster)
     }
 
-    /// The reason for which the filter refuses a pod whose request is valid, with the text of the validating webhook; `None` if
-    /// its containers select no devices.
+    /// The reason for which the filter refuses a pod whose request is valid: it selects devices itself, or overrides limits. The
+    /// text is that of the validating webhook. `None` if the rules allow the pod.
     pub(crate) fn refusal_of_filter(&self, pod: &Pod) -> Option<String> {
         validate::refusal_of_filter(self, pod)
     }

@@ -1,7 +1,6 @@
 //! One request to the API server, and its answer: HTTP status, the pause of `Retry-After`, and body.
 //!
-//! For writes of which the status matters more than the object, such as bindings. Decides nothing, retries nothing, and sets
-//! no time limit.
+//! For writes of which the status matters more than the object, such as bindings. Decides nothing, and retries nothing.
 
 use std::time::Duration;
 

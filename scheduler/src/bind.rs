@@ -1,6 +1,6 @@
 //! Writes bindings to the API server, and reads their outcome. No other file writes bindings.
 //!
-//! This file does not choose devices: the caller has made the annotations. A write whose outcome is unknown is not repeated here.
+//! The caller has chosen the devices and made the annotations. A write whose outcome is unknown is not repeated here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -151,7 +151,7 @@ impl Binder {
     /// Sends the binding until the API server is not too busy, or time is up.
     async fn post_until(&self, binding: &PodBinding, deadline: Instant) -> Result<Answer, PostError> {
         loop {
-            // Checked right before the write. The API server refuses a write that is on its way for too long.
+            // Checked right before the write, which the API server gives up after the timeout in its path.
             let now = Instant::now().into_std();
             if !self.leadership.covers(now, deadline.into_std()) {
                 return Err(PostError::Withheld);
@@ -263,9 +263,7 @@ impl Binder {
     /// # Errors
     /// The reason for which the pod cannot be read, for people.
     pub async fn get(&self, pod: &PodId) -> Result<Option<proto::pod::Pod>, String> {
-        let path = pod_path(pod);
-        let answer = send(&self.client, Method::GET, &path, None).await?;
-        // No pod has this name, and so none has this name and UID.
+        let answer = send(&self.client, Method::GET, &pod_path(pod), None).await?;
         if answer.status == StatusCode::NOT_FOUND {
             return Ok(None);
         }
@@ -313,6 +311,7 @@ fn is_name(text: &str, max_length: usize) -> bool {
     (1..=max_length).contains(&text.len()) && text.bytes().all(is_legal) && !text.starts_with('.')
 }
 
+/// Returns true if the text can be the UID of a pod.
 fn is_uid(text: &str) -> bool {
     let is_legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
     (1..=MAX_UID).contains(&text.len()) && text.bytes().all(is_legal)

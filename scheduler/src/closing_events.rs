@@ -1,6 +1,6 @@
-//! Events on Nodes whose annotation `gpushare/closed-gpus` names no GPU in a part of its value.
+//! Events on Nodes whose annotation `gpushare/closed-gpus` has an entry that names none of the node's GPUs.
 //!
-//! The administrator who wrote the annotation looks at the Node, and not at the scheduler's log. Only the leader writes the events.
+//! The administrator who wrote the annotation looks at the Node, not at the scheduler's log. Only the leader writes the events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::leader::Leadership;
 
 /// The reason of the events.
 const REASON: &str = "ClosedGPUsInvalid";
-/// Most problems that are copied at a time.
+/// Most problems that are copied at a time, under one lock of the index.
 const MOST_AT_A_TIME: usize = 64;
-/// Pause of a replica that does not lead, and of one whose recorder has no room for more events.
+/// Pause before the problems that [`record_new`] has left.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Records an event for each problem, once as long as the annotation is the same.
+/// Records an event for each problem, and another one when the problem of a node changes. Never ends.
 pub(crate) async fn record(index: Shared<Index>, leadership: Leadership, recorder: Recorder) {
     let change = index.read().closing_change();
     let mut known = BTreeMap::new();
@@ -30,8 +30,8 @@ pub(crate) async fn record(index: Shared<Index>, leadership: Leadership, recorde
     }
 }
 
-/// Records the problems that are not known; returns false if some are left, as this replica does not lead or as thousands of nodes
-/// have problems at once.
+/// Records problems that are not in `known`, and adds them to it. Returns false if some may be left: this replica does not lead,
+/// or there are more than [`MOST_AT_A_TIME`] or than the recorder has room for.
 fn record_new(
     index: &Shared<Index>,
     leadership: &Leadership,
@@ -50,14 +50,14 @@ fn record_new(
             .map(|(node, problem)| (node.clone(), problem.clone()))
             .collect()
     };
-    let is_all = new.len() < MOST_AT_A_TIME;
+    let are_all_copied = new.len() < MOST_AT_A_TIME;
     for (node, problem) in new {
         if !recorder.try_warn(node_subject(&node), REASON, problem.clone()) {
             return false;
         }
         known.insert(node, problem);
     }
-    is_all
+    are_all_copied
 }
 
 /// A node as the subject of an event. The UID is the node's name, as in kubelet's own events.

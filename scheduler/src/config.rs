@@ -112,7 +112,7 @@ pub struct Config {
     pub scheduling: Scheduling,
     /// The settings of the HTTP servers.
     pub serving: Serving,
-    /// Election of a leader, if there are several replicas.
+    /// Election of a leader; `None` for a replica that is the only one.
     pub leader: Option<LeaderElection>,
     /// The settings of webhooks, and of certificates that the scheduler creates itself.
     pub admission: Admission,
@@ -163,7 +163,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Returns true if filter, prioritize, preempt and bind demand a client certificate.
+    /// Returns true if the extender serves TLS; filter, prioritize, preempt and bind then demand a client certificate.
     pub fn demands_certificates(&self) -> bool {
         self.tls_from_secret || self.tls.is_some()
     }
@@ -185,11 +185,7 @@ impl Serving {
     fn check_plain_tokens(&self) -> anyhow::Result<()> {
         match self.read_listen {
             // A port-forward ends on the loopback address, so there is no network between the client and this process.
-            Some(address)
-                if !address.ip().to_canonical().is_loopback()
-                    && self.tls.is_none()
-                    && !self.tls_from_secret =>
-            {
+            Some(address) if !address.ip().to_canonical().is_loopback() && !self.demands_certificates() => {
                 bail!(
                     "--read-listen={address}: tokens would be sent in plain text. Set --tls-dir, or --certificate-secret with a --listen that \
                      other machines reach; or listen on 127.0.0.1"

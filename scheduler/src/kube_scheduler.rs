@@ -1,10 +1,8 @@
 //! The checks by which kube-scheduler refuses a node before it asks an extender, as far as Node and Pod objects show them.
 //!
 //! Pure: values in, a refusal out. The order is that of kube-scheduler's default plugins, which stop at the first refusal of a
-//! node:
-//! `NodeUnschedulable`, `NodeName`, `TaintToleration`, `NodeAffinity`, `NodeResourcesFit`. Not evaluated are ports, volumes,
-//! affinity to pods, spreading and DRA claims; of these the pod's condition has kube-scheduler's own words
-//! ([`PodRules::last_attempt`]).
+//! node: `NodeUnschedulable`, `NodeName`, `TaintToleration`, `NodeAffinity`, `NodeResourcesFit`. Ports, volumes, affinity to
+//! pods, spreading and DRA claims are not evaluated: kube-scheduler's words on them are in [`PodRules::last_attempt`].
 
 mod node;
 mod pod;
@@ -107,7 +105,7 @@ pub fn check(pod: &PodRules, node: &NodeFacts, requested: &RequestSums) -> Resul
 /// All refusals of a pod by a node that free resources would not end, in the order of kube-scheduler's checks.
 pub fn obstacles(pod: &PodRules, node: &NodeFacts) -> Vec<NodeRefusal> {
     let mut obstacles = Vec::new();
-    // First, since kube-scheduler does not even check the taints of a node that the affinity does not name.
+    // First, since kube-scheduler drops nodes that the affinity does not name (PreFilter) before it checks any taint.
     let affinity = pod.affinity.as_ref();
     let name_rule = affinity.map_or(NameRule::Searched, |affinity| affinity.name_rule(&node.name));
     match name_rule {

@@ -33,7 +33,7 @@ pub use label::LABEL;
 /// Name of the replicas' Lease, and of the object `SchedulerLeader` that repeats it. RBAC and the admission policy name it too.
 pub const LEASE: &str = "gpushare-scheduler";
 
-/// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease: that of a bind, and a
+/// Time for which a takeover waits for the in-flight binds of a leader that did not release its Lease: [`BIND_TIMEOUT`], and a
 /// second more, as a binding that was sent at the last moment may still reach the API server.
 pub const TAKEOVER_GRACE: Duration = BIND_TIMEOUT.saturating_add(Duration::from_secs(1));
 
@@ -101,8 +101,8 @@ struct LeadershipState {
     role: Role,
     /// True once the watch of pods has shown all writes of the previous leader.
     is_taken_over: bool,
-    /// True if this replica's pod may have the leader label although it does not lead.
-    has_stale_label: bool,
+    /// True if this replica's pod may have the leader label.
+    may_have_label: bool,
     /// The reason for which the API server refuses the bindings of this replica although it leads; `None` while it accepts them.
     refused: Option<String>,
 }
@@ -132,7 +132,7 @@ impl Leadership {
         let state = LeadershipState {
             role,
             is_taken_over,
-            has_stale_label: false,
+            may_have_label: false,
             refused: None,
         };
         Self(Arc::new(Inner {
@@ -160,7 +160,7 @@ impl Leadership {
     pub fn standby() -> Self {
         let leadership = Self::new(Role::Standby, false);
         // An earlier process in the same pod may have led, and left the label on the pod.
-        leadership.state().has_stale_label = true;
+        leadership.state().may_have_label = true;
         leadership
     }
 
@@ -229,7 +229,7 @@ impl Leadership {
     pub fn has_stale_label(&self, now: Instant) -> bool {
         let state = self.state();
         // On the leader's own pod, the label is not stale.
-        state.has_stale_label && state.check(now).is_err()
+        state.may_have_label && state.check(now).is_err()
     }
 
     /// Ends the connections of clients, so that they connect again, to the leader.

@@ -41,7 +41,7 @@ const PLACEMENT_BUCKETS: [f64; 16] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0,
 ];
 
-/// Pods that are looked up under one lock.
+/// Pods that are looked up under one lock of the index.
 const PODS_PER_LOCK: usize = 256;
 
 /// A verb of the extender.
@@ -197,7 +197,7 @@ impl Metrics {
         metrics
     }
 
-    /// Starts the time of a request.
+    /// Starts to measure a request, which counts as [`Ending::Ok`] until the caller sets another ending.
     pub fn time(&self, verb: Verb) -> Timer<'_> {
         Timer {
             metrics: self,
@@ -246,7 +246,7 @@ impl Metrics {
         self.unplaced.note_filter(uid, refusal, now);
     }
 
-    /// Counts a pod that was bound.
+    /// Notes that a pod was bound, and the time since its first filter.
     pub fn note_bound(&self, uid: &str, now: Instant) {
         if let Some(took) = self.unplaced.note_bound(uid, now) {
             self.placement_seconds.observe(took.as_secs_f64());
@@ -440,6 +440,7 @@ fn encode_namespaces(
     encode("namespace_gpu_parts", help, |sum| as_f64(sum.n_parts))
 }
 
+/// Writes the metrics of each GPU.
 fn encode_gpus(encoder: &mut DescriptorEncoder<'_>, gpus: &[GpuSnapshot]) -> fmt::Result {
     let mut encode = |name, help, value: fn(&GpuSnapshot) -> f64| -> fmt::Result {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

@@ -1,13 +1,13 @@
-//! Puts new workload models, the mixes of pods that the policy `fill` expects, into effect once their results are there.
+//! Puts new workload models, the mixes of pods that the policy `fill` expects, into effect.
 //!
-//! The index says when a model is due. Its results are computed a few at a time, each time under a lock of its own, so that
-//! neither a request nor an update waits for them.
+//! The index notifies when a model is due. The scores that follow from the model are computed before it takes effect, a few under
+//! each lock of the index, so that neither a request nor an update waits for them.
 
 use tokio::task::spawn_blocking;
 
 use crate::index::{Index, Shared};
 
-/// Prepares each model that is due and puts it into effect. Ends only if a preparation panics.
+/// Puts each model that is due into effect. Ends only if that panics.
 pub(crate) async fn keep_current(index: Shared<Index>) {
     let due = index.write().announce_due_models();
     loop {

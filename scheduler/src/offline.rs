@@ -1,7 +1,6 @@
-//! An extender that answers from given objects, without an API server: for benchmarks, tests and trials. Daemons are built without
-//! it.
+//! An extender that answers from given objects, without an API server: for benchmarks, tests and trials. No daemon contains it.
 //!
-//! Its binds fail, as no API server listens; [`bind`] decides what they would write.
+//! Its bind verb fails, as no API server listens; [`bind`] returns the binding that the verb would write.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

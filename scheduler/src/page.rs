@@ -70,7 +70,7 @@ pub fn router(api: &Arc<ReadApi>, demands_credentials: bool) -> Router {
         let (path, ..) = file;
         files = files.route(path, get(move || async move { file_response(file) }));
     }
-    // If credentials are demanded, a page of another site would have to know a token.
+    // Without credentials, a page on the Internet whose name resolves to the loopback address could read everything.
     if !demands_credentials {
         files = files.layer(from_fn(demand_local_host));
     }
@@ -89,7 +89,7 @@ fn file_response((_, content_type, content): File) -> ([(HeaderName, &'static st
     (headers, content)
 }
 
-/// Middleware that refuses requests that pages of other sites have caused.
+/// Middleware that refuses requests whose headers show that a page of another site has caused them.
 async fn demand_local_host(request: Request, next: Next) -> Response {
     match refuse_foreign_site(&request) {
         Some(refusal) => refusal,

@@ -143,7 +143,7 @@ impl PodGroupWatch {
         }
     }
 
-    /// Forgets all objects.
+    /// Forgets all objects. The APIs are versions of one kind, so one store has the objects of all of them.
     fn clear(&self) {
         let mut index = self.index.write();
         if let Some(api) = self.apis.first() {

@@ -18,7 +18,7 @@ use crate::read_api::unix_time;
 pub const NAME: &str = "gpushare-room";
 /// Annotation of the object: the time of the last announcement, in nanoseconds since 1970.
 const OPENED_ANNOTATION: &str = "gpushare/room-opened";
-/// The end of the error's text where the API server refuses the write: the rights that it takes.
+/// The end of the error's text where the API server refuses the write: the Role that grants the rights.
 const NEEDED_RIGHTS: &str = "; the Role gpushare-scheduler-room grants create and patch";
 /// Pause after a write that failed.
 const PAUSE: Duration = Duration::from_secs(5);

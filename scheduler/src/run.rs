@@ -54,7 +54,7 @@ const WEBHOOK_CONNECTIONS: usize = 128;
 /// The most connections of the page and the read API: a browser opens six.
 const VIEW_CONNECTIONS: usize = 192;
 
-// A container has at least 1,024 open files.
+// Most containers may open 1,024 files; where the limit is lower, `Process::serve` lowers these numbers.
 const _: () = assert!(
     EXTENDER_CONNECTIONS + WEBHOOK_CONNECTIONS + VIEW_CONNECTIONS + HEALTH_CONNECTIONS + OWN_FILES <= 1024
 );
@@ -175,6 +175,7 @@ async fn serve_requests(config: Config, connection: Connection, mut process: Pro
     process.serve_until_signal(farewell).await
 }
 
+/// The webhooks and their metric; `None` if they are not configured.
 fn webhooks(config: &Config, index: &Shared<Index>, registry: &mut Registry) -> Option<Webhooks> {
     let demands_certificate = config.admission.webhooks.as_ref()?.client_ca.is_some();
     let rules = config.admission.rules.clone();
@@ -257,7 +258,7 @@ fn register_lags(registry: &mut Registry) -> [WatchLag; 3] {
     lags
 }
 
-/// Starts the tasks that carry the objects of every kind into the index.
+/// Starts the tasks that carry nodes, Device objects, pods and disruption budgets into the index.
 fn watch_objects(
     connection: &Connection,
     index: &Shared<Index>,

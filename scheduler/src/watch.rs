@@ -15,12 +15,12 @@ use serde::de::DeserializeOwned;
 use tracing::info;
 
 /// The longest pause between two attempts to watch. Few processes watch, so it may be short: after an outage, each kind takes two
-/// attempts, one for the watch, whose version has become too old, and one for a list.
+/// attempts, a watch, whose resource version has become too old, and then a list.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// State behind a lock that is held for moments only and never while waiting for anything else. A writer that waits is next, also
-/// while other threads lock it to read again and again, as long searches do: the lock of the standard library may keep the writer
-/// waiting until they end.
+/// State behind a lock that is held for moments only and never while waiting for anything else. A writer that waits is next, even
+/// if other threads lock it to read again and again, as long searches do: with the lock of the standard library, the writer may
+/// wait until they end.
 #[derive(Debug)]
 pub struct Shared<I>(Arc<RwLock<I>>);
 

@@ -31,7 +31,7 @@ enum Stage {
 #[derive(Clone, Debug)]
 pub(super) struct Conversation {
     stage: Arc<Mutex<Stage>>,
-    /// Longest time of a handshake, and from the first byte of a head to its end.
+    /// Longest time of a handshake, and of a head: from its first byte, or for the first request from the moment it may be sent.
     limit: Duration,
     /// The address of the client.
     pub(super) address: IpAddr,

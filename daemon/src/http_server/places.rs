@@ -1,7 +1,7 @@
 //! The places of a listener, one for each open connection, and the connection that ends when all places are taken.
 //!
-//! Every client of the network can connect, so that places are given by address: at most a quarter to one address, and at the
-//! limit the address with the most connections loses the one that has been quiet longest.
+//! Every client of the network can connect, so places are given by address: at most a quarter to one address. When all are taken,
+//! the address with the most connections loses the one that has been quiet longest.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,7 +15,7 @@ use super::conversation::Conversation;
 use crate::log_limit::LogLimit;
 use crate::panics::named;
 
-/// One address may take one of this many parts of all places, and so may connections in their TLS handshake.
+/// One address may take one of this many parts of all places, and so may all connections in their TLS handshake together.
 const N_PARTS: usize = 4;
 
 /// Addresses at which the connections of many clients end: port-forwards, and the other containers of the pod.
@@ -49,7 +49,7 @@ struct OpenConnection {
 
 /// Frees the place of a connection when dropped.
 struct PlaceGuard {
-    taken: Arc<Mutex<Taken>>,
+    places: Places,
     number: u64,
 }
 
@@ -84,7 +84,7 @@ impl Places {
         let number = taken.next_number;
         taken.next_number += 1;
         let place = PlaceGuard {
-            taken: Arc::clone(&self.taken),
+            places: self.clone(),
             number,
         };
         let task = tokio::spawn(named("connection", async move {
@@ -121,7 +121,7 @@ enum Accept {
 }
 
 impl Taken {
-    /// The answer to one more connection of an address, of `most` in all.
+    /// The answer to a client at this address that connects, where `most` connections have a place.
     fn accept(&self, address: IpAddr, most: usize) -> Accept {
         let share = (most / N_PARTS).max(1);
         // No limit can be reached: nothing has to be counted.
@@ -149,7 +149,8 @@ impl Taken {
         ended.map_or(Accept::Refuse, Accept::InsteadOf)
     }
 
-    /// The oldest connection of the address with the most connections, if these are at least two more than `of_address`.
+    /// The oldest connection of the address with the most connections; `None` if that address would then have fewer than the one
+    /// of the new client, which has `of_address` before.
     fn oldest_of_largest(&self, by_address: &BTreeMap<IpAddr, usize>, of_address: usize) -> Option<u64> {
         let (largest, n) = by_address.iter().max_by_key(|(_, n)| **n)?;
         let mut open = self.open.iter();
@@ -174,20 +175,16 @@ impl Taken {
                 && may_end(conversation)
                 && n >= least
             {
-                candidates.push(((n, now.saturating_duration_since(since)), *number));
+                candidates.push((n, now.saturating_duration_since(since), *number));
             }
         }
-        candidates
-            .into_iter()
-            .max_by_key(|(rank, _)| *rank)
-            .map(|(_, number)| number)
+        candidates.into_iter().max().map(|(.., number)| number)
     }
 }
 
 impl Drop for PlaceGuard {
     fn drop(&mut self) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.open.remove(&self.number);
+        self.places.lock().open.remove(&self.number);
     }
 }
 

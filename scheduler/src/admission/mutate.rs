@@ -1,8 +1,8 @@
 //! The mutating webhook: completes the device requests of a pod at its creation.
 //!
 //! A second run of the webhook on its own result changes nothing. It leaves requests that it does not understand as they are: the
-//! validating webhook and the filter refuse them with a reason. Only the annotation to see all devices is refused here already, if
-//! its value cannot be read or is not allowed.
+//! validating webhook and the filter refuse them with a reason. Only the annotation to see all devices is refused here already,
+//! if its value cannot be read or is not allowed.
 
 use proto::admission::{AdmissionRequest, Operation, PatchOperation};
 use proto::pod::{ALL_DEVICES, Pod};
@@ -60,7 +60,7 @@ fn mutate(rules: &Rules, pod: &Pod, object: Value) -> Result<(Draft, Vec<String>
             }
             // A pod that sees all devices requests none, and kubelet calls the device plugin only for a requested resource.
             if kinds.is_empty() && list == "/spec/containers" {
-                put(&mut draft, &container, GPU_SHARED, &Value::from("1"));
+                set_amount(&mut draft, &container, GPU_SHARED, &Value::from("1"));
             }
         }
     }
@@ -75,7 +75,7 @@ fn resource_lists(container: &str) -> [String; 2] {
 }
 
 /// The limit of a resource, or the request if there is no limit.
-fn get<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Value> {
+fn amount_of<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Value> {
     let [limits, requests] = resource_lists(container);
     draft
         .get(&limits, resource)
@@ -83,7 +83,7 @@ fn get<'a>(draft: &'a Draft, container: &str, resource: &str) -> Option<&'a Valu
 }
 
 /// Sets limit and request of a resource: Kubernetes demands extended resources in both.
-fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
+fn set_amount(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
     for list in resource_lists(container) {
         draft.put(&list, resource, value.clone());
     }
@@ -93,7 +93,7 @@ fn put(draft: &mut Draft, container: &str, resource: &str, value: &Value) {
 fn rename_old_resources(draft: &mut Draft, container: &str) {
     for (old, new) in OLD_NAMES {
         // With both names the author's intent is not known; the validating webhook refuses the pod.
-        if get(draft, container, new).is_none() {
+        if amount_of(draft, container, new).is_none() {
             replace(draft, container, old, &[new]);
         }
     }
@@ -103,7 +103,7 @@ fn rename_old_resources(draft: &mut Draft, container: &str) {
 fn split_gpu(draft: &mut Draft, container: &str) {
     let old_names = OLD_NAMES.iter().map(|(old, _)| old);
     for amount in [GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO].iter().chain(old_names) {
-        if get(draft, container, amount).is_some() {
+        if amount_of(draft, container, amount).is_some() {
             return;
         }
     }
@@ -112,7 +112,7 @@ fn split_gpu(draft: &mut Draft, container: &str) {
 
 /// Replaces the resource `old` by the resources `new`, each with the same amount, in limits and requests.
 fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
-    let Some(present) = get(draft, container, old).cloned() else {
+    let Some(present) = amount_of(draft, container, old).cloned() else {
         return;
     };
     for list in resource_lists(container) {
@@ -128,13 +128,13 @@ fn replace(draft: &mut Draft, container: &str, old: &str, new: &[&str]) {
 /// Adds `gpu.shared`, the number of GPUs over which a container's amounts are divided, if it is missing: the rule of the proposal
 /// "Enhance the GPU Share API", applied to `gpu-core` too where there is no ratio, as Koordinator does.
 fn add_shared(draft: &mut Draft, container: &str) {
-    if get(draft, container, GPU_SHARED).is_some() {
+    if amount_of(draft, container, GPU_SHARED).is_some() {
         return;
     }
     let percent = if has_amount(draft, container, GPU_MEMORY_RATIO) {
-        get(draft, container, GPU_MEMORY_RATIO)
+        amount_of(draft, container, GPU_MEMORY_RATIO)
     } else {
-        get(draft, container, GPU_CORE)
+        amount_of(draft, container, GPU_CORE)
     };
     let percent = percent.and_then(|value| Quantity::deserialize(value).ok()?.unsigned());
     let n_devices = match percent {
@@ -144,7 +144,7 @@ fn add_shared(draft: &mut Draft, container: &str) {
     };
     for resource in [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO] {
         if has_amount(draft, container, resource) {
-            put(draft, container, GPU_SHARED, &Value::from(n_devices.to_string()));
+            set_amount(draft, container, GPU_SHARED, &Value::from(n_devices.to_string()));
             return;
         }
     }
@@ -153,7 +153,7 @@ fn add_shared(draft: &mut Draft, container: &str) {
 /// Returns true if a container has an amount of a resource that is not zero. An amount that cannot be read counts: the validating
 /// webhook then refuses the amount, and not the lack of `gpu.shared`.
 fn has_amount(draft: &Draft, container: &str, resource: &str) -> bool {
-    let amount = get(draft, container, resource).map(Quantity::deserialize);
+    let amount = amount_of(draft, container, resource).map(Quantity::deserialize);
     amount.is_some_and(|amount| amount.ok() != Some(Quantity::default()))
 }
 
@@ -173,7 +173,7 @@ fn is_one_of(field: Option<&Value>, texts: &[&str]) -> bool {
     field.is_none_or(|value| value.as_str().is_some_and(|text| texts.contains(&text)))
 }
 
-/// Removes the annotations of the allocation record, which only a scheduler writes, and returns a warning for each.
+/// Removes the annotations of the allocation record, which no user writes, and returns a warning for each.
 fn remove_record(draft: &mut Draft) -> Vec<String> {
     let mut warnings = Vec::new();
     for key in RECORD_ANNOTATIONS {

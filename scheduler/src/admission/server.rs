@@ -35,7 +35,7 @@ const MAX_DECIDING: usize = 32;
 const SMALL_BODY: usize = 64 << 10;
 /// Most bodies longer than [`SMALL_BODY`] in memory at one time: together they stay below 56 MiB.
 const MAX_LARGE_BODIES: usize = 8;
-/// Longest time for a review to arrive: the API server does not wait longer for the answer.
+/// Longest time for a review to arrive. The API server does not wait longer for the answer (`timeoutSeconds`, as shipped).
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Limits the log lines about reviews that are not answered.

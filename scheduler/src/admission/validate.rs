@@ -1,5 +1,5 @@
-//! The validating webhook for pods: refuses pods that can never work, with the same texts as the filter. It alone refuses a wish
-//! for the domain of a group that cannot be read.
+//! The validating webhook for pods: refuses pods that can never work, with the same texts as the filter. It alone refuses a pod
+//! whose annotation about the domain of its group cannot be read.
 //!
 //! An update is refused only for what it makes worse: an existing pod can always be deleted, and its finalizers removed.
 
@@ -46,7 +46,7 @@ fn check_new(
     }
     let kinds = RequestedKinds::of_pod(&pod, &rules.names);
     let mut warnings = Vec::new();
-    if !(kinds.is_empty() && pod.annotation(ALL_DEVICES).is_none()) {
+    if !kinds.is_empty() || pod.annotation(ALL_DEVICES).is_some() {
         match check_request(rules, &pod, cluster) {
             Ok(found) => warnings = found,
             Err(refusal) => return Ok(Verdict::Refused(refusal)),

@@ -72,7 +72,7 @@ pub(super) fn check_added_containers(
     Ok(())
 }
 
-/// [`check`] for the annotations that an update changes: the runtime reads them when it creates the pod's sandbox, which it may do
+/// [`check`] for the annotations that an update changes: the runtime reads them when it creates the pod's sandbox, which may be
 /// after the update.
 pub(super) fn check_changed_annotations(old: &Pod, new: &Pod, namespace: &str) -> Result<(), Refusal> {
     for (key, value) in new.metadata.annotations.iter().flatten() {

@@ -370,8 +370,8 @@ impl Authority {
         })
     }
 
-    /// The parameters of an authority's certificate, except for its period. They follow from the key alone: the Secret keeps the
-    /// certificate and the key, and rcgen needs the parameters again for each certificate that the authority signs.
+    /// The parameters of an authority's certificate, except for its period. They follow from the key alone: rcgen needs them for
+    /// each certificate that the authority signs, and the Secret does not have them.
     fn params(key: &KeyPair) -> CertificateParams {
         let mut params = CertificateParams::default();
         let key_id = params

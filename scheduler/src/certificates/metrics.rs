@@ -62,13 +62,8 @@ impl CertificateMetrics {
 
     /// Shows the earliest expiry (`notAfter`) of these certificates under a label value.
     pub fn show_ends(&self, name: &'static str, certificates: &[CertificateDer<'_>]) {
-        self.show_end(
-            name,
-            certificates
-                .iter()
-                .filter_map(|certificate| not_after(certificate))
-                .min(),
-        );
+        let ends = certificates.iter().filter_map(|der| not_after(der));
+        self.show_end(name, ends.min());
     }
 
     /// Shows an expiry under a label value; 0 if there is none, so that an alert on certificates that end fires.

@@ -78,11 +78,8 @@ impl ServerTls {
 
     /// Shows the earliest end of the client authorities in the file, if there is one.
     pub(super) fn show_ends(&self, metrics: &CertificateMetrics) {
-        let authorities = self
-            .authorities
-            .iter()
-            .flatten()
-            .flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
+        let pem = self.authorities.iter().flatten();
+        let authorities = pem.flat_map(|pem| CertificateDer::pem_slice_iter(pem).flatten());
         let authorities: Vec<_> = authorities.collect();
         if !authorities.is_empty() {
             metrics.show_ends(WEBHOOK_CLIENT_CA, &authorities);

@@ -15,7 +15,8 @@ use crate::admission::Rules;
 
 /// The Secret of the command `issue-client-certificate` if the command line names none: that of the shipped manifests.
 const DEFAULT_SECRET: &str = "gpushare-scheduler-certificates";
-/// Longest time that a certificate may be valid; its authority's successor is published a year ahead.
+/// Longest lifetime of a server certificate. An authority with less time left leaves signing to its successor: clients have had
+/// half a year to read that one, since it is published a year before the authority ends.
 const MAX_LIFETIME: Duration = Duration::from_secs(180 * 86_400);
 
 /// Webhooks and certificates.
@@ -73,7 +74,7 @@ pub(super) struct WebhookArgs {
     #[arg(long, env = "GPUSHARE_CERTIFICATE_SECRET", value_name = "NAME", global = true)]
     certificate_secret: Option<String>,
     /// Lifetime of these certificates, for organisations that limit it; they are renewed when a third of it is left.
-    #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = lifetime)]
+    #[arg(long, env = "GPUSHARE_CERTIFICATE_LIFETIME", default_value = "90d", value_parser = server_lifetime)]
     certificate_lifetime: Duration,
 }
 
@@ -92,7 +93,7 @@ pub enum Command {
         #[arg(long, default_value = "kube-scheduler")]
         name: String,
         /// Lifetime of the certificate; it ends with the authority's at the latest.
-        #[arg(long, default_value = "365d", value_parser = long_lifetime)]
+        #[arg(long, default_value = "365d", value_parser = client_lifetime)]
         lifetime: Duration,
     },
 }
@@ -188,13 +189,13 @@ impl WebhookArgs {
 }
 
 /// Parses the lifetime of a server certificate.
-fn lifetime(text: &str) -> Result<Duration, String> {
+fn server_lifetime(text: &str) -> Result<Duration, String> {
     lifetime_up_to(text, MAX_LIFETIME)
         .ok_or_else(|| "write a whole number and s, m, h or d, such as 90d; from 10s to 180d".to_owned())
 }
 
 /// Parses the lifetime of a client certificate, which an operator has to renew by hand.
-fn long_lifetime(text: &str) -> Result<Duration, String> {
+fn client_lifetime(text: &str) -> Result<Duration, String> {
     let most = Duration::from_secs(3650 * 86_400);
     lifetime_up_to(text, most)
         .ok_or_else(|| "write a whole number and s, m, h or d, such as 365d; from 10s to 3650d".to_owned())

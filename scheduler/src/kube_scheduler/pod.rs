@@ -20,7 +20,7 @@ pub struct PodRules {
     pub tolerations: Vec<Toleration>,
     /// All amounts that the pod requests.
     pub requests: PodRequests,
-    /// The pod's priority: pods that are nominated to a node count there if their priority is at least this.
+    /// The pod's priority: other pods that are nominated to a node count there if theirs is at least as high.
     pub priority: i32,
     /// The names of the scheduling gates: kube-scheduler does not try the pod before its last one is removed.
     pub gates: Box<[Box<str>]>,

@@ -15,6 +15,7 @@ pub type PodRequests = BTreeMap<Box<str>, u64>;
 #[derive(Debug, Default)]
 pub struct NodeRequests {
     sums: FxHashMap<Arc<str>, RequestSums>,
+    /// The pods that are counted, by UID.
     pods: FxHashMap<OwnerId, CountedPod>,
     /// The requests of all pods, equal ones once: pods of one template share theirs.
     distinct: FxHashSet<Arc<PodRequests>>,
@@ -56,6 +57,7 @@ impl NodeRequests {
         if let Some(counted) = self.pods.get(&owner)
             && *counted.node == *node
             && *counted.requests == *requests
+            && counted.is_tied_to_node == is_tied_to_node
         {
             return;
         }

@@ -180,6 +180,8 @@ fn sums_are_those_of_the_pods_that_are_counted() {
         ))),
     );
     requests.put("a".into(), "n1", &small, false);
+    // An assumed pod counts as tied to no node, until the watch shows that it is of a `DaemonSet`.
+    requests.put("b".into(), "n1", &large, false);
     requests.put("b".into(), "n1", &large, true);
     requests.put("c".into(), "n1", &large, false);
     assert_eq!(

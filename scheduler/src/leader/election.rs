@@ -178,12 +178,12 @@ impl Election {
         }
     }
 
-    /// Prolongs the term, or begins one, after a write of the Lease that was sent at `sent`.
+    /// Prolongs the term, or begins one with this `is_handed_over`, after a write of the Lease that was sent at `sent`.
     fn renew(&mut self, sent: Instant, is_handed_over: bool) {
         if let Some(term) = self.term.as_mut() {
             term.renewed = sent;
         } else if !self.is_resigning {
-            // A new term, also if the last one ran out before this renewal: another replica may have led in between.
+            // Also if the last term ran out before this renewal, since another replica may have led in between.
             self.n_terms += 1;
             self.term = Some(Term {
                 number: self.n_terms,
@@ -199,11 +199,8 @@ impl Election {
             return self.version_seen;
         }
         // The holder may be configured with another duration than this replica; an absurd one counts as an hour.
-        self.version_seen
-            + self
-                .times
-                .lease
-                .max(Duration::from_secs(self.record.seconds.min(3600)))
+        let holders_lease = Duration::from_secs(self.record.seconds.min(3600));
+        self.version_seen + self.times.lease.max(holders_lease)
     }
 
     /// Returns true if the Lease, as it was last read or written, names this replica as its holder.
@@ -213,11 +210,10 @@ impl Election {
 
     /// The content of the Lease with this replica as its holder.
     fn own_record(&self) -> LeaseRecord {
-        let transitions = self.record.transitions + u64::from(!self.is_holder());
         LeaseRecord {
             holder: self.identity.clone(),
             seconds: self.times.lease.as_secs(),
-            transitions,
+            transitions: self.record.transitions + u64::from(!self.is_holder()),
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 use tracing::{info, warn};
 
 use super::election::{Election, LeaseAction, Term, TermSource, WriteOutcome};
-use super::fence::{self, Fence};
+use super::fence::{Fence, FenceSettings};
 use super::kube_scheduler_lease::{self, KubeSchedulerLease};
 use super::label::{LabelKeeper, PodLabel};
 use super::lease::LeaseObject;
@@ -44,7 +44,7 @@ pub struct Elector {
     lease: LeaseObject,
     label: LabelKeeper,
     fence: Option<Fence>,
-    /// The Lease by which this replica leads, as the source of its terms.
+    /// Decides from reads and writes of `lease` when this replica leads.
     source: Box<dyn TermSource>,
     /// The reason for which this replica cannot lead, as it was last logged; `None` while it can.
     problem: Option<String>,
@@ -90,6 +90,7 @@ impl Elector {
             settings.pod.name,
             RandomState::new().build_hasher().finish()
         );
+        // This replica leads by the Lease of the kube-scheduler in its pod, or by the replicas' own.
         let (lease_name, lease_holder, source) = if let Some(lease) = &settings.election.kube_scheduler_lease
         {
             let source = KubeSchedulerLease::new(&settings.pod.name, settings.election.times, now());
@@ -105,13 +106,13 @@ impl Elector {
         let lease = LeaseObject::new(client.clone(), &settings.pod.namespace, lease_name);
         let label = LabelKeeper::start(client.clone(), settings.pod.clone(), leadership.clone());
         let fence = settings.election.fences_bindings.then(|| {
-            let fence = fence::FenceSettings {
+            let fence_settings = FenceSettings {
                 pod: settings.pod.clone(),
                 holder: identity,
                 lease: lease_name.to_owned(),
                 lease_holder,
             };
-            Fence::new((client, recorder), fence, leadership.clone())
+            Fence::new((client, recorder), fence_settings, leadership.clone())
         });
         Self {
             settings,
@@ -138,8 +139,8 @@ impl Elector {
         }
         loop {
             self.follow_term();
-            let pause = match self.source.next(now()) {
-                LeaseAction::Wait(until) => until,
+            let until = match self.source.next(now()) {
+                LeaseAction::Wait(until) => self.term_end().map_or(until, |end| until.min(end)),
                 LeaseAction::End => break,
                 action => {
                     self.carry_out(action).await;
@@ -147,28 +148,25 @@ impl Elector {
                 }
             };
             tokio::select! {
-                () = sleep_until(self.next_step_at(pause).into()) => {}
+                () = sleep_until(until.into()) => {}
                 () = &mut stop => break,
             }
         }
         self.resign().await;
     }
 
-    /// The time of the next step: `pause`, or the end of the term if that comes first.
-    fn next_step_at(&self, pause: Instant) -> Instant {
-        self.term.map_or(pause, |term| {
-            pause.min(term.renewed + self.settings.election.times.renew)
-        })
+    /// The time at which the present term ends unless the Lease is renewed; `None` while this replica does not lead.
+    fn term_end(&self) -> Option<Instant> {
+        self.term
+            .map(|term| term.renewed + self.settings.election.times.renew)
     }
 
     /// Longest time of a request: half the renew deadline, so that a second attempt fits into it, and at most the rest of the
     /// term.
     fn request_timeout(&self) -> Duration {
         let longest = self.settings.election.times.renew / 2;
-        let left = self
-            .term
-            .map(|term| (term.renewed + self.settings.election.times.renew).saturating_duration_since(now()));
-        left.map_or(longest, |left| left.min(longest))
+        self.term_end()
+            .map_or(longest, |end| end.saturating_duration_since(now()).min(longest))
     }
 
     /// Sends the request of an action, and reports the outcome to the source of terms.
@@ -176,8 +174,7 @@ impl Elector {
         let (sent, timeout) = (now(), self.request_timeout());
         let (record, outcome) = match action {
             LeaseAction::Read => {
-                let found = self.lease.read(timeout).await;
-                match found {
+                match self.lease.read(timeout).await {
                     Ok(found) => self.source.read(sent, now(), found),
                     Err(error) => {
                         warn!(
@@ -206,7 +203,7 @@ impl Elector {
         self.source.written(record, sent, now(), outcome);
     }
 
-    /// Begins, continues or ends the term in `leadership`, as the source of terms says.
+    /// Begins, prolongs or ends the term in `leadership`, as the source of terms says.
     fn follow_term(&mut self) {
         // A problem is logged when it begins, not at each of the reads that show it.
         let problem = self.source.problem();
@@ -215,8 +212,8 @@ impl Elector {
         }
         self.problem = problem;
         let term = self.source.term(now());
-        let is_new = term.map(|term| term.number) != self.term.map(|term| term.number);
-        if is_new && self.term.is_some() {
+        let has_changed = term.map(|term| term.number) != self.term.map(|term| term.number);
+        if has_changed && self.term.is_some() {
             warn!(
                 holder = self.source.holder(),
                 "this replica does not lead any more"
@@ -226,9 +223,9 @@ impl Elector {
         }
         if let Some(term) = term {
             self.leadership
-                .lead(self.settings.election.times, term.renewed, is_new);
+                .lead(self.settings.election.times, term.renewed, has_changed);
             // A renewal prolongs the term, whose takeover goes on or has ended.
-            if is_new {
+            if has_changed {
                 info!(
                     lease = self.lease.name(),
                     is_handed_over = term.is_handed_over,

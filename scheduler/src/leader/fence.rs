@@ -1,9 +1,8 @@
 //! The `SchedulerLeader` object, which names the one replica whose bindings the API server accepts.
 //!
-//! The policy `gpushare-scheduler-bindings` compares the pod of a scheduler's token with the holder in this object. The
-//! object repeats the Lease by which a replica leads in a kind of our own, as kube-apiserver watches the objects that a policy
-//! names as parameters, and its watch of a built-in kind ends for good with the last policy binding of that kind
-//! (kubernetes/kubernetes#133827).
+//! The policy `gpushare-scheduler-bindings` compares the pod of a scheduler's token with the holder in this object. It does not
+//! read the Lease itself: kube-apiserver watches the objects that are parameters of policies, and its watch of a built-in kind,
+//! such as Lease, ends for good with the last policy binding of that kind (kubernetes/kubernetes#133827).
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// The time for which refusals may last before they are reported: the API server takes a moment to see a new holder.
 const REPORT_AFTER: Duration = Duration::from_secs(3);
-/// The node of the dry-run binding. No such node needs to exist.
+/// The node of the dry-run binding, which need not exist.
 const NO_NODE: &str = "gpushare-dry-run";
 
 /// The Lease by which a replica leads, and the holders that the Lease and the object name while it leads.
@@ -84,7 +83,7 @@ impl Fence {
 
     /// Names this replica in the object, and returns when that is written.
     ///
-    /// From then on the API server refuses the bindings of an earlier leader, as soon as it has seen the object change.
+    /// The API server refuses the bindings of an earlier leader as soon as its own watch has seen the object change.
     pub(super) async fn name_this_replica(&self) {
         let mut report = RefusalReport::new(self);
         while let Err(error) = self.write_holder().await {
@@ -132,11 +131,7 @@ impl Fence {
         // The version to replace; `None` to create the object.
         let version = match answer.status {
             // The object names this replica already, as when the API server refuses a binding for another reason.
-            StatusCode::OK
-                if found.pointer("/spec/holderIdentity").and_then(Value::as_str) == Some(holder) =>
-            {
-                return Ok(());
-            }
+            StatusCode::OK if holder_of(&found) == holder => return Ok(()),
             StatusCode::OK => Some(
                 found
                     .pointer("/metadata/resourceVersion")
@@ -182,17 +177,14 @@ impl Fence {
         );
         let answer = self.send(Method::GET, &path, None).await?;
         let object = json_of(&answer);
-        let holder = object
-            .pointer("/spec/holderIdentity")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let is_held = answer.status == StatusCode::OK && holder.starts_with(&self.settings.lease_holder);
+        let is_held =
+            answer.status == StatusCode::OK && holder_of(&object).starts_with(&self.settings.lease_holder);
         anyhow::ensure!(is_held, "the Lease {lease} does not name this replica any more");
         Ok(())
     }
 
-    /// Tries a dry-run binding of this replica's own pod. Since that pod is bound, the API server never carries it out: the
-    /// policy refuses it, or else it is a conflict.
+    /// Tries a dry-run binding of this replica's own pod, which writes nothing. The policy refuses it, or lets it pass; then it
+    /// is a conflict, since that pod is bound.
     async fn probe(&self) -> BindingProbe {
         let PodName { namespace, name } = &self.settings.pod;
         let target = json!({"apiVersion": "v1", "kind": "Node", "name": NO_NODE});
@@ -243,7 +235,6 @@ impl<'a> RefusalReport<'a> {
         if now().duration_since(first) < REPORT_AFTER {
             return;
         }
-        // The replica is not ready from now on.
         self.fence.leadership.state().refused = Some(problem.to_owned());
         // One event until the API server accepts a binding again, not five a second.
         if !self.is_reported {
@@ -278,11 +269,16 @@ pub(crate) fn is_refusal(status: StatusCode) -> bool {
 /// The error for a request about the object `SchedulerLeader` that the API server has refused.
 fn request_error(verb: &str, answer: &Answer) -> anyhow::Error {
     anyhow!(
-        "cannot {verb} {} {LEASE} ({}): {}",
-        KIND,
+        "cannot {verb} {KIND} {LEASE} ({}): {}",
         answer.status,
         answer.text()
     )
+}
+
+/// The holder that a Lease or the object `SchedulerLeader` names; empty if it names none.
+fn holder_of(object: &Value) -> &str {
+    let holder = object.pointer("/spec/holderIdentity");
+    holder.and_then(Value::as_str).unwrap_or_default()
 }
 
 /// The object in an answer; null if the answer is no JSON.

@@ -3,9 +3,9 @@
 //! A second kube-scheduler asks the extender in its own pod alone, so that extender has to decide exactly while the
 //! kube-scheduler beside it holds kube-scheduler's Lease. Never writes that Lease. Does no I/O and reads no clock.
 //!
-//! A kube-scheduler does not take the Lease for its duration from the moment at which it *sees* a renewal. A version of the
-//! Lease that one read shows and the previous read did not was written after that previous read was *sent*. A term counts from
-//! then, so it always ends before another kube-scheduler can hold the Lease.
+//! Another kube-scheduler takes the Lease only after it has *seen* no renewal for the Lease's duration. A renewal that a read
+//! shows for the first time was written after the read before that was *sent*. A term counts from then, so it ends before another
+//! kube-scheduler can hold the Lease.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ impl TermSource for KubeSchedulerLease {
         self.seen.as_ref().map_or("", |seen| seen.record.holder.as_str())
     }
 
-    /// A Lease that kube-scheduler holds for too short a time gives this replica no term.
+    /// A Lease of kube-scheduler with too short a duration gives this replica no term.
     fn problem(&self) -> Option<String> {
         let record = &self.seen.as_ref()?.record;
         (self.is_held_in_this_pod(record) && self.is_too_short(record)).then(|| {

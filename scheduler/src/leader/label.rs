@@ -40,7 +40,7 @@ pub(super) struct LabelKeeper {
 }
 
 impl LabelKeeper {
-    /// Starts the task that writes the label. It removes the label first: an earlier process in this pod may have left it.
+    /// Starts the task that writes the label. It first removes a label that an earlier process in this pod may have left.
     pub(super) fn start(client: Client, pod: PodName, leadership: Leadership) -> Self {
         let (sender, wanted) = watch::channel(PodLabel::Absent);
         let (written_sender, written) = watch::channel(None);
@@ -97,7 +97,7 @@ async fn keep(
         }
         if label != PodLabel::Absent {
             // Before the write, since a write without an answer may have been carried out.
-            leadership.state().has_stale_label = true;
+            leadership.state().may_have_label = true;
         }
         // Until the patch is answered, the label on the pod is unknown.
         written.send_replace(None);
@@ -108,7 +108,7 @@ async fn keep(
                     is_leader = label != PodLabel::Absent,
                     "this pod's label is written"
                 );
-                leadership.state().has_stale_label = label != PodLabel::Absent;
+                leadership.state().may_have_label = label != PodLabel::Absent;
                 written.send_replace(Some(label));
             }
             Err(error) => {

@@ -80,7 +80,7 @@ impl LeaseObject {
         let mut lease = self.last.clone();
         lease.metadata.name = Some(self.name.clone());
         lease.metadata.resource_version = Some(version);
-        // With an absent list, the API server keeps its own.
+        // The API server then keeps the list that it has.
         lease.metadata.managed_fields = None;
         lease.spec = Some(spec(record, self.last.spec.as_ref()));
         let params = PostParams::default();

@@ -103,9 +103,9 @@ fn connections_are_closed_when_a_leader_steps_down() {
 #[test]
 fn a_pod_with_a_stale_leader_label_is_not_ready() {
     let (leadership, now) = leading();
-    leadership.state().has_stale_label = true;
+    leadership.state().may_have_label = true;
     assert!(!leadership.has_stale_label(now) && leadership.has_stale_label(now + secs(10)));
-    leadership.state().has_stale_label = false;
+    leadership.state().may_have_label = false;
     assert!(!leadership.has_stale_label(now + secs(10)));
     assert!(
         Leadership::standby().has_stale_label(now),

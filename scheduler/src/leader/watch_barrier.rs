@@ -81,7 +81,8 @@ impl WatchBarrier {
         }
     }
 
-    /// Carries an update into the store, then ends the waits for it. The last list began when `requested` was `n_requested`.
+    /// Carries an update into the store, then ends the waits for it. `n_requested` is the value of `requested` when the last list
+    /// began.
     fn apply<S: ObjectStore<Pod>>(
         &self,
         update: Update<Pod>,

@@ -64,8 +64,8 @@ pub struct GpuSnapshot {
 }
 
 impl AllocationSnapshot {
-    /// Reads all GPUs, those of a few nodes under each lock: filters wait while one is held, with 15,000 nodes under one lock for
-    /// up to 0.3 s.
+    /// Reads all GPUs, those of a few nodes under each lock: filters wait while a lock is held, for all of 15,000 nodes up to
+    /// 0.3 s.
     pub fn read(index: &Shared<Index>) -> Self {
         let (nodes, typical) = {
             let index = index.read();
@@ -74,7 +74,7 @@ impl AllocationSnapshot {
         };
         let mut snapshot = Self::default();
         for nodes in nodes.chunks(NODES_PER_LOCK) {
-            // A growing list is copied before the lock is taken.
+            // Before the lock is taken: a list without room for more is copied.
             snapshot.gpus.reserve(NODES_PER_LOCK * USUAL_GPUS);
             snapshot.add(&index.read(), nodes, &typical);
         }

@@ -66,7 +66,7 @@ impl RoomMetrics {
         self.victims.inc();
     }
 
-    /// Counts a pod that was bound in the room that was made for it.
+    /// Counts a pod that was bound in the room that was made for it, `took` after its first refusal.
     pub fn observe(&self, took: Duration) {
         self.seconds.observe(took.as_secs_f64());
     }

@@ -1,6 +1,6 @@
 //! Pods that kube-scheduler has asked about and that are not bound yet: the time since, and the reason of the last refusal.
 //!
-//! Only the leader answers kube-scheduler, so the other replicas know none.
+//! Only the leader answers kube-scheduler, so the other replicas know of no such pods.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,7 +91,6 @@ impl UnplacedPods {
     }
 
     fn lock(&self) -> MutexGuard<'_, FxHashMap<Arc<str>, UnplacedPod>> {
-        // No code panics with the lock held; the entries are independent of each other in any case.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
