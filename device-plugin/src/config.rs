@@ -33,7 +33,7 @@ pub use values::{EvictionReason, Inject, InventoryKind, ReservedMemory, VendorRe
 /// Longest wait of an Allocate call until the watch of pods shows the pod that kubelet allocates for.
 const ALLOCATE_WAIT: Duration = Duration::from_secs(2);
 
-/// Number of probe intervals without trouble after which a device is healthy again: a minute for real devices.
+/// Number of probe intervals without trouble after which a device is healthy again: a minute where NVML is probed.
 const QUIET_PROBES: u32 = 6;
 
 /// Shares the GPUs of this node among pods.
@@ -299,7 +299,7 @@ impl Config {
         }
     }
 
-    /// The source of the devices that `--inventory` names: this machine, or a file of simulated devices.
+    /// The source of the devices that `--inventory` names.
     pub fn source(&self) -> DeviceSource {
         if let InventoryKind::File(path) = &self.inventory {
             return DeviceSource::File(FileSource {
@@ -327,8 +327,8 @@ impl Config {
         }
     }
 
-    /// The mount point of sysfs. A container's own one shows the same devices, but neither the cgroups of others nor adapters
-    /// that belong to the node's network namespace alone.
+    /// The mount point of sysfs, the node's if it is mounted: a container's own sysfs shows neither the cgroups of other
+    /// containers nor RDMA adapters that belong to the node's network namespace.
     fn sysfs(&self) -> PathBuf {
         self.root_that_has("sys").join("sys")
     }
@@ -338,7 +338,7 @@ impl Config {
         SpecDir::new(self.cdi_spec_dirs.last().cloned().unwrap_or_default())
     }
 
-    /// The settings that answers to kubelet and CDI specs depend on. Each call makes caches of its own for the CDI directories.
+    /// The settings on which answers to kubelet and CDI specs depend. The settings of each call have CDI caches of their own.
     pub fn settings(&self) -> NodeSettings {
         NodeSettings {
             names: self.resource_names(),
@@ -359,7 +359,8 @@ impl Config {
         }
     }
 
-    /// The settings that decide which GPUs pods share, and by which units kubelet counts them, without the `allocated` units.
+    /// The settings that decide which GPUs pods share, and by which units kubelet counts them. `allocated` is empty: it comes
+    /// from kubelet's checkpoint.
     pub fn sharing(&self) -> Sharing {
         Sharing {
             devices: self.shared_devices.clone(),

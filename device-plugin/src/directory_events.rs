@@ -8,14 +8,14 @@ use std::path::Path;
 use futures::StreamExt;
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 
-/// Size, in bytes, of the buffer for events: it has room for some hundreds.
+/// Size, in bytes, of the buffer for events: an event has at most 272.
 pub(crate) const BUFFER: usize = 32 << 10;
 
 /// The events of the files in a directory.
 pub(crate) struct DirectoryEvents(EventStream<Vec<u8>>);
 
 impl DirectoryEvents {
-    /// Begins to watch a directory for these events of its files. Must be called on the runtime.
+    /// Begins to watch a directory for these events of its files. Must be called within a Tokio runtime.
     pub(crate) fn of(directory: &Path, files: WatchMask) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         inotify.watches().add(

@@ -1,7 +1,7 @@
 //! Detects changes of a file without reading it.
 //!
-//! A change is missed if it keeps the length of the file, and is written in place within one tick of the file system's clock
-//! after the last change.
+//! A change is missed if it is written in place, keeps the length, and comes within one tick of the file system's clock after
+//! the change before.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

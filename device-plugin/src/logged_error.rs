@@ -1,4 +1,4 @@
-//! Logs an error that stays the same over many tries only once.
+//! Logs an error once, although many tries fail with it.
 
 use std::error::Error;
 
@@ -20,14 +20,14 @@ impl LoggedError {
         Some(text)
     }
 
-    /// Logs the error as the reason that `what` happens, if it differs from the one that was logged last.
+    /// Logs the error, with `what` as the line's message, if it differs from the one that was logged last.
     pub(crate) fn warn(&mut self, error: &(dyn Error + 'static), what: &str) {
         if let Some(error) = self.changed(error) {
             warn!(error, "{what}");
         }
     }
 
-    /// Notes that a try has succeeded.
+    /// Notes that a try has succeeded: the next error is logged, even the same one.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

@@ -10,7 +10,7 @@ use tokio::runtime::Builder;
 
 fn main() -> ExitCode {
     let config = Config::parse();
-    // One thread is enough for the calls of one kubelet, and leaves the node's memory to pods.
+    // One thread is enough for the calls of one kubelet, and saves memory on every node.
     process::run(
         config.process.clone(),
         HANG_LIMIT,

@@ -11,8 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
-/// The outcome of a check that found a pod with other devices than its record names, a lost or missing record, or a container
-/// that must not start.
+/// The outcome of a check of pods and their records that found something wrong. A check without a finding is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Two pods swapped their records.
@@ -66,11 +65,12 @@ pub enum HookOutcome {
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
+/// The label of a counter: the outcome's variant in lower case, such as `exchanged`.
 fn label_of(outcome: impl fmt::Debug) -> Labels<1> {
     [("outcome", format!("{outcome:?}").to_lowercase())]
 }
 
-/// The metrics. Cheap to clone.
+/// The counters and histograms. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     mismatches: Family<Labels<1>, Counter>,
@@ -115,7 +115,7 @@ impl Metrics {
         metrics
     }
 
-    /// Counts a container with this outcome.
+    /// Counts a check with this outcome.
     pub fn count(&self, outcome: Outcome) {
         self.mismatches.get_or_create(&label_of(outcome)).inc();
     }
@@ -146,6 +146,7 @@ impl Metrics {
     }
 }
 
+/// Registers a metric under the plugin's prefix.
 fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(format!("gpushare_device_plugin_{name}"), help, metric.clone());
     metric

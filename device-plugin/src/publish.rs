@@ -1,10 +1,10 @@
-//! Publishes what this node has to the API server: memory unit, labels, node status and Device object.
+//! Publishes this node's devices: the Device object, and in the Node the size of a memory unit, labels, amounts and a condition.
 //!
 //! The plugin computes each of them from devices, pods and the objects in the API server, and writes it only if the stored object
 //! differs. It tries again with backoff after a failure; kubelet never waits for any of this.
 //!
-//! This folder also has all other things that the plugin shows of its node: gauges, the memory in use, events about health, and
-//! the devices that [other plugins](vendor) have allocated. [`uninstall`] removes all that the plugin has written.
+//! This folder also has the gauges, the memory in use, events about health, and the devices that [other plugins](vendor) have
+//! allocated. [`uninstall`] removes all that the plugin has written.
 
 pub mod application_faults;
 pub mod corrections;
@@ -58,6 +58,7 @@ use report_problem::ReportProblem;
 /// The field manager of the plugin's writes.
 pub const FIELD_MANAGER: &str = "gpushare-device-plugin";
 
+/// Longest wait for the answer to one request to the API server.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Changes within this time are published together.
@@ -84,7 +85,7 @@ pub struct PublisherSettings {
     pub is_simulated: bool,
     /// The policy for partitions of GPUs, if the operator sets one.
     pub partition_policy: Option<GpuPartitionPolicy>,
-    /// The present boot of this node, if the kernel names it.
+    /// The ID of this node's present boot, if the kernel names it.
     pub boot_id: Option<String>,
 }
 
@@ -100,7 +101,7 @@ pub struct PublisherInputs {
     /// The Device object in the API server.
     pub device: watch::Receiver<StoredDevice>,
     /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
-    pub checkpoints: watch::Receiver<Option<KubeletAllocations>>,
+    pub kubelet_allocations: watch::Receiver<Option<KubeletAllocations>>,
     /// The cluster administrator's overrides: labels of this node's devices, and partitions of its GPUs.
     pub overrides: watch::Receiver<Arc<NodeOverrides>>,
     /// The injection mode (`cdi` or `envvar`); `None` until it is decided.
@@ -114,27 +115,27 @@ pub struct PublisherInputs {
 }
 
 impl PublisherInputs {
-    /// Returns when an input has changed, or at `undo_at`, when another writer's change of the Device object may be undone.
+    /// Waits until an input has changed, or until `undo_at`, when another writer's change of the Device object may be undone.
     async fn changed(&mut self, undo_at: Option<Instant>) {
         tokio::select! {
             _ = self.fleet.changed() => {}
             _ = self.pods.changed() => {}
             _ = self.node.changed() => {}
             _ = self.device.changed() => {}
-            _ = self.checkpoints.changed() => {}
+            _ = self.kubelet_allocations.changed() => {}
             _ = self.overrides.changed() => {}
             // A node without devices has no task that decides or reports these: their channels are closed from the start.
             Ok(()) = self.pods_without_devices.changed() => {}
             Ok(()) = self.injection.changed() => {}
             Ok(()) = self.enforcements.changed() => {}
-            // A node with devices does not lack them later.
+            // Once devices are found, the reason of their absence never changes again.
             Ok(()) = self.absence.changed() => {}
             () = sleep_until_some(undo_at) => {}
         }
     }
 }
 
-/// Publishes the inputs.
+/// The task that publishes the Device object and the plugin's part of the Node.
 #[derive(Debug)]
 pub struct NodePublisher {
     nodes: Api<Node>,
@@ -170,14 +171,14 @@ impl NodePublisher {
         }
     }
 
-    /// Publishes at each change of the inputs, until the task is dropped, and again after a failure.
+    /// Publishes now, at each change of the inputs, and again after a failure, until the task is dropped.
     pub async fn run(mut self) {
         loop {
             match self.publish().await {
                 Ok(()) => {
                     self.backoff.reset();
                     self.inputs.changed(self.undo_at).await;
-                    // Changes come in groups, such as the failure of all GPUs: one write then has all of them.
+                    // Changes come in groups, such as the failure of all GPUs, and one write has them all.
                     sleep(SETTLE).await;
                 }
                 Err(error) => {
@@ -234,8 +235,7 @@ impl NodePublisher {
         let amounts = requested.and_then(|pods| node_patches::status_amounts(&node, offered.max(pods)));
         // A merge patch changes the plugin's names alone; kubelet writes the other amounts of the same fields.
         let status = self.patch_status("node status", amounts.map(Patch::Merge)).await;
-        // Each part has been tried by now, whatever happened to the ones before; the first error decides that all are tried
-        // again.
+        // Every part has been tried by now. One error is enough for all to be tried again.
         let metadata = unit.and(labels).and(revision);
         metadata.and(device).and(status).and(condition)
     }
@@ -273,21 +273,21 @@ impl NodePublisher {
         // Until an annotation is known, that of an earlier process stands: without it the scheduler would count devices as free.
         let stored_annotation = |key| stored.and_then(|stored| stored.annotations().get(key).cloned());
         let overrides = Arc::clone(&self.inputs.overrides.borrow_and_update());
-        let allocations = self.inputs.checkpoints.borrow_and_update().clone();
-        let checkpoints = match &allocations {
+        let allocations = self.inputs.kubelet_allocations.borrow_and_update().clone();
+        let kubelet_allocations = match &allocations {
             Some(known) => known.annotation(),
             None => stored_annotation(DEVICES_CHECKPOINTS),
         };
         // The scheduler reads another program's annotation only where this plugin's is absent.
         let by_other_program = stored
-            .filter(|_| checkpoints.is_none())
+            .filter(|_| kubelet_allocations.is_none())
             .and_then(|stored| KubeletAllocations::read_gpu_checkpoints(stored.annotations()));
         let report_problem =
             ReportProblem::find(fleet, &overrides, allocations.as_ref(), by_other_program.as_ref());
         let report = self.inputs.pods_without_devices.borrow_and_update().clone();
         let before = self.spec_before(stored);
         let inputs = DeviceObjectInputs {
-            checkpoints,
+            kubelet_allocations,
             serves_vendor: self.settings.serves_vendor,
             is_simulated: self.settings.is_simulated,
             overrides,
@@ -301,7 +301,7 @@ impl NodePublisher {
         inputs.device(fleet, node, before.as_ref(), Utc::now())
     }
 
-    /// The devices of the last write, else of the stored object.
+    /// The devices in the last write of this process, else in the stored object.
     fn spec_before(&self, stored: Option<&RawDevice>) -> Option<DeviceSpec> {
         // The watch may not show the last write yet, whose conditions have the right transition times.
         match &self.applied {

@@ -1,4 +1,5 @@
-//! A directory that is the root of another system, such as the node's root as a container has it mounted, and the paths in it.
+//! The root directory of another system, such as the node's as it is mounted into this container. Links are followed as in that
+//! system: an absolute target begins at its root, and no path leads out of it.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -6,7 +7,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-/// Most links on one path, as in the kernel.
+/// Most symbolic links on one path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
 /// Most bytes that are read of a file.
@@ -24,7 +25,8 @@ impl RootDir {
         Self { path: path.into() }
     }
 
-    /// The file below the root to which `path` leads in that system; `None` if it is missing, or if links form a loop.
+    /// The path, as this process sees it, of the file to which `path` leads in that system; `None` if it is missing, or if links
+    /// form a loop.
     pub fn resolve(&self, path: &Path) -> Option<PathBuf> {
         let mut remaining = names(path);
         let mut below = PathBuf::new();
@@ -71,7 +73,7 @@ impl RootDir {
         Some(bytes)
     }
 
-    /// The paths that a pattern with `*` in its names stands for, sorted. A path without `*` stands for itself.
+    /// The paths in that system for which a pattern with `*` in its names stands, sorted. Names without `*` are not looked up.
     pub fn expand(&self, pattern: &Path) -> Vec<PathBuf> {
         let mut found = vec![PathBuf::from("/")];
         for name in names(pattern) {
@@ -89,7 +91,7 @@ impl RootDir {
         found
     }
 
-    /// The entries of a directory whose names match the pattern, sorted.
+    /// The entries of a directory whose names match the pattern, sorted; none if it cannot be read.
     fn matching(&self, dir: &Path, pattern: &str) -> Vec<PathBuf> {
         let Some(Ok(entries)) = self.resolve(dir).map(fs::read_dir) else {
             return Vec::new();

@@ -59,10 +59,10 @@ use devices::find_devices;
 use farewell::Farewell;
 use tasks::boot_id;
 
-/// Runs the daemon in its process.
+/// Runs the daemon in its process, until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// The daemon cannot start, or a task has ended.
+/// The daemon cannot start, or a task or server has ended before the signal.
 pub async fn run(config: Config, process: Process) -> anyhow::Result<()> {
     match config.command {
         Some(Command::Uninstall { now }) => uninstall::run(config, now, process).await,
@@ -71,7 +71,7 @@ pub async fn run(config: Config, process: Process) -> anyhow::Result<()> {
     }
 }
 
-/// Lists to kubelet the devices that its checkpoint names, until the plugin's pod serves.
+/// Lists to kubelet, after a boot, the devices that its checkpoint names, until the plugin's pod takes over.
 async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()> {
     boot::run(
         &config.device_plugin_dir,
@@ -83,7 +83,7 @@ async fn list_after_boot(config: &Config, process: Process) -> anyhow::Result<()
 }
 
 /// Refuses flags that contradict each other, before anything is started.
-fn check(config: &Config) -> anyhow::Result<()> {
+fn check_flags(config: &Config) -> anyhow::Result<()> {
     let is_cdi = config.inject.mode() == Some(Mode::Cdi);
     let several_ours = "--vendor-resource: this plugin serves the whole GPUs of one vendor, so only one resource can be ours";
     ensure!(config.served_by(VendorServer::Ours).count() <= 1, several_ours);
@@ -95,7 +95,7 @@ fn check(config: &Config) -> anyhow::Result<()> {
 
 /// Starts all parts of the plugin in the phases that the head of this file names, and serves until the process ends.
 async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<()> {
-    check(&config)?;
+    check_flags(&config)?;
 
     // State.
     let overrides =
@@ -115,13 +115,14 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     let gauges = NodeGauges::register(&mut registry);
 
     // Health. Probes are answered before the devices are found, since a driver may need minutes.
-    let (absence, absent) = watch::channel(None);
-    let (known_pods, registered, lacking) = (pods.subscribe(), registrations.subscribe(), absent.clone());
-    let readiness = move || readiness::check(&known_pods, &registered, &lacking);
+    let (absence_sender, absence) = watch::channel(None);
+    let (known_pods, registered, no_devices) = (pods.subscribe(), registrations.subscribe(), absence.clone());
+    let readiness = move || readiness::check(&known_pods, &registered, &no_devices);
     process
         .serve_health(health::router(readiness, MetricsText::new(registry)))
         .await?;
-    let Some(inventory) = process.complete(find_devices(&config, &absence)).await? else {
+    let Some(inventory) = process.complete(find_devices(&config, &absence_sender)).await? else {
+        // SIGTERM came first.
         return Ok(());
     };
 
@@ -140,8 +141,8 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         .tasks
         .spawn("readers of CDI specs", readers.clone().watch(spec_dir));
 
-    // Tasks. `NodeState` holds the receivers of two decisions whose tasks read `NodeState`, so the channels come before the
-    // tasks.
+    // Tasks. The tasks that decide on injection mode and enforcement levels read `NodeState`, which has the receivers of their
+    // decisions, so the channels come first.
     let (injection_sender, injection) = watch::channel(None);
     let (levels, enforcements) = watch::channel(Arc::default());
     let mut node = NodeState::new(settings, fleet, pods.subscribe(), &config.device_plugin_dir);
@@ -176,7 +177,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
         &plugin.config,
         &plugin.connection,
         &plugin.node,
-        (seen, overrides, absent),
+        (seen, overrides, absence),
         plugin.recorder.clone(),
     );
     plugin.decide_enforcement(&published, levels);
@@ -206,7 +207,7 @@ async fn serve_devices(config: Config, mut process: Process) -> anyhow::Result<(
     plugin.process.serve_until_signal(farewell.run()).await
 }
 
-/// The plugin of a node with devices, while its tasks are being started.
+/// The values that several tasks of [`serve_devices`] share. Each method starts tasks or servers.
 struct Plugin {
     config: Config,
     connection: Connection,
@@ -235,7 +236,8 @@ impl Plugin {
         self.spawn("injection mode", detecting);
     }
 
-    /// Starts the tasks that compare running pods with their allocation records. Returns the check before each container start.
+    /// Starts the tasks that compare running pods with their allocation records. Returns the pre-start check, which kubelet's
+    /// servers ask before each start of a container.
     fn check_starts(&mut self, pods: watch::Sender<NodePods>, blocked: BlockedStarts) -> Arc<StartChecker> {
         let node_name = self.config.node_name.clone();
         let swaps = RecordSwaps::new(&self.connection, node_name, pods, self.metrics.clone());
@@ -296,7 +298,8 @@ impl Plugin {
         self.spawn("pods on unhealthy devices", reaction.run());
     }
 
-    /// Starts the tasks that follow kubelet's decisions about pods.
+    /// Starts the tasks about pods that kubelet has admitted: those of an earlier process, those that have ended, and the
+    /// annotation that marks a pod as assigned.
     fn follow_kubelet(&mut self) {
         self.spawn(
             "pods of an earlier process",
@@ -359,7 +362,8 @@ impl Plugin {
         }
     }
 
-    /// Starts the task that writes into the Node that this plugin serves; the farewell waits until it says the opposite.
+    /// Starts the task that writes into the Node that this plugin serves and, after SIGTERM, that it ends. The returned farewell
+    /// waits for the latter.
     fn publish_state(&mut self, registrations: &watch::Sender<Registrations>) -> Farewell {
         let (sender, is_written) = watch::channel(false);
         let writer = PluginStateWriter::new(

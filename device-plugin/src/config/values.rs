@@ -25,7 +25,7 @@ pub(super) fn node_name(text: &str) -> Result<String, String> {
 /// Parses the flag for the name of the extended resource of memory units.
 pub(super) fn memory_resource(text: &str) -> Result<String, String> {
     check_extended_resource(text)?;
-    // The plugin would serve two resources of one name, or patch an amount that kubelet owns.
+    // The plugin or the vendor's would serve another resource of this name, or this plugin would patch its amount.
     if text == GPU_SHARED || IN_NODE_STATUS.contains(&text) || VENDOR_GPUS.contains(&text) {
         return Err("this name has another meaning already".to_owned());
     }
@@ -33,14 +33,11 @@ pub(super) fn memory_resource(text: &str) -> Result<String, String> {
 }
 
 /// Checks that the text is the name of an extended resource that pods can request.
-///
-/// # Errors
-/// The text is not the name of an extended resource.
 pub(super) fn check_extended_resource(text: &str) -> Result<(), String> {
     let Some((domain, name)) = text.split_once('/') else {
         return Err("not of the form domain/name".to_owned());
     };
-    // The annotation with the size of the unit has a longer name, which must be valid too.
+    // The annotation with the size of a memory unit has the resource's name and `-unit`, and must be valid too.
     if !is_dns_subdomain(domain) || !is_label_text(name) || name.len() > MAX_LABEL - "-unit".len() {
         return Err("not the name of an extended resource".to_owned());
     }
@@ -60,6 +57,7 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
+/// Parses the memory of a GPU into bytes.
 pub(super) fn gpu_memory(text: &str) -> Result<u64, String> {
     // A smaller amount is most likely a number whose unit was forgotten.
     match text.parse::<Quantity>().ok().and_then(Quantity::unsigned) {
@@ -144,7 +142,7 @@ pub(super) fn dra_drivers(text: &str) -> Result<BTreeSet<String>, String> {
         return Ok(names);
     }
     for name in text.split(',').map(str::trim) {
-        // The API server accepts no longer name.
+        // Longest name of a driver that the API server accepts.
         if !is_dns_subdomain(name) || name.len() > 63 || name == "none" {
             return Err(format!(
                 "{name:?} is not the name of a DRA driver; write names such as gpu.nvidia.com, or none"

@@ -1,8 +1,8 @@
-//! The IDs of virtual devices that the plugin lists to kubelet, the device of each ID, and the size of the list as a message.
+//! The IDs of virtual devices: kubelet allocates a resource as a count of them, and each is a part of a device, or a whole GPU.
 //!
 //! The ID of a share is `<GPU UUID>::<n>`, of a whole GPU its UUID, of a percent of another device `<its ID>::<n>`. The ID of a
 //! memory unit is `<start of the UUID's hash>-<n>`: there are many, and kubelet accepts no message above 4 MiB. All IDs follow
-//! from the devices' own IDs, so they are the same after a restart.
+//! from the devices' own IDs, so they are the same after a restart. The list of a resource is checked against that size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::fnv::fnv1a;
 /// Possible lengths of a stem, the start of a hash in a memory unit's ID; the shortest that is unique on the node is used.
 const STEM_LENGTHS: [usize; 3] = [8, 12, 16];
 
-/// Encoded size of the health `Unhealthy`, the longer of the two words that a list has for the health of a device.
+/// Encoded size, in bytes, of the health `Unhealthy`, the longer of the two words that a list has for the health of a device.
 const UNHEALTHY_BYTES: u64 = 2 + proto::kubelet::UNHEALTHY.len() as u64;
 
 /// Encoded size of a device's NUMA node: a message in a message, with a number of [`NUMA_NODES`] in one byte.
@@ -42,7 +42,7 @@ pub struct NumberedIds {
     prefix: String,
     /// The number of IDs; none if the prefix alone is the only ID.
     count: Option<u64>,
-    /// Numbers, from `count` on, of memory units that the driver has reserved for itself after pods were given them.
+    /// Numbers, from `count` on, of memory units that kubelet had allocated before the driver reserved their memory for itself.
     kept: Vec<u64>,
 }
 
@@ -50,7 +50,7 @@ impl NumberedIds {
     /// The IDs of `count` parts of a device, such as shares of a GPU: `<device ID>::<n>`.
     fn parts(device: PhysicalId, count: u64) -> Self {
         Self {
-            // dcgm-exporter finds the GPU of a share by this form.
+            // dcgm-exporter finds the GPU of a share by the text before `::`.
             prefix: format!("{device}::"),
             device,
             count: Some(count),
@@ -83,7 +83,7 @@ impl NumberedIds {
         parse_number(number).is_some_and(|n| n < count || self.kept.contains(&n))
     }
 
-    /// Keeps the IDs among `allocated` whose number is from `count` on and below `end`, the units of all memory of the GPU.
+    /// Keeps the IDs among `allocated` with numbers from `count` on and below `end`, the count of units in all memory of the GPU.
     fn keep_allocated(&mut self, allocated: &BTreeSet<String>, end: u64) {
         let Some(count) = self.count else { return };
         for id in allocated {
@@ -93,7 +93,7 @@ impl NumberedIds {
         self.kept.sort_unstable();
     }
 
-    /// Encoded size of a list of these IDs, if each entry has `more_bytes` beside its ID and its health.
+    /// Encoded size of these entries of a list, if each has `more_bytes` beside its ID and its health.
     fn list_bytes(&self, more_bytes: u64) -> u64 {
         let prefix_bytes = self.prefix.len() as u64;
         match self.count {
@@ -140,8 +140,8 @@ pub enum TooLong {
 }
 
 impl IdScheme {
-    /// The IDs of shares and memory units of the shared GPUs `gpus`. If `lists_numa_nodes` is true, lists name the NUMA node of
-    /// each device.
+    /// The IDs of shares and memory units of `gpus`, the GPUs that pods may share. If `lists_numa_nodes` is true, lists name the
+    /// NUMA node of each device.
     ///
     /// # Errors
     /// A list in which all devices are unhealthy, the longest one, is longer than kubelet accepts.
@@ -214,7 +214,8 @@ impl IdScheme {
         self
     }
 
-    /// The same IDs, with `allocated` units that the driver has reserved since: kubelet admits no pod again with unlisted IDs.
+    /// The same IDs, with those `allocated` units whose memory the driver has reserved since: a kubelet that restarts refuses a
+    /// running pod if it has IDs that are not listed.
     #[must_use]
     pub fn with_allocated(mut self, allocated: &BTreeSet<String>, gpus: &[Gpu], unit: MemoryUnit) -> Self {
         let numbered = self.by_resource.get_mut(&ExtendedResource::Memory);
@@ -282,15 +283,14 @@ fn parse_number(digits: &str) -> Option<u64> {
     digits.parse().ok().filter(|_| is_number)
 }
 
+/// The IDs of `slots` shares of each GPU.
 fn share_ids(gpus: &[Gpu], slots: u64) -> Vec<NumberedIds> {
-    let mut numbered = Vec::with_capacity(gpus.len());
-    for gpu in gpus {
-        numbered.push(NumberedIds::parts(gpu.uuid.clone(), slots));
-    }
-    numbered
+    gpus.iter()
+        .map(|gpu| NumberedIds::parts(gpu.uuid.clone(), slots))
+        .collect()
 }
 
-/// The IDs of memory units of each GPU, which begin with the stems in the same order.
+/// The IDs of memory units of each GPU; `stems` are the starts of these IDs, one for each GPU in the same order.
 fn memory_ids(gpus: &[Gpu], stems: &[String], unit: MemoryUnit) -> Vec<NumberedIds> {
     let mut numbered = Vec::with_capacity(gpus.len());
     for (gpu, stem) in gpus.iter().zip(stems) {
@@ -313,11 +313,12 @@ const MAX_LIST_BYTES: u64 = MAX_MESSAGE_BYTES as u64;
 /// The largest unit, 1 TiB, in MiB.
 const MAX_UNIT_MIB: u64 = 1 << 20;
 
+/// The memory unit of this number of MiB, if it can be one.
 fn unit_of(mib: u64) -> Option<MemoryUnit> {
     MemoryUnit::from_bytes(mib << 20)
 }
 
-/// The first number of `low..=high` for which the predicate holds, which then holds for all higher numbers too.
+/// The first number of `low..=high` for which the predicate holds, by bisection: it must hold for all higher numbers too.
 fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if !holds(high) {
         return None;
@@ -360,10 +361,8 @@ fn varint_bytes(value: u64) -> u64 {
 
 /// The start of the hash of each GPU's UUID, as long as it is unique: a GPU keeps its IDs when another one is added.
 fn stems(gpus: &[Gpu]) -> Vec<String> {
-    let mut hashes = Vec::with_capacity(gpus.len());
-    for gpu in gpus {
-        hashes.push(format!("{:016x}", fnv1a(gpu.uuid.as_str())));
-    }
+    let hash = |gpu: &Gpu| format!("{:016x}", fnv1a(gpu.uuid.as_str()));
+    let hashes: Vec<String> = gpus.iter().map(hash).collect();
     let mut stems = Vec::with_capacity(gpus.len());
     for (gpu, own) in gpus.iter().zip(&hashes) {
         let is_unique = |stem: &&str| hashes.iter().filter(|hash| hash.starts_with(stem)).count() == 1;

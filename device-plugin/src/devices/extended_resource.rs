@@ -27,7 +27,7 @@ impl ExtendedResource {
     /// All resources.
     pub const ALL: [Self; 5] = [Self::Shared, Self::Memory, Self::Whole, Self::Rdma, Self::Fpga];
 
-    /// The resources that every node advertises.
+    /// The resources that every node advertises, even one without GPUs.
     pub const ALWAYS: [Self; 2] = [Self::Shared, Self::Memory];
 
     /// File name of the resource's socket in kubelet's device plugin directory.
@@ -61,7 +61,7 @@ impl ExtendedResource {
         }
     }
 
-    /// The resource that counts devices of a type other than GPU; none for a type without one.
+    /// The resource that counts percent of devices of this type; none for GPUs, and for types without a resource here.
     pub fn of_type(device_type: &str) -> Option<Self> {
         match device_type {
             TYPE_RDMA => Some(Self::Rdma),

@@ -78,20 +78,18 @@ pub struct NodeFleet {
 }
 
 impl NodeFleet {
-    /// The devices of an inventory, all healthy, with no XIDs to load. Pods may share the GPUs that have IDs of shares in `ids`.
+    /// The devices of an inventory, all healthy, with no XIDs to load. `ids` are those of shares and memory units; pods may share
+    /// the GPUs that have some.
     pub fn new(inventory: NodeInventory, ids: IdScheme) -> Self {
-        // The caller's `ids` are those of shared GPUs alone; those of whole GPUs and of other devices follow from the inventory.
         let ids = ids.with_inventory(&inventory);
         let mut gpus = Vec::with_capacity(inventory.gpus.len());
         for gpu in inventory.gpus {
             let is_shared = ids.is_shared(&gpu.uuid);
             gpus.push(FleetDevice::healthy(gpu, is_shared));
         }
-        let mut others = Vec::with_capacity(inventory.others.len());
-        for device in inventory.others {
-            // Pods share each device of another type by percent; no flag excludes one.
-            others.push(FleetDevice::healthy(device, true));
-        }
+        // Pods share each device of another type by percent; no flag excludes one.
+        let others = inventory.others.into_iter();
+        let others = others.map(|device| FleetDevice::healthy(device, true)).collect();
         Self {
             gpus,
             others,
@@ -120,17 +118,13 @@ impl NodeFleet {
         fleet
     }
 
-    /// Sets the health of one device as the module `health` has decided.
+    /// Applies a change of one device's health.
     pub fn apply(&mut self, change: &HealthChange) {
-        self.set_health(
-            &change.device,
-            change.is_healthy,
-            Some(change.reason),
-            &change.message,
-        );
+        let reason = Some(change.reason);
+        self.set_health(&change.device, change.is_healthy, reason, &change.message);
     }
 
-    /// Sets the health of the device with this ID, a GPU or another device, in the fleet; an unknown ID changes nothing.
+    /// Sets the health of the device with this ID; an unknown ID changes nothing.
     fn set_health(&mut self, id: &PhysicalId, is_healthy: bool, reason: Option<HealthReason>, message: &str) {
         for entry in &mut self.gpus {
             if entry.device.uuid == *id {
@@ -150,7 +144,7 @@ impl NodeFleet {
         Some(&entry.device)
     }
 
-    /// The GPU that a pod's record means by this name.
+    /// The GPU that a pod's record names so.
     pub fn gpu_named(&self, name: &DeviceName) -> Option<&Gpu> {
         let entry = self.gpus.iter().find(|entry| name.names(&entry.device))?;
         Some(&entry.device)
@@ -174,13 +168,13 @@ impl NodeFleet {
             .filter(move |entry| entry.device_type == device_type)
     }
 
-    /// The device that a pod's record means by this name for a resource, healthy or not.
+    /// The device that a pod's record names so for a resource, healthy or not.
     pub fn find(&self, resource: ExtendedResource, name: &DeviceName) -> Option<DeviceKey> {
         let mut entries = self.entries(resource.device_type());
         Some(entries.find(|entry| name.is(&entry.key))?.key)
     }
 
-    /// Returns true if the plugin advertises a resource to kubelet.
+    /// Returns true if the plugin advertises a resource to kubelet: shares and memory units on every node, even without GPUs.
     pub fn advertises(&self, resource: ExtendedResource, names: &ExtendedResourceNames) -> bool {
         match resource {
             ExtendedResource::Shared | ExtendedResource::Memory => true,
@@ -238,7 +232,7 @@ pub fn type_name(device_type: &str) -> &str {
     }
 }
 
-/// The two names by which the records of pods may mean a device.
+/// The two names that records of pods may have for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceKey {
     /// The identity of the device.
@@ -277,19 +271,14 @@ pub enum DeviceName {
 impl DeviceName {
     /// True if this names the GPU.
     pub fn names(&self, gpu: &Gpu) -> bool {
-        self.fits(&gpu.uuid, gpu.minor)
+        self.is(&DeviceKey::from(gpu))
     }
 
     /// True if this names the device.
     pub fn is(&self, device: &DeviceKey) -> bool {
-        self.fits(&device.id, device.minor)
-    }
-
-    /// True if the name is that of a device with this ID and minor number.
-    fn fits(&self, own: &PhysicalId, own_minor: u32) -> bool {
         match self {
-            Self::Id(id) => id == own,
-            Self::Minor(minor) => *minor == own_minor,
+            Self::Id(id) => *id == device.id,
+            Self::Minor(minor) => *minor == device.minor,
         }
     }
 }

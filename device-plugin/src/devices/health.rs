@@ -8,8 +8,8 @@
 //! * A critical XID makes its device unhealthy, unless the policy says that applications cause it by their own fault: such an XID
 //!   says nothing about the device and only leads to events on its pods.
 //! * A device that is lost, or fails a probe in another way, is unhealthy at once; so is an adapter without an active port.
-//! * An XID of an unknown device, or of one that this node does not share, changes nothing by itself. The watch then probes
-//!   every device: those that fail are unhealthy, and the other devices stay as they are.
+//! * An XID of an unknown device, or of one that is not in the inventory, changes nothing by itself. The watch then probes every
+//!   device: those that fail are unhealthy, and the other devices stay as they are.
 //! * A device that reports no events (NVML answers `NOT_SUPPORTED`) is watched by probes alone; the lack of events does not make
 //!   it unhealthy.
 //! * An unhealthy device is healthy again when, since its last trouble, it has answered a number of probes and a time has passed
@@ -106,7 +106,7 @@ pub struct HealthChange {
     pub message: String,
 }
 
-/// The rules that an operator can set.
+/// The parameters of the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthPolicy {
     /// The classes of critical XIDs.
@@ -137,7 +137,7 @@ impl HealthPolicy {
         }
     }
 
-    /// The end of a message about trouble: the step, if one is needed, and the condition under which the device is healthy again.
+    /// The end of a message about trouble: the operator's step, if there is one, and the condition of recovery.
     fn remedy(&self, reason: HealthReason, needs_reset: bool, relapses: u32) -> String {
         let relapse = match relapses {
             0 => String::new(),
@@ -170,6 +170,7 @@ impl HealthPolicy {
     }
 }
 
+/// The state of one device.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceHealth {
     /// The trouble that makes the device unhealthy; none if it is healthy.
@@ -203,23 +204,18 @@ impl DeviceHealth {
         });
     }
 
-    /// Counts an answered probe; the device recovers if it has now answered enough probes over a long enough time.
+    /// Counts an answered probe. Returns the recovery if the device has now answered enough probes over the quiet time.
     fn record_answer(
         &mut self,
         policy: &HealthPolicy,
         device: &PhysicalId,
         now: Duration,
     ) -> Option<HealthChange> {
-        // NVML may go on answering for a GPU whose memory or firmware has failed.
+        // While a reset is needed no answer counts: NVML may go on answering for a GPU whose memory or firmware has failed.
         let trouble = self.trouble.as_mut().filter(|trouble| !trouble.needs_reset)?;
         trouble.n_answered_probes = trouble.n_answered_probes.saturating_add(1);
-        let Trouble {
-            reason,
-            since,
-            n_answered_probes: answers,
-            ..
-        } = *trouble;
-        let quiet = now.saturating_sub(since);
+        let (reason, answers) = (trouble.reason, trouble.n_answered_probes);
+        let quiet = now.saturating_sub(trouble.since);
         if answers < policy.answers.get() || quiet < policy.quiet_after(self.relapses) {
             return None;
         }
@@ -321,7 +317,8 @@ impl Health {
         is_fault.then_some(ApplicationFault { uuid, xid })
     }
 
-    /// Applies one observation, made at `now`; those of unknown devices, or of no device, change nothing.
+    /// Applies one observation, made at `now`; those of unknown devices, or of no device, change nothing. Returns the change of
+    /// health that readers of the fleet must see.
     pub fn observe(&mut self, now: Duration, observation: &Observation) -> Option<HealthChange> {
         // An event that names no device must not make all devices of the node unhealthy.
         let device = observation.device.as_ref()?;
@@ -375,7 +372,7 @@ impl Health {
             _ => reason,
         };
         state.record_trouble(reason, needs_reset, now);
-        // A driver may report the same XID many times per second; kubelet and the events of pods need it once.
+        // A driver may report the same XID many times per second, and nothing changes for kubelet or for events.
         if reason_before == Some(reason) {
             return None;
         }

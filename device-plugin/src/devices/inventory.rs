@@ -1,6 +1,4 @@
 //! The physical devices of this node. A [`source`] lists them, and watches them: a [`Feed`] reports observations of them.
-//!
-//! Only `inventory/nvml` uses NVML.
 
 mod driver_library;
 mod error;
@@ -29,8 +27,8 @@ pub use physical_id::{InvalidPhysicalId, PhysicalId};
 /// The reason that a GPU in MIG mode is left out.
 pub(crate) const MIG: &str = "it is in MIG mode, and sharing MIG instances is not supported";
 
-/// One physical GPU that can be shared. Its form differs from that of [`OtherDevice`] because NVML identifies and describes GPUs
-/// in terms of its own, by which NVIDIA's container runtime injects them too.
+/// One physical GPU that can be shared. It has fields that an [`OtherDevice`] lacks: NVML reports UUID, memory and model of GPUs,
+/// and NVIDIA's container runtime injects GPUs by UUID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// The UUID that NVML reports.
@@ -178,7 +176,8 @@ impl NodeInventory {
         gpus.chain(self.others.iter().map(|other| &other.id))
     }
 
-    /// Returns true if `now` has a device that this inventory lacks or describes otherwise; order and lost devices do not count.
+    /// Returns true if the devices must be listed again: `now` has a device that this inventory lacks or describes otherwise.
+    /// Order and lost devices do not count.
     fn is_outdated_by(&self, now: &Self) -> bool {
         self.driver_version != now.driver_version
             || self.vendor != now.vendor
@@ -205,14 +204,14 @@ impl NodeInventory {
         expected == *gpu
     }
 
-    /// Returns true if `excluded` is a GPU that is in MIG mode by now, and that this inventory still shares.
+    /// Returns true if `excluded` is a GPU in MIG mode that this inventory still shares.
     fn shares_mig(&self, excluded: &ExcludedGpu) -> bool {
         let uuid = excluded.uuid.as_ref();
         excluded.exclusion == ExclusionReason::Mig && uuid.is_some_and(|uuid| self.gpu(uuid).is_some())
     }
 }
 
-/// The error of a library or a file that lists no GPU.
+/// The error if the library or file at `path` lists no GPU.
 fn no_gpu(path: &Path) -> InventoryError {
     InventoryError::absent(format!(
         "{} lists no GPU: keep this daemon off nodes without GPUs (node selector), or pass the devices to its container",

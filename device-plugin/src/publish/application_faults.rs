@@ -1,7 +1,7 @@
 //! Events about XIDs that an application causes by its own fault: on the pod of which a process ended then, else on the node.
 //!
 //! NVML names no process with an XID. The kernel log does, but an unprivileged container cannot read it, so the task compares the
-//! processes on the GPU before and after. It needs a plugin that measures memory by processes (`--measure-memory`).
+//! processes on the GPU before and after. Without measured processes (`--measure-memory`) every event is on the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,12 +18,13 @@ use crate::node::pods::{NodePod, NodePods, PodStage, until_known};
 use crate::publish::memory_use::MeasuredMemory;
 use crate::start::node_state::NodeState;
 
+/// The reason of the events.
 const REASON: &str = "GPUApplicationFault";
 
 /// Time in which the faulty process should end; all faults of a GPU in this time make one event.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Longest wait for the measurement that the plugin requests after [`SETTLE`].
+/// Longest wait for the measurement of memory that the task requests after [`SETTLE`].
 const LIMIT: Duration = Duration::from_secs(15);
 
 /// Most pods that an event on the node names.
@@ -38,8 +39,8 @@ struct Moment {
 }
 
 impl Moment {
-    /// The pod and container whose processes on the GPU have ended by `after`, and their PIDs; none if processes outside of that
-    /// container have ended too.
+    /// The pod and container whose processes on the GPU have ended by `after`, and their PIDs; none if no process has, or
+    /// processes outside of one container have.
     fn ended<'p>(&self, after: &'p Self, gpu: &PhysicalId) -> Option<(&'p NodePod, &str, BTreeSet<u32>)> {
         let ended = self.measured.as_ref()?.ended(after.measured.as_ref()?, gpu)?;
         let owners: BTreeSet<_> = ended.iter().map(|process| process.container.as_ref()).collect();
@@ -80,7 +81,7 @@ impl Moment {
     }
 }
 
-/// The event about faults on a GPU: its pod, or none for the node, and its message.
+/// The event about faults on a GPU: its pod, none for an event on the node, and its message.
 fn event<'p>(
     (gpu, xids): (&PhysicalId, &BTreeSet<u64>),
     before: &Moment,
@@ -106,11 +107,8 @@ fn event<'p>(
 /// Numbers after their noun, such as "XIDs 13, 31".
 fn numbered<T: ToString>(one: &str, several: &str, numbers: &BTreeSet<T>) -> String {
     let texts: Vec<String> = numbers.iter().map(ToString::to_string).collect();
-    format!(
-        "{} {}",
-        if texts.len() == 1 { one } else { several },
-        texts.join(", ")
-    )
+    let noun = if texts.len() == 1 { one } else { several };
+    format!("{noun} {}", texts.join(", "))
 }
 
 /// Writes an event for each GPU with application faults, until the task is dropped.

@@ -1,7 +1,7 @@
 //! Changes of health that come from the node's Device object and not from a watch of the devices.
 //!
-//! At its start the process loads the XIDs that the object names, which no probe finds again. It loads
-//! neither lost devices nor failed probes, which a probe finds, nor XIDs of an earlier boot, because a boot resets devices.
+//! At its start the process loads the XIDs that the object names, which no probe finds again. It loads neither lost devices nor
+//! failed probes, which a probe finds, nor XIDs of an earlier boot, because a boot resets devices.
 //!
 //! Later an operator may declare a device healthy: `kubectl annotate device NODE gpushare/clear-unhealthy=GPU-…` names devices,
 //! separated by commas, or `all`.
@@ -24,12 +24,13 @@ use crate::devices::health::HealthReason;
 use crate::devices::inventory::PhysicalId;
 use crate::publish::own_objects::StoredDevice;
 
+/// Longest wait for one read of the Device object.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// The shortest and the longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
-/// Sends corrections until the task is dropped. `boot_id` is the present boot, if the kernel names it.
+/// Sends corrections until the task is dropped. `boot_id` is the ID of the present boot, if the kernel names it.
 pub async fn correct_health(
     connection: Connection,
     node_name: String,
@@ -46,9 +47,10 @@ pub async fn correct_health(
     clear_devices(devices, device, fleet, corrections).await;
 }
 
-/// The XIDs in the node's Device object; none if there is no such object, or it cannot be read.
+/// The XIDs in the node's Device object; none if there is none, or it cannot be read, is not valid, or is of an earlier boot.
 ///
-/// kubelet gets the devices before that. Until the XIDs are loaded, the plugin writes no Device object and starts no container.
+/// kubelet gets the device lists before that. Until the XIDs are loaded, the plugin writes no Device object and lets no container
+/// start.
 async fn load_xids(
     devices: &Api<RawDevice>,
     node: &str,
@@ -92,13 +94,13 @@ fn earlier_xids(spec: &DeviceSpec) -> Vec<EarlierXid> {
     errors
 }
 
-/// Reads the Device object of this node, again and again while the API server is away or cannot answer.
+/// Reads the Device object of this node, again and again while the API server does not answer; none if it has none or refuses.
 async fn read_device(devices: &Api<RawDevice>, node: &str, backoff: &mut Backoff) -> Option<RawDevice> {
     let mut is_logged = false;
     loop {
         let error = match timeout(REQUEST_LIMIT, devices.get_opt(node)).await {
             Ok(Ok(found)) => return found,
-            // Another attempt would get the same answer, and containers must start in the end.
+            // A refusal, which another attempt would get too, and containers must start in the end.
             Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
                 warn!(
                     error = one_line(&status),
@@ -145,7 +147,7 @@ async fn clear_devices(
                 return;
             }
         }
-        // In any case: an annotation that stayed would clear later trouble too, and a mistyped name a device that comes later.
+        // Unknown names go too: an annotation that stayed would clear later trouble, and a device of that name that comes later.
         let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
         if let Err(error) = devices.patch(&node, &PatchParams::default(), &removal).await {
             warn!(
@@ -164,7 +166,7 @@ fn clear_annotation(device: &StoredDevice) -> Option<(String, String)> {
     Some((object.metadata.name.clone()?, value.clone()))
 }
 
-/// The devices of this node that the annotation's value names, and the names of others.
+/// The devices of this node that the annotation's value names, and the names in it that are of no device here.
 fn named_devices<'a>(value: &'a str, fleet: &NodeFleet) -> (Vec<PhysicalId>, Vec<&'a str>) {
     let names: Vec<&str> = value.split(',').map(str::trim).collect();
     let (mut devices, mut unknown) = (Vec::new(), names.clone());

@@ -38,7 +38,7 @@ const UNKNOWN: &str = "Unknown";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceObjectInputs {
     /// The annotation with the devices of pods that gpushare's scheduler did not place, if there are any.
-    pub checkpoints: Option<String>,
+    pub kubelet_allocations: Option<String>,
     /// True if this plugin serves whole GPUs too, under a vendor's resource name.
     pub serves_vendor: bool,
     /// True if the devices are simulated: read from a file (`--inventory=file:`).
@@ -51,7 +51,7 @@ pub struct DeviceObjectInputs {
     pub injection: Option<Injection>,
     /// The enforcement level of memory limits on each GPU; empty until the levels are decided.
     pub enforcements: Arc<Enforcements>,
-    /// The present boot of this node, if the kernel names it.
+    /// The ID of this node's present boot, if the kernel names it.
     pub boot_id: Option<String>,
     /// The annotation with the pods that have no device, if it is known.
     pub pods_without_devices: Option<String>,
@@ -134,6 +134,7 @@ impl DeviceObjectInputs {
         labels
     }
 
+    /// The annotations that schedulers read, and the boot ID, which [`super::corrections`] reads after a restart of the plugin.
     fn annotations(&self, fleet: &NodeFleet) -> BTreeMap<String, String> {
         let table = partitions::table(fleet, &self.overrides);
         let links = (!fleet.links.is_empty()).then_some(&fleet.links);
@@ -141,7 +142,7 @@ impl DeviceObjectInputs {
         for (key, text) in [
             (GPU_PARTITIONS, table.map(|table| json!(table).to_string())),
             (GPU_LINKS, links.map(|links| json!(links).to_string())),
-            (DEVICES_CHECKPOINTS, self.checkpoints.clone()),
+            (DEVICES_CHECKPOINTS, self.kubelet_allocations.clone()),
             (BOOT_ID, self.boot_id.clone()),
             (PODS_WITHOUT_DEVICES, self.pods_without_devices.clone()),
         ] {
@@ -155,8 +156,7 @@ impl DeviceObjectInputs {
 
 /// Returns true if the API server's object `stored` has everything of `wanted`. It may have labels and annotations of others too.
 pub fn matches(stored: &RawDevice, wanted: &Device) -> bool {
-    let no_owners = Vec::new();
-    let stored_owners = stored.metadata.owner_references.as_ref().unwrap_or(&no_owners);
+    let stored_owners = stored.metadata.owner_references.as_deref().unwrap_or_default();
     let mut owners = wanted.metadata.owner_references.iter().flatten();
     stored.read().is_ok_and(|spec| spec == wanted.spec)
         && includes(stored.metadata.labels.as_ref(), wanted.metadata.labels.as_ref())
@@ -173,12 +173,13 @@ fn includes(stored: Option<&Pairs>, wanted: Option<&Pairs>) -> bool {
     wanted.all(|(key, value)| stored.and_then(|stored| stored.get(key)) == Some(value))
 }
 
-/// The location in the form of the Device object. Unknown parts of the PCIe tree are empty, and the socket is unknown (-1).
+/// The location in the form of the Device object; none if nothing of it is known. Unknown parts of the PCIe tree are empty.
 fn topology(bus_id: Option<&str>, location: &PciLocation) -> Option<DeviceTopology> {
     if location.is_unknown() {
         return None;
     }
     Some(DeviceTopology {
+        // Unknown: neither NVML nor sysfs names the socket.
         socket_id: -1,
         // Koordinator's scheduler needs a NUMA node. Machines with only one do not report it, and a label marks it as unknown.
         node_id: location.numa_node.unwrap_or(0),
@@ -205,11 +206,11 @@ fn common_model(fleet: &NodeFleet) -> Option<&str> {
     if models.any(|other| other != model) {
         return None;
     }
-    // NVML has the vendor in the name, which Koordinator's label has not.
+    // NVML's name begins with the vendor, the value of Koordinator's label does not.
     Some(model.strip_prefix("NVIDIA ").unwrap_or(model))
 }
 
-/// The text with only those characters that a label may have.
+/// The text as the value of a label: cut to the longest length, with `-` in place of characters that no label may have.
 fn label_value(text: &str) -> String {
     let mut allowed = String::new();
     for c in text.chars().take(MAX_LABEL) {
@@ -225,16 +226,16 @@ fn status(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }
 }
 
-/// Makes the object's entry of each device.
+/// Makes the entry of each device in the Device object.
 struct DeviceEntries<'a> {
     inputs: &'a DeviceObjectInputs,
-    /// The devices of the present object, whose conditions have the times since when they hold.
+    /// The devices in the last write, or in the stored object before the first write; their conditions have transition times.
     before: Option<&'a DeviceSpec>,
     now: DateTime<Utc>,
 }
 
 impl DeviceEntries<'_> {
-    /// A GPU's entry in the Device object, with its amounts of computing power, memory and places for sharers (`slots`).
+    /// A GPU's entry, with its amounts of computing power, memory and places for sharers (`slots`).
     fn gpu(&self, entry: &FleetDevice<Gpu>, slots: u32) -> DeviceInfo {
         let percent = Quantity::from_unsigned(WHOLE_DEVICE_PERCENT);
         let mut info = self.device_info(&FleetEntry::from(entry));
@@ -265,7 +266,7 @@ impl DeviceEntries<'_> {
         info
     }
 
-    /// The entry of a device other than a GPU in the Device object.
+    /// The entry of a device other than a GPU.
     fn other_device(&self, entry: &FleetDevice<OtherDevice>) -> DeviceInfo {
         let device = &entry.device;
         let address = device.bus_id.as_deref().unwrap_or(device.id.as_str());
@@ -299,6 +300,7 @@ impl DeviceEntries<'_> {
         }
     }
 
+    /// The conditions of a device: health and injection, and those of GPUs about isolation, the report and memory limits.
     fn conditions(&self, entry: &FleetEntry<'_>) -> Vec<DeviceCondition> {
         let id = entry.key.id.as_str();
         let mut conditions = Vec::new();
@@ -373,7 +375,7 @@ impl DeviceEntries<'_> {
         Some(self.condition(id, CONDITION_ISOLATED, status(false), "ImageVariable", &message))
     }
 
-    /// The condition that is false if a part of the node's report is not valid; none if every part always was.
+    /// The condition that is false if a part of the node's report is not valid; none if it never was.
     fn report_condition(&self, id: &str) -> Option<DeviceCondition> {
         let before = self.find_before(id, CONDITION_REPORT_VALID);
         let (status, reason, message) = match &self.inputs.report_problem {
@@ -388,7 +390,7 @@ impl DeviceEntries<'_> {
         Some(self.condition(id, CONDITION_REPORT_VALID, status, reason, message))
     }
 
-    /// A condition of the device with ID `id`, with the time since which it has this status.
+    /// A condition of the device with ID `id`; its transition time stays if its status does.
     fn condition(
         &self,
         id: &str,
@@ -411,7 +413,7 @@ impl DeviceEntries<'_> {
         }
     }
 
-    /// The condition of this type that the device has in the Device object of the API server.
+    /// The condition of this type that the device has in `before`.
     fn find_before(&self, id: &str, condition_type: &str) -> Option<&DeviceCondition> {
         let mut devices = self.before?.devices.iter();
         let device = devices.find(|device| device.id == id)?;

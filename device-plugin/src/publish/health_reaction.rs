@@ -30,6 +30,7 @@ const GONE: &str = "is no longer on this node";
 /// The type and the ID of a device.
 type DeviceId = (String, String);
 
+/// An action of the [`HealthTracker`], which [`HealthReaction::perform`] carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum HealthAction {
     /// Write an event on the node, with this reason and message.
@@ -43,9 +44,9 @@ enum HealthAction {
 #[derive(Clone, Debug)]
 struct DeviceState {
     key: DeviceKey,
-    /// The error and the time since when the device is unhealthy; none while it is healthy.
+    /// The last error, and the time since when the device is unhealthy; none while it is healthy.
     trouble: Option<(String, Instant)>,
-    /// Pods with an event about this error.
+    /// The pods with an event about this trouble.
     notified: BTreeSet<PodUid>,
 }
 
@@ -63,7 +64,6 @@ struct HealthTracker {
 }
 
 impl HealthTracker {
-    /// A tracker before its first update.
     fn new(evicts: bool) -> Self {
         Self {
             evicts,
@@ -107,7 +107,8 @@ impl HealthTracker {
         actions
     }
 
-    /// Compares the devices with those of the last update. A removed device stays in the tracker, unhealthy, until it is back.
+    /// Compares the devices with those of the last update, and returns the events on the node. A removed device stays in the
+    /// tracker, unhealthy, until it is back.
     fn update_devices(&mut self, fleet: &NodeFleet, now: Instant) -> Vec<HealthAction> {
         // At the start of the process every device is new, and only an unhealthy one is worth an event.
         let is_first = self.devices.is_none();
@@ -123,7 +124,7 @@ impl HealthTracker {
             } else {
                 node_event(before, &entry)
             };
-            // The time of eviction counts from the first error, also when another error follows.
+            // The grace before eviction counts from the first error, also when another error follows.
             let trouble = (!entry.is_healthy).then(|| {
                 let since = before.and_then(|before| before.trouble.as_ref());
                 (entry.message.to_owned(), since.map_or(now, |(_, since)| *since))
@@ -190,7 +191,7 @@ impl HealthTracker {
         actions
     }
 
-    /// The time of the next eviction, if no device and no pod changes until then.
+    /// The time at which the tracker must be updated for an eviction, if no device and no pod changes until then.
     fn next_eviction(&self, now: Instant) -> Option<Instant> {
         if !self.evicts {
             return None;
@@ -213,20 +214,20 @@ fn gone_message(device: &str) -> String {
     format!("{device}, which this pod holds, {GONE}. Delete the pod to reschedule it.")
 }
 
-/// The event on the node about a device that is new, or whose health or error differs from `before`.
+/// The event on the node about a device that is new, or whose health or error differs from `before`, its last state.
 fn node_event(before: Option<&DeviceState>, entry: &FleetEntry<'_>) -> Option<HealthAction> {
     let device = format!("{} {}", type_name(entry.device_type), entry.key.id);
     let trouble_before = before.and_then(|before| before.trouble.as_ref());
-    let (event_type, reason, message) = match (before, trouble_before) {
-        (_, Some((trouble, _))) if !entry.is_healthy && trouble == entry.message => return None,
-        (Some(_), None) if entry.is_healthy => return None,
-        (None, _) if entry.is_healthy => (EventType::Normal, "GPUAdded", format!("{device} has come")),
-        _ if entry.is_healthy => (
+    let (event_type, reason, message) = match (entry.is_healthy, before.is_some(), trouble_before) {
+        (true, true, None) => return None,
+        (true, true, Some(_)) => (
             EventType::Normal,
             "GPUHealthy",
             format!("{device} is healthy again: {}", entry.message),
         ),
-        _ => (
+        (true, false, _) => (EventType::Normal, "GPUAdded", format!("{device} has come")),
+        (false, _, Some((trouble, _))) if trouble == entry.message => return None,
+        (false, ..) => (
             EventType::Warning,
             "GPUUnhealthy",
             format!("{device} is unhealthy: {}", entry.message),
@@ -279,7 +280,7 @@ impl HealthReaction {
         }
     }
 
-    /// Carries out what the tracker has decided: records the events, and evicts the pods.
+    /// Writes the events, and evicts the pods.
     async fn perform(&self, actions: Vec<HealthAction>) {
         for action in actions {
             match action {

@@ -1,9 +1,9 @@
 //! The GPU memory that each container uses: as the driver knows it for the container's cgroup where it limits the container,
 //! else by the processes that the driver lists and the cgroups in which they run.
 //!
-//! The driver says the memory of a cgroup without privilege. A process of this node is visible only with the node's PID namespace
-//! (`hostPID`). Memory of a process that is in no container of a known pod is not attributed: it may be of the node itself, or
-//! of a pod that requests no device.
+//! The driver gives the memory of a cgroup without privilege. The processes of other containers are visible only in the node's
+//! PID namespace (`hostPID`). Memory of a process that is in no container of a known pod is not attributed: it may be of the node
+//! itself, or of a pod that requests no device.
 
 mod container_cgroups;
 pub mod overrun;
@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Time after which the last measurement is no longer shown, if the driver does not answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// One container's use of one GPU.
+/// A container on a GPU, by which its memory there is found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ContainerGpu {
     /// The pod.
@@ -58,7 +58,7 @@ pub struct GpuProcess {
     pub gpu: PhysicalId,
     /// Its number in this process's PID namespace; 0 for simulated processes.
     pub pid: u32,
-    /// The pod and the name of its container; none in no container of a known pod.
+    /// The pod and the name of its container; none for a process in no container of a known pod.
     pub container: Option<(PodUid, String)>,
 }
 
@@ -71,10 +71,10 @@ pub struct MeasuredMemory {
     pub processes: BTreeSet<GpuProcess>,
     /// The bytes on each GPU of processes in no container of a known pod. `None` if the processes were not measured.
     pub unattributed: Option<BTreeMap<PhysicalId, u64>>,
-    /// The IDs of the measured containers: if the processes were measured, a container of these that is not in `by_container`
-    /// has no process on the GPU. A container that was created later is not among them.
+    /// The IDs of the containers that existed when the processes were measured, and of those that the driver limits. If processes
+    /// were measured, one of these containers that is not in `by_container` has no process on the GPU.
     pub containers: BTreeSet<String>,
-    /// The limit that the driver enforces on each container, as the driver says.
+    /// The limit, in bytes, on each container on each GPU, as read back from the driver.
     pub limits: BTreeMap<ContainerGpu, u64>,
 }
 
@@ -107,12 +107,12 @@ impl MeasuredMemory {
             });
             let bytes = match owner {
                 Some((pod, container)) => {
-                    let of = ContainerGpu {
+                    let key = ContainerGpu {
                         pod: (*pod).clone(),
                         container: (*container).clone(),
                         gpu: process.gpu.clone(),
                     };
-                    measured.by_container.entry(of).or_default()
+                    measured.by_container.entry(key).or_default()
                 }
                 // A process that has ended since the driver listed it counts here too, until the next round.
                 None => unattributed.entry(process.gpu.clone()).or_default(),
@@ -124,32 +124,33 @@ impl MeasuredMemory {
         measured
     }
 
-    /// The bytes that a container of this pod uses on a GPU; `None` if that is not known.
-    pub fn used(&self, pod: &NodePod, of: &ContainerGpu) -> Option<u64> {
+    /// The bytes that the container of `pod` named in `key` uses on the GPU; `None` if one of its instances was not measured.
+    pub fn used(&self, pod: &NodePod, key: &ContainerGpu) -> Option<u64> {
         let mut ids = pod
             .created
             .iter()
-            .filter(|(_, name)| *name == of.container)
+            .filter(|(_, name)| *name == key.container)
             .peekable();
         let is_measured = ids.peek().is_some() && ids.all(|(id, _)| self.containers.contains(id));
         let no_process = self.unattributed.is_some().then_some(0);
-        is_measured.then(|| self.by_container.get(of).copied().or(no_process))?
+        let used = self.by_container.get(key).copied().or(no_process);
+        used.filter(|_| is_measured)
     }
 
-    /// The processes on a GPU that `later` does not have any more; `None` unless both measured the processes.
+    /// The processes on a GPU that are no longer in `later`; `None` unless both measurements have processes.
     pub fn ended(&self, later: &Self, gpu: &PhysicalId) -> Option<Vec<&GpuProcess>> {
         self.unattributed.as_ref().and(later.unattributed.as_ref())?;
         let is_gone = |process: &&GpuProcess| process.gpu == *gpu && !later.processes.contains(*process);
         Some(self.processes.iter().filter(is_gone).collect())
     }
 
-    /// Notes the driver's word for a container, which replaces the sum over the container's processes.
-    fn set(&mut self, (of, id): (ContainerGpu, String), used: u64, limit: Option<u64>) {
+    /// Notes the driver's figures for a container with this ID, which replace the sum over the container's processes.
+    fn set(&mut self, (key, id): (ContainerGpu, String), used: u64, limit: Option<u64>) {
         self.containers.insert(id);
         if let Some(limit) = limit {
-            self.limits.insert(of.clone(), limit);
+            self.limits.insert(key.clone(), limit);
         }
-        self.by_container.insert(of, used);
+        self.by_container.insert(key, used);
     }
 }
 
@@ -160,8 +161,8 @@ pub struct ContainerMemory<'a> {
     pub pod: &'a NodePod,
     /// The GPU.
     pub gpu: &'a Gpu,
-    /// The container on this GPU.
-    pub of: ContainerGpu,
+    /// The container and the GPU.
+    pub key: ContainerGpu,
     /// The bytes in use; `None` if they are not known.
     pub used: Option<u64>,
     /// The bytes of its share; `None` if it has none, or they are not known.
@@ -183,7 +184,7 @@ pub fn memory_of_containers<'a>(
                 if !placement.has_gpu(gpu) {
                     continue;
                 }
-                let of = ContainerGpu {
+                let key = ContainerGpu {
                     pod: pod.uid.clone(),
                     container: container.name.clone(),
                     gpu: gpu.uuid.clone(),
@@ -191,9 +192,9 @@ pub fn memory_of_containers<'a>(
                 containers.push(ContainerMemory {
                     pod,
                     gpu,
-                    used: measured.used(pod, &of),
+                    used: measured.used(pod, &key),
                     given: given_memory(unit, container, placement, gpu, placement.gpus.len()),
-                    of,
+                    key,
                 });
             }
         }
@@ -207,7 +208,7 @@ fn container_ids_of(pods: &NodePods) -> BTreeSet<String> {
     created.map(|(id, _)| id.clone()).collect()
 }
 
-/// The containers on GPUs whose memory the driver may limit, with their IDs.
+/// The containers on each GPU where the enforcement level is `driver`, with their IDs: the driver may limit their memory there.
 fn containers_by_driver(
     pods: &NodePods,
     fleet: &NodeFleet,
@@ -223,12 +224,12 @@ fn containers_by_driver(
             }
             for FleetDevice { device: gpu, .. } in &fleet.gpus {
                 if placement.has_gpu(gpu) && is_by_driver(levels, &gpu.uuid) {
-                    let of = ContainerGpu {
+                    let key = ContainerGpu {
                         pod: pod.uid.clone(),
                         container: name.clone(),
                         gpu: gpu.uuid.clone(),
                     };
-                    containers.push((of, id.clone()));
+                    containers.push((key, id.clone()));
                 }
             }
         }
@@ -236,15 +237,16 @@ fn containers_by_driver(
     containers
 }
 
+/// The result of one call of [`measure`].
 #[derive(Debug, Default)]
 struct Measurement {
     /// The memory in use; none if no source knows any.
     measured: Option<MeasuredMemory>,
-    /// The reason that one of the sources is missing.
+    /// The failure of a source, if one has failed.
     problem: Option<InventoryError>,
 }
 
-/// Measures the memory once: by processes if `procfs` is given, and by the driver where it limits containers. Blocks.
+/// Measures the memory once: by processes if `procfs` is given, and by cgroups where the driver limits containers. Blocks.
 fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Measurement {
     let mut now = Measurement::default();
     let processes = procfs.map(|procfs| (procfs, source.memory_use()));
@@ -268,11 +270,11 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     let ids = containers.iter().map(|(_, id)| id.as_str()).collect();
     let directories = find_cgroups(&node.settings.sysfs_root.join("fs/cgroup"), &ids);
     let (mut owners, mut cgroups) = (Vec::new(), Vec::new());
-    for (of, id) in containers {
+    for (key, id) in containers {
         if let Some(cgroup) = directories.get(&id).cloned() {
-            let gpu = of.gpu.clone();
+            let gpu = key.gpu.clone();
             cgroups.push(CgroupOnGpu { gpu, cgroup });
-            owners.push((of, id));
+            owners.push((key, id));
         }
     }
     if cgroups.is_empty() {
@@ -281,9 +283,9 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     match source.cgroup_memory(&cgroups) {
         Ok((memory, problem)) => {
             now.problem = now.problem.or(problem);
-            for (of, memory) in owners.into_iter().zip(memory) {
+            for (owner, memory) in owners.into_iter().zip(memory) {
                 if let CgroupMemory::Limited { used, limit } = memory {
-                    now.measured.get_or_insert_default().set(of, used, limit);
+                    now.measured.get_or_insert_default().set(owner, used, limit);
                 }
             }
         }
@@ -292,9 +294,8 @@ fn measure(node: &NodeState, source: &DeviceSource, procfs: Option<&Path>) -> Me
     now
 }
 
-/// Measures until the task is dropped: once the pods are known, every 15 s, and soon after a container comes or goes, or the
-/// node's state asks for it.
-/// `None` is sent while the use is not known. Without `procfs` the processes are not measured.
+/// Measures until the task is dropped: once the pods are known, every 15 s, soon after a container comes or goes, and when
+/// [`NodeState::measure_again`] is notified. Sends `None` while the use is not known. Without `procfs` no process is measured.
 pub async fn measure_memory_use(
     node: Arc<NodeState>,
     source: DeviceSource,
@@ -303,7 +304,7 @@ pub async fn measure_memory_use(
 ) {
     let mut logged = LoggedError::default();
     let mut pods = node.pods.clone();
-    // All memory would count as that of unknown processes.
+    // Before that, all memory would count as that of unknown processes.
     until_known(&mut pods).await;
     loop {
         let started = Instant::now();
@@ -341,6 +342,7 @@ pub async fn measure_memory_use(
     }
 }
 
+/// The text of the cgroup file of a process; none if the process has ended.
 fn cgroups_of(procfs: &Path, pid: u32) -> Option<String> {
     std::fs::read_to_string(procfs.join(pid.to_string()).join("cgroup")).ok()
 }

@@ -1,5 +1,5 @@
 //! Gauges of the node's state: devices, injection, registration, containers whose start is blocked, and memory in use. A scrape
-//! reads the state itself, so the gauges cannot differ from the state. A gauge whose value is not known is absent, never 0.
+//! reads the state itself, so the gauges cannot differ from it. A gauge whose value is not known is absent, never 0.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -41,7 +41,7 @@ impl NodeGauges {
         gauges
     }
 
-    /// Exports this node's gauges from now on, from these sources.
+    /// Exports the gauges from now on. Each scrape reads these sources.
     pub fn show(
         &self,
         node: Arc<NodeState>,
@@ -142,7 +142,6 @@ fn write_injection(encoder: &mut DescriptorEncoder<'_>, injection: &Injection) -
     let is_exposed = match injection.exposure {
         None => false,
         Some(Exposure::EveryPod | Exposure::RuntimeClass(_)) => true,
-        // A gauge whose value is not known is absent.
         Some(Exposure::Unknown(_)) => return Ok(()),
     };
     let help =
@@ -163,12 +162,12 @@ fn write_memory_use(
         let labels = [
             ("namespace", memory.pod.namespace.clone()),
             ("pod", memory.pod.name.clone()),
-            ("container", memory.of.container.clone()),
+            ("container", memory.key.container.clone()),
             ("device", memory.gpu.uuid.to_string()),
         ];
         for (values, bytes) in [
             (&mut given, memory.given),
-            (&mut limits, measured.limits.get(&memory.of).copied()),
+            (&mut limits, measured.limits.get(&memory.key).copied()),
             (&mut used, memory.used),
         ] {
             values.extend(bytes.map(|bytes| (labels.clone(), gauge_value(bytes))));

@@ -38,13 +38,13 @@ use crate::logged_error::LoggedError;
 /// The prefix of labels that only this plugin writes.
 const OWN_PREFIX: &str = "gpushare/";
 
-/// Longest name and value of a label.
+/// Most characters of a label's name, without prefix, and of its value.
 pub(crate) const MAX_LABEL: usize = 63;
 
-/// Longest prefix of a label's name.
+/// Most characters of the prefix of a label's name.
 const MAX_LABEL_PREFIX: usize = 253;
 
-/// The paths of the files; none where the operator has no such file.
+/// The paths of both files; none if the operator's flag is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverrideFiles {
     /// Labels, in YAML or JSON.
@@ -60,7 +60,7 @@ pub struct NodeOverrides {
     pub labels: DeviceLabels,
     /// The partitions of the node's GPUs, if the file has any.
     pub partitions: Option<GpuPartitionTable>,
-    /// The mistake in a file of partitions that cannot be read; `partitions` then has its last valid content.
+    /// The mistake in a file of partitions that cannot be read; `partitions` then has its last valid content, if it had any.
     pub partitions_problem: Option<String>,
 }
 
@@ -99,14 +99,14 @@ pub struct DeviceLabels {
 }
 
 impl DeviceLabels {
-    /// Reads the file of device labels, and checks that the API server takes each label.
+    /// Reads the file of device labels, and checks each label.
     fn read(path: &Path) -> anyhow::Result<Self> {
         let read = read_file::<Self>(path)?.unwrap_or_default();
         let labels = Self {
             devices: with_sysfs_addresses(read.devices),
             virtual_functions: with_sysfs_addresses(read.virtual_functions),
         };
-        // The API server would refuse the whole Device object for one invalid label.
+        // A pod's hint selects devices by a label selector of Kubernetes, which cannot name an invalid label.
         for (device, of_device) in labels.devices.iter().chain(&labels.virtual_functions) {
             for (name, value) in of_device {
                 if let Some(rule) = broken_rule(name, value) {
@@ -118,22 +118,22 @@ impl DeviceLabels {
         Ok(labels)
     }
 
-    /// The labels of a device.
+    /// The file's labels of a device: of its type, then of its PCI address, then of its ID; the later ones win.
     pub fn of_device(&self, device_type: &str, id: &str, bus_id: Option<&str>) -> Labels {
         merge(&self.devices, [Some(device_type), bus_id, Some(id)])
     }
 
-    /// The virtual functions of a device in groups of equal labels, in the order of the first function of each group.
+    /// The virtual functions of the device at this address in groups of equal labels, in the order of the first of each group.
     pub fn regroup(
         &self,
         device_type: &str,
-        device: &str,
+        address: &str,
         groups: &[VirtualFunctionGroup],
     ) -> Vec<VirtualFunctionGroup> {
         let mut regrouped = Vec::<VirtualFunctionGroup>::new();
         for group in groups {
             for function in &group.vfs {
-                let names = [Some(device_type), Some(device), Some(function.bus_id.as_str())];
+                let names = [Some(device_type), Some(address), Some(function.bus_id.as_str())];
                 let mut labels = group.labels.clone();
                 labels.extend(merge(&self.virtual_functions, names));
                 // The Device object has a group for each set of labels, as Koordinator's `vfSelector` reads them.
@@ -150,7 +150,7 @@ impl DeviceLabels {
     }
 }
 
-/// The labels by device, with PCI addresses written as sysfs writes them.
+/// The same labels, with each PCI address among the names in the form of sysfs, whatever its form in the file.
 fn with_sysfs_addresses(labels: BTreeMap<String, Labels>) -> BTreeMap<String, Labels> {
     let mut converted = BTreeMap::new();
     for (name, of_device) in labels {
@@ -170,13 +170,10 @@ fn merge(all: &BTreeMap<String, Labels>, names: [Option<&str>; 3]) -> Labels {
 
 /// The rule of Kubernetes or of this plugin that a label breaks, if it breaks one.
 fn broken_rule(name: &str, value: &str) -> Option<&'static str> {
-    let (prefix, short) = match name.split_once('/') {
-        Some((prefix, short)) => (Some(prefix), short),
-        None => (None, name),
-    };
-    let is_prefix_valid = match prefix {
-        Some(prefix) => prefix.len() <= MAX_LABEL_PREFIX && prefix.split('.').all(is_label_text),
-        None => true,
+    let is_prefix = |prefix: &str| prefix.len() <= MAX_LABEL_PREFIX && prefix.split('.').all(is_label_text);
+    let (is_prefix_valid, short) = match name.split_once('/') {
+        Some((prefix, short)) => (is_prefix(prefix), short),
+        None => (true, name),
     };
     if name.starts_with(OWN_PREFIX) {
         Some("is written by this plugin alone")

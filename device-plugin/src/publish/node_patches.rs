@@ -1,5 +1,5 @@
-//! Patches of this node's Node: its memory unit, labels, status, condition, and the revision of its Device object. The patch of
-//! the condition is a strategic merge patch, the others are merge patches. `None` is returned if the Node needs no change.
+//! Patches of this node's Node: memory unit, labels, amounts in the status, condition, and the revision of the Device object. The
+//! patch of the condition is a strategic merge patch, the others are merge patches. `None` means that the Node is right.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,7 +29,7 @@ pub struct Absence {
     pub message: String,
 }
 
-/// The patch of the annotation with the size of a memory unit, so that no reader has to guess it.
+/// The patch of the annotation with the size of a memory unit.
 pub fn memory_unit(node: &Node, names: &ResourceNames, unit: MemoryUnit) -> Option<Value> {
     let (key, unit) = (names.memory_unit_annotation(), unit.to_string());
     if node.annotations().get(&key) == Some(&unit) {
@@ -51,7 +51,7 @@ pub fn labels(node: &Node, of_device: &BTreeMap<String, String>) -> Option<Value
     (!labels.is_empty()).then(|| json!({"metadata": {"labels": labels}}))
 }
 
-/// The patch of the annotation whose value changes with the Device object, at which kube-scheduler tries refused pods again.
+/// The patch of the annotation whose value changes with the Device object, so that kube-scheduler tries refused pods again.
 pub fn revision(node: &Node, device: &RawDevice) -> Option<Value> {
     // kube-scheduler watches no Device objects: it tries a refused pod again only when a node or a pod changes.
     let mut hasher = DefaultHasher::new();
@@ -95,7 +95,7 @@ pub fn condition(node: &Node, absence: Option<&Absence>, now: DateTime<Utc>) -> 
     Some(json!({"status": {"conditions": [condition]}}))
 }
 
-/// The patch of capacity and allocatable for the resources that no device plugin advertises, so that this plugin writes them.
+/// The patch of capacity and allocatable for the resources of [`Requests`], which no device plugin advertises.
 ///
 /// An amount is that of the healthy devices ([`offered`]), or the sum of the pods' requests ([`requested`]) if that is more.
 /// Capacity and allocatable are the same.
@@ -121,8 +121,8 @@ pub fn status_amounts(node: &Node, amounts: Requests) -> Option<Value> {
 /// The value that replaces the amount `present` in node status; none if `present` is `amount` already.
 fn amount_change(present: Option<&QuantityText>, amount: u64) -> Option<Value> {
     if amount == 0 {
-        // kubelet refuses a bound pod for good where the node has 0 of a resource, and compares none that the node lacks, so that
-        // the pod waits for its device.
+        // null removes the amount: kubelet fails a bound pod for good if the node has 0 of a resource, and does not check one
+        // that the node does not list, so that the pod waits for its device.
         return present.map(|_| Value::Null);
     }
     let wanted = Quantity::from_unsigned(amount);
@@ -149,12 +149,13 @@ pub fn offered(devices: &[DeviceInfo]) -> Requests {
     sum
 }
 
+/// The amount of a resource in a device's entry in the Device object; 0 if it offers none.
 fn amount(device: &DeviceInfo, resource: &str) -> u64 {
     let quantity = device.resources.get(resource).copied().unwrap_or_default();
     quantity.unsigned().unwrap_or(0)
 }
 
-/// The amounts that pods request which kubelet has admitted, or may admit because they have a usable allocation record.
+/// The sum of the requests of the pods that kubelet has admitted, or may admit because they have a usable allocation record.
 pub fn requested(pods: &NodePods) -> Requests {
     let mut sum = Requests::default();
     for pod in pods.iter() {

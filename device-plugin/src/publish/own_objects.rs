@@ -1,4 +1,4 @@
-//! Watches of this node's own objects: its Node, from which kubelet takes the plugin's resources out now and then, and its Device
+//! Watches of this node's own objects: its Node, whose amounts a kubelet without a checkpoint sets to zero, and its Device
 //! object, which others may delete or change.
 
 use std::fmt;
@@ -48,7 +48,7 @@ impl From<Option<RawDevice>> for StoredDevice {
     }
 }
 
-/// Sends each state of this node's Node object to `node`, until the task is dropped.
+/// Sends each state of this node's Node to `node`, until the task is dropped.
 pub async fn watch_node(connection: Connection, node_name: String, node: watch::Sender<Option<Node>>) {
     let show = |found: Option<Node>| {
         if found.is_none() {
@@ -62,13 +62,13 @@ pub async fn watch_node(connection: Connection, node_name: String, node: watch::
     watch_object("this node", connection, &node_name, show).await;
 }
 
-/// Watches this node's Device object until the task is dropped.
+/// Sends each state of this node's Device object to `device`, until the task is dropped.
 pub async fn watch_device(connection: Connection, node_name: String, device: watch::Sender<StoredDevice>) {
     let show = |found| send_if_changed(&device, StoredDevice::from(found));
     watch_object("this node's Device object", connection, &node_name, show).await;
 }
 
-/// Watches the object of this name; `show` gets each state of it, `None` when there is none.
+/// Watches the object of this name; `show` gets each state of it, `None` when there is none. `description` is for log lines.
 async fn watch_object<K>(
     description: &'static str,
     connection: Connection,

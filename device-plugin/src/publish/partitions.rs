@@ -14,10 +14,11 @@ use super::node_overrides::NodeOverrides;
 /// Words in the names of known models.
 const BOARDS: [&str; 3] = ["H100", "H800", "H20"];
 
-/// Words in the names of cards that have the name of a known model and sit on no board.
+/// Words in the names of PCIe cards with the GPU of a known model, which sit on no board.
 const CARDS: [&str; 2] = ["PCIe", "NVL"];
 
-/// The partition table for these devices. The operator's table counts if this node has all GPUs of one of its partitions.
+/// The partition table for these devices. The operator's table counts if this node has all GPUs of one of its partitions, or if
+/// it is empty.
 pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitionTable> {
     // One file may serve nodes of several kinds, so a table of another node is no error.
     if let Some(table) = &overrides.partitions
@@ -25,7 +26,7 @@ pub fn table(fleet: &NodeFleet, overrides: &NodeOverrides) -> Option<GpuPartitio
     {
         return Some(table.clone());
     }
-    // The operator's file, which cannot be read, is meant to replace the other tables, so none of them may be right.
+    // An operator whose file cannot be read has meant to replace the other tables, so none of them may be right.
     if overrides.partitions.is_none() && overrides.partitions_problem.is_some() {
         return None;
     }
@@ -59,7 +60,6 @@ fn is_known_board(fleet: &NodeFleet) -> bool {
     for entry in &fleet.gpus {
         let mut is_board = false;
         for word in entry.device.model.split([' ', '-']) {
-            // Such a card has the GPU of a board and none of its switches.
             if CARDS.contains(&word) {
                 return false;
             }
@@ -69,8 +69,7 @@ fn is_known_board(fleet: &NodeFleet) -> bool {
             return false;
         }
     }
-    let mut minors: Vec<u32> = fleet.gpus.iter().map(|entry| entry.device.minor).collect();
-    minors.sort_unstable();
+    let minors: Vec<u32> = minors_of(fleet).into_iter().collect();
     // If NVML reports links, one group of linked GPUs must have all eight.
     let are_linked = fleet.links.is_empty() || fleet.links.iter().any(|group| group.minors == minors);
     are_linked && minors == (0..BOARD_GPUS).collect::<Vec<_>>()

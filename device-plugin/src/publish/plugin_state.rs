@@ -44,14 +44,15 @@ impl PluginStateWriter {
         }
     }
 
-    /// Writes the state at each change, and after `shutdown` that the plugin does not serve; then `is_written` becomes true.
+    /// Writes the state at each change, and after `shutdown` that the plugin does not serve. `is_written` becomes true once the
+    /// Node says so.
     pub async fn run(
         mut self,
         mut registered: watch::Receiver<Registrations>,
         shutdown: CancellationToken,
         is_written: watch::Sender<bool>,
     ) {
-        // The Node need not say that a plugin that has not served yet does not serve.
+        // A plugin that has not served yet need not write that it does not serve.
         let mut written = false;
         loop {
             let is_ending = shutdown.is_cancelled();

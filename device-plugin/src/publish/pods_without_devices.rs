@@ -1,9 +1,8 @@
 //! The report on pods of this node that have no device although their allocation records or requests name some: the scheduler
 //! counts such pods until it reads the report.
 //!
-//! kubelet allocates devices at admission: before kubelet has reported on a pod its devices are unknown, and afterwards they do
-//! not change. A pod that requests an extended resource of this plugin is never reported: it does not start before it has a
-//! record.
+//! kubelet allocates devices at admission, and then reports the pod's status: from then on the pod's devices do not change. A pod
+//! that requests an extended resource of this plugin is never reported: it does not start before it has a record.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -29,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(5);
 pub fn report(pods: &NodePods, allocated: &BTreeSet<PodUid>, seen: &SeenGpus) -> String {
     let mut candidates = Vec::new();
     for pod in pods.iter() {
-        // Such a pod requests amounts of node status (`koordinator.sh/gpu-core`), and nothing that kubelet allocates.
+        // It requests only amounts of node status, such as `koordinator.sh/gpu-core`, and nothing that kubelet allocates.
         if pod.containers.is_empty() && pod.placement.is_err() {
             candidates.push((&pod.uid, pod.stage));
         }
@@ -56,7 +55,7 @@ pub async fn watch_pods_without_devices(
     until_known(&mut pods).await;
     let mut logged = LoggedError::default();
     loop {
-        // The checkpoint is read after the pods, so that it is no older: kubelet writes it before it reports on a pod.
+        // Read after the pods, the checkpoint has the devices of each admitted one: kubelet writes it before the pod's status.
         let (known, seen_now) = (pods.borrow_and_update().clone(), seen.borrow_and_update().clone());
         let limit = match kubelet_checkpoint::read(&device_plugin_dir) {
             Ok(entries) => {

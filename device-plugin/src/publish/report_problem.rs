@@ -1,8 +1,8 @@
-//! Parts of this node's report that cannot be read, or that name a GPU which the node does not have: the partition table, the
-//! links, and the devices that kubelet allocated for other plugins.
+//! Problems of this node's report, the Device object: a partition table that cannot be read, or a GPU that the node does not have
+//! in the partition table, the links, or the devices that kubelet allocated for other plugins.
 //!
-//! The condition `ReportValid` of the GPUs has the problem, from which the scheduler takes the reason of a refusal; one event on
-//! the node has it once.
+//! The problem is in the condition `ReportValid` of the GPUs, from which the scheduler takes the reason of a refusal, and in one
+//! event on the node.
 
 use proto::device::{
     CONDITION_REPORT_VALID, DeviceCondition, DeviceSpec, PARTITIONS_OF_OTHER_NODE, PARTITIONS_UNREADABLE,
@@ -35,7 +35,8 @@ pub struct ReportProblem {
 }
 
 impl ReportProblem {
-    /// The problems of the report on these devices. `noted` are allocations that another program has written and that count.
+    /// The problems of the report on these devices; none if there are none. `noted` are the allocations in an annotation that
+    /// another program has written, if they count.
     pub(super) fn find(
         fleet: &NodeFleet,
         overrides: &NodeOverrides,
@@ -100,7 +101,7 @@ fn missing_linked_gpu(fleet: &NodeFleet) -> Option<u32> {
     minors.find(is_missing).copied()
 }
 
-/// The event about the problem of a written Device object, unless the object of before has the same.
+/// The text of the event about the problem of a written Device object; none if the object `before` that write had the same.
 pub(super) fn event(before: Option<&DeviceSpec>, written: &DeviceSpec) -> Option<String> {
     let problem = problem_in(written)?;
     let known = before.and_then(problem_in).map(|known| &known.message);
@@ -119,7 +120,7 @@ fn step(reason: &str) -> &'static str {
     }
 }
 
-/// The condition of a Device object with a certain problem.
+/// The condition of a Device object that has a problem which is certain.
 fn problem_in(spec: &DeviceSpec) -> Option<&DeviceCondition> {
     let mut conditions = spec.devices.iter().flat_map(|device| &device.conditions);
     conditions

@@ -122,7 +122,7 @@ impl Server {
             pods: pods_seen,
             node: node_seen,
             device: device_seen,
-            checkpoints: checkpoints_seen,
+            kubelet_allocations: checkpoints_seen,
             overrides: overrides_seen,
             injection: watch::channel(None).1,
             pods_without_devices: watch::channel(None).1,

@@ -31,6 +31,7 @@ use crate::node::pods::{IN_NODE_STATUS, NodePod, NodePods};
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// Longest wait for one write of the Node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The prefix of gpushare's annotations.
@@ -44,7 +45,7 @@ const OWN_RESOURCES: [ExtendedResource; 4] = [
     ExtendedResource::Fpga,
 ];
 
-/// The context of an error while a file is removed.
+/// The context of the error if a file cannot be removed.
 const CANNOT_REMOVE: &str = "cannot remove files of the plugin";
 
 /// The pods that hold devices of this node, or may get some.
@@ -101,7 +102,7 @@ fn add_removals(patch: &mut Map<String, Value>, field: &str, keys: &[&str]) {
 /// Removes everything that a plugin has written on its node.
 #[derive(Debug)]
 pub struct Removal {
-    /// True to remove everything although pods hold devices.
+    /// True to remove everything even while pods hold devices.
     pub now: bool,
     /// The API server's nodes.
     pub nodes: Api<Node>,
@@ -187,7 +188,7 @@ impl Removal {
         );
         let served = status_patch(&node, &own);
         self.patch_status(served.as_ref()).await?;
-        // The watch still shows the object of before this attempt. The next one sees if another program has written again.
+        // The watch does not show these patches yet. The next attempt sees whether the node stays as they leave it.
         ensure!(
             metadata.or(amounts).or(condition).or(served).is_none(),
             "the API server does not show the node's changes yet"
@@ -220,7 +221,7 @@ impl Removal {
         }
     }
 
-    /// Sends a merge patch of the Node; without a patch there is nothing to change.
+    /// Sends a merge patch of the Node, if it needs one.
     async fn patch_node(&self, patch: Option<&Value>) -> anyhow::Result<()> {
         let Some(patch) = patch else { return Ok(()) };
         let (params, merge) = (PatchParams::default(), Patch::Merge(patch));
@@ -230,7 +231,7 @@ impl Removal {
         Ok(())
     }
 
-    /// Sends a merge patch of the Node's status; without a patch there is nothing to change.
+    /// Sends a merge patch of the Node's status, if it needs one.
     async fn patch_status(&self, patch: Option<&Value>) -> anyhow::Result<()> {
         let Some(patch) = patch else { return Ok(()) };
         let (params, merge) = (PatchParams::default(), Patch::Merge(patch));

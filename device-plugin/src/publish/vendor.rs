@@ -1,8 +1,8 @@
-//! Publishes the devices that pods hold by a vendor's device plugin or DRA driver, for the scheduler to count.
+//! Finds the devices that pods hold by a vendor's device plugin or DRA driver, for the scheduler to count.
 //!
 //! The plugin reads kubelet's allocations, corrects them by the GPUs that the runtime hook (NRI) has seen, and publishes those
-//! that no allocation record of gpushare's scheduler names. It reads when such a pod comes, goes or changes its stage, and once a
-//! minute; never while kubelet waits for an answer of this plugin, because the list can disturb an allocation under way.
+//! that no allocation record of gpushare's scheduler names. It reads when such a pod comes, goes, or changes its stage or record,
+//! when the hook has seen other GPUs, and once a minute. No answer to kubelet waits for it.
 
 mod admin_access;
 pub mod allocation;
@@ -72,7 +72,7 @@ impl VendorSettings {
     }
 }
 
-/// Keeps the devices of other plugins published.
+/// The task that keeps the devices of other plugins published.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct VendorWatch {
     /// The settings.
@@ -86,7 +86,7 @@ pub struct VendorWatch {
     /// Finds the claimed devices that are allocated for administration only.
     pub admin_access: AdminAccess,
     /// Gets the devices of other plugins that the scheduler must count.
-    pub checkpoints: watch::Sender<Option<KubeletAllocations>>,
+    pub kubelet_allocations: watch::Sender<Option<KubeletAllocations>>,
     /// Writes events on claims.
     pub recorder: Recorder,
 }
@@ -95,7 +95,8 @@ impl VendorWatch {
     /// Keeps the devices published until the task is dropped; they stay as they are while kubelet does not answer.
     pub async fn run(mut self) {
         if self.settings.is_idle() {
-            self.checkpoints.send_replace(Some(KubeletAllocations::default()));
+            let nothing = KubeletAllocations::default();
+            self.kubelet_allocations.send_replace(Some(nothing));
             return std::future::pending().await;
         }
         until_known(&mut self.pods).await;
@@ -106,7 +107,7 @@ impl VendorWatch {
         let mut logged = LoggedError::default();
         let mut warnings = Warnings::default();
         loop {
-            // Taken before kubelet answers, so that a change meanwhile leads to another round.
+            // Taken before kubelet answers: a pod that changes meanwhile leads to another round.
             let before = pod_states(&self.pods.borrow_and_update());
             let mut has_claimants = false;
             for claimant in self.pods.borrow().claimants() {
@@ -134,22 +135,23 @@ impl VendorWatch {
         }
     }
 
-    /// Passes on the devices that the scheduler must count, and records events about GPUs that two pods have.
+    /// Passes on the devices that the scheduler must count, and writes events about claims ([`Warnings`]).
     fn publish(&mut self, allocations: Vec<Allocation>, warnings: &mut Warnings) {
         let (pods, fleet) = (self.pods.borrow(), self.fleet.borrow());
         let allocations = correct_by_runtime(allocations, &self.seen.borrow_and_update(), &pods, &fleet);
         warnings.update(&allocations, &pods, &fleet, &self.recorder);
         let now = unrecorded(&allocations, &pods, &fleet);
         // Each change is a write of the Device object, which wakes every scheduler's watch.
-        if self.checkpoints.borrow().as_ref() != Some(&now) {
+        if self.kubelet_allocations.borrow().as_ref() != Some(&now) {
             let n_containers = now.entries.len();
             info!(n_containers, "containers of other plugins hold other devices");
-            self.checkpoints.send_replace(Some(now));
+            self.kubelet_allocations.send_replace(Some(now));
         }
     }
 }
 
-/// Reads the devices that kubelet allocated of the vendors' resources, and those that DRA drivers have prepared.
+/// Reads the devices that kubelet allocated of the vendors' resources and, if pods that have not ended use claims
+/// (`has_claimants`), those that DRA drivers have prepared.
 async fn read(
     settings: &VendorSettings,
     fleet: &NodeFleet,
@@ -160,13 +162,12 @@ async fn read(
     if let Some(ours) = &settings.ours {
         match allocations_by_answers(settings, ours, fleet) {
             Ok(allocations) => found = allocations,
-            // The checkpoint cannot be read, so the device IDs that kubelet lists have to do.
+            // Without the checkpoint, the device IDs that kubelet lists have to do.
             Err(_) => {
                 resources.insert(ours.clone());
             }
         }
     }
-    // Without pods that use claims no claim has a device, and kubelet need not be asked.
     let needs_claims = has_claimants && !settings.dra_drivers.is_empty();
     if resources.is_empty() && !needs_claims {
         return Ok(found);
@@ -209,7 +210,8 @@ fn allocations_by_answers(
     Ok(found)
 }
 
-/// Corrects kubelet's allocations by the GPUs that containers see, and adds those that kubelet does not report.
+/// Replaces the GPUs of kubelet's allocations by those that the containers see, and adds an allocation for each container that
+/// requests whole GPUs, sees some, and is in neither a record nor kubelet's list.
 fn correct_by_runtime(
     mut allocations: Vec<Allocation>,
     seen: &SeenGpus,
@@ -245,21 +247,21 @@ fn correct_by_runtime(
     allocations
 }
 
-/// The resource in which the container requests whole GPUs; none if it does not.
+/// The vendor's resource under which the GPUs of a container that requests whole ones are published; none if it requests none.
 fn whole_resource(pods: &NodePods, uid: &PodUid, container: &str, fleet: &NodeFleet) -> Option<String> {
     let mut requests = pods.get(uid)?.containers.iter();
     let request = requests.find(|request| request.name == container)?;
-    // The scheduler counts shares without a record on every GPU where they may be.
+    // A share without a record needs no entry: the scheduler counts it on every GPU where it may be.
     if request.whole == 0 {
         return None;
     }
-    // The runtime shows GPUs and no resource, so the pod's GPUs are taken for those of the node's vendor.
+    // The hook sees GPUs and no resource name, so the name is the one of the node's vendor.
     let prefix = format!("{}.", fleet.vendor);
     let of_vendor = VENDOR_GPUS.iter().find(|name| name.starts_with(&prefix));
     Some((*of_vendor.or(VENDOR_GPUS.first())?).to_owned())
 }
 
-/// The stages and records of the pods that request whole GPUs or use claims: kubelet reports nothing new before they change.
+/// The stages and records of the pods that request whole GPUs or use claims. While they stay, so do kubelet's allocations.
 fn pod_states(pods: &NodePods) -> Vec<(PodUid, PodStage, Option<String>)> {
     let mut states = Vec::new();
     for pod in pods.iter() {

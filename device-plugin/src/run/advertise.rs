@@ -26,10 +26,11 @@ pub(super) struct Published {
     pub(super) node: watch::Receiver<Option<Node>>,
     pub(super) device: watch::Receiver<StoredDevice>,
     /// The devices of pods that gpushare's scheduler did not place; `None` until they are known.
-    pub(super) checkpoints: watch::Receiver<Option<KubeletAllocations>>,
+    pub(super) kubelet_allocations: watch::Receiver<Option<KubeletAllocations>>,
 }
 
-/// Advertises a resource to kubelet once its condition is met, and serves it until `stop`. `keeps_units`: [`keeps_memory_units`].
+/// Advertises a resource to kubelet once the scheduler counts it rightly, and serves it until `stop`. `keeps_units` is the answer
+/// of [`keeps_memory_units`].
 pub(super) async fn serve(
     registration: Registration,
     published: Published,
@@ -43,24 +44,24 @@ pub(super) async fn serve(
     registration.keep_offered(stop).await;
 }
 
-/// Waits for the facts in the API server by which the scheduler counts memory units and whole GPUs.
+/// Waits until the API server has the facts by which the scheduler counts the resource.
 async fn wait_until_advertisable(
     resource: ExtendedResource,
     node: &NodeState,
     published: Published,
     keeps_units: bool,
 ) {
-    // kubelet fails pods that it admits before a registration, so only resources wait that the scheduler would count wrongly.
+    // kubelet fails pods that it admits before the registration, so no other resource waits.
     match resource {
         ExtendedResource::Memory if keeps_units => {}
         ExtendedResource::Memory => unit_published(published.node, &node.settings).await,
-        ExtendedResource::Whole => whole_published(published.device, published.checkpoints).await,
+        ExtendedResource::Whole => whole_published(published.device, published.kubelet_allocations).await,
         ExtendedResource::Shared | ExtendedResource::Rdma | ExtendedResource::Fpga => {}
     }
 }
 
-/// Returns true if kubelet's checkpoint has exactly the memory units of these devices, from an earlier process. That process has
-/// published the size of a unit, so the registration need not wait for the API server.
+/// Returns true if kubelet's checkpoint lists exactly the memory units of these devices, as an earlier process registered them.
+/// That process has published the size of a unit, so the registration need not wait for the API server.
 ///
 /// A unit of another size is not noticed if every GPU has the same number of units with it. The difference is less than one unit
 /// for each GPU, and the size is published as soon as the API server answers.
@@ -84,8 +85,8 @@ pub(super) fn keeps_memory_units(dir: &Path, settings: &NodeSettings, fleet: &No
     n_registered > 0 && registered.is_empty()
 }
 
-/// Waits until the Device object says that this plugin serves whole GPUs, and has the present list of those that pods of other
-/// schedulers hold.
+/// Waits until the Device object has the label that this plugin serves whole GPUs, and the present list of `allocations`: the
+/// devices of pods that gpushare's scheduler did not place.
 pub(super) async fn whole_published(
     mut device: watch::Receiver<StoredDevice>,
     mut allocations: watch::Receiver<Option<KubeletAllocations>>,
@@ -98,7 +99,7 @@ pub(super) async fn whole_published(
         let list = allocations.annotation();
         serves.is_some_and(|value| value == "true")
             // A list that no annotation can hold is never published, and the scheduler would count its GPUs as free.
-            && list.is_some() != allocations.entries.is_empty()
+            && (list.is_some() || allocations.entries.is_empty())
             && object.annotations().get(DEVICES_CHECKPOINTS) == list.as_ref()
     };
     if !is_published(&device.borrow(), allocations.borrow().as_ref()) {

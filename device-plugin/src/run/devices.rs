@@ -1,7 +1,7 @@
 //! Finds the devices of this node at the start of the plugin.
 //!
-//! A plugin without devices waits for some: kubelet would restart a process that ends, and the next one would find no more. The
-//! reason for their absence is in the readiness, in an event on the node, and in a condition of the node.
+//! A plugin without devices waits for some: kubelet would restart a process that ends, and the next one would find no more.
+//! Meanwhile the readiness probe, an event on the node and a condition of the node have the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,14 @@ use super::tasks;
 /// Delay before another search on a node without devices, and between two warnings while the driver does not answer.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 
-/// Time after which a plugin without the driver's library ends: nothing shows that the runtime would mount it by now.
+/// Time after which a plugin that lacks the library of the loaded driver ends: the runtime may be able to mount it into a new
+/// container by then, which this one cannot see.
 const CONTAINER_AGE: Duration = Duration::from_secs(3600);
 
-/// Finds the devices of this node; while there are none, publishes the reason, which `absence` gets too.
+/// Finds the devices of this node. While there are none, sends the reason to `absence` and publishes it.
+///
+/// # Errors
+/// The container must be created again ([`waits`]), or the plugin cannot publish.
 pub(super) async fn find_devices(
     config: &Config,
     absence: &watch::Sender<Option<Absence>>,
@@ -79,10 +83,11 @@ pub(super) async fn find_devices(
     }
 }
 
-/// Returns true if the plugin goes on waiting after this error. `is_driver_of_start` is false if the kernel driver was replaced.
+/// Returns true if the plugin goes on waiting after this error. `is_driver_of_start` is false if another kernel driver has been
+/// loaded since this process started.
 fn waits(error: &InventoryError, is_driver_of_start: bool, waited: Duration) -> bool {
-    // A new container gets the library of a driver that was installed meanwhile. It is no better off if nothing has changed since
-    // this one was created, and kubelet would create one after the other.
+    // A new container gets the library of a driver that has been installed since. If none has, it is no better off than this one,
+    // and kubelet would create one after the other.
     let needs_container = matches!(error, InventoryError::DriverReplaced { .. });
     !needs_container || is_driver_of_start && waited < CONTAINER_AGE
 }
@@ -101,7 +106,7 @@ async fn discover_with_warnings(config: &Config) -> anyhow::Result<NodeInventory
     }
 }
 
-/// Starts the tasks that publish that this node has no devices, in place of earlier ones.
+/// Starts the tasks that publish a node without devices, with the reason in `absence`, in place of the devices published before.
 pub(super) fn publish_no_devices(
     config: &Config,
     connection: &Connection,
@@ -114,7 +119,7 @@ pub(super) fn publish_no_devices(
     let (pods_sender, pods) = watch::channel(NodePods::default());
     tasks::watch_pods(&mut tasks, config, connection, pods_sender);
     let recorder = tasks::write_events(&mut tasks, config, connection);
-    // Nothing decides the injection mode or the enforcement levels here, so their channels are closed from the start.
+    // No task decides on the injection mode or the enforcement levels here, so their channels are closed from the start.
     let node = NodeState::new(config.settings(), fleet, pods, &config.device_plugin_dir);
     // No runtime hook runs, as there is no device that it could add.
     let seen = watch::channel(SeenGpus::default()).1;

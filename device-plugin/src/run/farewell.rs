@@ -31,9 +31,9 @@ pub(super) struct Farewell {
 }
 
 impl Farewell {
-    /// Serves on after SIGTERM until no bound pod needs the plugin for its admission, at most for a few seconds.
+    /// Waits, after SIGTERM, while pods may still need the plugin: its servers go on meanwhile. At most nine seconds.
     pub(super) async fn run(mut self) {
-        // A plugin that has registered nothing has no pods to wait for.
+        // kubelet admits no pod with a resource that is not registered, so there is nothing to wait for.
         let serves = self
             .registered
             .borrow()
@@ -45,7 +45,7 @@ impl Farewell {
         }
     }
 
-    /// Waits until kubelet has admitted the pods that are bound to this node, since their admission fails without the plugin.
+    /// Waits for the write of the Node, then for the last bindings of the scheduler, then for kubelet to admit the bound pods.
     async fn serve_bound_pods(&mut self) {
         if timeout(WRITE_LIMIT, self.is_written.wait_for(|is_written| *is_written))
             .await
@@ -63,7 +63,7 @@ impl Farewell {
     }
 }
 
-/// Returns true if kubelet may ask for devices for the pod at any moment.
+/// Returns true if kubelet may still call Allocate for the pod.
 fn is_awaiting_admission(pod: &NodePod) -> bool {
     // kubelet does not admit a pod that is being deleted, and asks nothing for one without our resources.
     pod.stage == PodStage::Bound && !pod.deleting && !pod.containers.is_empty()

@@ -1,4 +1,5 @@
-//! Starts the tasks that more than one kind of process has: the watches of the API server, publishing, and events.
+//! Starts the watches of the devices and of the API server, publishing, and the writer of events. All but the first also run
+//! while the node has no devices; `uninstall` has the watches of the Node and of the pods.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::start::node_state::NodeState;
 
 use super::advertise::Published;
 
-/// Most faults of applications and corrections of health that wait to be read; more faults are dropped.
+/// Most faults of applications, and most corrections of health, that wait to be read. Faults beyond are dropped.
 const CHANNEL_CAPACITY: usize = 64;
 
 /// The channels of the task that watches the devices.
@@ -92,6 +93,7 @@ fn allocated_units(config: &Config) -> BTreeSet<String> {
     ids
 }
 
+/// Starts the watch of this node's Node.
 pub(super) fn watch_own_node(
     tasks: &mut Tasks,
     config: &Config,
@@ -103,6 +105,7 @@ pub(super) fn watch_own_node(
     })
 }
 
+/// Starts the watch of this node's pods, which sends them to `pods`.
 pub(super) fn watch_pods(
     tasks: &mut Tasks,
     config: &Config,
@@ -140,19 +143,18 @@ pub(super) fn publish(
     let overrides = tasks.spawn_updating("node overrides", overrides, |sender| {
         watch_node_overrides(config.override_files(), config.source().probe_interval(), sender)
     });
-    let checkpoints = watch_vendor(tasks, config, connection, node, seen, recorder.clone());
-    // The published objects decide when resources are registered, see `advertise`.
+    let kubelet_allocations = watch_vendor(tasks, config, connection, node, seen, recorder.clone());
     let published = Published {
         node: own_node.clone(),
         device: device.clone(),
-        checkpoints: checkpoints.clone(),
+        kubelet_allocations: kubelet_allocations.clone(),
     };
     let inputs = PublisherInputs {
         fleet: node.fleet.clone(),
         pods: node.pods.clone(),
         node: own_node,
         device,
-        checkpoints,
+        kubelet_allocations,
         overrides,
         injection: node.injection.clone(),
         enforcements: node.enforcements.clone(),
@@ -166,7 +168,6 @@ pub(super) fn publish(
         names: config.resource_names().cluster,
         memory_unit: config.memory_unit,
         partition_policy: config.gpu_partition_policy,
-        // Health that a reboot resets is kept only for the boot in which it was published.
         boot_id: boot_id(),
     };
     tasks.spawn(
@@ -194,18 +195,18 @@ fn watch_vendor(
         device_plugin_dir: config.device_plugin_dir.clone(),
         has_hook: config.nri_socket.is_some(),
     };
-    let (sender, checkpoints) = watch::channel(None);
+    let (sender, kubelet_allocations) = watch::channel(None);
     let watch = VendorWatch {
         settings,
         fleet: node.fleet.clone(),
         pods: node.pods.clone(),
         seen,
         admin_access: AdminAccess::new(connection.client.clone()),
-        checkpoints: sender,
+        kubelet_allocations: sender,
         recorder,
     };
     tasks.spawn("other plugins' devices", watch.run());
-    checkpoints
+    kubelet_allocations
 }
 
 /// Starts the task that writes the events which the returned recorder takes.
@@ -219,12 +220,13 @@ pub(super) fn write_events(tasks: &mut Tasks, config: &Config, connection: &Conn
     recorder
 }
 
-/// The present boot of this node, if the kernel names it.
+/// The ID of the node's present boot, if the kernel names it.
 pub(super) fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned())
 }
 
+/// Logs each device at the start of the process.
 fn log_devices(config: &Config, fleet: &NodeFleet) {
     let (unit, node) = (config.memory_unit, config.node_name.as_str());
     for entry in &fleet.gpus {
@@ -235,7 +237,7 @@ fn log_devices(config: &Config, fleet: &NodeFleet) {
         }
         let units = unit.units_in(gpu.memory_bytes);
         info!(node, gpu = %gpu.uuid, minor = gpu.minor, model = gpu.model, memory_units = units, %unit, slots = config.slots, "sharing a GPU");
-        // Such a GPU is published, and no pod that requests units ever gets it.
+        // kubelet gets no memory unit of such a GPU, so no pod that requests units can use it.
         if units == 0 {
             warn!(gpu = %gpu.uuid, memory = gpu.memory_bytes, %unit, "this GPU has less memory than one unit; choose a smaller --memory-unit");
         }

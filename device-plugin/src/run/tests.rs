@@ -227,7 +227,7 @@ fn whole_gpus_of_two_vendors_are_refused() {
         "--vendor-resource",
         "nvidia.com/gpu=ours,amd.com/gpu=ours",
     ];
-    let error = check(&Config::try_parse_from(args).unwrap()).unwrap_err();
+    let error = check_flags(&Config::try_parse_from(args).unwrap()).unwrap_err();
     assert!(
         error.to_string().contains("only one resource can be ours"),
         "{error}"
@@ -241,7 +241,7 @@ fn whole_gpus_of_two_vendors_are_refused() {
 #[case::cdi(&["--inject", "cdi"], true)]
 fn numa_hints_need_cdi_mode(#[case] flags: &[&str], #[case] is_fine: bool) {
     let args = ["gpushare-device-plugin", "--node-name", "n1", "--numa-hints"];
-    let checked = check(&Config::try_parse_from(args.iter().chain(flags)).unwrap());
+    let checked = check_flags(&Config::try_parse_from(args.iter().chain(flags)).unwrap());
     assert_eq!(checked.is_ok(), is_fine, "{checked:?}");
     if let Err(error) = checked {
         assert!(

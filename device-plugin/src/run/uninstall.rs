@@ -14,7 +14,7 @@ use crate::publish::uninstall::Removal;
 
 use super::tasks;
 
-/// Removes everything, is ready once nothing is left, and ends with a signal.
+/// Removes everything, is ready once nothing is left, and ends with a signal. With `now` it removes even while pods hold devices.
 ///
 /// # Errors
 /// The process cannot start, or a task has ended.
@@ -42,7 +42,6 @@ pub(super) async fn run(config: Config, now: bool, mut process: Process) -> anyh
     process.serve_until_signal(std::future::ready(())).await
 }
 
-/// The readiness of a process that removes the plugin from its node: ready once all is removed.
 fn check(is_removed: bool) -> Result<(), String> {
     if is_removed {
         return Ok(());

@@ -20,7 +20,7 @@ pub struct Sharing {
     pub memory_unit: MemoryUnit,
     /// True if the plugin lists each device to kubelet with its NUMA node.
     pub has_numa_hints: bool,
-    /// The IDs of memory units that kubelet had given to pods when this process began.
+    /// The IDs of memory units that kubelet had allocated when this process began.
     pub allocated: BTreeSet<String>,
 }
 

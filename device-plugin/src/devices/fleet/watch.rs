@@ -4,7 +4,7 @@
 //! and not one per device.
 //!
 //! A call into a driver that hangs cannot be ended. The plugin lets its thread hang and starts no other in its place. A device
-//! without any observation for a long time counts as failed until its source reports it again.
+//! without any observation for a minute beyond the probe interval has failed, as if a probe had.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 /// Longest wait for the list of devices; the plugin applies no observation meanwhile.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(20);
 
-/// Time by which an observation may be late: opening an NVML session and waking an idle GPU take seconds for each GPU.
+/// Time by which a probe may be late: opening an NVML session and waking an idle GPU take seconds for each GPU.
 const OBSERVATION_DELAY: Duration = Duration::from_secs(60);
 
 /// A change of health that does not come from a watch of the devices.
@@ -82,7 +82,7 @@ pub async fn discover(source: &DeviceSource) -> anyhow::Result<NodeInventory> {
     Ok(spawn_blocking(move || source.discover()).await??)
 }
 
-/// Watches the devices of a source and keeps the fleet up to date.
+/// The task that watches the devices of a source and keeps the fleet up to date.
 #[derive(Debug)]
 pub struct FleetWatch {
     source: DeviceSource,
@@ -142,7 +142,8 @@ impl FleetWatch {
         }
     }
 
-    /// Reads one feed until it ends, or until the devices have been listed again because they have changed.
+    /// Reads one feed until it ends, or until the devices have been listed again because they have changed. A device without an
+    /// observation for `limit` has failed.
     async fn read_feed(
         &mut self,
         mut observations: mpsc::Receiver<Observations>,
@@ -180,7 +181,7 @@ impl FleetWatch {
         }
     }
 
-    /// Applies `first` and the observations that wait behind it. Returns true if the inventory has changed.
+    /// Applies `first` and the observations that wait behind it, up to a change of the inventory. Returns true if there is one.
     fn observe_all(
         &mut self,
         first: Observations,
@@ -234,7 +235,7 @@ impl FleetWatch {
         }
     }
 
-    /// Makes these devices unhealthy because their driver does not answer.
+    /// Makes these devices unhealthy because their driver has not answered for the time `silence`.
     fn mark_silent(&mut self, devices: &[PhysicalId], silence: Duration) {
         let how = format!("the driver has not answered for {} s", silence.as_secs());
         let mut changes = Vec::new();
@@ -270,7 +271,7 @@ impl FleetWatch {
         });
     }
 
-    /// Lists the devices again and serves them from now on. Returns false if that is not possible.
+    /// Lists the devices again and serves them from now on. Returns false if it keeps the known ones and has to try again.
     async fn discover_again(&mut self) -> bool {
         match self.list_devices().await {
             // NVML lists no GPU while the driver is replaced, and pods that run on them must not lose their device IDs.
@@ -322,7 +323,7 @@ impl FleetWatch {
     }
 }
 
-/// Waits until this moment; for ever if there is none.
+/// Waits until this moment; without one it never returns.
 pub(crate) async fn sleep_until_some(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
@@ -330,7 +331,7 @@ pub(crate) async fn sleep_until_some(moment: Option<Instant>) {
     }
 }
 
-/// The time of the last observation of each device: one source may hang while another one reports.
+/// The time of the last observation of each device. It is kept by device, since NVML may hang while sysfs is read.
 struct Silence {
     limit: Duration,
     last_observed: BTreeMap<PhysicalId, Instant>,
@@ -345,6 +346,7 @@ impl Silence {
         Self { limit, last_observed }
     }
 
+    /// Notes the time of an observation; one without a device ends no silence.
     fn record(&mut self, observation: &Observation) {
         if let Some(device) = &observation.device
             && let Some(last) = self.last_observed.get_mut(device)
@@ -359,7 +361,7 @@ impl Silence {
         Some(*earliest + self.limit)
     }
 
-    /// The devices that have been silent for too long; their silence starts again.
+    /// The devices that have been silent for too long. Their silence counts from now again, so that each limit reports them once.
     fn take_silent(&mut self) -> Vec<PhysicalId> {
         let now = Instant::now();
         let mut silent = Vec::new();

@@ -1,5 +1,5 @@
-//! Finds a library of the driver below the root of a system, in the order of that system's dynamic loader: its cache, the folders
-//! that its configuration names, and last the folders in which distributions and vendors keep a driver.
+//! Finds a library of the driver below the root of a system: first in the cache of that system's dynamic loader, then in the
+//! folders that the loader's configuration names, and last in those in which distributions and vendors keep a driver.
 //!
 //! `deploy/which-node.sh` looks in the same places.
 
@@ -17,13 +17,12 @@ const CACHE: &str = "/etc/ld.so.cache";
 /// The configuration of ldconfig.
 const CONFIGURATION: &str = "/etc/ld.so.conf";
 
-/// Limit for files of the configuration that include each other.
+/// Most levels of configuration files that include others: files may include each other.
 const MAX_INCLUDES: u32 = 8;
 
 /// The library's folders below the root of a driver: with distributions and NVIDIA's driver container, in the order of NVIDIA's
 /// own tools; then with Container-Optimized OS (`lib64` below its driver directory), Talos, Bottlerocket, NixOS, and
-/// installations below
-/// `/usr/local` and `/opt`.
+/// installations below `/usr/local` and `/opt`.
 const FOLDERS: [&str; 18] = [
     "/usr/lib64",
     "/usr/lib/x86_64-linux-gnu",
@@ -53,6 +52,7 @@ pub(super) fn find_library(roots: &[PathBuf], name: &OsStr) -> Option<PathBuf> {
     roots.iter().find_map(|root| find_in(&RootDir::new(root), name))
 }
 
+/// The file of the library below one root, in the order that the head of this file names.
 fn find_in(root: &RootDir, name: &OsStr) -> Option<PathBuf> {
     let usable = |path: PathBuf| root.resolve(&path).filter(|file| is_usable(file));
     let from_cache = root.read(Path::new(CACHE)).unwrap_or_default();

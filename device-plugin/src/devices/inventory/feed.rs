@@ -65,7 +65,7 @@ pub struct Feed {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One round of a watch, which its thread repeats. The round must return soon after a call of [`Reporter`] returns [`Stopped`].
+/// One round of a watch, which its thread repeats until it returns [`Stopped`], as it must soon after a call of [`Reporter`] has.
 pub(super) type Watcher = Box<dyn FnMut(&Reporter) -> Result<(), Stopped> + Send>;
 
 impl Feed {
@@ -136,7 +136,7 @@ pub(super) struct Reporter {
     sender: mpsc::Sender<Observations>,
     /// True once this thread has reported a change of the inventory.
     has_announced: Cell<bool>,
-    /// Observations that have not been sent.
+    /// The observations of the next report.
     added: RefCell<Observations>,
 }
 
@@ -150,7 +150,7 @@ impl Reporter {
         }
     }
 
-    /// Adds an observation to the next report: each report wakes its reader up.
+    /// Adds an observation to the next report, which [`Self::send_added`] sends: each report wakes its reader up.
     pub(super) fn add(&self, device: Option<&PhysicalId>, kind: ObservationKind) {
         self.added.borrow_mut().push(Observation {
             device: device.cloned(),
@@ -192,7 +192,7 @@ impl Reporter {
 
     /// Waits for `duration` between two rounds; returns early, with an error, when the watch must end.
     pub(super) fn pause(&self, duration: Duration) -> Result<(), Stopped> {
-        /// Nothing wakes the thread when the reader goes away, so it checks at this interval.
+        // The thread wakes up at this interval, since nothing wakes it when the reader of the channel is gone.
         const CHECK: Duration = Duration::from_secs(5);
         let until = Instant::now() + duration;
         loop {

@@ -1,9 +1,8 @@
-//! Simulated devices, described by a JSON file that the watch reads again when it changes.
+//! Simulated devices, described by a JSON file that the watch reads at short intervals.
 //!
-//! docs/topology.md lists the fields. Beside those a GPU may have `deviceNode` and `processes`: the memory that each uses and the
-//! ID of its container, such as `[{"memory": "1Gi", "container": "0123"}]`. `pcieId` is a device's switch, or its root complex if
-//! it has no switch. `resources` are required of types other than `rdma` and `fpga`, which have 100 of the resource that is named
-//! after them.
+//! docs/topology.md lists the fields. Beside those a GPU may have `deviceNode`, and `processes`, each with the memory that it
+//! uses and the ID of its container, such as `[{"memory": "1Gi", "container": "0123"}]`. `pcieId` is a device's switch, or its
+//! root complex if it has no switch. Types other than `rdma` and `fpga` need `resources`; those have 100 (percent) of their own.
 //!
 //! A device's `health` is `Healthy` (the default), `Lost`, or, for a GPU, `Xid` and a number: the watch then reports this error
 //! again and again until the file changes. A device that is taken out of the list is lost. After any other change the plugin
@@ -30,7 +29,7 @@ use parse::{SimulatedDevices, SimulatedHealth, parse};
 pub struct FileSource {
     /// The JSON file.
     pub path: PathBuf,
-    /// The node's name, which replaces `{node}` in an ID; its hash does where the ID would become too long.
+    /// The node's name, which replaces `{node}` in an ID, or whose hash does if the ID would be too long.
     pub node: String,
     /// The interval at which a watch reads the file and reports every device.
     pub interval: Duration,
@@ -78,6 +77,7 @@ impl FileSource {
     }
 }
 
+/// The state of a watch of the file across its rounds.
 struct FileWatch {
     source: FileSource,
     /// The devices that the watch was started for.
@@ -90,7 +90,7 @@ struct FileWatch {
 }
 
 impl FileWatch {
-    /// One round of the watch: reads the file, and reports changed devices and the health of every device.
+    /// One round of the watch: reads the file, and reports whether the list has changed and the health of every known device.
     fn report(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
         self.refresh();
         let (known, now) = (&self.known, &self.latest.inventory);
@@ -137,7 +137,7 @@ impl FileWatch {
             SimulatedHealth::Healthy => reporter.add(Some(id), ObservationKind::AnsweredWithoutFault),
             SimulatedHealth::Lost => reporter.add(Some(id), ObservationKind::Lost),
             // A GPU answers probes after an XID too. Each round reports the XID again, before the answer, so that the GPU stays
-            // unhealthy, unless the policy ignores the XID.
+            // unhealthy, unless its class is that of application faults.
             SimulatedHealth::Xid(xid) => {
                 reporter.add(Some(id), ObservationKind::Xid(*xid));
                 reporter.add(Some(id), ObservationKind::AnsweredWithoutFault);

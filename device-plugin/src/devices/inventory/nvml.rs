@@ -1,4 +1,4 @@
-//! NVIDIA GPUs through NVML, which is loaded at run time. Only this module uses NVML.
+//! NVIDIA GPUs through NVML, which is loaded at run time. No other module of this crate uses NVML.
 //!
 //! Devices are identified by UUID; NVML's order is neither that of the minor numbers nor stable. GPUs in MIG mode are listed
 //! as excluded: sharing their instances is not supported.
@@ -97,7 +97,7 @@ impl NvmlSource {
         Ok(inventory)
     }
 
-    /// The memory that processes use on each GPU, except processes whose memory the driver does not know.
+    /// The memory that compute processes use on each GPU, except processes whose memory the driver does not know.
     pub(super) fn memory_use(&self) -> Result<Vec<ProcessMemory>, InventoryError> {
         let nvml = self.open()?;
         let mut uses = Vec::new();
@@ -107,12 +107,9 @@ impl NvmlSource {
                 continue;
             };
             let Some(gpu) = uuid_of(&device) else { continue };
-            let processes = match device.running_compute_processes() {
-                Ok(processes) => processes,
-                // Without this GPU the sum would pass for the memory on all GPUs.
-                Err(error) => return Err(failed("list the processes on a GPU", error)),
-            };
-            for process in processes {
+            // Without this GPU the sum would pass for the memory on all GPUs.
+            let processes = device.running_compute_processes();
+            for process in processes.map_err(|error| failed("list the processes on a GPU", error))? {
                 // The driver does not know the use where it does not manage the memory itself, as in WSL.
                 if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
                     uses.push(ProcessMemory {
@@ -153,6 +150,7 @@ impl NvmlSource {
         Ok((found, failure))
     }
 
+    /// A watch of the GPUs of this inventory, before its first round.
     pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let mut watch = NvmlWatch::new(self.clone(), inventory.clone());
         Box::new(move |reporter| watch.run(reporter))
@@ -161,11 +159,8 @@ impl NvmlSource {
     /// Loads the NVML library and opens a session with the driver.
     fn open(&self) -> Result<Nvml, InventoryError> {
         let library = self.find_library()?;
-        let error = match Nvml::builder().lib_path(library.as_os_str()).init() {
-            Ok(nvml) => return Ok(nvml),
-            Err(error) => error,
-        };
-        Err(match error {
+        let opened = Nvml::builder().lib_path(library.as_os_str()).init();
+        opened.map_err(|error| match error {
             NvmlError::LibloadingError(_) | NvmlError::FailedToLoadSymbol(_) if self.is_stale_container() => {
                 InventoryError::DriverReplaced {
                     how: "it was installed after this container was created, or the container runtime gives this container no library; \
@@ -221,19 +216,19 @@ impl NvmlSource {
         )))
     }
 
-    /// The kernel driver that is loaded: its version, or an empty text if it names none.
+    /// The version of the loaded kernel driver, empty if it names none; `None` if no driver is loaded.
     pub(super) fn loaded_driver(&self) -> Option<String> {
         let module = self.sysfs.join("module/nvidia");
         let version = fs::read_to_string(module.join("version"));
         module.exists().then(|| version.unwrap_or_default())
     }
 
-    /// Returns true if a driver is loaded although this container has no library: a container gets it only at its creation.
+    /// Returns true if only a new container can have the loaded driver's library: the runtime mounts it, and does so at creation.
     fn is_stale_container(&self) -> bool {
         self.driver_roots.is_empty() && self.loaded_driver().is_some()
     }
 
-    /// The GPUs that this session with the driver lists. It is no error if none of them can be shared.
+    /// The GPUs that this session with the driver lists, without their links. It is no error if none of them can be shared.
     fn list(&self, nvml: &Nvml) -> Result<NodeInventory, InventoryError> {
         let count = count_devices(nvml)?;
         if count == 0 {
@@ -384,6 +379,7 @@ fn uuid_of(device: &Device<'_>) -> Option<PhysicalId> {
     device.uuid().ok()?.parse().ok()
 }
 
+/// The problem of a GPU whose property cannot be read.
 fn unreadable(property: &str, error: &NvmlError) -> String {
     format!("its {property} cannot be read: {error}")
 }
@@ -399,7 +395,7 @@ enum FarEnd {
     Switch,
 }
 
-/// The present links between the GPUs. The watch does not report a link that breaks later.
+/// The active links between the GPUs at present. The watch does not report a link that breaks later.
 fn links(nvml: &Nvml, bus: &Bus, gpus: &[Gpu]) -> Vec<GpuLinks> {
     let mut ends = Vec::new();
     for gpu in gpus {
@@ -429,7 +425,7 @@ fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
     if let Some(other) = gpus.iter().find(|other| other.bus_id.as_deref() == Some(address)) {
         return Some(FarEnd::Gpu(other.minor));
     }
-    // The wrapper of NVML has no call for the type of the far end, so sysfs decides.
+    // NVML's crate has no call for the type of the far end, so sysfs decides.
     let is_switch = match bus.get(address) {
         Some(function) => function.vendor == NVIDIA && function.class >> 16 == pci::BRIDGE,
         // In a virtual machine switches have no function of their own; processors have one of another vendor.
@@ -438,7 +434,8 @@ fn far_end(bus: &Bus, gpus: &[Gpu], address: &str) -> Option<FarEnd> {
     is_switch.then_some(FarEnd::Switch)
 }
 
-/// Groups of linked GPUs. GPUs on switches reach each other with all their links, so together they are one group.
+/// Groups of linked GPUs, from pairs of a GPU's minor number and the far end of one of its links. GPUs on switches reach each
+/// other with all their links, so together they are one group.
 fn link_groups(ends: &[(u32, FarEnd)]) -> Vec<GpuLinks> {
     let mut to_switches = BTreeMap::<u32, u32>::new();
     let mut between = BTreeMap::<(u32, u32), u32>::new();

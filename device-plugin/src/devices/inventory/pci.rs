@@ -3,10 +3,9 @@
 //! This module knows nothing of GPUs or adapters. A property that cannot be read is absent.
 //!
 //! The path of a function in the tree of devices is its root complex, then a root port, then for each switch on the way its
-//! upstream port and one of its downstream ports. The address of its upstream port names a switch. A function's switch is the
-//! nearest one above it. A switch that is part of a card does not count, or an adapter with a switch of its own (`BlueField`)
-//! would never share one with a GPU: a switch is part of a card if all network, display and accelerator functions below it have
-//! the vendor of the switch.
+//! upstream port and one of its downstream ports. A switch is named by the address of its upstream port. A function's switch is
+//! the nearest one above it that is not part of a card, since an adapter with a switch of its own (`BlueField`) would never share
+//! one with a GPU. A switch is part of a card if all network, display and accelerator functions below it have its vendor.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -60,7 +59,7 @@ impl PciLocation {
     }
 }
 
-/// The location of the function at this address.
+/// The location of the function at this PCI address, with sysfs mounted at `sysfs`.
 pub fn location(sysfs: &Path, address: &str) -> PciLocation {
     Bus::read(sysfs).location(address)
 }
@@ -109,12 +108,12 @@ impl Bus {
         }
     }
 
-    /// Returns true if the switch with this upstream port is part of a card.
+    /// Returns true if the switch with this upstream port is part of a card, by the rule in the head of this file.
     fn is_on_card(&self, upstream_port: &str) -> bool {
         let Some(vendor) = self.get(upstream_port).map(|port| port.vendor) else {
             return false;
         };
-        // Vendor 0 is unknown: two unknown vendors are not the same one.
+        // 0 is an unknown vendor: two unknown ones need not be the same.
         if vendor == 0 {
             return false;
         }
@@ -133,6 +132,7 @@ impl Bus {
     }
 }
 
+/// A PCI function; of bridges and board components only class and vendor are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PciFunction {
     /// The six hexadecimal digits of class, subclass and interface.
@@ -149,7 +149,7 @@ pub(super) struct PciFunction {
 }
 
 impl PciFunction {
-    /// Reads the PCI function with the address `own` from sysfs: its class, vendor, NUMA node, root complex and bridges.
+    /// Reads the PCI function with the address `own` from sysfs.
     fn read(sysfs: &Path, own: &str) -> Self {
         let entry = folder(sysfs).join(own);
         let (class, vendor) = (hex_file(&entry.join("class")), hex_file(&entry.join("vendor")));

@@ -54,12 +54,6 @@ impl fmt::Display for PhysicalId {
     }
 }
 
-impl AsRef<str> for PhysicalId {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

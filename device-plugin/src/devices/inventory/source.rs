@@ -81,8 +81,8 @@ impl DeviceSource {
     ///
     /// The watch probes every device immediately and then at the source's interval: the feed reports trouble that was there from
     /// the start, and its regular observations are all that the module `health` needs to see a recovery. When the devices
-    /// themselves change (a GPU appears, or its memory differs) the feed reports `InventoryChanged` once; it
-    /// goes on with the devices it was started for, and the caller discovers the devices again and starts another watch.
+    /// themselves change (a GPU appears, or its memory differs) the feed reports `InventoryChanged` once and goes on with the
+    /// devices of its start; the caller discovers the devices again and starts another watch.
     pub fn watch(
         &self,
         inventory: &NodeInventory,
@@ -96,8 +96,7 @@ impl DeviceSource {
 
 /// A real machine: its GPUs through NVML, its other devices through sysfs.
 ///
-/// A watch reads NVML and sysfs by a thread each, so that a driver that hangs hides nothing of the other devices. A machine
-/// without GPUs is fine as long as it has other devices; the plugin goes on looking for the driver.
+/// A watch reads NVML and sysfs on a thread each, so that a driver that hangs hides nothing of the other devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineSource {
     gpus: NvmlSource,
@@ -120,7 +119,7 @@ impl MachineSource {
         let others = self.others.list();
         match self.gpus.discover() {
             Ok(found) => Ok(NodeInventory { others, ..found }),
-            // The watch goes on looking for the driver, so GPUs that come later are found.
+            // The watch goes on looking for the driver, and reports GPUs that come later.
             Err(error) if error.is_absence() && !others.is_empty() => {
                 info!(%error, "this node has no GPU that can be shared; serving its other devices");
                 Ok(NodeInventory {

@@ -1,5 +1,4 @@
-//! RDMA adapters and FPGAs of this machine according to sysfs: links and small files below one root. Nothing here drives
-//! hardware.
+//! RDMA adapters and FPGAs of this machine, found by links and small files in sysfs. Nothing here drives hardware.
 //!
 //! RDMA adapters are the PCI functions, other than virtual ones, that have a device in `/sys/class/infiniband`. An adapter works
 //! if one of its ports is active. Its minor number is its position in the order of PCI addresses. A container needs `rdma_cm`,
@@ -56,7 +55,6 @@ impl SysfsSource {
         self.read().into_iter().map(|(device, _)| device).collect()
     }
 
-    /// The present devices, each with the reason that it cannot be used.
     fn read(&self) -> Vec<Found> {
         let bus = Bus::read(&self.root);
         let mut found = self.fpgas(&bus);
@@ -183,6 +181,7 @@ impl SysfsSource {
         })
     }
 
+    /// A watch of the RDMA adapters and FPGAs of this inventory, before its first round.
     pub(super) fn watcher(&self, inventory: &NodeInventory) -> Watcher {
         let (source, known) = (self.clone(), inventory.clone());
         Box::new(move |reporter| source.report(&known, reporter))
@@ -200,7 +199,7 @@ impl SysfsSource {
                 Some((_, None)) => ObservationKind::Answered,
                 Some((_, Some(problem))) => ObservationKind::PortDown(problem.clone()),
             };
-            // Every round reports every device, so that health sees the answers in a row that a recovery needs.
+            // Every round reports every device: a recovery needs several answers in a row.
             reporter.add(Some(&device.id), kind);
         }
         reporter.send_added()?;
@@ -208,7 +207,7 @@ impl SysfsSource {
     }
 }
 
-/// The PCI address of the function to which, or to a folder below which, a link of sysfs leads.
+/// The PCI address of the function to whose folder in sysfs, or to a folder below it, a link leads.
 fn function_of(link: &Path) -> Option<String> {
     let path = fs::canonicalize(link).ok()?;
     // The last PCI address in the path is that of the function; those before it are of the bridges above.

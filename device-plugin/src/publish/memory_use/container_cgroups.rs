@@ -16,10 +16,10 @@ const KUBELET_ROOT: &str = "kubepods";
 /// The cgroup of CRI-O's helper process of a container, whose name also ends with the container's ID, begins like this.
 const CRIO_HELPER: &str = "crio-conmon-";
 
-/// The cgroup below the container's scope of systemd in which the runtime crun keeps the container's processes.
+/// The cgroup below the container's scope of systemd in which the OCI runtime crun keeps the container's processes.
 const CRUN_SUBGROUP: &str = "container";
 
-/// The cgroups above a container's, the root aside: kubelet's, that of the quality of service, and the pod's.
+/// Levels of cgroups below kubelet's, down to a container's: that of the quality of service, the pod's, and the container's.
 const MAX_DEPTH: usize = 3;
 
 /// The container IDs in the text of a process's cgroup file.
@@ -51,7 +51,7 @@ fn search(parent: &Path, depth: usize, containers: &BTreeSet<&str>, found: &mut 
         if let Some(id) = container_id(&directory.name) {
             if containers.contains(id) && !directory.name.starts_with(CRIO_HELPER) {
                 let subgroup = directory.path.join(CRUN_SUBGROUP);
-                let is_of_crun = directory.name.strip_suffix(SCOPE).is_some() && subgroup.is_dir();
+                let is_of_crun = directory.name.ends_with(SCOPE) && subgroup.is_dir();
                 let path = if is_of_crun { subgroup } else { directory.path };
                 found.insert(id.to_owned(), path);
             }

@@ -12,19 +12,20 @@ use crate::start::node_state::NodeState;
 
 use super::{ContainerGpu, ContainerMemory, MeasuredMemory, memory_of_containers};
 
+/// The reason of the events.
 const REASON: &str = "GPUMemoryOverShare";
 
-/// The containers that are over their share of a GPU, each with an event on its pod. Pure.
+/// The containers that are over their share of a GPU; each has an event on its pod. Pure.
 #[derive(Debug, Default)]
 struct Overruns(BTreeSet<ContainerGpu>);
 
 impl Overruns {
-    /// Takes over a measurement, and returns the containers that have gone over their share since the measurement before.
+    /// Notes a measurement, and returns the containers that have gone over their share since the measurement before.
     fn update<'m, 'p>(&mut self, measured: &'m [ContainerMemory<'p>]) -> Vec<&'m ContainerMemory<'p>> {
         let mut new = Vec::new();
         let mut over = BTreeSet::new();
         for memory in measured {
-            let was_over = self.0.contains(&memory.of);
+            let was_over = self.0.contains(&memory.key);
             let is_over = match (memory.used, memory.given) {
                 // A use just below the tolerance does not end the overrun: it may be above it again in a moment.
                 (Some(used), Some(given)) => is_over_share(used, given) || (was_over && used > given),
@@ -32,7 +33,7 @@ impl Overruns {
                 _ => was_over,
             };
             if is_over {
-                over.insert(memory.of.clone());
+                over.insert(memory.key.clone());
                 if !was_over {
                     new.push(memory);
                 }
@@ -50,7 +51,7 @@ fn message(memory: &ContainerMemory<'_>) -> String {
         "container {} uses {used} of GPU {} ({}), where its share is {given}, so that other pods of the GPU may not get theirs: have \
          its program allocate less, or request more memory; with the annotation gpushare/enforcement: driver a pod goes only where \
          the GPU driver enforces its share",
-        memory.of.container, memory.gpu.minor, memory.gpu.uuid
+        memory.key.container, memory.gpu.minor, memory.gpu.uuid
     )
 }
 
@@ -85,7 +86,7 @@ mod tests {
 
     /// The use of the pod's container, whose share is 8 GiB.
     fn using<'a>(pod: &'a NodePod, gpu: &'a Gpu, used: Option<u64>) -> ContainerMemory<'a> {
-        let of = ContainerGpu {
+        let key = ContainerGpu {
             pod: PodUid::from("a"),
             container: "main".to_owned(),
             gpu: gpu.uuid.clone(),
@@ -93,7 +94,7 @@ mod tests {
         ContainerMemory {
             pod,
             gpu,
-            of,
+            key,
             used,
             given: Some(8 * GIB),
         }

@@ -18,9 +18,9 @@ fn the_device_object_of_a_node() {
         switch: None,
     };
     fleet.others = vec![nic(false)];
-    let checkpoints = Some(r#"[{"podUID":"u"}]"#.to_owned());
+    let kubelet_allocations = Some(r#"[{"podUID":"u"}]"#.to_owned());
     let inputs = DeviceObjectInputs {
-        checkpoints,
+        kubelet_allocations,
         serves_vendor: true,
         ..DeviceObjectInputs::default()
     };

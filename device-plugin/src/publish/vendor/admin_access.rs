@@ -20,9 +20,10 @@ use crate::node::api_request::within;
 use super::allocation::{ClaimName, DraDevice};
 use super::claims::ClaimedDevice;
 
+/// Longest wait for one read of a claim.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
-/// Reads claims, to leave out devices that are allocated for administration only.
+/// Leaves out devices that are allocated for administration only, by the `ResourceClaim`s that it reads and remembers.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct AdminAccess {
     api: Client,
@@ -51,7 +52,7 @@ struct ClaimResult {
 }
 
 impl AdminAccess {
-    /// Reads claims with this client; none has been read yet.
+    /// A reader of claims with this client, before its first read.
     pub fn new(api: Client) -> Self {
         Self {
             api,
@@ -93,12 +94,11 @@ impl AdminAccess {
         claimed
     }
 
-    /// Reads a claim from the API server. `has_failed` says that the last attempt failed, and was logged.
+    /// Reads a claim from the API server, and logs a failure unless the last attempt has failed too (`has_failed`).
     async fn read(&self, claim: &ClaimName, cdi_names: BTreeSet<String>, has_failed: bool) -> ReadClaim {
         let for_administration = match self.get(claim, &cdi_names).await {
             Ok(devices) => Some(devices),
             Err(error) => {
-                // The plugin tries again once a minute, and one log line is enough.
                 if !has_failed {
                     warn!(
                         error = one_line(error.as_ref()),

@@ -22,7 +22,7 @@ pub struct Allocation {
     pub resource: String,
     /// kubelet's IDs of the devices.
     pub device_ids: Vec<String>,
-    /// True if the container sees the devices of its pod's allocation record, whatever IDs kubelet allocated.
+    /// True if the container sees the devices of its pod's allocation record (by a CDI spec), whatever IDs kubelet allocated.
     pub sees_recorded_devices: bool,
     /// The claim, if a DRA driver serves the devices.
     pub claim: Option<Claim>,
@@ -62,7 +62,7 @@ impl Allocation {
         stage == PodStage::Terminal
     }
 
-    /// The devices in the form of the Device object's annotation; none if the pod has ended or its record names them.
+    /// The entry for the Device object's annotation; none if the pod has ended, or if its record names the devices.
     fn unrecorded(&self, pods: &NodePods, fleet: &NodeFleet) -> Option<KubeletAllocation> {
         // Parts of one GPU, such as the replicas of time-slicing, have one name here.
         let mut device_ids = BTreeSet::new();
@@ -144,17 +144,10 @@ impl PodKey {
             Self::Uid(uid) => return pods.get(uid).map(|pod| &pod.uid),
             Self::Named { namespace, name } => (namespace, name),
         };
-        for pod in pods.iter() {
-            if pod.name == *name && pod.namespace == *namespace {
-                return Some(&pod.uid);
-            }
-        }
-        for claimant in pods.claimants() {
-            if claimant.name == *name && claimant.namespace == *namespace {
-                return Some(&claimant.uid);
-            }
-        }
-        None
+        let (mut known, mut claimants) = (pods.iter(), pods.claimants());
+        let pod = known.find(|pod| pod.name == *name && pod.namespace == *namespace);
+        let claimant = claimants.find(|other| other.name == *name && other.namespace == *namespace);
+        pod.map(|pod| &pod.uid).or(claimant.map(|claimant| &claimant.uid))
     }
 }
 
@@ -206,7 +199,7 @@ pub fn unrecorded(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet
     }
 }
 
-/// The UUID of the GPU that kubelet's ID stands for; the ID of the physical device as it is, if that is no known GPU.
+/// The UUID of the GPU for which a vendor's device ID stands; if that is no known GPU, the physical device's part of the ID.
 pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
     let physical = physical_id(id);
     // NVIDIA's plugin may list an index such as `0`, or `0:1` for an instance of that GPU.
@@ -218,6 +211,7 @@ pub(super) fn device_name(id: &str, fleet: &NodeFleet) -> String {
     }
 }
 
+/// Returns true if the pod's allocation record names GPUs.
 fn has_recorded_gpus(pod: &NodePod) -> bool {
     let placement = pod.placement.as_ref();
     placement.is_ok_and(|placement| !placement.gpus.is_empty())

@@ -1,4 +1,4 @@
-//! Devices that DRA drivers have prepared for containers, and the GPUs of this node that they are.
+//! Finds the GPUs that DRA drivers have prepared for containers, by the names of the prepared devices.
 //!
 //! NVIDIA's driver names a GPU by its minor number, `gpu-0`, and an instance (MIG) by that of its GPU, `gpu-0-mig-1g5gb-19-0`.
 //! Any other name, such as that of a GPU passed through to a virtual machine, may stand for every GPU of the node.
@@ -18,11 +18,11 @@ pub(super) struct ClaimedDevice {
     pub(super) container: String,
     pub(super) claim: ClaimName,
     pub(super) device: DraDevice,
-    /// The CDI devices that the runtime gives the container for it, and possibly for others of the claim.
+    /// The names of the CDI devices by which the runtime injects it, and possibly other devices of the claim.
     pub(super) cdi_names: BTreeSet<String>,
 }
 
-/// The devices of all claims, for a container that names a single request of a claim too.
+/// The devices of all claims in kubelet's list. A container that uses one request of a claim is listed with all its devices.
 pub(super) fn claimed_devices(listed: &ListPodResourcesResponse) -> Vec<ClaimedDevice> {
     let mut claimed = Vec::new();
     for pod in &listed.pod_resources {
@@ -63,7 +63,7 @@ enum NamedDevice {
 }
 
 impl NamedDevice {
-    /// Parses a device name of NVIDIA's DRA driver: `gpu-1` is a GPU, `gpu-1-mig-...` an instance of one.
+    /// Parses a device's name by the rules in the head of this file.
     fn parse(name: &str) -> Self {
         let Some(rest) = name.strip_prefix("gpu-") else {
             return Self::Unknown;
@@ -81,7 +81,8 @@ impl NamedDevice {
     }
 }
 
-/// The allocation that a container holds by a claim; none if the device is no GPU that this plugin shares.
+/// The allocation that a container holds by a claim: one GPU, or every GPU if the name does not say which. None if no GPU of the
+/// fleet is allocated.
 pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Allocation> {
     let find = |minor: u32| fleet.gpus.iter().find(|entry| entry.device.minor == minor);
     let (gpu, is_mapped) = match NamedDevice::parse(&claimed.device.name) {
@@ -92,7 +93,7 @@ pub(super) fn allocation(claimed: ClaimedDevice, fleet: &NodeFleet) -> Option<Al
     };
     let mut device_ids = Vec::new();
     for entry in &fleet.gpus {
-        // The device may be any of them, and no other pod must get the one that it is.
+        // A device that is not mapped may be any of them, and no other pod must get the one that it is.
         if !is_mapped || gpu == Some(entry) {
             device_ids.push(entry.device.uuid.to_string());
         }

@@ -288,7 +288,7 @@ fn start(
         pods,
         seen: watch::channel(SeenGpus::default()).1,
         admin_access: no_claims(),
-        checkpoints,
+        kubelet_allocations: checkpoints,
         recorder: recorder(),
     };
     tokio::spawn(watch.run());

@@ -1,4 +1,4 @@
-//! Events on claims: devices that are no known GPU, and GPUs that the allocation records of other pods name.
+//! Events about resource claims: devices that are no known GPU, and GPUs that the allocation records of other pods name.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ const RECORDED_GPU: &str = "GPUClaimed";
 /// The UID of the pod that gets the event, or `None` for an event on the node; and the message of the event.
 type Warning = (Option<PodUid>, String);
 
-/// The present warnings about claims. Each makes one event, when it starts to hold.
+/// The warnings of the last update. Each makes one event, when it starts to hold.
 #[derive(Debug, Default)]
 pub(super) struct Warnings(BTreeSet<Warning>);
 
@@ -42,7 +42,7 @@ impl Warnings {
     }
 }
 
-/// The warnings: claimed devices that are no known GPU, and GPUs that a claim and the allocation record of a pod share.
+/// The present warnings.
 fn warnings(allocations: &[Allocation], pods: &NodePods, fleet: &NodeFleet) -> BTreeSet<Warning> {
     let mut warnings = BTreeSet::new();
     for allocation in allocations {
@@ -101,6 +101,7 @@ fn recorded_gpu_message(allocation: &Allocation, claim: &Claim) -> String {
     )
 }
 
+/// The claim with its pod and driver, as both messages begin.
 fn claim_text(allocation: &Allocation, claim: &Claim) -> String {
     let pod = match &allocation.pod {
         PodKey::Named { namespace, name } => format!("{namespace}/{name}"),

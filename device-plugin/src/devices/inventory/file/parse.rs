@@ -120,7 +120,7 @@ struct SimulatedOther {
     function_nodes: BTreeMap<String, Vec<PathBuf>>,
 }
 
-/// A whole number of bytes above zero.
+/// A whole number of bytes above zero, written as a quantity.
 #[derive(Deserialize)]
 #[serde(try_from = "Quantity")]
 struct Bytes(u64);

@@ -1,7 +1,7 @@
 //! Watches NVIDIA GPUs: critical errors by NVML's events, everything else by probes.
 //!
 //! A session (library loaded, initialised) sees the devices that were there when it was opened, and a device that was lost stays
-//! lost in it, so a watch opens another session now and then while one of the known devices is missing.
+//! lost in it, so a watch opens other sessions, at growing intervals, while one of the known devices is missing.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ const EVENT_WAIT: Duration = Duration::from_secs(5);
 pub(super) struct NvmlWatch {
     source: NvmlSource,
     known: NodeInventory,
-    /// The number of `reopen_interval`s that a session lasts while a device is missing.
+    /// The length of a session while a device is missing, in units of [`NvmlSource::reopen_interval`].
     reopen_factor: u32,
     logged: LoggedError,
     /// Devices that needed a reset or were lost at their last probe: a device that then answers has been reset.
@@ -59,7 +59,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Watches for the length of one session with the driver; if none can be opened, reports every device as failed.
+    /// One round of the watch: a session with the driver; if none can be opened, reports every device as failed.
     pub(super) fn run(&mut self, reporter: &Reporter) -> Result<(), Stopped> {
         match self.source.open() {
             Ok(nvml) => self.run_session(&nvml, reporter),
@@ -113,7 +113,7 @@ impl NvmlWatch {
         }
     }
 
-    /// Returns true if a device is missing and this session, `age` old, must end; the next session lasts twice as long.
+    /// Returns true if a device is missing and this session, which is `age` old, must end; the next session lasts twice as long.
     fn decide_to_reopen(&mut self, is_missing: bool, age: Duration) -> bool {
         let mut excluded = self.known.excluded.iter();
         // A GPU that could not be read may be readable in another session.
@@ -123,7 +123,7 @@ impl NvmlWatch {
         }
         let is_time = age >= self.source.reopen_interval.saturating_mul(self.reopen_factor);
         if is_time {
-            // Between two sessions events are missed, and a dead device makes opening a session slow, so sessions get longer.
+            // Events between two sessions are missed, and a dead device makes opening a session slow, so sessions get longer.
             self.reopen_factor = (self.reopen_factor * 2).min(MAX_REOPEN_FACTOR);
         }
         is_time
@@ -145,7 +145,7 @@ impl NvmlWatch {
     fn register_events<'nvml>(&self, nvml: &'nvml Nvml) -> Option<EventSet<'nvml>> {
         let gpus = self.known.gpus.iter();
         let mut able: Vec<_> = gpus.filter_map(|gpu| with_events(nvml, &gpu.uuid)).collect();
-        // The wrapper frees the event set with a failed registration, so each round registers all but the devices that failed.
+        // NVML's crate frees the event set with a failed registration, so each round registers all but the devices that failed.
         while !able.is_empty() {
             match register(nvml, &able) {
                 Ok(events) => return events,
@@ -198,7 +198,6 @@ impl NvmlWatch {
         let mut is_missing = false;
         for gpu in &self.known.gpus {
             let (mut kind, has_pending_rows) = probe(nvml, &gpu.uuid);
-            // The device waited for a reset, or was lost, and now answers: it has been reset.
             if kind == ObservationKind::Answered && !has_pending_rows && self.awaiting_reset.remove(&gpu.uuid)
             {
                 kind = ObservationKind::AnsweredWithoutFault;
@@ -256,7 +255,7 @@ fn register<'nvml>(
     Ok(Some(events))
 }
 
-/// Asks NVML if a device is in order. The flag is true if rows of its memory wait for a reset; the device works meanwhile.
+/// Asks NVML if a device is in order. The second value is that of [`reset_state`].
 fn probe(nvml: &Nvml, uuid: &PhysicalId) -> (ObservationKind, bool) {
     let device = match nvml.device_by_uuid(uuid.as_str()) {
         Ok(device) => device,
@@ -284,7 +283,8 @@ fn failure(error: &NvmlError) -> ObservationKind {
     }
 }
 
-/// Asks the driver if the device must be reset; the flag is true if rows of its memory wait for a reset to be remapped.
+/// Asks the driver if the device must be reset. The second value is true if rows of its memory wait for a reset to be remapped;
+/// the device works meanwhile.
 fn reset_state(device: &Device<'_>) -> (ObservationKind, bool) {
     let fields = [
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
