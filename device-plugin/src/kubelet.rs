@@ -1,7 +1,9 @@
 //! kubelet's device plugin API: one gRPC server and registration per resource, and the answers to kubelet's calls.
 //!
-//! kubelet's calls are answered from [`NodeState`](crate::start::node_state::NodeState), which watches keep up to date. Only
-//! `PreStartContainer` waits for requests to the API server.
+//! [`registration`] keeps a resource registered, and [`server`] answers kubelet's calls by [`preferred`], [`allocate`] and the
+//! check of [`crate::start`], from a [`NodeState`](crate::start::node_state::NodeState) that watches keep up to date. Only
+//! `PreStartContainer` waits for requests to the API server. [`socket_changes`] shows restarts of kubelet, [`ended_pods`] makes
+//! kubelet free devices, and [`boot`] lists devices after a boot until the plugin's pod runs.
 
 pub mod allocate;
 pub mod boot;

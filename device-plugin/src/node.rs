@@ -1,5 +1,5 @@
-//! The pods of this node as the API server shows them, and the devices that kubelet allocated to them: its checkpoint and its
-//! pod-resources API.
+//! The [pods] of this node as the API server shows them, and the devices that kubelet allocated to them, by its
+//! [checkpoint](kubelet_checkpoint) and its [pod-resources API](kubelet_pod_resources).
 
 pub mod api_request;
 pub mod eviction;

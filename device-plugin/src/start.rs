@@ -10,8 +10,8 @@
 //!
 //! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, the
 //! [records](swap) that count before a pod's annotations, and [`envvar`] for containers that get their devices by the vendor's
-//! variable. kubelet tries a blocked start again, and the pod's events have the reason. [`reconcile`] compares running pods with
-//! their records after the start.
+//! variable (`NVIDIA_VISIBLE_DEVICES`). kubelet tries a blocked start again, and the pod's events have the reason. [`reconcile`]
+//! compares running pods with their records after the start.
 //!
 //! Before the check the pod of a call is a guess ([`matching`]); Allocate waits for it or logs it in [`pod_of_call`].
 
@@ -110,7 +110,8 @@ pub struct StartChecker {
 enum StartDecision {
     /// The container may start once the runtime has read these CDI specs.
     Start(SpecFiles),
-    /// Another snapshot may show that this other pod has the devices of the starting one.
+    /// The decision needs a newer snapshot of kubelet's allocations: this one does not show yet which devices this pod has, whose
+    /// record names those of the starting pod.
     LookAgain(PodUid),
 }
 
@@ -188,7 +189,7 @@ impl StartChecker {
                 Ok(uid) => uid,
                 // kubelet may see a pod before this plugin's watch does.
                 Err(OwnerUnknown::NotSeen) if Instant::now() < until => {
-                    // After a timeout the condition of this match arm, `Instant::now() < until`, ends the loop.
+                    // After a timeout the condition of this match arm is false, which ends the loop.
                     let _ = timeout_at(until, pods.changed()).await;
                     continue;
                 }
@@ -246,7 +247,7 @@ impl StartChecker {
             }
             checked = verify_start(node, snapshot, resource, ids, uid)?;
         }
-        // The answer to Allocate has fixed such a container's devices, so its pod may have to swap records.
+        // An answer by variable fixes the container's devices, so its pod may have to swap records with an equal pod.
         if checked.is_by_variable()
             && let Some(other) = settle(&mut checked, snapshot, node, &mut swaps).await?
         {
@@ -303,7 +304,7 @@ impl StartChecker {
         );
     }
 
-    /// Records an event on the pod, and evicts the pod if no other try can succeed and the operator wants that.
+    /// Records an event on the pod, and evicts the pod if no later try can succeed and the operator has turned evictions on.
     async fn report(&self, uid: &PodUid, blocked: &StartBlocked) {
         let Some(pod) = self.context.node.pods.borrow().get(uid).cloned() else {
             return;
@@ -322,15 +323,15 @@ impl StartChecker {
 /// True if a refused container may start again with the devices that another plugin gave it: its pod is charged for all of them.
 fn may_go_on(resource: ExtendedResource, refusal: &StartRefusal) -> bool {
     match refusal {
-        // A pod without record is charged on every device that it may be on.
+        // The scheduler charges a pod without a usable record on every device that it may be on,
         StartRefusal::Unplaced(_) | StartRefusal::Unknown => true,
-        // A pod that the vendor's plugin served is charged on the GPUs of kubelet's checkpoint.
+        // and a pod that the vendor's plugin served on the GPUs in kubelet's checkpoint, whatever its record names.
         StartRefusal::Mismatch { .. } => resource == ExtendedResource::Whole,
         _ => false,
     }
 }
 
-/// Lets a container of a running pod start again without a CDI spec, although the check did not pass for this reason.
+/// The decision that a container of a running pod starts again without a CDI spec, although the check failed for `reason`.
 fn restart(pod: &str, reason: &(dyn Error + 'static)) -> StartDecision {
     warn!(
         pod,

@@ -34,10 +34,10 @@ pub const CONTAINER_KIND: &str = "gpushare.dev/gpu";
 /// The fully qualified name of the device that stands for the driver.
 pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 
-/// The CDI version of specs whose edits come from no vendor's spec.
+/// The least CDI version that has all fields which this plugin writes: names that begin with a digit, and `hostPath` of a node.
 const VERSION: &str = "0.5.0";
 
-/// The fully qualified name of a device that no other answer names: `fresh` is a number that no call before has passed.
+/// The fully qualified name of the CDI device of an answer; `fresh` is a number that no other answer has.
 pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     // kubelet sends the same IDs in any order.
@@ -46,7 +46,7 @@ pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) 
     format!("{CONTAINER_KIND}={set:016x}-{fresh:x}")
 }
 
-/// The part behind `=` of a fully qualified CDI device name, if the device stands for an answer of this plugin.
+/// The short name in a fully qualified CDI device name, if the device stands for an answer of this plugin.
 pub fn name_of(qualified: &str) -> Option<&str> {
     qualified.strip_prefix(CONTAINER_KIND)?.strip_prefix('=')
 }
@@ -100,7 +100,7 @@ fn driver_text(edits: &Edits) -> String {
     spec_text(kind, name, edits)
 }
 
-/// The variables of a list of CDI, whose items are `NAME=value`.
+/// The environment variables in a CDI list `env`, whose items are `NAME=value`.
 fn variables(list: &[Value]) -> impl Iterator<Item = (String, String)> {
     let pairs = list.iter().filter_map(|pair| pair.as_str()?.split_once('='));
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -108,7 +108,8 @@ fn variables(list: &[Value]) -> impl Iterator<Item = (String, String)> {
 
 /// The text of a spec with one device. Compact, because the runtime parses all specs at every change of their directory.
 fn spec_text(kind: &str, name: &str, edits: &Edits) -> String {
-    let version = edits.version.as_deref().unwrap_or(VERSION);
+    // A runtime refuses a spec with fields that are newer than its version, and NVIDIA's tools write the least that theirs needs.
+    let version = edits.version.as_deref().unwrap_or(VERSION).max(VERSION);
     let device = json!({"name": name, "containerEdits": edits.to_json()});
     format!(
         "{}\n",
@@ -138,6 +139,18 @@ mod tests {
         }
         assert_eq!(name_of(&device).map(str::len), Some(19));
         assert_eq!(name_of("nvidia.com/gpu=all"), None);
+    }
+
+    #[test]
+    fn a_spec_has_a_version_with_all_fields_of_this_plugin() {
+        for (of_vendor, expected) in [("0.3.0", "0.5.0"), ("1.0.0", "1.0.0")] {
+            let edits = Edits {
+                version: Some(of_vendor.to_owned()),
+                ..Edits::default()
+            };
+            let text = spec_text(CONTAINER_KIND, "0123-1", &edits);
+            assert!(text.contains(&format!("\"cdiVersion\":\"{expected}\"")), "{text}");
+        }
     }
 
     #[test]

@@ -21,8 +21,7 @@ use serde_json::{Value, json};
 use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::{DeviceKey, NodeFleet};
 use crate::devices::inventory::{Gpu, OtherDevice, PhysicalId};
-use crate::inject::cdi;
-use crate::inject::cdi::Edits;
+use crate::inject::cdi::{self, Edits};
 use crate::inject::enforcement::limits::{Recipient, is_of_hami_core, limits};
 use crate::inject::hami_core::HamiCore;
 use crate::inject::mode::VOID;
@@ -31,7 +30,8 @@ use crate::inject::settings::NodeSettings;
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// True if, of the answers for a container's resources of one device type, the one for this resource names the devices.
+/// True if the answer for this resource names the container's devices: kubelet calls Allocate once for each resource, and of the
+/// answers for resources of one device type exactly one names the devices.
 pub fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -> bool {
     // If two answers set different values of a variable, kubelet would keep one of them at random.
     match resource {
@@ -105,11 +105,7 @@ impl<'a> AssignedDevices<'a> {
     pub fn find(fleet: &'a NodeFleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
         let device_type = resource.device_type();
         if device_type == TYPE_GPU {
-            let mut gpus = Vec::new();
-            for key in keys {
-                gpus.extend(fleet.gpu(&key.id));
-            }
-            return Self::Gpus(gpus);
+            return Self::Gpus(keys.iter().filter_map(|key| fleet.gpu(&key.id)).collect());
         }
         let mut devices = Vec::new();
         for key in keys {
@@ -122,11 +118,10 @@ impl<'a> AssignedDevices<'a> {
 
     /// The devices' IDs, separated by commas.
     pub fn ids(&self) -> String {
-        let mut ids = Vec::new();
-        match self {
-            Self::Gpus(gpus) => ids.extend(gpus.iter().map(|gpu| gpu.uuid.as_str())),
-            Self::Others(devices) => ids.extend(devices.iter().map(|device| device.id.as_str())),
-        }
+        let ids: Vec<&str> = match self {
+            Self::Gpus(gpus) => gpus.iter().map(|gpu| gpu.uuid.as_str()).collect(),
+            Self::Others(devices) => devices.iter().map(|device| device.id.as_str()).collect(),
+        };
         ids.join(",")
     }
 }
@@ -287,7 +282,7 @@ fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
             let Some(hook) = settings.vendor_specs.limit_hook(gpu) else {
                 return;
             };
-            // A runtime refuses a spec with fields that are newer than the CDI version that the spec names.
+            // The spec needs the newest version among those of its hooks.
             edits.version = edits.version.take().max(Some(hook.cdi_version));
             hooks.push(hook.hook);
         }
@@ -296,6 +291,7 @@ fn add_limiters(edits: &mut Edits, settings: &NodeSettings, gpus: &[&Gpu]) {
 }
 
 /// The device nodes of these devices that exist on the host: of a device's virtual functions if the pod has some, else its own.
+/// Without a recipient the pod is not known, and gets those of the devices.
 fn device_nodes(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
@@ -340,7 +336,7 @@ fn given_vfs<'a>(
     portion.map_or(&[], |portion| &portion.virtual_functions)
 }
 
-/// The variables of a container except those that name its devices.
+/// The variables of a container except those that name its devices; those that name virtual functions are among them.
 fn variables(
     settings: &NodeSettings,
     recipient: &Recipient<'_>,

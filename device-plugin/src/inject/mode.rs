@@ -52,7 +52,7 @@ impl Certainty {
     }
 }
 
-/// The pods whose containers the runtime gives all GPUs if their image says so.
+/// The pods whose containers the runtime gives all GPUs if their image sets `NVIDIA_VISIBLE_DEVICES=all`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exposure {
     /// All pods of the node.

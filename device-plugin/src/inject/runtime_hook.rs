@@ -7,8 +7,8 @@
 //!
 //! The protocol is written out here and in [`proto::nri`] rather than taken from a crate: `ttrpc` and `trapeze` build on an
 //! older prost or on another protobuf runtime beside the one that kubelet's protocols use, the first fixes the version of a crate
-//! that others may need newer, and neither knows NRI's framing. The plugin needs little of the protocol: it makes one call, and
-//! answers four.
+//! that others may need newer, and neither knows NRI's framing. The plugin needs little of the protocol: it makes one call
+//! (`RegisterPlugin`), and answers three (`Configure`, `Synchronize`, `CreateContainer`).
 
 mod adjust;
 pub mod seen;
@@ -65,7 +65,7 @@ pub struct RuntimeHook {
     pub enforcements: watch::Receiver<Arc<Enforcements>>,
     /// The process's metrics.
     pub metrics: Metrics,
-    /// Receives the GPUs that containers see.
+    /// The GPUs that containers see, which the hook records.
     pub seen: watch::Sender<SeenGpus>,
     /// Namespaces whose containers keep a value of the vendor's variable that shows them GPUs, although they request none.
     pub unrestricted: Vec<String>,
@@ -195,7 +195,7 @@ fn name_of(sandbox: &PodSandbox) -> String {
     format!("{}/{}", sandbox.namespace, sandbox.name)
 }
 
-/// Serves the runtime at this socket until the task is dropped, and connects again now and then.
+/// Serves the runtime at this socket until the task is dropped; connects again after the connection has ended or failed.
 pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     let mut pause = SHORTEST_PAUSE;
     let mut logged = LoggedError::default();

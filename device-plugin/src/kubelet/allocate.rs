@@ -24,12 +24,12 @@ pub async fn allocate(
     let ids = &request.device_ids;
     let response = match node.mode() {
         Mode::Cdi => {
-            // Made of the device IDs and a number that no other call gets: the pre-start check finds the pod.
+            // The answer needs no pod: the pre-start check finds the pod, and writes the spec of the CDI device.
             let response = cdi_answer(resource, ids, node.fresh_number());
             log_answer(node, resource, ids, &response);
             response
         }
-        // The only switch to this mode: this answer decides the devices, so it depends on the pod.
+        // This answer decides the container's devices, so it depends on the pod.
         Mode::Envvar => allocate_by_variable(node, resource, ids).await,
     };
     // kubelet does not name the pod; the log line of the container's start does.
@@ -40,7 +40,7 @@ pub async fn allocate(
         devices = response.envs.get(own_variable(resource)),
         "allocated"
     );
-    // With this answer the pod may have all its devices, and is then marked assigned.
+    // With this answer the pod may have all its devices: wakes the task that marks pods assigned.
     node.answered.notify_one();
     response
 }

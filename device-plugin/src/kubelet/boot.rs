@@ -24,8 +24,7 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use crate::devices::extended_resource::{ExtendedResource, ExtendedResourceNames};
-use crate::node::kubelet_checkpoint;
-use crate::node::kubelet_checkpoint::CheckpointError;
+use crate::node::kubelet_checkpoint::{self, CheckpointError};
 use tokio_util::sync::CancellationToken;
 
 use super::server::OPTIONS;
@@ -43,16 +42,19 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// Time for kubelet to notice that the host's service has ended its stream. A late notice would end the plugin's registration.
 const STREAM_END_DELAY: Duration = Duration::from_millis(200);
 
-/// A resource of the plugin in kubelet's checkpoint, with the device IDs to list.
+/// A resource of the plugin whose devices the host's service lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Remembered {
+struct ListedResource {
     resource: ExtendedResource,
     name: String,
     ids: BTreeSet<String>,
 }
 
 /// The plugin's resources in kubelet's checkpoint, each with the device IDs that its last list had and those that pods hold.
-fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembered>, CheckpointError> {
+fn resources_to_list(
+    dir: &Path,
+    names: &ExtendedResourceNames,
+) -> Result<Vec<ListedResource>, CheckpointError> {
     let mut by_name = BTreeMap::<String, BTreeSet<String>>::new();
     for (name, ids) in kubelet_checkpoint::registered(dir)? {
         by_name.entry(name).or_default().extend(ids);
@@ -64,19 +66,19 @@ fn remembered(dir: &Path, names: &ExtendedResourceNames) -> Result<Vec<Remembere
             .or_default()
             .extend(entry.device_ids);
     }
-    let mut remembered = Vec::new();
+    let mut resources = Vec::new();
     for resource in ExtendedResource::ALL {
         if let Some(name) = names.of(resource)
             && let Some(ids) = by_name.remove(name).filter(|ids| !ids.is_empty())
         {
-            remembered.push(Remembered {
+            resources.push(ListedResource {
                 resource,
                 name: name.to_owned(),
                 ids,
             });
         }
     }
-    Ok(remembered)
+    Ok(resources)
 }
 
 /// File name of the socket of the host's service for a resource.
@@ -90,8 +92,8 @@ fn socket_name(resource: ExtendedResource) -> String {
 /// kubelet's checkpoint cannot be read, or kubelet does not accept a registration.
 pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationToken) -> anyhow::Result<()> {
     // Before kubelet starts: when it writes the checkpoint again, the devices of plugins that have not registered are missing.
-    let remembered = remembered(dir, names)?;
-    if remembered.is_empty() {
+    let resources = resources_to_list(dir, names)?;
+    if resources.is_empty() {
         info!("kubelet's checkpoint has no device of the plugin");
         return Ok(());
     }
@@ -101,7 +103,7 @@ pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationTo
         _ = wait_for_kubelet(&kubelet, POLL) => {}
     }
     let mut listings = Vec::new();
-    for found in &remembered {
+    for found in &resources {
         listings.push(serve(dir, found)?);
         register(&kubelet, &socket_name(found.resource), &found.name).await?;
         info!(
@@ -161,7 +163,7 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
 }
 
 /// Serves the device list of one resource on a socket of the host's service.
-fn serve(dir: &Path, found: &Remembered) -> Result<PluginServer, RegistrationError> {
+fn serve(dir: &Path, found: &ListedResource) -> Result<PluginServer, RegistrationError> {
     let stop = CancellationToken::new();
     let service = DevicePluginServer::new(BootService {
         ids: found.ids.clone(),
@@ -176,7 +178,8 @@ struct BootService {
     stop: CancellationToken,
 }
 
-/// The error for calls that only the plugin can answer. kubelet tries the start of a container again after it.
+/// The error for calls that only the plugin can answer. After it kubelet tries the start of a container again, and fails a pod
+/// that it admits for the first time, as it does while no plugin is registered.
 fn unavailable<T>() -> Result<Response<T>, Status> {
     Err(Status::unavailable(
         "the node has booted, and gpushare-device-plugin does not run yet",
@@ -204,7 +207,7 @@ impl DevicePlugin for BootService {
         let list = ListAndWatchResponse {
             devices: self.ids.iter().map(device).collect(),
         };
-        // kubelet keeps the resource as long as the stream is open.
+        // kubelet keeps the resource as long as the stream is open: it sends the list, and then nothing until `stop`.
         let end = stream::once(self.stop.clone().cancelled_owned()).filter_map(|()| std::future::ready(None));
         Ok(Response::new(Box::pin(
             stream::once(std::future::ready(Ok(list))).chain(end),
@@ -254,7 +257,7 @@ mod tests {
             entry("x.com/y", &["e"])
         ]);
         kubelet_checkpoint::tests::write(dir.path(), &entries, &registered);
-        let found = remembered(dir.path(), &ExtendedResourceNames::default()).unwrap();
+        let found = resources_to_list(dir.path(), &ExtendedResourceNames::default()).unwrap();
         let found: Vec<_> = found
             .iter()
             .map(|found| {

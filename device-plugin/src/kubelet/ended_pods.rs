@@ -33,7 +33,7 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
     loop {
         let allocated = node.checkpoint.read().unwrap_or_default();
         let is_due = names_ended(&allocated, &pods.borrow_and_update());
-        // kubelet frees devices itself before it allocates. A request in the middle of an allocation makes it forget the devices
+        // kubelet frees devices itself before it allocates. A list in the middle of an allocation makes it forget the devices
         // that it has just chosen, so that it may give them to the next pod too.
         if is_due && !node.is_allocating() {
             match node.pod_resources.list().await {

@@ -37,7 +37,7 @@ pub async fn prefer(
         count: u64::try_from(request.allocation_size).unwrap_or(0),
         devices: &devices,
     };
-    // The match of an earlier call must not decide the Allocate call that follows this call.
+    // The Allocate call after this one uses the match that is set here, so that of an earlier call must go.
     node.log().set_preferred(None);
     // In mode cdi the IDs do not decide the device: they only keep kubelet's accounting right.
     let limit = match node.mode() {
@@ -48,8 +48,8 @@ pub async fn prefer(
         let wanted = recorded(node, pods, &found, resource);
         node.log().set_preferred(Some(found));
         wanted
-    });
-    let wanted = wanted.await;
+    })
+    .await;
     // Allocate follows at once, and need not wait for the same pod again if this call waited without success.
     node.log().set_waited(wanted.is_err());
     let wanted = match wanted {
@@ -65,7 +65,7 @@ pub async fn prefer(
     let log = node.log();
     let mut in_use = log.ids_in_use(resource, &pods);
     for entry in allocated.iter().flat_map(|allocated| allocated.iter()) {
-        // The checkpoint counts beside the log, which may have matched the answer about these IDs with a pod that is gone.
+        // The log may have matched the answer about these IDs with a pod that is gone, so the checkpoint counts too.
         if entry.resource == resource && pods.get_live(&entry.pod).is_some() {
             in_use.extend(entry.ids.iter().map(String::as_str));
         }
@@ -75,7 +75,7 @@ pub async fn prefer(
     }
 }
 
-/// The devices in the matched pod's record (its annotations), beginning with those that no earlier container has a share of.
+/// The devices in the matched pod's record (its annotations), first those of which earlier containers of the pod have no ID.
 fn recorded(node: &NodeState, pods: &NodePods, found: &Match, resource: ExtendedResource) -> Vec<PhysicalId> {
     let (Some(pod), Some(placement)) = (pods.get(&found.pod), &found.placement) else {
         return Vec::new();
@@ -105,8 +105,8 @@ fn may_span_devices(resource: ExtendedResource) -> bool {
     resource != ExtendedResource::Memory
 }
 
-/// Adds IDs to those that kubelet wants included, up to the requested number: first of the `wanted` devices (one ID of each in
-/// turn, but memory units of one GPU after the other), then of as few others as possible. IDs that are `in_use` come last.
+/// The IDs that kubelet should take: those that it must include, then those of the `wanted` devices (one of each in turn, but of
+/// memory units one GPU after the other), then of as few others as possible, up to the requested number. IDs `in_use` come last.
 fn choose(
     fleet: &NodeFleet,
     resource: ExtendedResource,
@@ -150,7 +150,7 @@ fn choose(
     choice.chosen
 }
 
-/// Available IDs of one device, sorted only when the first of them is taken: of most devices none is.
+/// Available IDs of one device. They are sorted when the first of them is taken, as no ID of most devices is taken.
 #[derive(Default)]
 struct Free<'a> {
     ids: Vec<&'a str>,
@@ -170,7 +170,7 @@ struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// Chooses free IDs until enough are chosen or none is left.
+    /// Chooses IDs in `free` until enough are chosen or none is left.
     fn fill(&mut self, resource: ExtendedResource, wanted: &[PhysicalId], included_devices: &[&PhysicalId]) {
         if may_span_devices(resource) {
             // Each device of the record gets an ID before any gets a second one, so that kubelet's accounting names all of them.
@@ -180,6 +180,7 @@ impl<'a> Choice<'a> {
             // Ends when enough IDs are chosen, or no wanted device has any left.
             while wanted.iter().map(|device| self.take(device, 1)).sum::<usize>() > 0 {}
         }
+        // Memory units: all of one wanted device before the next. Then devices of which kubelet must take an ID anyway.
         for device in wanted.iter().chain(included_devices.iter().copied()) {
             self.take(device, usize::MAX);
         }

@@ -28,10 +28,11 @@ use super::boot;
 use super::server::{DeviceService, Streams};
 use super::socket::{FileId, KUBELET_SOCKET, PluginServer, RegistrationError, register, wait_for_kubelet};
 
-/// Longest message of kubelet: a request for preferred IDs names every available ID, and the IDs that must be included once more.
+/// Longest message of kubelet that the plugin reads, with some room: a request for preferred IDs has all available IDs of a
+/// resource, and those that must be included once more.
 const MAX_REQUEST_BYTES: usize = 4 * proto::kubelet::MAX_MESSAGE_BYTES;
 
-/// Duration of a registration after which the plugin registers again with the shortest pause.
+/// A registration that has lasted this long was no failure, so the pause before the next one is the shortest.
 const STABLE: Duration = Duration::from_secs(5);
 
 /// Longest pause between registrations.
@@ -72,7 +73,7 @@ pub struct Registration {
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
-    /// The registrations of this node's resources, which this one keeps up to date.
+    /// True for each resource of this node that is registered; `Registration` sets the value of its own resource.
     pub registrations: watch::Sender<Registrations>,
     /// Changes of socket files in kubelet's directory, by [`watch_sockets`](super::socket_changes::watch_sockets).
     pub socket_changes: watch::Receiver<()>,
@@ -101,12 +102,12 @@ impl End {
 }
 
 impl Registration {
-    /// Serves and registers the resource while this node has devices of it, until `stop`.
+    /// Serves the resource, and keeps it registered, while this node has devices of it, until `stop`.
     pub async fn keep_offered(self, stop: CancellationToken) {
         let mut fleet = self.node.fleet.clone();
         let is_there = |fleet: &Arc<NodeFleet>| fleet.advertises(self.resource, &self.node.settings.names);
         loop {
-            // The plugin is ready when all resources are registered; a resource without devices must not keep it from that.
+            // The readiness probe succeeds once all resources are registered, so one without devices passes for registered.
             self.set_registered(!is_there(&fleet.borrow()));
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -152,7 +153,7 @@ impl Registration {
             // These ends are no failures, so the next registration needs no longer pause.
             let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
             let longest = match &end {
-                // A process that is starting, or a file that an ended one left behind: trying costs nothing.
+                // kubelet is starting, or an ended kubelet left the socket file behind: trying again costs nothing.
                 Err(RegistrationError::Connect { .. }) => Duration::from_secs(1),
                 _ => LONGEST_PAUSE,
             };
@@ -287,7 +288,7 @@ async fn until_other_kubelet(kubelet: &Path, before: Option<FileId>, mut changes
     }
 }
 
-/// Waits for the next change; for ever once the process ends and watches no more.
+/// Waits for the next change; for ever after the end of `watch_sockets`, which ends the process.
 async fn next_change(changes: &mut watch::Receiver<()>) {
     if changes.changed().await.is_err() {
         std::future::pending::<()>().await;

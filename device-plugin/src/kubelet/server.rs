@@ -49,26 +49,25 @@ pub struct DeviceService {
     pub node: Arc<NodeState>,
     /// Checks each container before it starts.
     pub starts: Arc<StartChecker>,
-    /// The service sends the present numbers of its `ListAndWatch` streams here.
+    /// Receives the numbers of streams when one is opened or ends.
     pub streams: watch::Sender<Streams>,
     /// Ends the streams when it is cancelled.
     pub stop: CancellationToken,
 }
 
-/// The numbers of device list streams since the service began.
+/// The numbers of `ListAndWatch` streams of one [`DeviceService`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
     /// Streams that are open now.
     pub n_open: usize,
-    /// Streams that were opened so far. While none is open, this is 0 if kubelet has not opened one yet, and more if it has.
+    /// Streams that kubelet has opened so far, those that have ended included.
     pub n_ever: usize,
 }
 
-/// Counts one open stream for as long as it lives.
+/// Counts one open stream in [`Streams`] until it is dropped.
 struct OpenStream(watch::Sender<Streams>);
 
 impl OpenStream {
-    /// Counts an opened stream of a device list; the drop of this value counts its end.
     fn new(streams: watch::Sender<Streams>) -> Self {
         streams.send_modify(|streams| {
             streams.n_open += 1;
@@ -85,7 +84,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// The entry of one device in a list: its virtual devices, which have the same health and NUMA node.
+/// One device in kubelet's list, which has an entry for each of the device's IDs with the same health and NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ListedDevice {
     ids: NumberedIds,
@@ -139,7 +138,7 @@ impl DeviceListing {
     }
 }
 
-/// The entries of a resource's list. A device that cannot be injected into containers is listed as unhealthy.
+/// The devices of a resource as kubelet's list shows them: unhealthy if they cannot be injected into containers.
 fn listed_devices(fleet: &NodeFleet, resource: ExtendedResource, is_injectable: bool) -> Vec<ListedDevice> {
     let mut by_id = BTreeMap::<PhysicalId, (bool, Option<i32>)>::new();
     for device in fleet.entries(resource.device_type()) {
@@ -215,7 +214,8 @@ impl DevicePlugin for DeviceService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        // While this call is counted, no task has kubelet free devices: it would forget the IDs that it is allocating.
+        // While a call is counted, `ended_pods` does not call kubelet's pod-resources API: kubelet would forget the IDs that it
+        // is allocating.
         let _call = self.node.begin_call();
         let mut container_responses = Vec::new();
         for request in &request.into_inner().container_requests {

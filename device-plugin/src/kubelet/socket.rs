@@ -26,7 +26,7 @@ use super::server::OPTIONS;
 /// Name of kubelet's socket in the device plugin directory.
 pub(super) const KUBELET_SOCKET: &str = "kubelet.sock";
 
-/// Longest duration of a server's graceful end.
+/// Longest wait for a server's graceful end, after which the server is aborted.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The reason that a resource is not registered with kubelet. The plugin tries again.

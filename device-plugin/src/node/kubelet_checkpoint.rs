@@ -97,14 +97,14 @@ impl Checkpoint {
         }
     }
 
-    /// The entries of this plugin's resources; none if the file is missing, cannot be read or is no checkpoint. All but the first
-    /// is logged, and a version of the file that is no checkpoint is not read again.
+    /// The entries of this plugin's resources; none if the file is missing, or, with a log line, if it cannot be read or is no
+    /// checkpoint. A version of the file that is no checkpoint is not read again.
     pub fn read(&self) -> Option<Arc<Vec<Allocated>>> {
         self.read_if_short(u64::MAX)
     }
 
-    /// As [`Self::read`], but parses no file longer than `max_bytes`, for callers for whose answer kubelet waits: none unless this
-    /// version of it was parsed before.
+    /// As [`Self::read`], but does not parse a file longer than `max_bytes`, since kubelet waits meanwhile: none then, unless
+    /// this version of the file was parsed before.
     pub fn read_if_short(&self, max_bytes: u64) -> Option<Arc<Vec<Allocated>>> {
         let mut last_read = self.last_read.lock().unwrap_or_else(PoisonError::into_inner);
         let found = fs::metadata(self.dir.join(FILE)).ok()?;
@@ -119,7 +119,7 @@ impl Checkpoint {
         if let Err(error) = &parsed {
             warn!(dir = %self.dir.display(), error = one_line(error), "cannot read the devices that kubelet has allocated");
         }
-        // The next try may read the same version.
+        // An I/O error may be gone at the next try, though the version is the same.
         if matches!(parsed, Err(CheckpointError::Read(_))) {
             return None;
         }
@@ -156,7 +156,7 @@ impl Checkpoint {
     }
 }
 
-/// The JSON form of the checkpoint, with entries of any type.
+/// The JSON form of the checkpoint. `E` is the form of an entry, so that the reader may skip entries that do not parse.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "E: Deserialize<'de>"))]
 struct CheckpointFile<E> {
@@ -182,7 +182,7 @@ pub fn read(dir: &Path) -> Result<Vec<CheckpointEntry>, CheckpointError> {
     parse(&read_text(dir)?)
 }
 
-/// The content of kubelet's checkpoint file in this directory; an error if it is longer than [`MAX_BYTES`].
+/// The content of the checkpoint file in kubelet's device plugin directory.
 fn read_text(dir: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut text = Vec::new();
     let file = File::open(dir.join(FILE)).map_err(CheckpointError::Read)?;

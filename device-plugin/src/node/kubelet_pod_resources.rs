@@ -93,13 +93,13 @@ impl PodResources {
         }
     }
 
-    /// Calls over the open connection, or over a new one if there is none or kubelet has restarted.
+    /// Calls over the kept connection, and over a new one if there is none or the call has failed.
     async fn call(&self) -> Result<ListPodResourcesResponse, Status> {
         // A clone shares the connection, and the lock must not be held during the call.
         let kept = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(mut client) = kept {
             let answer = client.list(ListPodResourcesRequest {}).await;
-            if answer.as_ref().is_ok() || answer.as_ref().is_err_and(is_rate_limited) {
+            if answer.is_ok() || answer.as_ref().is_err_and(is_rate_limited) {
                 return answer.map(Response::into_inner);
             }
         }

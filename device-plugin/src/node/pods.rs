@@ -44,7 +44,7 @@ impl From<&str> for PodUid {
     }
 }
 
-/// kubelet's progress with a pod, as far as the API server shows it.
+/// kubelet's progress with a pod, by the pod's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodStage {
     /// Bound, and kubelet has not reported on the pod: kubelet may be admitting it.
@@ -58,7 +58,7 @@ pub enum PodStage {
 }
 
 impl PodStage {
-    /// The stage of a pod whose annotations have a record (of its devices); none if they have none.
+    /// The stage of the pod, if its annotations have a record of its devices.
     pub(crate) fn of_recorded(pod: &Pod) -> Option<Self> {
         let annotations = pod.metadata.annotations.as_ref()?;
         has_record(annotations).then(|| Self::from_status(&pod.status))
@@ -225,13 +225,13 @@ impl NodePod {
 
     /// The largest amount of a resource that the pod's containers hold at once.
     pub fn peak(&self, resource: ExtendedResource) -> u64 {
-        let (mut lasting, mut peak) = (0_u64, 0);
+        let (mut running, mut peak) = (0_u64, 0);
         for container in &self.containers {
-            let now = lasting.saturating_add(resource.count(container));
-            peak = now.max(peak);
+            let with_this = running.saturating_add(resource.count(container));
+            peak = with_this.max(peak);
             // An ordinary init container has ended when the next container starts; sidecars go on.
             if container.kind != ContainerKind::Init {
-                lasting = now;
+                running = with_this;
             }
         }
         peak
@@ -268,7 +268,7 @@ fn namespace(pod: &Pod) -> String {
     pod.metadata.namespace.as_deref().unwrap_or("default").to_owned()
 }
 
-/// Returns once the API server has sent the pods of this node, and never if the watch of them has ended.
+/// Returns once the API server has sent the pods of this node; never if the watch of them ends before.
 pub(crate) async fn until_known(pods: &mut Receiver<NodePods>) {
     if pods.wait_for(NodePods::is_synced).await.is_err() {
         // The end of the watch ends the process, so the caller need not go on.
@@ -307,6 +307,7 @@ fn created_containers(status: &PodStatus) -> Vec<(String, String)> {
     created
 }
 
+/// The environment variables that the spec sets in all containers.
 fn own_variables(spec: &PodSpec) -> Arc<[OwnVariable]> {
     let mut variables = Vec::new();
     for container in spec.init_containers.iter().chain(&spec.containers) {
@@ -378,7 +379,8 @@ impl NodePods {
         annotated.as_ref().ok()
     }
 
-    /// Keeps the record `before` of a pod if its present annotations (`now`) lack a part of that record, or are unreadable.
+    /// Keeps the record in a pod's former annotations (`before`) if its present ones (`now`) lack a part of it or are unreadable,
+    /// and counts a change of a running pod's record in `n_altered`.
     fn note_loss(&mut self, uid: &PodUid, before: Option<Placement>, now: &Result<Placement, Unplaced>) {
         let now = now.as_ref().ok();
         if let Some(pod) = self.by_uid.get(uid)
@@ -470,10 +472,8 @@ impl NodePods {
                 pod.placement = annotated;
             }
         }
-        let mut affected = Vec::new();
-        for uid in swapped.keys() {
-            affected.extend(self.by_uid.get(uid).cloned());
-        }
+        let pods = swapped.keys().filter_map(|uid| self.by_uid.get(uid));
+        let affected: Vec<NodePod> = pods.cloned().collect();
         self.swapped = Some(swapped);
         for pod in affected {
             self.apply(pod);
@@ -548,7 +548,7 @@ impl NodePods {
         self.n_arrived
     }
 
-    /// A number that changes whenever a pod has been deleted or has ended.
+    /// A number that changes whenever a pod has ended or has been deleted, or may have been.
     pub fn n_departed(&self) -> u64 {
         self.n_departed
     }

@@ -96,7 +96,7 @@ fn adopted_record(
         ));
     }
     let record = new_record(node, pod, &gpus)?;
-    // The latest assume time (when the scheduler chose) puts the pod behind all others in the capacity check.
+    // With the latest assume time (that of the scheduler's choice) the pod comes after all others in the capacity check.
     let placement = Placement::of_record(record.clone(), u64::MAX).map_err(|error| error.to_string())?;
     // In a copy: other starts must not count on a record that is not written yet.
     let mut pods = node.pods.borrow().clone();
@@ -150,7 +150,10 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
     // The pod's request is for all its GPUs together, and no GPU may hold less than its part.
     let each = |amount: u64| amount.div_ceil(n_gpus.max(1));
     let units = pod.peak(ExtendedResource::Memory);
-    let whole = Some(pod.peak(ExtendedResource::Whole) * WHOLE_DEVICE_PERCENT).filter(|percent| *percent > 0);
+    let whole = pod
+        .peak(ExtendedResource::Whole)
+        .saturating_mul(WHOLE_DEVICE_PERCENT);
+    let whole = Some(whole).filter(|percent| *percent > 0);
     // `koordinator.sh/gpu` stands for the same percentage of memory and of computing power.
     let ratio = pod
         .requests
@@ -210,7 +213,8 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
     })
 }
 
-/// True if a running pod has lost its record: this plugin, which answered for this container, lets none start without a record.
+/// True if this container started with a record that its running pod has lost since: its answer is this plugin's, which lets no
+/// container start without a record.
 pub(super) fn started_with_record(pod: &NodePod, entry: &Allocated) -> bool {
     let is_ours = device_of(&entry.answer).is_some() || entry.answer.envs.contains_key(GPU_DEVICES);
     pod.stage == PodStage::Running && pod.placement.is_err() && is_ours

@@ -47,7 +47,7 @@ pub struct Call<'a> {
     pub resource: ExtendedResource,
     /// The number of device IDs that kubelet allocates.
     pub count: u64,
-    /// The devices that the IDs in the call belong to.
+    /// The devices of the IDs in an Allocate call, or of those that the answer to `GetPreferredAllocation` must include.
     pub devices: &'a [DeviceKey],
 }
 
@@ -69,11 +69,11 @@ pub struct Match {
     pub container: usize,
     /// The record that decides the devices of the call; none if the pod has no usable allocation record.
     pub placement: Option<Placement>,
-    /// The pod to which the allocation record in `placement` belongs: mostly the pod of the match itself.
+    /// The pod whose record `placement` is: the pod of the match, unless the log plans another pod's record for it (`SwapPlan`).
     record_of: PodUid,
     /// The calls that kubelet has made for the pod, this one included.
     calls: Vec<AnsweredCall>,
-    /// The pod with which the earlier calls in `calls` were matched by mistake.
+    /// The pod with which the log has matched the earlier calls in `calls`, if that was a mistake.
     corrects: Option<PodUid>,
 }
 
@@ -93,7 +93,8 @@ pub enum NoMatch {
     NoPod,
 }
 
-/// Finds the container that `call` is most likely for.
+/// Finds the container that `call` is most likely for: of the pod that kubelet is admitting, else of one that it has made no call
+/// for yet; on the last attempt also of a doubtful pod, or of one without usable record.
 ///
 /// # Errors
 /// No container fits. The caller decides whether it waits for more pods.
@@ -114,12 +115,12 @@ pub fn match_call(
         return Ok(found);
     }
     let choice = match_new_pod(pods, log, call);
-    // Calls that kubelet's checkpoint names are certainly those of this pod.
+    // Calls that kubelet's checkpoint names were for this pod for certain, so they cannot have been another pod's.
     let doubtful = admitting.filter(|pod| !log.was_answered_before(&pod.uid));
-    // kubelet does not call so for the pod that it seemed to admit: it gave that pod up, or the earlier calls were another pod's.
+    // The call does not fit the pod that kubelet seemed to admit: kubelet gave that pod up, or the earlier calls were another's.
     if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| find_correction(pods, log, pod, call)) {
         return match choice {
-            // A pod on the devices of the answers so far explains them without any mistake, so it comes first.
+            // The answer by `choice` names the devices in the corrected pod's own record, so it is right for either pod.
             Some(choice) if !is_harmless && is_on_devices_of(pods, &corrected, &choice) => Ok(choice),
             // Harmless: the answers so far have named the devices of this pod too.
             _ if is_harmless || is_last => Ok(corrected),
@@ -163,7 +164,7 @@ fn are_alike(pods: &NodePods, one: &PodUid, other: &PodUid) -> bool {
     }
 }
 
-/// The same calls as calls of `pod`; none if kubelet cannot have made them for this pod.
+/// The same calls with the containers of `pod`; none if kubelet cannot have made them for this pod, in this order.
 fn as_calls_of_pod(
     pod: &NodePod,
     calls: &[AnsweredCall],
@@ -183,13 +184,14 @@ fn as_calls_of_pod(
     Some(explained)
 }
 
-/// True if kubelet may still make Allocate calls for the pod: it is bound, and no earlier process has marked it assigned.
+/// True if kubelet may still make Allocate calls for the pod: kubelet has not reported on it, and no earlier process has marked
+/// it assigned.
 fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
     if pod.stage != PodStage::Bound {
         return false;
     }
     match &pod.placement {
-        // The plugin itself marks a pod assigned after its first start, and kubelet may still call for another container.
+        // The mark of this process adds nothing to its log of answered calls, with which the caller compares the call.
         Ok(placement) => !placement.is_assigned() || log.is_answered(&pod.uid),
         Err(_) => true,
     }
@@ -319,13 +321,13 @@ fn match_new_pod(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
     Some(new_match(pods, pod, log, container, &[], call))
 }
 
-/// The match with a pod without usable allocation record that came before the pod of `choice` and waits for the same call.
+/// The match with a pod without usable record that came before the pod of `choice` and waits for the same call: with the devices
+/// of `choice` that pod would use devices that are counted for another pod.
 fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
     let place = |uid: &PodUid| (log.is_uncertain(uid), pods.arrival(uid));
     let earlier = pods.iter().filter(|pod| {
         pod.placement.is_err() && place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, log)
     });
-    // With the devices of `choice` that pod would use devices that are counted for another pod.
     first_unplaced(pods, earlier, log, call)
 }
 
@@ -375,7 +377,8 @@ fn first_candidate<'a, T>(
     best.map(|(_, pod, value)| (pod, value))
 }
 
-/// The match with another pod that explains the calls matched with `mistaken`, and this one; true if both have the same devices.
+/// The match of this call with another pod, for which kubelet can have made the calls that were matched with `mistaken` too. The
+/// flag is true if the records of both pods name the same devices.
 fn find_correction(
     pods: &NodePods,
     log: &AllocateLog,
@@ -430,7 +433,8 @@ fn match_as_correction(
     })
 }
 
-/// The match with a pod that kubelet seemed to have given up, or that an earlier process may have answered for.
+/// The match with a pod that kubelet seemed to have given up or passed over, else one for which an earlier process may have
+/// answered.
 fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let (mut doubtful, mut resumed) = (Vec::new(), Vec::new());
     for pod in pods.iter() {

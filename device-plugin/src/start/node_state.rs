@@ -19,15 +19,14 @@ use crate::inject::enforcement::Enforcements;
 use crate::inject::mode::{Certainty, Injection, Mode};
 use crate::inject::settings::NodeSettings;
 use crate::node::kubelet_checkpoint::Checkpoint;
-use crate::node::kubelet_pod_resources;
-use crate::node::kubelet_pod_resources::PodResources;
+use crate::node::kubelet_pod_resources::{self, PodResources};
 use crate::node::pods::NodePods;
 use crate::start::matching::AllocateLog;
 
 /// Longest wait of a call for the decision on the injection mode.
 const DECISION_WAIT: Duration = Duration::from_secs(5);
 
-/// Longest wait until the pod of a call is known, while no pod of this node is known yet and the answer depends on the pod.
+/// Longest wait of a call for its pod while the first list of this node's pods is awaited and the answer depends on the pod.
 const SYNC_WAIT: Duration = Duration::from_secs(5);
 
 /// The time after the first list of pods for which the API server may not show yet which pods an earlier process let start.
@@ -60,7 +59,7 @@ pub struct NodeState {
     pub measure_again: Notify,
     /// Has the plugin send an unchanged device list to kubelet once more: kubelet then writes its checkpoint.
     pub list_again: watch::Sender<()>,
-    /// The number of kubelet's calls during admission that the plugin is answering.
+    /// The number of `GetPreferredAllocation` and Allocate calls that the plugin is answering.
     n_calls: AtomicUsize,
     /// The answered Allocate calls.
     log: Mutex<AllocateLog>,
@@ -105,7 +104,7 @@ impl NodeState {
         self.settings.mode(self.injection.borrow().as_ref())
     }
 
-    /// Returns when the injection mode is decided, and for `envvar` the enforcement levels: soon after the start of the process.
+    /// Returns when the injection mode is decided, and for `envvar` the enforcement levels, or after `DECISION_WAIT` for each.
     pub async fn until_injection_decided(&self) {
         if self.settings.injection_mode.is_none() {
             // If no decision comes, the answer names a CDI device, which shows no GPU to a wrong container.
@@ -129,7 +128,7 @@ impl NodeState {
         is_decided || !self.settings.driver_limits || self.fleet.borrow().gpus.is_empty()
     }
 
-    /// Longest wait of Allocate until its pod is known, in mode `envvar`; longer until the pods of this node are known.
+    /// Longest wait of a call for its pod in mode `envvar`; at least `SYNC_WAIT` until the pods of this node are known.
     pub fn pod_wait(&self) -> Duration {
         let wait = self.settings.allocate_wait;
         if self.pods.borrow().is_synced() {
@@ -169,13 +168,13 @@ impl NodeState {
         self.last_number.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
-    /// Counts a call that kubelet makes during admission, until the return value is dropped.
+    /// Counts a `GetPreferredAllocation` or Allocate call until the return value is dropped.
     pub fn begin_call(&self) -> AdmissionCall<'_> {
         self.n_calls.fetch_add(1, Ordering::Relaxed);
         AdmissionCall(&self.n_calls)
     }
 
-    /// True while the plugin answers a call that kubelet makes during admission.
+    /// True while the plugin answers a `GetPreferredAllocation` or Allocate call.
     pub fn is_allocating(&self) -> bool {
         self.n_calls.load(Ordering::Relaxed) > 0
     }
@@ -204,7 +203,8 @@ impl NodeState {
         keys
     }
 
-    /// Loads kubelet's checkpoint into the log, if it has at most `max_bytes`, is read already, or may name a waiting pod.
+    /// Loads kubelet's checkpoint into the log, unless the file is longer than `max_bytes` and was not parsed before. A file that
+    /// may name a pod of which the log lacks calls is loaded whatever its length.
     pub fn load_checkpoint(&self, log: &mut AllocateLog, pods: &NodePods, max_bytes: u64) {
         log.set_offered(self.offered());
         log.note_existing_pods(pods);
@@ -232,10 +232,9 @@ impl NodeState {
         self.pods_known_at.get().is_none_or(|at| at.elapsed() < YOUTH)
     }
 
-    /// Prepares for another registration with kubelet, which may be another kubelet process.
+    /// Prepares for another registration, as kubelet may have restarted: the log goes on from kubelet's checkpoint.
     pub fn resume(&self) {
-        // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each
-        // other.
+        // Every function that locks both locks the pods before the log, so that no two tasks wait for each other.
         let pods = self.pods.borrow();
         if let Some(allocated) = self.checkpoint.read() {
             let mut log = self.log();
@@ -252,7 +251,7 @@ impl NodeState {
     }
 }
 
-/// Counts one call that kubelet makes during admission, until it is dropped.
+/// Counts one call in [`NodeState::is_allocating`] until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct AdmissionCall<'a>(&'a AtomicUsize);

@@ -13,7 +13,7 @@ use crate::start::node_state::NodeState;
 
 use super::matching::{AllocateLog, Call, Match, MatchAttempt, NoMatch, match_call, preferred};
 
-/// Longest checkpoint, in bytes, that is loaded at each attempt; a longer one is loaded only on the last.
+/// Longest checkpoint, in bytes, that early attempts load.
 pub const SHORT_CHECKPOINT: u64 = 256 << 10;
 
 /// Calls `act` with the match of `call`, as soon as there is one, or after `limit` with the best match of the last attempt. The
@@ -54,7 +54,7 @@ pub fn log_answer(
     };
     let pods = node.pods.borrow();
     let mut log = node.log();
-    // Only `envvar` answers differently after a wait; the mark must not stay for the next call.
+    // Only `allocate_by_variable` reads the mark of an unsuccessful wait, which must not stay for the next call.
     log.take_waited();
     // The pod that `GetPreferredAllocation` was matched with, else a match without doubt, else a doubtful one.
     let mut found = preferred(&pods, &log, &call);

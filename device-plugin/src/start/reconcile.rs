@@ -38,6 +38,7 @@ use super::StartContext;
 use super::adopt::{adopt, removed_record, started_with_record};
 use super::specs::restore_specs;
 
+/// Longest time between two comparisons.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Delay of the comparison after a restart of kubelet, and after a record has changed: several changes often come together.
@@ -140,7 +141,7 @@ impl Reconciler {
         }
         match &compared.verification {
             Verification::Passed
-            // A later comparison knows more about the other pod, and an unhealthy device has an event of its own.
+            // A later comparison knows more about the other pod's devices, and an unhealthy device has an event of its own.
             | Verification::LookAgain(_)
             | Verification::Refused(StartRefusal::Unavailable(_) | StartRefusal::Unknown) => {
                 self.reported.remove(uid);
@@ -167,7 +168,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes an allocation record for a running pod that the scheduler did not place, or reports the reason against it.
+    /// Writes a record for a running pod that the scheduler did not place, or reports the reason that it cannot have one.
     async fn adopt_running(&mut self, allocated: &[Allocated], pod: &NodePod) {
         let mut own = allocated.iter().filter(|entry| entry.pod == pod.uid);
         let Some(entry) = own.find(|entry| entry.resource.device_type() == TYPE_GPU) else {
@@ -180,7 +181,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes the record of a running pod into its annotations, which have lost it.
+    /// Writes a running pod's record into its annotations again.
     async fn restore(&self, pod: &NodePod, record: &Record) {
         match annotate(&self.context.client, pod, &record.annotations()).await {
             Ok(()) => {
@@ -196,7 +197,8 @@ impl Reconciler {
         }
     }
 
-    /// Writes an allocation record of the devices that the pod certainly sees, else reports the refusal and may evict the pod.
+    /// If the refusal is final and all containers have started, writes a record of the devices that the pod sees. If that cannot
+    /// be, reports the refusal, and may evict the pod.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         // While a start is not decided, a swap or the container's spec may still put the pod right.
@@ -269,7 +271,7 @@ impl Reconciler {
     }
 }
 
-/// Logs that an allocation record could not be corrected. The next comparison tries again.
+/// Logs at level debug that a correction has failed: the next comparison tries again.
 fn log_postponed(error: &(dyn Error + 'static)) {
     debug!(error = one_line(error), "cannot correct records, trying later");
 }
@@ -279,7 +281,7 @@ struct Compared {
     pod: NodePod,
     seen: VisibleByType,
     verification: Verification,
-    /// True if this process knows that all containers of the pod that have devices have started.
+    /// True if this process has let all containers of the pod start that have devices.
     is_certain: bool,
     /// The record to restore, if the pod's annotations have lost it.
     removed: Option<Record>,
@@ -364,10 +366,8 @@ fn on_gpus(
     gpus: &BTreeSet<PhysicalId>,
     fleet: &NodeFleet,
 ) -> Option<DeviceAllocations> {
-    let mut keys = Vec::<DeviceKey>::new();
-    for uuid in gpus {
-        keys.extend(fleet.gpu(uuid).map(DeviceKey::from));
-    }
+    let gpus = gpus.iter().filter_map(|uuid| fleet.gpu(uuid));
+    let mut keys: Vec<DeviceKey> = gpus.map(DeviceKey::from).collect();
     // In a fixed order, so that every comparison moves the amounts in the same way.
     keys.sort_by_key(|key| key.minor);
     let entries = record.get_mut(TYPE_GPU)?;

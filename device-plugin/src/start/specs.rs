@@ -24,7 +24,7 @@ use daemon::api_server::one_line;
 /// File names of specs that were written for a start, and that the container runtime has to read first.
 pub(super) type SpecFiles = Vec<String>;
 
-/// Writes the specs that kubelet may name for this container. Returns the files that the runtime has to read.
+/// Writes the specs of the CDI devices that kubelet may give this container. Returns the files that the runtime has to read.
 pub(super) fn write_specs(
     node: &NodeState,
     starting: &StartingContainer<'_>,

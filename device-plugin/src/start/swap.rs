@@ -2,8 +2,9 @@
 //! node's Device object first, and then into the pods' annotations.
 //!
 //! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so
-//! that it overwrites nothing unseen. It has a field manager of its own, as the object's other writer applies its fields whole.
-//! The annotations follow as soon as they can; scheduler and plugin prefer the record in the Device object.
+//! that it overwrites nothing unseen. It has a field manager of its own: the task that publishes the devices uses server-side
+//! apply, which removes the fields of its own manager that it leaves out. The annotations follow as soon as they can; scheduler
+//! and plugin prefer the record in the Device object.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -136,10 +137,10 @@ impl RecordSwaps {
             warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods");
             SwappedRecords::new()
         });
-        let mut records = Records::new();
-        for (uid, record) in swapped {
-            records.insert(PodUid::from(uid.as_str()), record);
-        }
+        let swapped = swapped.into_iter();
+        let records: Records = swapped
+            .map(|(uid, record)| (PodUid::from(uid.as_str()), record))
+            .collect();
         self.version = device.and_then(|device| device.resource_version());
         self.in_doubt.clear();
         self.pods.send_if_modified(|pods| {
@@ -329,30 +330,26 @@ fn records_after_swap(pods: &NodePods, one: &PodUid, other: &PodUid, unit: Memor
         wanted.insert(uid.clone(), pods.get(holder)?.record()?.to_allocations(unit));
     }
     if pods.is_current() && annotation_text(&wanted).is_err() {
-        // Records outlive their pods only while there is room: a pod that is gone uses no device, by whichever record the
-        // scheduler still counts it.
+        // Records outlive their pods (`LINGER`) only while there is room: a pod that is gone uses no device.
         wanted.retain(|uid, _| pods.get(uid).is_some());
     }
     Some(wanted)
 }
 
+/// The value of the annotation [`EXCHANGED_RECORDS`] with these records.
 fn annotation_text(records: &Records) -> Result<String, AnnotationError> {
-    let mut entries = SwappedRecords::new();
-    for (uid, record) in records {
-        entries.insert(uid.as_str().to_owned(), record.clone());
-    }
-    plugin_reports::write_swapped_records(&entries)
+    let entries = records
+        .iter()
+        .map(|(uid, record)| (uid.as_str().to_owned(), record.clone()));
+    plugin_reports::write_swapped_records(&entries.collect())
 }
 
 /// The pods whose allocation record in `known` is not the same as in `wanted`.
 fn pods_with_other_record(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
-    let mut differing = BTreeSet::new();
-    for uid in known.keys().chain(wanted.keys()) {
-        if known.get(uid) != wanted.get(uid) {
-            differing.insert(uid.clone());
-        }
-    }
-    differing
+    let uids = known.keys().chain(wanted.keys());
+    uids.filter(|uid| known.get(*uid) != wanted.get(*uid))
+        .cloned()
+        .collect()
 }
 
 /// Writes swapped records into the pods' annotations, and removes those of pods that are long gone.
@@ -380,7 +377,7 @@ pub async fn follow_swaps(
     }
 }
 
-/// Writes swapped records into annotations, and removes those of pods that are long gone, once. `gone_since` has the gone pods.
+/// One pass of [`follow_swaps`]. `gone_since` has the pods with a swapped record that are gone, and when that was first seen.
 async fn follow_once(
     client: &Client,
     node: &NodeState,
@@ -412,18 +409,11 @@ async fn follow_once(
     Ok(())
 }
 
-/// The pods that are gone while the Device object still has a record for them, which a swap gave them; none while the list of
-/// pods may be incomplete.
+/// The pods with a swapped record that are gone; none while the list of pods may be incomplete.
 fn gone_with_swapped_record(pods: &NodePods) -> BTreeSet<PodUid> {
-    let mut gone = BTreeSet::new();
-    if pods.is_current() {
-        for uid in pods.swapped().into_iter().flat_map(BTreeMap::keys) {
-            if pods.get(uid).is_none() {
-                gone.insert(uid.clone());
-            }
-        }
-    }
-    gone
+    let swapped = pods.swapped().filter(|_| pods.is_current());
+    let uids = swapped.into_iter().flat_map(BTreeMap::keys);
+    uids.filter(|uid| pods.get(uid).is_none()).cloned().collect()
 }
 
 /// The annotations of a pod that has got these allocations by a swap.

@@ -148,6 +148,7 @@ impl StartRefusal {
     }
 }
 
+/// A container that kubelet is about to start, with the result of its verification.
 pub(crate) struct CheckedStart<'a> {
     pub(crate) starting: StartingContainer<'a>,
     /// The devices that the pod's containers see, as far as answers to Allocate name them.
@@ -155,14 +156,14 @@ pub(crate) struct CheckedStart<'a> {
     pub(crate) verified: Result<(), StartRefusal>,
     /// True if a CDI spec decides the devices of the container.
     pub(crate) is_by_spec: bool,
-    /// True if the container ran before this process gave any answer for it, and sees the same devices again.
+    /// True if a container of a running pod starts again with an answer by variable that this process did not give.
     pub(crate) is_inherited: bool,
 }
 
 impl CheckedStart<'_> {
-    /// True if this container, or another one of the pod, was answered with the vendor's variable.
+    /// True if an answer by variable may have fixed the devices of this container, or of another one of the pod.
     pub(crate) fn is_by_variable(&self) -> bool {
-        // A mismatch shows that another container of the pod has such an answer, also if this one has a spec.
+        // A pod whose containers all have specs sees the devices of its record, so a mismatch comes from an answer by variable.
         !self.is_by_spec || matches!(self.verified, Err(StartRefusal::Mismatch { .. }))
     }
 }
@@ -193,8 +194,7 @@ pub(crate) fn verify_start<'a>(
     let allocated = snapshot.entries();
     let logged = log.response(resource, ids).cloned();
     let mut checked = CheckedStart {
-        // All containers of a running pod have been created before: this is no first start, and kubelet repeats its answer of the
-        // first one.
+        // kubelet has created all containers of a running pod before, and applies the answer of the first start again.
         is_inherited: pod.stage == PodStage::Running && logged.is_none(),
         starting: StartingContainer::find(pod, resource, ids, allocated, logged),
         seen: visible_to_pod(allocated, uid, &fleet),
@@ -205,6 +205,7 @@ pub(crate) fn verify_start<'a>(
     let own = starting
         .answer()
         .and_then(|answer| visible_by_answer(resource, answer, &fleet));
+    // The answer for one resource of a container may leave the devices to the answer for another one (`names_devices`).
     if own.is_none() && (starting.answer().is_none() || must_name_devices(starting)) {
         checked.verified = Err(StartRefusal::Unknown);
     }
@@ -239,7 +240,7 @@ pub(crate) fn verify_start<'a>(
     Ok(checked)
 }
 
-/// True if the answer for this resource is the one that names the devices, in every container of the pod that this one may be.
+/// True if the answer for this resource has to name the container's devices, whichever container of the pod is starting.
 fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
     let resource = starting.resource;
     let containers = starting.containers();
@@ -249,9 +250,11 @@ fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
     !containers.is_empty() && containers.iter().all(names)
 }
 
-/// Checks that the container sets the vendor's variable to no GPU: a runtime that drops CDI devices would act on it.
+/// Refuses a container for which the pod's spec sets the vendor's variable to anything but no GPU: a runtime that ignores CDI
+/// devices would act on the value.
 fn check_variable(starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
     for own in starting.pod.variables.iter() {
+        // A value that is not known here (from a `ConfigMap` or a Secret) may name GPUs.
         let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
         if own.name == VISIBLE_DEVICES && !shows_none && starting.may_be(&own.container) {
             return Err(StartRefusal::OverridesVoid {
@@ -300,11 +303,11 @@ pub struct StartEvidence<'a> {
     pub fleet: &'a NodeFleet,
     /// The answered Allocate calls.
     pub log: &'a AllocateLog,
-    /// kubelet's checkpoint.
+    /// The entries of kubelet's checkpoint.
     pub allocated: &'a [Allocated],
     /// False if the checkpoint could not be read: the devices of pods for which an earlier process answered are unknown then.
     pub is_checkpoint_known: bool,
-    /// True soon after the start of this process: the API server may not show yet which pods an earlier process let start.
+    /// [`NodeState::is_young`]: the API server may not show yet which pods an earlier process let start.
     pub is_young: bool,
     /// The size of a memory unit.
     pub unit: MemoryUnit,
@@ -344,7 +347,7 @@ impl StartEvidence<'_> {
         Ok(self.check_capacity(&pod.uid)?)
     }
 
-    /// The pod's requested resources, as far as this plugin serves them.
+    /// The resources that the pod requests and this plugin serves.
     fn requested(&self, pod: &NodePod) -> impl Iterator<Item = ExtendedResource> {
         let offered = self.log.offered().iter().copied();
         offered.filter(|resource| pod.asks_for(*resource))
@@ -388,7 +391,7 @@ impl StartEvidence<'_> {
     /// A device has no capacity for the pod.
     pub fn check_capacity(&self, uid: &PodUid) -> Result<(), NoCapacity> {
         let has_started = |other: &PodUid| {
-            // Two pods that do not fit together both wait until it is known which of them an earlier process let start.
+            // Two pods that do not fit together both wait while this process is young: an earlier one may have let either start.
             let may_run = self.is_young && other != uid && self.log.was_answered_before(other);
             self.log.has_started(other) || may_run
         };
@@ -417,7 +420,7 @@ pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<D
     let mut fixed = DevicesByType::new();
     for (device_type, visible) in seen {
         match visible {
-            // The verification compares what the pod requests of this plugin; another plugin may have given it more.
+            // The pod requests no such device of this plugin: another plugin has given it.
             _ if !recorded.contains_key(*device_type) => {}
             Visible::Unclear(problem) => return Err(problem.clone()),
             Visible::Devices(devices) => drop(fixed.insert(device_type, devices.clone())),
@@ -438,7 +441,7 @@ pub fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&
     differing
 }
 
-/// The devices of one type that a pod's containers see by the answers to Allocate, which stay as long as they live.
+/// The devices of one type that a pod's containers see by the answers to Allocate, which kubelet applies as long as they live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Visible {
     /// The devices that the CDI spec names when the runtime creates the container.

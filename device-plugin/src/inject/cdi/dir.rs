@@ -109,7 +109,7 @@ impl SpecDir {
     }
 
     /// Puts a container's spec with this CDI device name in place; runtimes read it after the next [`SpecDir::prompt_read`].
-    /// Returns true if the file is new.
+    /// Returns false if it was there with this content.
     ///
     /// # Errors
     /// A runtime may still resolve the name with other content, until 5 s after the plugin has retired that; or the directory

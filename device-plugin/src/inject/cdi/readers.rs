@@ -139,7 +139,7 @@ impl Readers {
         Ok(())
     }
 
-    /// Forgets the events of a file that the plugin is about to write, so that only a read after that counts.
+    /// Forgets the events of a file that the plugin is about to write, so that only a read after the write counts.
     pub fn forget(&self, file: &str) {
         self.state
             .send_if_modified(|state| state.files.remove(file).is_some());
@@ -152,7 +152,7 @@ impl Readers {
         });
     }
 
-    /// Returns when the container runtime has read these spec files, or after a limit if it was not seen reading them.
+    /// Returns when the container runtime has read these spec files, or at a limit: the container then starts without proof.
     pub async fn until_resolved(&self, specs: &SpecDir, files: &[String]) {
         if files.is_empty() {
             return;
@@ -170,7 +170,7 @@ impl Readers {
         }
     }
 
-    /// Makes the runtime read all specs, and returns true if it has read `files` within the limit.
+    /// Prompts the runtime, and returns true if it has read `files` within the limit.
     async fn until_read(&self, specs: &SpecDir, files: &[String], limit: Duration) -> bool {
         let is_read = timeout(limit, self.prompt_until_read(specs, files)).await.is_ok();
         if !is_read {
@@ -211,7 +211,8 @@ impl Readers {
             .send_if_modified(|state| state.started.insert(file.to_owned()));
     }
 
-    /// True if a container was started with the spec in this file, and no read of it was seen: if the pod runs, CDI is off.
+    /// True if a container was started with the spec in this file, and no read of the file was seen: if the pod runs, the runtime
+    /// ignores CDI devices.
     pub fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
         state.started.contains(file) && state.files.get(file) == Some(&Progress::Written)

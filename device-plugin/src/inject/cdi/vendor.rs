@@ -78,6 +78,7 @@ struct SpecFile {
     container_edits: Map<String, Value>,
 }
 
+/// A device in a CDI spec.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SpecDevice {
@@ -104,6 +105,7 @@ impl SpecDevice {
     }
 }
 
+/// A spec of one of NVIDIA's tools.
 #[derive(Debug)]
 struct VendorSpec {
     kind: VendorKind,
@@ -282,12 +284,10 @@ impl VendorSpecs {
     }
 }
 
+/// The devices with this name, in the order of the specs.
 fn devices_named<'a>(specs: &'a [Arc<VendorSpec>], name: &str) -> Vec<&'a SpecDevice> {
-    let mut named = Vec::new();
-    for spec in specs {
-        named.extend(spec.file.devices.iter().filter(|device| device.name == name));
-    }
-    named
+    let devices = specs.iter().flat_map(|spec| &spec.file.devices);
+    devices.filter(|device| device.name == name).collect()
 }
 
 /// Returns the edits that a spec has for all its devices; of device nodes only the control nodes, also from a device `all`.
@@ -348,10 +348,8 @@ fn list<'a>(edits: &'a Map<String, Value>, field: &str) -> impl Iterator<Item = 
 
 /// True if this is NVIDIA's hook that limits memory, for the GPU with this UUID and no other.
 fn is_limit_hook(hook: &Value, uuid: &str) -> bool {
-    let mut args = Vec::new();
-    for arg in hook.get("args").and_then(Value::as_array).into_iter().flatten() {
-        args.extend(arg.as_str());
-    }
+    let items = hook.get("args").and_then(Value::as_array);
+    let args: Vec<&str> = items.into_iter().flatten().filter_map(Value::as_str).collect();
     // The flag may be repeated. The hook of a device with several GPUs would limit the container on GPUs that it does not get.
     let mut gpus = Vec::new();
     for (at, arg) in args.iter().enumerate() {

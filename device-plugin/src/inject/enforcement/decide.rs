@@ -29,7 +29,7 @@ pub(super) enum HookRoute {
     Spec,
     /// NVIDIA's runtime brings the hook, as it resolves the vendor's variable by the vendor's CDI specs.
     Runtime,
-    /// The hook gets into containers, but may read a limit that the image or the pod sets.
+    /// The hook gets into containers, but may read a limit that the image or the pod sets in place of this plugin's.
     ReadsOthers,
     /// NVIDIA's runtime injects GPUs by its legacy mode, which runs no such hook.
     Legacy,

@@ -45,11 +45,9 @@ pub async fn detect_enforcement(
         let injected = injection.borrow_and_update().clone();
         // Without the version of the runtime or the injection mode the level would be a guess that the next second corrects.
         // Meanwhile a container would start without limits, or get a CDI spec that has to be replaced before it can start.
-        if let Some(runtime) = runtime
-            && injected.is_some()
-        {
+        if let (Some(runtime), Some(injected)) = (runtime, injected) {
             let fleet = fleet.borrow_and_update().clone();
-            let decided = decide_all(&settings, &fleet, injected.as_ref(), &runtime);
+            let decided = decide_all(&settings, &fleet, &injected, &runtime);
             hook_missing_since = if lost_spec_hook(&levels.borrow(), &decided) {
                 Some(hook_missing_since.unwrap_or_else(Instant::now))
             } else {
@@ -89,11 +87,11 @@ fn container_runtime(node: Option<&Node>) -> Option<String> {
     Some(node?.status.node_info.container_runtime_version.clone())
 }
 
-/// Decides the enforcement level of memory limits for each GPU from the facts of this moment.
+/// Decides the enforcement level for each GPU from the facts of this moment.
 fn decide_all(
     settings: &NodeSettings,
     fleet: &NodeFleet,
-    injection: Option<&Injection>,
+    injection: &Injection,
     runtime: &str,
 ) -> Enforcements {
     let (own, has_nri) = (&settings.own_container, settings.has_runtime_hook);
@@ -101,7 +99,7 @@ fn decide_all(
         is_enabled: settings.driver_limits,
         driver: fleet.driver_version.clone(),
         cgroup: cgroup(&settings.sysfs_root),
-        route: hook_route(injection, own, runtime, has_nri),
+        route: hook_route(Some(injection), own, runtime, has_nri),
         has_hami_core: settings.hami_core.as_ref().is_some_and(HamiCore::exists),
         mps: mps_directory(&settings.host_root),
     };

@@ -125,7 +125,7 @@ fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -
     let recorded = recorded_amounts(placement, gpus.first()?)?.core;
     let container = recipient.container;
     let n_gpus = gpus.len() as u64;
-    let percent = if container.core + container.whole > 0 {
+    let percent = if container.core > 0 || container.whole > 0 {
         container.core_share(n_gpus).clamp(1, recorded.max(1))
     } else if container.requests_memory() {
         // The container requests memory and no computing power, so nothing limits its computing power.

@@ -53,7 +53,7 @@ pub struct InjectionFacts {
     pub variable: VariableSupport,
     /// The pods in which the runtime acts on the variable of an image, as far as is known.
     pub exposure: Option<Exposure>,
-    /// True if the runtime hook is on, which removes the variable from containers that request no GPU.
+    /// True if the runtime hook is on, which gives the variable the value `void` in containers that request no GPU.
     pub has_hook: bool,
 }
 
@@ -122,7 +122,7 @@ pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
     }
 }
 
-/// The same, as far as this plugin's own container shows it.
+/// The pods in which the runtime acts on the variable, as far as this plugin's own container shows them.
 fn exposure_by_own_container(own: &OwnContainer) -> Exposure {
     match (own.why_inconclusive(), own.visible_devices.as_deref()) {
         (Some(why), _) => Exposure::Unknown(why),
@@ -151,7 +151,7 @@ pub fn decide(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
     }
 }
 
-/// The verdict about the mode `cdi`: whether a CDI spec can give containers their devices, and the reason.
+/// The mode `cdi` with the evidence that CDI specs give containers their devices, and the reason.
 fn by_cdi(facts: &InjectionFacts) -> Injection {
     let mut of_variable = String::new();
     if let VariableSupport::Fails(why) = &facts.variable {
@@ -189,7 +189,7 @@ fn by_cdi(facts: &InjectionFacts) -> Injection {
     injection(Mode::Cdi, facts, certainty, reason, message)
 }
 
-/// The verdict about the mode `envvar`: whether the vendor's variable can give containers their devices, and the reason.
+/// The mode `envvar` with the evidence that the vendor's variable gives containers their devices, and the reason.
 fn by_variable(facts: &InjectionFacts) -> Injection {
     let (certainty, reason, message) = match &facts.variable {
         VariableSupport::Works => {
@@ -209,7 +209,7 @@ fn by_variable(facts: &InjectionFacts) -> Injection {
     injection(Mode::Envvar, facts, certainty, reason, message)
 }
 
-/// The verdict about a mode, with the containers that see GPUs without any request.
+/// A mode with evidence and reason, and the pods that see GPUs without any request.
 fn injection(
     mode: Mode,
     facts: &InjectionFacts,
@@ -222,7 +222,7 @@ fn injection(
         certainty,
         reason,
         message,
-        // The runtime hook removes the variable from containers that request no GPU.
+        // With the runtime hook the variable is `void` in containers that request no GPU.
         exposure: facts.exposure.clone().filter(|_| !facts.has_hook),
     }
 }

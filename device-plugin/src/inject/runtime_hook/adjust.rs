@@ -46,6 +46,7 @@ pub(super) struct HookInputs<'a> {
     pub(super) unrestricted: &'a [String],
 }
 
+/// The decision about a container that the runtime is about to create.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum HookDecision {
     /// The container is created as it is, because this plugin does not serve it.
@@ -54,7 +55,7 @@ pub(super) enum HookDecision {
     Adjust(Box<DeviceAdjustment>),
     /// The container must not be created, for this reason.
     Refuse(String),
-    /// The decision is not possible yet, for this reason.
+    /// The decision has to wait for a change of the pods, for this reason.
     Unknown(String),
 }
 
@@ -153,7 +154,8 @@ impl HookInputs<'_> {
         self.adjust(&recipient, container, &gpus)
     }
 
-    /// Hides the GPUs from a container that would see some and requests none; `is_known` if it is certain that it requests none.
+    /// Hides the GPUs from a container that would see some and requests none. `is_known` is false if its pod is not known, which
+    /// may request GPUs all the same.
     fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
         if self.unrestricted.contains(&sandbox.namespace) {
             return HookDecision::Ignore;
@@ -175,7 +177,7 @@ impl HookInputs<'_> {
         }))
     }
 
-    /// Returns true if a name in the vendor's variable shows a GPU of this node to a container that requests none.
+    /// True if a name in the vendor's variable shows a GPU of this node to a container that requests none.
     fn shows_gpu(&self, name: &str, is_known: bool) -> bool {
         if name == "all" || name.contains('=') {
             // NVIDIA's runtime resolves fully qualified CDI names (`nvidia.com/gpu=0`) too.
@@ -195,13 +197,14 @@ impl HookInputs<'_> {
             seen::named_gpus(value.unwrap_or_default(), self.fleet).as_ref() == Some(&wanted)
         };
         let mut env = self.variables(recipient, gpus);
+        // With a CDI spec of this plugin the device nodes count, which `adjust_nodes` corrects.
         let is_by_cdi = before == Some(VOID) && own_before.is_some();
-        // The GPUs came as device nodes alone; a variable that names them would make NVIDIA's runtime add them a second time.
+        // Another plugin gave it the GPUs as device nodes; if the variable named them too, NVIDIA's runtime would add them again.
         let is_by_nodes_alone = !present.is_empty() && before.is_none_or(|value| value == VOID);
         if is_by_cdi || is_by_nodes_alone || names_wanted(before) {
             env.remove(VISIBLE_DEVICES);
         }
-        // A container of the vendor's plugin lacks this project's variable, and no program in it reads the variable.
+        // Only programs for this plugin read this project's variable, so a container of the vendor's plugin need not have it.
         if own_before.is_none() || names_wanted(own_before) {
             env.remove(GPU_DEVICES);
         }
@@ -277,7 +280,7 @@ fn is_without_cdi(container: &Container) -> bool {
         && seen::value_of(container, GPU_DEVICES).is_none()
 }
 
-/// The character device at this path of the host, for the same path in a container; none if there is none.
+/// The host's character device at this path (this process sees it below `root`), for the same path in a container.
 fn device_node(root: &Path, path: &Path) -> Option<LinuxDevice> {
     let found = fs::metadata(root.join(path.strip_prefix("/").unwrap_or(path))).ok()?;
     if !found.file_type().is_char_device() {

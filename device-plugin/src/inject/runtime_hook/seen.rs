@@ -31,7 +31,7 @@ pub struct SeenGpus {
 }
 
 impl SeenGpus {
-    /// Returns true once a runtime has reported all running containers.
+    /// True once a runtime has reported all running containers.
     pub fn is_synced(&self) -> bool {
         self.is_synced
     }
@@ -131,7 +131,8 @@ impl RunningContainers {
     }
 }
 
-/// The GPUs that a container sees: by the vendor's variable, else by device nodes, else by a CDI spec of this plugin.
+/// The GPUs that a container sees: by the vendor's variable, else by device nodes, else by a CDI spec of this plugin. None if it
+/// sees none, or its variable names something that is no GPU of this node.
 pub(super) fn gpus_of(container: &Container, fleet: &NodeFleet) -> Option<BTreeSet<PhysicalId>> {
     let value = value_of(container, VISIBLE_DEVICES);
     if let Some(names) = value

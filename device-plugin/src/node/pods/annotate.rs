@@ -44,11 +44,8 @@ pub async fn annotate(
 
 /// True if the answer shows that the pod is gone, or that another pod has its name.
 fn is_gone(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::Api(status) => {
-            let is_conflict_of_uid = status.code == 409 && status.message.to_lowercase().contains("uid");
-            status.code == 404 || is_conflict_of_uid
-        }
-        _ => false,
-    }
+    let kube::Error::Api(status) = error else {
+        return false;
+    };
+    status.code == 404 || (status.code == 409 && status.message.to_lowercase().contains("uid"))
 }

@@ -226,7 +226,7 @@ impl Placement {
         [(TYPE_GPU.to_owned(), vec![device])].into()
     }
 
-    /// True if this record names the same devices as an earlier record of the pod, and lacks no annotation of that record.
+    /// True if this record names the devices of an earlier record of the pod, and lacks no annotation of that record.
     pub(super) fn is_complete_copy_of(&self, before: &Self) -> bool {
         self.gpus == before.gpus && self.others == before.others && !self.lacks_annotations_of(before)
     }
@@ -253,7 +253,7 @@ impl Placement {
         }
     }
 
-    /// True if gpushare's annotation marks the pod as assigned: a plugin has given it its devices.
+    /// True if the annotation of the old gpushare extender marks the pod assigned: a plugin has given it its devices.
     pub fn is_assigned(&self) -> bool {
         self.gpushare.is_some_and(|gpushare| gpushare.assigned)
     }

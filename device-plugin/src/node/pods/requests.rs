@@ -18,8 +18,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// The requests of a pod as the scheduler counts them: containers that run together are summed. An init container runs alone
-    /// with the sidecars before it.
+    /// The requests of a pod as kube-scheduler counts them: of containers that run together the sum, where an init container runs
+    /// beside the sidecars before it; of containers that run one after the other the largest.
     pub fn from_spec(spec: &PodSpec) -> Self {
         let (mut sidecars, mut init_peak) = (Self::default(), Self::default());
         for container in &spec.init_containers {

@@ -76,7 +76,7 @@ fn apply_event(
     }
 }
 
-/// Applies the present state of one pod; returns true if that changes anything.
+/// Applies the present state of one pod to `pods`; returns true if that changes anything.
 fn apply(pods: &mut NodePods, pod: &Pod, node: &str, names: &ResourceNames) -> bool {
     if let Some(class) = pod.spec.runtime_class_name.clone() {
         pods.note_runtime_class(uid_of(pod), class);

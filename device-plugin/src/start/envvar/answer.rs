@@ -18,7 +18,7 @@ use crate::start::matching::{Call, Match, preferred};
 use crate::start::node_state::NodeState;
 use crate::start::pod_of_call::when_matched;
 
-/// Answers for the container that kubelet allocates these device IDs to.
+/// Answers kubelet's Allocate call with these device IDs.
 pub async fn allocate_by_variable(
     node: &NodeState,
     resource: ExtendedResource,
@@ -57,7 +57,7 @@ pub async fn allocate_by_variable(
                 "allocated before the pod is known"
             );
             let fleet = node.fleet.borrow().clone();
-            // Without a pod there is neither a record nor a container whose limits the answer could carry.
+            // Without a pod the answer has the devices of the IDs in place of a record's, and no limits.
             let assigned = assigned_devices(&fleet, None, &call);
             let response = variable_answer(&node.settings, None, resource, &assigned);
             node.log().add_answer(resource, ids, None, response.clone());

@@ -58,7 +58,7 @@ pub(crate) async fn settle<'a>(
     Ok(Some(uid))
 }
 
-/// Completes a verification: checks the environment, or looks for a pod to swap records with.
+/// Completes a verification: if it has passed, checks the container's environment, else looks for a pod to swap records with.
 pub(crate) fn verification(
     checked: &CheckedStart<'_>,
     snapshot: &KubeletSnapshot,

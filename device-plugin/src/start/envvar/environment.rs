@@ -20,7 +20,7 @@ use crate::node::pods::{OwnVariable, PodStage};
 use crate::start::verify::StartRefusal;
 use crate::start::verify::container::StartingContainer;
 
-/// Checks the device nodes, variables and limits of a container whose answer names its devices by the vendor's variable.
+/// Checks the device nodes, variables and limits of a container that has passed the verification.
 ///
 /// # Errors
 /// Something else than the record decides the devices or limits of the container.
@@ -103,7 +103,8 @@ fn check_own_variables(
     Ok(())
 }
 
-/// True if the pod's own variable has the value of the answer, or names the same devices of a resource in other words.
+/// True if the pod's own variable has the value of the answer (`given`), or names the same devices in other words. `devices` is
+/// the resource whose devices the variable names, if it names devices.
 fn has_value_of_answer(
     own: &OwnVariable,
     given: &str,
@@ -132,7 +133,7 @@ fn check_limits(
     fleet: &NodeFleet,
 ) -> Result<(), StartRefusal> {
     let StartingContainer { pod, resource, .. } = starting;
-    // Of a container's answers, the one that names its devices has the limits.
+    // Of the answers for a container's resources, the one that names its devices has the limits.
     let shown = answer.envs.get(visible_variable(*resource));
     let Some(devices) = shown.and_then(|value| named_devices(*resource, value, fleet)) else {
         return Ok(());
@@ -141,16 +142,9 @@ fn check_limits(
     if pod.stage == PodStage::Running || resource.device_type() != TYPE_GPU {
         return Ok(());
     }
-    let mut gpus = Vec::new();
-    for uuid in &devices {
-        gpus.extend(fleet.gpu(uuid));
-    }
-    let mut kept = BTreeMap::new();
-    for (name, value) in &answer.envs {
-        if is_limit(name) {
-            kept.insert(name.clone(), value.clone());
-        }
-    }
+    let gpus: Vec<_> = devices.iter().filter_map(|uuid| fleet.gpu(uuid)).collect();
+    let mut kept: BTreeMap<String, String> = answer.envs.clone().into_iter().collect();
+    kept.retain(|name, _| is_limit(name));
     let mut recorded = BTreeMap::new();
     for container in starting.containers() {
         let recipient = Recipient {
@@ -174,7 +168,7 @@ fn check_limits(
 /// A device, its virtual function if the device node belongs to one, and the path of the device node.
 type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
 
-/// Every device node of a resource's devices with its device; those of GPUs are in no answer.
+/// Every device node of a resource's devices; none for GPUs, whose nodes are in no answer, as NVIDIA's runtime finds them.
 fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
     let mut nodes = Vec::new();
     for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {
@@ -191,15 +185,14 @@ fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode
     nodes
 }
 
-/// Variables with limits as text, for the error about other limits.
 fn limits_as_text(limits: &BTreeMap<String, String>) -> String {
     if limits.is_empty() {
         return "no limits".to_owned();
     }
-    let mut pairs = Vec::new();
-    for (name, value) in limits {
-        pairs.push(format!("{name}={value}"));
-    }
+    let pairs: Vec<String> = limits
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
     pairs.join(" ")
 }
 

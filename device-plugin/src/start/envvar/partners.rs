@@ -1,4 +1,4 @@
-//! Finds pods that can swap their records: kubelet admits equal pods in another order than the scheduler assumed them in, and
+//! Finds pods that can swap their records: kubelet may admit equal pods in another order than the scheduler assumed them in, and
 //! answers by variable then name the devices of other pods' records.
 //!
 //! A pod that sees the devices of another pod's record (the annotations that name them) takes that record, unless the other pod
@@ -58,7 +58,6 @@ fn find_partner(
     seen: &VisibleByType,
 ) -> Option<(PartnerRank, PodUid)> {
     let recorded = recorded_devices(evidence, pod)?;
-    // The devices that the pod sees and cannot change any more.
     let fixed = fixed_devices(seen, &recorded).ok()?;
     // A container of the pod that started by its CDI spec sees the devices of its record, which must stay its own.
     if evidence.may_have_started(pod) && has_spec(evidence, pod) {
@@ -76,7 +75,7 @@ fn has_spec(evidence: &StartEvidence<'_>, pod: &NodePod) -> bool {
     })
 }
 
-/// The suitability of another pod for a swap, the best first.
+/// The suitability of another pod for a swap with the refused pod, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum PartnerRank {
     /// The other pod sees the devices of the refused pod's allocation record: the swap puts both right.
@@ -89,7 +88,8 @@ enum PartnerRank {
     MayBeAnswered,
 }
 
-/// The most suitable pod whose allocation record names exactly the devices `fixed`, and whose containers do not see them.
+/// The most suitable pod whose record names exactly the devices that `pod` sees and cannot change any more (`fixed`), and whose
+/// own containers do not see them. `recorded` are the devices in the record of `pod`.
 fn best_partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
@@ -135,7 +135,8 @@ fn recorded_devices(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option<Devic
     evidence.recorded_devices(pod, pod.record()?).ok()
 }
 
-/// The rank of `other` by one type of device, of which the refused pod sees `seen`; none if `other` must keep its record.
+/// The rank of `other`, which sees `visible`, by one type of device, of which the refused pod sees `seen` and its record names
+/// `recorded`; none if `other` must keep its record.
 fn rank(
     evidence: &StartEvidence<'_>,
     other: &NodePod,

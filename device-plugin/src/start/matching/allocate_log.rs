@@ -36,7 +36,7 @@ struct LoggedAnswer {
 /// Values by resource and sorted device IDs. Nested, so that a look-up copies no ID: a container may have thousands.
 type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 
-/// The answered calls of every pod of this node.
+/// The answered calls of this node's pods, the answers, and all that follows from them for the next calls.
 #[derive(Clone, Debug, Default)]
 pub struct AllocateLog {
     /// The answered calls of each pod that calls were matched with, in kubelet's order.
@@ -46,13 +46,14 @@ pub struct AllocateLog {
     pub(super) admitting: Option<PodUid>,
     /// Pods that kubelet seems to have given up before it made all Allocate calls for them.
     doubtful: BTreeSet<PodUid>,
-    /// Pods that were bound before this process began; none until the first complete list of pods.
+    /// Pods for which an earlier process, or this one at an earlier registration, may have answered: those of the first complete
+    /// list of pods, and those that kubelet was admitting when a registration ended. None until that list.
     existing: Option<BTreeSet<PodUid>>,
     /// kubelet's checkpoint at the start of this process, kept until the existing pods are known.
     checkpoint_at_start: Option<Vec<Allocated>>,
-    /// True if kubelet's checkpoint could be read: a pod that existed before this process and is not in it has got no answer.
+    /// True if kubelet's checkpoint could be read: a pod in `existing` that it does not name has got no answer.
     is_checkpoint_loaded: bool,
-    /// Pods that existed before this process, and that the checkpoint names.
+    /// Pods in `existing` that the checkpoint names.
     answered_before: BTreeSet<PodUid>,
     /// The match of the last `GetPreferredAllocation`, until the next answered call.
     preferred: Option<Match>,
@@ -68,7 +69,7 @@ pub struct AllocateLog {
     n_added: u64,
     /// The pods whose further calls are matched with another pod's allocation record.
     plan: SwapPlan,
-    /// Pods for which kubelet's checkpoint confirms an answer.
+    /// Pods for which kubelet's checkpoint confirms an answer of this process.
     proven: BTreeSet<PodUid>,
     /// Pods one of whose containers this process has let start.
     started: BTreeSet<PodUid>,
@@ -96,7 +97,7 @@ impl AllocateLog {
         self.offered = Some(resources);
     }
 
-    /// The resources that kubelet calls for.
+    /// The resources that kubelet calls for; until they are known, those of every node.
     pub fn offered(&self) -> &[ExtendedResource] {
         self.offered.as_deref().unwrap_or(&ExtendedResource::ALWAYS)
     }
@@ -192,7 +193,7 @@ impl AllocateLog {
         }
     }
 
-    /// Sets the match of a `GetPreferredAllocation`.
+    /// Sets the match of a `GetPreferredAllocation`, for the Allocate that follows it.
     pub fn set_preferred(&mut self, found: Option<Match>) {
         self.preferred = found;
     }
@@ -212,7 +213,7 @@ impl AllocateLog {
         std::mem::take(&mut self.has_waited)
     }
 
-    /// Adds the answer to a call, and the pod that the call was matched with.
+    /// Adds the answer to an Allocate call. [`Self::record`] adds the call itself to those of its pod.
     pub fn add_answer(
         &mut self,
         resource: ExtendedResource,
@@ -302,7 +303,7 @@ impl AllocateLog {
         }
     }
 
-    /// Exchanges two pods in the logged answers: the answers that were matched with one now count for the other.
+    /// Exchanges two pods in the logged answers: those that were matched with one count for the other from now on.
     fn swap_answers(&mut self, one: &PodUid, other: &PodUid) {
         for answer in self.answers.values_mut().flat_map(HashMap::values_mut) {
             match &mut answer.pod {
@@ -403,7 +404,7 @@ impl AllocateLog {
             .unwrap_or_default()
     }
 
-    /// Notes that kubelet admits no pod any more, if the calls of the last one are all answered or that pod is gone.
+    /// Clears `admitting` if all calls of that pod are answered, or the pod is gone.
     fn end_admission(&mut self, pods: &NodePods) {
         let admitting = self.admitting.as_ref().and_then(|uid| pods.get(uid));
         if admitting.is_none_or(|pod| self.is_complete(pod)) {
@@ -425,7 +426,7 @@ impl AllocateLog {
         }
     }
 
-    /// Notes that the pod's container with these device IDs (sorted) may start. kubelet starts it after all calls of the pod.
+    /// Notes that the pod's container with these device IDs (sorted) may start.
     pub fn note_start(&mut self, uid: &PodUid, resource: ExtendedResource, ids: &[String]) {
         self.started.insert(uid.clone());
         if len(&self.started_containers) < MAX_ANSWERS {
@@ -473,7 +474,7 @@ impl AllocateLog {
         self.is_answered(uid) && !self.proven.contains(uid) && !self.answered_before.contains(uid)
     }
 
-    /// True if an earlier process answered for the pod, so that the pod may have started since.
+    /// True if kubelet's checkpoint shows that an earlier process answered for the pod, so that the pod may have started since.
     pub fn was_answered_before(&self, uid: &PodUid) -> bool {
         self.answered_before.contains(uid)
     }
@@ -535,7 +536,7 @@ impl AllocateLog {
         self.plan.record_of(uid)
     }
 
-    /// Notes that calls were answered for this pod, for `latest_assumed` and `latest_arrival`.
+    /// Raises `latest_assumed` and `latest_arrival` to those of this pod, which calls were answered for.
     fn note_latest(&mut self, uid: &PodUid, pods: &NodePods) {
         let assumed_at = pods.get(uid).and_then(NodePod::assumed_at);
         self.latest_assumed = self.latest_assumed.max(assumed_at);
@@ -564,6 +565,7 @@ fn contains(calls: &[AnsweredCall], call: AnsweredCall) -> bool {
         .any(|known| known.container == call.container && known.resource == call.resource)
 }
 
+/// The number of values of all resources.
 fn len<T>(by_ids: &ByIds<T>) -> usize {
     by_ids.values().map(HashMap::len).sum()
 }

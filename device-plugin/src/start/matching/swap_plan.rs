@@ -40,6 +40,7 @@ impl SwapPlan {
             planned.entry(pod.clone()).or_insert_with(|| pod.clone());
         }
         for (pod, record_of) in planned {
+            // The record that was that of `one` is now that of `other`, and the reverse.
             let holder = if record_of == *one {
                 other.clone()
             } else if record_of == *other {

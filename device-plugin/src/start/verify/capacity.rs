@@ -68,7 +68,7 @@ struct DeviceAmounts {
     percent: u64,
     /// Pods that share the device.
     slots: u64,
-    /// The number of pods that these amounts are the sum of.
+    /// The number of pods that these amounts are the sum of, each perhaps rounded up by one byte.
     n_holders: u64,
 }
 
@@ -81,8 +81,8 @@ struct PodShare<'a> {
     total: DeviceAmounts,
 }
 
-/// Checks that the pod `uid` fits beside all pods that come before it. `is_started` is true for a pod whose containers may run
-/// already, and `visible_gpus` returns the GPUs that a pod sees, as far as they are known.
+/// Checks that the pod `uid` fits beside all pods that come before it. `may_have_started` is true for a pod whose containers may
+/// run although the API server does not show that, and `visible_gpus` returns the GPUs that a pod sees, as far as they are known.
 ///
 /// # Errors
 /// A device has no capacity for the pod.
@@ -90,16 +90,16 @@ pub fn check(
     pods: &NodePods,
     fleet: &NodeFleet,
     unit: MemoryUnit,
-    is_started: impl Fn(&PodUid) -> bool,
+    may_have_started: impl Fn(&PodUid) -> bool,
     visible_gpus: impl Fn(&PodUid) -> BTreeSet<PhysicalId>,
     uid: &PodUid,
 ) -> Result<(), NoCapacity> {
     let mut held = BTreeMap::<&PhysicalId, DeviceAmounts>::new();
-    let has_started = |pod: &NodePod| pod.stage == PodStage::Running || is_started(&pod.uid);
+    let may_run = |pod: &NodePod| pod.stage == PodStage::Running || may_have_started(&pod.uid);
     let is_counted = |pod: &&NodePod| pod.placement.is_ok() || pod.stage == PodStage::Running;
     let mut order: Vec<&NodePod> = pods.live().filter(is_counted).collect();
     // A container that runs cannot be refused any more, so started pods come first; the others in the scheduler's order.
-    order.sort_by_cached_key(|pod| (!has_started(pod), pod.assumed_at(), &pod.uid));
+    order.sort_by_cached_key(|pod| (!may_run(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
         let shares = if pod.placement.is_ok() {
             recorded_shares(pod, fleet, unit)
@@ -113,7 +113,7 @@ pub fn check(
             return refusal.map_or(Ok(()), Err);
         }
         // A pod that does not fit waits and holds nothing; one that has started holds its devices, fit or not.
-        if refusal.is_none() || has_started(pod) {
+        if refusal.is_none() || may_run(pod) {
             for share in shares {
                 held.entry(share.device).or_default().add(share.held);
             }
@@ -233,8 +233,8 @@ fn recorded_bytes(
     unit: MemoryUnit,
 ) -> u64 {
     let recorded = held.bytes_of(gpu.memory_bytes);
-    // Units of another size than the node's are worth the same part of the GPU as when the record was written.
-    // An older record may count the driver's own memory as memory for pods.
+    // A record in units of another size than the node's holds the same part of the GPU as when it was written. It counts the
+    // units of the whole GPU, an older one with the memory that the driver reserves.
     let known = [gpu.memory_bytes, gpu.memory_with_reserved()].map(|bytes| unit.units_in(bytes));
     let other_unit = placement
         .gpushare
@@ -242,7 +242,7 @@ fn recorded_bytes(
     let in_other_unit =
         other_unit.map(|record| scaled(gpu.memory_bytes, record.pod_units, record.device_units));
     match recorded.or(in_other_unit) {
-        // The request is in the node's present units, which may not be those of the time when the pod was placed.
+        // The request is computed with the node's present unit, which may be another one than when the pod was placed.
         Some(recorded) if other_unit.is_some() || pod.stage == PodStage::Running => recorded,
         recorded => requested.max(recorded.unwrap_or(0)),
     }
@@ -250,12 +250,11 @@ fn recorded_bytes(
 
 /// A pod's share of a GPU: the amounts in `held`, beside what the GPU has in all.
 fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodShare<'a> {
-    let slots = u64::from(fleet.ids.slots());
     // Reserved memory counts as capacity here, so that a record which was written before the operator reserved it stays valid.
     let total = DeviceAmounts {
         bytes: gpu.memory_with_reserved(),
         core: WHOLE_DEVICE_PERCENT,
-        slots,
+        slots: u64::from(fleet.ids.slots()),
         ..DeviceAmounts::default()
     };
     PodShare {
@@ -273,17 +272,9 @@ fn shares_without_record<'a>(
     unit: MemoryUnit,
     seen: &BTreeSet<PhysicalId>,
 ) -> Vec<PodShare<'a>> {
-    let mut shares = Vec::new();
-    for uuid in seen {
-        if let Some(gpu) = fleet.gpu(uuid) {
-            shares.push(gpu_share(
-                gpu,
-                fleet,
-                requested_amounts(pod, gpu, seen.len(), unit),
-            ));
-        }
-    }
-    shares
+    let gpus = seen.iter().filter_map(|uuid| fleet.gpu(uuid));
+    let share = |gpu: &'a Gpu| gpu_share(gpu, fleet, requested_amounts(pod, gpu, seen.len(), unit));
+    gpus.map(share).collect()
 }
 
 /// The amounts that the pod's spec requests of one of its `n_gpus` GPUs.

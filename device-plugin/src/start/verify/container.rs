@@ -21,8 +21,7 @@ pub(crate) struct StartingContainer<'a> {
 }
 
 impl<'a> StartingContainer<'a> {
-    /// Finds the container of this pod among the entries of kubelet's checkpoint. `logged` is this process's answer about the
-    /// IDs.
+    /// Finds the container's entries in kubelet's checkpoint (`allocated`). `logged` is the answer of this process about the IDs.
     pub(crate) fn find(
         pod: NodePod,
         resource: ExtendedResource,
@@ -30,24 +29,20 @@ impl<'a> StartingContainer<'a> {
         allocated: &'a [Allocated],
         logged: Option<ContainerAllocateResponse>,
     ) -> Self {
-        let mut entries = Vec::new();
-        for entry in allocated {
-            if entry.pod == pod.uid && entry.resource == resource && entry.ids == ids {
-                entries.push(entry);
-            }
-        }
+        let is_own =
+            |entry: &&Allocated| entry.pod == pod.uid && entry.resource == resource && entry.ids == ids;
         Self {
+            entries: allocated.iter().filter(is_own).collect(),
             pod,
             resource,
             ids,
-            entries,
             logged,
         }
     }
 
     /// The answer that kubelet applies to the container: that in its checkpoint, else that of this process.
     pub(crate) fn answer(&self) -> Option<&ContainerAllocateResponse> {
-        // Containers of the pod with the same IDs have equal answers, or the verification refuses the pod.
+        // By their answers, containers of the pod with the same IDs see the same devices, or the verification refuses the pod.
         let kept = self.entries.first().map(|entry| &entry.answer);
         kept.or(self.logged.as_ref())
     }

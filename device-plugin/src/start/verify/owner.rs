@@ -79,13 +79,11 @@ pub fn find_owner(
     if !pods.is_synced() {
         return Err(OwnerUnknown::NotSeen);
     }
-    let mut allocated = snapshot.allocated.as_ref().map(|_| BTreeSet::new());
-    for entry in snapshot.allocated.iter().flat_map(|allocated| allocated.iter()) {
-        // All IDs must be equal: kubelet names exactly those of the container.
-        if entry.resource == resource && entry.ids == ids {
-            allocated.get_or_insert_default().insert(&entry.pod);
-        }
-    }
+    // All IDs must be equal: kubelet names exactly those of the container.
+    let is_holder = |entry: &&Allocated| entry.resource == resource && entry.ids == ids;
+    let entries = snapshot.allocated.as_ref();
+    let allocated: Option<BTreeSet<&PodUid>> =
+        entries.map(|entries| entries.iter().filter(is_holder).map(|entry| &entry.pod).collect());
     let listed = match &snapshot.listed {
         Ok(listed) => listed,
         // kubelet runs, since it has asked for the start; without its list only the checkpoint can name the pod.
@@ -114,7 +112,7 @@ fn by_both(
     allocated: &BTreeSet<&PodUid>,
 ) -> Result<PodUid, OwnerUnknown> {
     if listed.is_empty() {
-        // All GPU containers of the pod are init containers, or kubelet no longer counts it as active.
+        // The list lacks pods whose GPU containers are all init containers, and pods that kubelet no longer counts as active.
         return only_live(pods, allocated)?.ok_or(OwnerUnknown::NotSeen);
     }
     let is_listed = |pod: &&NodePod| listed.contains(&(&*pod.namespace, &*pod.name));
@@ -122,7 +120,7 @@ fn by_both(
     let in_both: Vec<&NodePod> = known.iter().copied().filter(is_listed).collect();
     let is_any_unknown = allocated.iter().any(|uid| pods.get(uid).is_none());
     match in_both.as_slice() {
-        // kubelet has allocated the IDs to two pods, one of which the watch does not show yet: either may be starting.
+        // kubelet has allocated the IDs to two pods, and the watch does not show one of them yet: either may be starting.
         [_, ..] if listed.len() > 1 && is_any_unknown => Err(OwnerUnknown::NotSeen),
         [only] => Ok(only.uid.clone()),
         // An unknown UID may be that of a new pod of the same name.
@@ -134,17 +132,15 @@ fn by_both(
 
 /// The owner by kubelet's list alone, if its checkpoint cannot be read. The list has names of pods and no UIDs.
 fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, OwnerUnknown> {
-    let mut names_listed = listed.iter();
-    let (Some((namespace, name)), None) = (names_listed.next(), names_listed.next()) else {
-        let mut names = Vec::new();
-        for (namespace, name) in listed {
-            names.push(format!("{namespace}/{name}"));
+    let (namespace, name) = match listed.first() {
+        Some(first) if listed.len() == 1 => first,
+        Some(_) => {
+            let names = listed
+                .iter()
+                .map(|(namespace, name)| format!("{namespace}/{name}"));
+            return Err(OwnerUnknown::Several(names.collect::<Vec<_>>().join(", ")));
         }
-        return Err(if names.is_empty() {
-            OwnerUnknown::NoPod
-        } else {
-            OwnerUnknown::Several(names.join(", "))
-        });
+        None => return Err(OwnerUnknown::NoPod),
     };
     let mut found = pods
         .live()
@@ -178,10 +174,9 @@ fn only_live(pods: &NodePods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>
 
 /// Names and UIDs of pods, for errors.
 fn names_and_uids<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
-    let mut names = Vec::new();
-    for pod in pods {
-        names.push(format!("{} ({})", pod.display_name(), pod.uid.as_str()));
-    }
+    let names: Vec<String> = pods
+        .map(|pod| format!("{} ({})", pod.display_name(), pod.uid.as_str()))
+        .collect();
     names.join(", ")
 }
 

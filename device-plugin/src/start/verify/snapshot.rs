@@ -15,7 +15,7 @@ use crate::start::node_state::NodeState;
 
 use super::owner::{KubeletSnapshot, ListedDevices};
 
-/// Least time from the beginning of one snapshot to that of the next: kubelet answers a hundred calls a second in all.
+/// Least time from the beginning of one snapshot to that of the next: kubelet answers at most a hundred calls a second.
 const PACE: Duration = Duration::from_millis(15);
 
 /// Snapshots, each of which the callers that waited for it share.
