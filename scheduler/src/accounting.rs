@@ -1,5 +1,5 @@
-//! The devices that a pod requests and holds, in the engine's terms: by its spec, its allocation record, and the reports of its
-//! node.
+//! The devices that a pod requests and holds, in the engine's terms: by its spec, its allocation record (the annotations that
+//! name its devices), and the reports of its node's plugin.
 //!
 //! Pure. A bound pod that requests devices holds what it requests, and never more on account of its record. If the record names
 //! too little, every device that the pod may use is charged. On a node whose plugin lets no container start on a device without
@@ -43,13 +43,13 @@ pub struct PodFacts {
     pub name: Box<str>,
     /// The pod's request for devices.
     pub request: ParsedRequest,
-    /// The constraints of the pod's annotations, if there are any, or the reason for which they cannot be read.
+    /// The constraints of the pod's annotations on its devices; `None` without any, an error if they cannot be read.
     pub constraints: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
     /// The pod's requests for CPU and memory.
     pub host: HostAmounts,
     /// The policies that the pod's annotations name.
     pub preference: Preference,
-    /// The provider that has to limit the pod's containers at run time, if the pod names one.
+    /// The provider of limits at run time that the pod's label [`ISOLATION_PROVIDER`] names, if the pod requests GPUs.
     pub isolation: Option<Box<str>>,
     /// The pod's node and record; `None` until the pod is bound.
     pub bound: Option<Box<Bound>>,
@@ -66,7 +66,8 @@ pub struct Preference {
 /// The request of a pod for devices.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ParsedRequest {
-    /// A valid request; empty if only the record of the pod names devices.
+    /// A valid request, which is empty if only the record of the pod names devices. Also that of a bound pod with invalid amounts
+    /// of RDMA or FPGA, which counts as a whole device of each.
     Valid(PodRequest),
     /// An invalid request, and the amounts in it.
     Invalid(Box<RequestError>, UpperBounds),
@@ -166,7 +167,7 @@ impl<'a> NodeContext<'a> {
     }
 }
 
-/// A report by the plugin of a node on a pod that may hold nothing.
+/// The standing of a pod in the list of pods without devices that its node's plugin reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PluginReport {
     /// The plugin of the node reports no pods without devices at all: it is another project's, or an old version of ours.
@@ -206,7 +207,7 @@ impl PodFacts {
         let request = match request {
             Ok(None) if !is_recorded => return None,
             Ok(request) => ParsedRequest::Valid(request.unwrap_or_default()),
-            Err(_) if bound.is_some() && !asks_for_gpus(pod, names) => {
+            Err(_) if bound.is_some() && gpu_amounts(pod, names).next().is_none() => {
                 ParsedRequest::Valid(whole_others(pod))
             }
             Err(error) => ParsedRequest::Invalid(Box::new(error), UpperBounds::read(pod, names)),
@@ -230,11 +231,10 @@ impl PodFacts {
         })
     }
 
-    /// The provider that must limit the pod's containers; `None` if the pod names none, or its GPUs are not shared.
+    /// [`Self::isolation`], if the pod shares GPUs: whole GPUs need no limits.
     pub fn needed_isolation(&self) -> Option<&str> {
-        self.isolation
-            .as_deref()
-            .filter(|_| self.request.gpus().is_some_and(GpuRequest::is_shared))
+        let is_shared = self.request.gpus().is_some_and(GpuRequest::is_shared);
+        self.isolation.as_deref().filter(|_| is_shared)
     }
 
     /// The labels by which other projects find a pod on this node.
@@ -295,13 +295,13 @@ impl ParsedRequest {
     }
 }
 
-/// The amounts of a pod's device resources, of types that are known without a Device object.
-fn amounts<'a>(
+/// The amounts of GPU resources in all containers of a pod, init containers included.
+fn gpu_amounts<'a>(
     pod: &'a Pod,
     names: &'a ResourceNames,
 ) -> impl Iterator<Item = (&'a String, &'a QuantityText)> {
     let amounts = pod.spec.all_containers().flat_map(Container::quantities);
-    amounts.filter(|(name, _)| is_gpu_resource(name, names) || *name == RDMA || *name == FPGA)
+    amounts.filter(|(name, _)| is_gpu_resource(name, names))
 }
 
 impl UpperBounds {
@@ -311,7 +311,7 @@ impl UpperBounds {
             is_known: true,
             ..Self::default()
         };
-        for (name, text) in amounts(pod, names).filter(|(name, _)| is_gpu_resource(name, names)) {
+        for (name, text) in gpu_amounts(pod, names) {
             let Some(amount) = text.quantity().ok().and_then(Quantity::unsigned) else {
                 sums.is_known = false;
                 continue;
@@ -337,7 +337,7 @@ impl UpperBounds {
         sums
     }
 
-    /// The request for each GPU that the pod counts as; a whole GPU if the amounts are not known.
+    /// The request that the pod counts as: the sums divided among its shared GPUs, or one whole GPU if not all amounts are known.
     pub(crate) fn request(self, inventory: Option<&Inventory>) -> ShareRequest {
         let Self {
             is_known,
@@ -385,17 +385,12 @@ const WHOLE_DEVICE: ShareRequest = ShareRequest {
     slots: 0,
 };
 
-/// Returns true if a container of the pod names a GPU resource, with any amount.
-fn asks_for_gpus(pod: &Pod, names: &ResourceNames) -> bool {
-    amounts(pod, names).any(|(name, _)| is_gpu_resource(name, names))
-}
-
 /// The request that a pod with invalid amounts of RDMA or FPGA counts as: a whole device of each type that it names.
 fn whole_others(pod: &Pod) -> PodRequest {
-    let names = ResourceNames::default();
     let mut others = Vec::new();
     for resource in [FPGA, RDMA] {
-        if amounts(pod, &names).any(|(name, _)| name == resource) {
+        let mut amounts = pod.spec.all_containers().flat_map(Container::quantities);
+        if amounts.any(|(name, _)| name == resource) {
             others.push((resource.to_owned(), WHOLE_PERCENT));
         }
     }
@@ -444,8 +439,8 @@ impl Recorded {
         devices.iter().map(device_text).collect()
     }
 
-    /// Takes a record in its two forms together: devices by Koordinator's annotation, and GPU and units by those of
-    /// gpushare-scheduler-extender.
+    /// Takes the two forms of a record together: the devices in Koordinator's annotation, and the GPU and memory units in those
+    /// of gpushare-scheduler-extender, which count alone if the first names no GPU.
     fn of(record: &Record) -> Self {
         match (Self::of_allocations(&record.allocations), record.gpushare) {
             (recorded @ (Self::Missing | Self::Devices { .. }), Some(gpushare))
@@ -493,8 +488,8 @@ impl Recorded {
 }
 
 impl RecordedPart {
-    /// Reads the entry of one device: the shares of a GPU that the engine knows, or all amounts and virtual functions of a device
-    /// of another type.
+    /// Reads the entry of one device: memory and compute of a GPU, or all amounts and virtual functions of a device of another
+    /// type.
     fn read(kind: DeviceType, allocation: &DeviceAllocation) -> Result<Self, String> {
         let gpu_amount = |resource: &str| match allocation.resources.get(resource) {
             Some(quantity) if kind == DeviceType::Gpu => amount(resource, *quantity).map(Some),
@@ -550,10 +545,7 @@ fn device_name(kind: &DeviceType, device: &DeviceRef) -> String {
         DeviceType::Gpu => kind.to_string(),
         DeviceType::Other(_) => format!("{kind} device"),
     };
-    match device {
-        DeviceRef::Any => format!("an unknown {noun}"),
-        named => format!("{noun} {}", device_text(named)),
-    }
+    format!("{noun} {}", device_text(device))
 }
 
 /// The UUID or minor by which a record names a device; empty for `Any`, which is in no record.
@@ -582,7 +574,7 @@ pub fn requested_gpus(request: &GpuRequest) -> RequestedGpus {
     }
 }
 
-/// The part of a request for GPUs that each of the GPUs gets: the request has the amounts of all together.
+/// The request with the amounts of each GPU, rounded up: a pod requests the amounts of all its GPUs together.
 pub fn per_device(request: &GpuRequest) -> ShareRequest {
     let n = u64::from(request.devices.max(1));
     let memory = match request.memory {

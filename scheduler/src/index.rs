@@ -1,10 +1,10 @@
-//! The index: the cluster's state as watches have shown it and as binds have decided it. Every request is answered from it.
+//! The index: the cluster's state as watches have shown it and as this scheduler has decided it: all answers are read from it.
 //!
-//! Changes only through [`ObjectStore`] (watches, in `objects`), through [`Assumptions`] (binds), and
-//! through [`Index::tick`] (time). Does no I/O, reads no clock: callers bring the time.
+//! It changes by objects of watches ([`ObjectStore`], in `objects`), by binds ([`Assumptions`]), by filter requests and rooms
+//! that the leader makes (hints), and by time ([`Index::tick`]). Does no I/O, reads no clock: callers bring the time.
 //!
-//! `cluster` is the data, and accounts which pods hold which devices. Assumptions, hints, victims and views stand over it, and it
-//! knows none of them.
+//! `cluster` has the data, and accounts which devices each pod holds. Assumptions, hints, victims and views build on it, and it
+//! uses none of them.
 
 mod assume_times;
 mod assumption;
@@ -93,7 +93,7 @@ pub struct Index {
     pod_groups: PodGroups,
     /// Issues the assume times that binds write into records.
     assume_times: AssumeTimes,
-    /// The number of changes of the workload when its model was last due.
+    /// [`placement::Workload::n_changes`] when a new workload model was last due.
     n_changes_when_due: u64,
     /// Is notified when a workload model is due; `None` if it then takes effect at once.
     model_due: Option<Arc<Notify>>,
@@ -214,10 +214,8 @@ impl Index {
         if missing.is_empty() {
             return Ok(());
         }
-        Err(format!(
-            "not ready: waiting for the list of {}",
-            missing.join(", ")
-        ))
+        let missing = missing.join(", ");
+        Err(format!("not ready: waiting for the list of {missing}"))
     }
 
     /// Returns true once a list of all disruption budgets was complete. Readiness does not wait for it.
@@ -403,7 +401,7 @@ impl Index {
         self.cluster.requests.on(node)
     }
 
-    /// The sums of requests that an added node like this one would have from the start, by the pods of `DaemonSet`s.
+    /// The sums of requests that an added node like this one would have from the start: of pods of `DaemonSet`s and static pods.
     pub fn requests_on_added(&self, like: &str) -> RequestSums {
         self.cluster.requests.of_tied_pods_on(like)
     }
@@ -513,8 +511,8 @@ impl Index {
             .hint(&mut self.cluster, (node, None), demand, attempt, now);
     }
 
-    /// Frees the room of a group with a wish for one domain, on the nodes that are asked about, if a filter request for this
-    /// member begins another cycle.
+    /// Frees the room of a group with a wish for one domain (one node, or linked GPUs of one), on the nodes that are asked about,
+    /// if a filter request for this member begins another scheduling cycle of the group.
     pub fn begin_group_cycle(
         &mut self,
         group: &GroupOfPod,
@@ -583,12 +581,7 @@ impl Index {
     /// The `PreferNoSchedule` taints of a node; `None` if it has none.
     #[inline]
     pub fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
-        let soft_taints = &self.cluster.soft_taints;
-        if soft_taints.is_empty() {
-            None
-        } else {
-            soft_taints.get(name).map(|taints| &**taints)
-        }
+        self.cluster.soft_taints.get(name).map(|taints| &**taints)
     }
 
     /// Returns true if a pod may still need a node: no watch has shown it bound, or at all, and no bind has assumed it.
@@ -597,7 +590,7 @@ impl Index {
         entry.is_none_or(|entry| entry.bound().is_none())
     }
 
-    /// The node that kube-scheduler keeps for a pod (`status.nominatedNodeName`), as far as the watch shows.
+    /// The node that kube-scheduler keeps for a pod (`status.nominatedNodeName`), as a watch has shown it last.
     pub fn nominated_node(&self, uid: &str) -> Option<&str> {
         self.cluster.pods.get(uid)?.preemption.nominated.as_deref()
     }

@@ -33,20 +33,20 @@ use partitions::ReportedTable;
 
 /// Most GPUs that are read out of a node's capacity; a larger number is an error of its author.
 const MAX_GPUS: u64 = 1024;
-/// Most of a resource that a device of another type than GPU may have. The engine has the same limit for the memory of a GPU.
+/// The largest amount of a resource of a device that is no GPU. The engine has the same limit for the memory of a GPU.
 const MAX_AMOUNT: u64 = 1 << 50;
 /// Longest part of a device's ID that a problem shows, in characters.
 const MAX_SHOWN_ID: usize = 64;
-/// Longest labels of a device, those of its virtual functions included: keys and values in bytes. The scheduler keeps several
-/// copies of a device's labels: 1 MiB of them in one Device object would take 5 MiB of memory.
+/// Most bytes of keys and values in the labels of a device and its virtual functions. The scheduler keeps several copies of a
+/// device's labels: 1 MiB of them in one Device object would take 5 MiB of memory.
 const MAX_LABELS: usize = 4096;
-/// The status of a condition that the plugin can neither confirm nor deny.
+/// The status of a condition that its writer can neither confirm nor deny.
 const STATUS_UNKNOWN: &str = "Unknown";
 /// Prefix of the UUIDs of NVIDIA's driver.
 const UUID_PREFIX: &str = "GPU-";
-/// Prefix of the generated IDs of devices that are known by their minor only.
+/// Prefix of the IDs that the scheduler makes up for devices without an ID, which are known by their minor only.
 const GENERATED: &str = "minor-";
-/// Labels of nodes that the scheduler reads.
+/// Labels of Node objects that [`trim`] keeps.
 const NODE_LABELS: [&str; 4] = [
     ISOLATION_PROVIDER,
     GPU_VENDOR_LABEL,
@@ -57,7 +57,7 @@ const NODE_LABELS: [&str; 4] = [
 /// A node's devices as far as they can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeReport {
-    /// The devices and the memory unit.
+    /// The devices, and the memory unit: the bytes that each 1 in a request for [`ResourceNames::memory`] stands for.
     pub inventory: Inventory,
     /// True if the size of a memory unit is unknown. A unit counts as 1 MiB then, and only requests in units can be compared.
     pub is_unit_unknown: bool,
@@ -65,7 +65,7 @@ pub struct NodeReport {
     pub problems: Vec<String>,
     /// The problem of the partition table: it cannot be read, names GPUs that are not listed, or is not used.
     pub table_problem: Option<String>,
-    /// The problem that kubelet has allocated GPUs which may be any of the node's.
+    /// The problem that kubelet has allocated GPUs under IDs that may stand for any GPU of the node.
     pub allocation_problem: Option<String>,
     /// The problem of the Node's annotation that closes GPUs: a part of its value names none of the node's.
     pub closing_problem: Option<String>,
@@ -82,9 +82,9 @@ pub struct DeviceReport {
     condition: Option<DeviceCondition>,
     /// The parts of the object that cannot be read, for people.
     problems: Vec<String>,
-    /// The problem that kubelet has allocated GPUs which may be any of the node's.
+    /// [`NodeReport::allocation_problem`].
     allocation_problem: Option<String>,
-    /// True if `problems` has one of an annotation: the condition has the same one in other words.
+    /// True if `problems` has one of an annotation: the plugin's condition has the same one in other words.
     has_unusable_annotation: bool,
 }
 
@@ -106,7 +106,7 @@ pub fn report(node: &Node, device: Option<&DeviceReport>, names: &ResourceNames)
 }
 
 impl NodeReport {
-    /// Closes GPUs to new pods.
+    /// Closes to new pods the GPUs that the Node's annotation names, and reports a part of its value that names no GPU.
     fn close(&mut self, closed: &ClosedGpus) {
         let gpus = &mut self.inventory.gpus;
         let known: Vec<u32> = gpus.iter().map(|gpu| gpu.minor).collect();
@@ -128,11 +128,8 @@ pub fn trim(node: &Node, names: &ResourceNames) -> Node {
     let key = names.memory_unit_annotation();
     trimmed.metadata.annotations = retained(node.metadata.annotations.as_ref(), &[&key, CLOSED_GPUS]);
     trimmed.metadata.labels = retained(node.metadata.labels.as_ref(), &NODE_LABELS);
-    let taints = node
-        .spec
-        .taints
-        .iter()
-        .filter(|taint| taint.is_prefer_no_schedule());
+    let taints = node.spec.taints.iter();
+    let taints = taints.filter(|taint| taint.is_prefer_no_schedule());
     trimmed.spec.taints = taints.cloned().collect();
     for resource in [names.memory.as_str(), GPU_COUNT, GPU_MEMORY] {
         if let Some(value) = node.status.capacity.get(resource) {
@@ -210,7 +207,7 @@ impl DeviceReport {
         self.has_unusable_annotation = true;
     }
 
-    /// Adds the problem that kubelet has allocated a GPU which the object does not list, by the annotation with this key.
+    /// Adds a problem if the annotation with this key names a GPU, allocated by kubelet, that the object does not list.
     pub fn check_allocations(&mut self, key: &str, allocations: &KubeletAllocations) {
         let gpus = &self.inventory.gpus;
         let is_listed = |id: &str| gpus.iter().any(|gpu| gpu.id.as_str() == id);
@@ -281,8 +278,8 @@ impl DeviceReport {
     }
 }
 
-/// Returns true if no listed GPU can be the one with this ID: both have the UUIDs of NVIDIA's driver. An index, for example, may
-/// stand for any GPU.
+/// Returns true if no listed GPU can be the one with this ID, since both the ID and the list have UUIDs of NVIDIA's driver. Any
+/// other ID, such as an index, may stand for any GPU.
 pub fn is_certainly_absent(id: &str, inventory: &Inventory) -> bool {
     let mut gpus = inventory.gpus.iter();
     id.starts_with(UUID_PREFIX)
@@ -352,7 +349,7 @@ fn amount(info: &DeviceInfo, resource: &str) -> Result<Option<u64>, String> {
     Ok(found)
 }
 
-/// Reads the amount of a GPU's resource that fits a `u32`; `usual` if the GPU does not list the resource.
+/// The amount of a GPU's resource as a `u32`; `usual` if the GPU does not list the resource.
 fn count(info: &DeviceInfo, resource: &str, usual: u32) -> Result<u32, String> {
     let Some(count) = amount(info, resource)? else {
         return Ok(usual);
@@ -414,7 +411,7 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     })
 }
 
-/// The devices that a node of an autoscaler's template would have.
+/// The devices that a node made from this template of an autoscaler would have, by capacity, annotations and labels.
 pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let Some(bytes) = node.capacity(GPU_MEMORY) else {
         return of_capacity(node, names);
@@ -461,7 +458,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Devices {
     gpus.into()
 }
 
-/// The ID for records; empty for a device that is known by its minor only.
+/// The ID of a device as records have it: empty in place of one that the scheduler made up.
 pub fn record_id(id: &str) -> &str {
     if id.starts_with(GENERATED) { "" } else { id }
 }
@@ -497,7 +494,7 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
     }
 }
 
-/// The enforcement level of memory limits that the value of a label names.
+/// The enforcement of memory limits that the value of the label [`ENFORCEMENT`] names.
 fn limit_level(label: Option<&String>) -> LimitLevel {
     match label.map(String::as_str) {
         Some(ENFORCED_BY_DRIVER) => LimitLevel::Driver,

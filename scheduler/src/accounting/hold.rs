@@ -15,11 +15,11 @@ use super::{
     Account, NodeContext, ParsedRequest, PluginReport, PodFacts, Recorded, WHOLE_DEVICE, per_device,
 };
 
-/// The core percentage of a whole GPU.
+/// The compute of a whole GPU, in percent.
 const WHOLE_CORE: u32 = 100;
 
 impl PodFacts {
-    /// The devices that the pod holds if this is its record: GPUs, devices of other types, and those that kubelet allocated.
+    /// The devices that the pod holds with this record: GPUs, devices of other types, and those that kubelet allocated to it.
     pub fn account_of(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let gpus = match context.report {
             PluginReport::NoDevices => without_devices(record),
@@ -40,8 +40,7 @@ impl PodFacts {
     }
 
     /// The GPUs that the pod holds with this record, by the kind of its request: shares, whole GPUs of a vendor's resource, the
-    /// sight of all GPUs, or none. A pod whose request is invalid counts as one that asks for the most that its amounts could
-    /// mean.
+    /// sight of all GPUs, or none. An invalid request counts as the most that its amounts could mean.
     fn gpus_held(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let request = match &self.request {
             ParsedRequest::Invalid(error, bounds) => {
@@ -169,17 +168,16 @@ fn unrequested_gpus(record: &Recorded, context: NodeContext<'_>) -> Account {
     }
 }
 
-/// The whole GPUs of a pod with a vendor's resource: those of its record; without a usable record they are
-/// [`whole_not_reported`].
+/// The whole GPUs of a pod with a vendor's resource: those of its record, or without a usable record [`unknown_whole_gpus`].
 fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     let (gpus, units) = match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),
         Recorded::Unreadable(problem) => {
-            return whole_not_reported(request.devices, &[], Some(problem.to_string()), context);
+            return unknown_whole_gpus(request.devices, &[], Some(problem.to_string()), context);
         }
         _ => {
             let problem = "it is not known which GPUs the vendor's plugin has given it";
-            return whole_not_reported(request.devices, &[], Some(problem.to_owned()), context);
+            return unknown_whole_gpus(request.devices, &[], Some(problem.to_owned()), context);
         }
     };
     let per_device = ShareRequest {
@@ -189,7 +187,7 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
     };
     let NamedShares { mut account, n_gone } = match named_shares(gpus, units, &per_device, context) {
         Ok(named) => named,
-        Err(problem) => return whole_not_reported(request.devices, &[], Some(problem), context),
+        Err(problem) => return unknown_whole_gpus(request.devices, &[], Some(problem), context),
     };
     let mut allocated = Vec::new();
     for device in context.allocated {
@@ -207,7 +205,7 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
     let contradiction =
         is_contradicted.then(|| "kubelet has given it other GPUs than its record names".to_owned());
     // In place of the GPUs of the record that the node does not have any more, the pod may hold any others.
-    let gone = whole_not_reported(n_gone, &account.holdings.parts, None, context).holdings;
+    let gone = unknown_whole_gpus(n_gone, &account.holdings.parts, None, context).holdings;
     account.holdings.pending = gone.pending;
     account.holdings.n_unknown_gpus = gone.n_unknown_gpus;
     account.holdings.is_vendor = true;
@@ -216,10 +214,9 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
     account
 }
 
-/// The account of the GPUs that a pod of a vendor's resource still lacks, besides the `held` ones and those that kubelet reports
-/// ([`kubelet_allocations::add_allocated`] adds those later): their number, as it is not known which they are. On a node where
-/// our plugin serves whole GPUs they are pending, elsewhere `n_unknown_gpus`.
-fn whole_not_reported(
+/// The account of the whole GPUs that a pod has by its request and of which only the number is known. GPUs that kubelet reports
+/// besides the `held` ones are not among them, since [`kubelet_allocations::add_allocated`] adds those later.
+fn unknown_whole_gpus(
     n_requested: u32,
     held: &[HeldPart],
     problem: Option<String>,
@@ -244,7 +241,7 @@ fn whole_not_reported(
         is_vendor: true,
         ..Holdings::default()
     };
-    // On a node where our plugin serves whole GPUs the pod waits for free ones; the vendor's plugin allocates any GPU.
+    // Our plugin lets the pod start on free GPUs alone; the vendor's plugin may have allocated any.
     if !our_plugin_serves {
         holdings.n_unknown_gpus = missing;
     } else if missing > 0 {
@@ -263,9 +260,8 @@ fn whole_not_reported(
 
 /// The reason for which the annotation of a pod to see all devices does not count; `None` if it counts.
 ///
-/// The author of a pod may have written the annotation and the record. So both count only where the operator allows it and where
-/// the record names every GPU: a record with one GPU and no amounts would hold that GPU without a charge. Unhealthy GPUs need not
-/// be in it, as none is allocated.
+/// The author of a pod may have written the annotation and the record. So both count only where the operator allows it, and where
+/// the record names every healthy GPU: with one GPU and no amounts it would give the pod that GPU without a charge.
 fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<String> {
     if !context.allows_all_devices {
         return Some(format!(

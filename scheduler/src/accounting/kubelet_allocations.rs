@@ -11,14 +11,14 @@ use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
 use crate::inventory::is_certainly_absent;
 
-/// A device that kubelet allocated to a pod, which counts as used wholly.
+/// A device that kubelet allocated to a pod. All of it counts as used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AllocatedDevice {
-    /// The device ID, or its UUID or PCI address.
+    /// kubelet's device ID without the part that names a replica or an instance: mostly a UUID or a PCI address.
     pub id: Box<str>,
-    /// True if the vendor's plugin may allocate it to several pods.
+    /// True if kubelet's ID names a replica or an instance of the device, so that several pods may hold the device.
     is_replica: bool,
-    /// True if it is certainly a GPU.
+    /// True if the name of the resource shows that it is a GPU.
     is_gpu: bool,
 }
 
@@ -46,7 +46,6 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
             let physical = physical_id(id);
             devices.push(AllocatedDevice {
                 id: physical.into(),
-                // The ID of a replica or of an instance is longer than that of its device, which several pods may hold.
                 is_replica: physical.len() != id.len(),
                 is_gpu: VENDOR_GPUS.contains(&resource_name.as_str()),
             });
@@ -60,7 +59,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
     by_pod
 }
 
-/// Adds allocated devices to holdings. Returns the problem if the node does not have some of them, which then are not counted.
+/// Adds allocated devices to the holdings of a pod. Devices that the node does not have are left out, and reported as a problem.
 pub fn add_allocated(
     holdings: &mut Holdings,
     allocated: &[AllocatedDevice],
@@ -84,8 +83,8 @@ pub fn add_allocated(
     ))
 }
 
-/// The holdings of a pod of which nothing is known but the devices that kubelet allocated to it, and the problem if the node does
-/// not have some of them.
+/// The holdings of a pod that no watch has shown on the node, by the devices that kubelet allocated to it there; and the problem
+/// of devices that the node does not have.
 pub fn of_unknown_pod(
     allocated: &[AllocatedDevice],
     inventory: Option<&Inventory>,
@@ -105,8 +104,8 @@ pub fn of_unknown_pod(
     (holdings, problem)
 }
 
-/// Adds a device to holdings, unless they have it already. Returns false if it cannot be counted: the node does not have it, or
-/// has not reported its devices, and the device is no GPU for certain.
+/// Adds a device to holdings, unless they have it already. Returns false if it cannot be counted: the node has reported devices
+/// without it, or has reported none and the resource does not show that it is a GPU.
 fn hold(holdings: &mut Holdings, allocated: &AllocatedDevice, inventory: Option<&Inventory>) -> bool {
     let found = inventory.and_then(|inventory| find(inventory, &allocated.id));
     let mut part = match found {
@@ -165,7 +164,7 @@ fn find<'a>(
     None
 }
 
-/// Returns true if the holdings that follow from the pod's spec and record have this part already. `minor` is that of its device.
+/// Returns true if the holdings by the pod's spec and record have this part already. `minor` is that of the part's device.
 fn is_held(holdings: &Holdings, part: &HeldPart, minor: Option<u32>) -> bool {
     // The pod's pending shares count on some GPU of the node, and that may be the allocated GPU.
     if part.kind == DeviceType::Gpu && holdings.pending.is_some() {

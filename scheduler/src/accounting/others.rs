@@ -1,22 +1,19 @@
 //! The parts of devices of other types than GPU that a pod holds, by record and spec.
 
-use placement::{
-    Device, DeviceRef, DeviceRequest, DeviceType, FunctionId, HeldPart, NamedAmounts, ResourceName,
-};
+use placement::{Device, DeviceRef, DeviceRequest, DeviceType, FunctionId, HeldPart, NamedAmounts};
 use proto::device::VirtualFunction;
 
 use super::{NodeContext, Recorded, RecordedPart, device_name};
 
-/// The parts of devices of other types that a pod holds, and the first doubt about them. A requested amount that the record does
-/// not place may be on any device of its type.
+/// The parts of devices of other types than GPU that a pod holds, and the first doubt about them. A requested amount that the
+/// record gives to no device may be on any device of its type.
 pub(super) fn others_held(
     requested: &[(String, u64)],
     record: &Recorded,
     context: NodeContext<'_>,
 ) -> (Vec<HeldPart>, Option<String>) {
     let (mut held, mut problem) = (Vec::new(), None);
-    let parts = record.parts().iter();
-    for part in parts.filter(|part| part.kind != DeviceType::Gpu) {
+    for part in record.parts().iter().filter(|part| part.kind != DeviceType::Gpu) {
         let (part, doubt) = held_part(part, context);
         held.push(part);
         problem = problem.or(doubt);
@@ -103,15 +100,11 @@ fn missing_amounts(request: &DeviceRequest, held: &[HeldPart]) -> NamedAmounts {
     for (resource, asked) in &request.amounts {
         let mut left = *asked;
         for part in held.iter().filter(|part| part.kind == request.kind) {
-            left = left.saturating_sub(amount_of(part, resource));
+            left = left.saturating_sub(part.resources.get(resource).copied().unwrap_or(0));
         }
         if left > 0 {
             missing.insert(resource.clone(), left);
         }
     }
     missing
-}
-
-fn amount_of(part: &HeldPart, resource: &ResourceName) -> u64 {
-    part.resources.get(resource).copied().unwrap_or(0)
 }

@@ -8,7 +8,7 @@ use proto::record::GpushareRecord;
 
 use super::{Account, NodeContext, PluginReport, RecordedPart, device_name};
 
-/// The account of a pod without a usable record, whose shares may be on any GPU of the node.
+/// The account of a pod whose shares may be on any GPU of the node, for this problem of its record.
 pub(super) fn on_unknown_gpus(request: ShareRequest, context: NodeContext<'_>, problem: String) -> Account {
     let holdings = match context.report {
         // The node's plugin may have allocated any device, and does not check that the device has room.
@@ -32,7 +32,7 @@ pub(super) struct NamedShares {
 }
 
 impl NamedShares {
-    /// The account with the GPUs that are gone: the pod may be on any other GPU instead of each.
+    /// Adds the GPUs that are gone to the account: in place of each, the pod may be on any other GPU.
     pub(super) fn with_gone_gpus(self, request: &ShareRequest, context: NodeContext<'_>) -> Account {
         let mut account = self.account;
         if self.n_gone > 0 {
@@ -145,8 +145,8 @@ struct Bounded {
     names_more: bool,
 }
 
-/// The memory of a share: that of the spec, unless a memory unit had another size when the pod was placed; then the larger of
-/// record and spec. `units` is the pod's amount in units at its placement, if it was placed by units.
+/// The memory of a share: that of the spec, unless a memory unit had another size when the pod was placed, or both differ by
+/// rounding alone; then the larger of record and spec. `units` is the pod's amount in units at its placement, if placed by units.
 fn bounded(
     share: &RecordedPart,
     units: Option<GpushareRecord>,
@@ -159,29 +159,27 @@ fn bounded(
     let core_doubt = names_more_core
         .then(|| format!("its record says {recorded} percent of core on {gpu}, its spec {requested}"));
     let spec = match request.memory {
-        RequestedMemory::Ratio(ratio) if share.ratio > ratio => {
+        RequestedMemory::Ratio(ratio) => {
             let recorded = share.ratio;
+            let doubt = (recorded > ratio)
+                .then(|| format!("its record says {recorded} percent of {gpu}, its spec {ratio}"));
             return Bounded {
                 memory: HeldMemory::Requested(request.memory),
-                doubt: Some(format!(
-                    "its record says {recorded} percent of {gpu}, its spec {ratio}"
-                )),
-                names_more: true,
+                names_more: names_more_core || doubt.is_some(),
+                doubt: doubt.or(core_doubt),
             };
         }
-        RequestedMemory::Ratio(_) => None,
         RequestedMemory::Bytes(bytes) => Some(bytes),
         RequestedMemory::Units(units) => {
             let unit = context.inventory.and_then(|inventory| inventory.unit_bytes);
             unit.map(|unit| units.saturating_mul(unit))
         }
     };
-    let is_ratio = matches!(request.memory, RequestedMemory::Ratio(_));
     let (Some(record), Some(spec)) = (share.bytes, spec) else {
         // Without a unit size only the record has the bytes.
         let memory = match share.bytes {
-            Some(bytes) if spec.is_none() && !is_ratio => HeldMemory::Exact(EngineMemory::from_bytes(bytes)),
-            _ => HeldMemory::Requested(request.memory),
+            Some(bytes) => HeldMemory::Exact(EngineMemory::from_bytes(bytes)),
+            None => HeldMemory::Requested(request.memory),
         };
         return Bounded {
             memory,

@@ -125,6 +125,7 @@ fn repeat(assumption: &mut Assumption, node: &str, now: Instant) -> Result<Assum
 
 impl Assumptions<'_> {
     /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
+    /// `nanos` is the present time in unix nanoseconds, for the record; `now` is the same time, for the age of the assumption.
     ///
     /// # Errors
     /// The reason for which the pod cannot be bound there.
@@ -164,7 +165,7 @@ impl Assumptions<'_> {
         let assumed_at = self.assume_times.next(nanos);
         let record = record(self.cluster, facts.request.gpus(), node, &placement, assumed_at);
         let mut annotations = record.annotations();
-        // If no devices are chosen, an empty record replaces one that a copied pod brought along: it would pass for this choice.
+        // If no devices are chosen, an empty record replaces one in a copied manifest, which would pass for this choice.
         annotations
             .entry(DEVICE_ALLOCATED.to_owned())
             .or_insert_with(|| "{}".to_owned());
@@ -213,29 +214,19 @@ impl Assumptions<'_> {
         node: &str,
     ) -> Result<Placement, AssumeError> {
         let owner = self.cluster.owner(demand.uid);
-        let placement = match self.cluster.fleet.node_id(node) {
-            // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
-            Some(id) => NodeFilter::of(self.cluster)
-                .check_served(node, demand)
-                .and_then(|()| {
-                    self.hints.choose_placement(self.cluster, demand.uid, id);
-                    self.choose_devices_on(id, demand)
-                }),
+        let Some(id) = self.cluster.fleet.node_id(node) else {
             // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
-            None => match NodeFilter::of(self.cluster).fit(node, demand) {
-                Ok(_) => return Ok(self.hold_unknown_gpus(&owner, demand, node)),
-                Err(reason) => Err(reason),
-            },
+            let fit = NodeFilter::of(self.cluster).fit(node, demand);
+            fit.map_err(|reason| self.no_room(node, demand, reason))?;
+            return Ok(self.hold_unknown_gpus(&owner, demand, node));
         };
-        let placement = placement.map_err(|reason| AssumeError::NoRoom {
-            node: node.to_owned(),
-            reason,
-            text: demand.refusal(reason),
-            detail: NodeFilter::of(self.cluster).detail(node, demand, reason),
-        })?;
-        if let Some(id) = self.cluster.fleet.node_id(node)
-            && placement != Placement::default()
-        {
+        // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
+        let served = NodeFilter::of(self.cluster).check_served(node, demand);
+        served.map_err(|reason| self.no_room(node, demand, reason))?;
+        self.hints.choose_placement(self.cluster, demand.uid, id);
+        let placement = self.choose_devices_on(id, demand);
+        let placement = placement.map_err(|reason| self.no_room(node, demand, reason))?;
+        if placement != Placement::default() {
             let reserved = self.cluster.fleet.reserve(&owner, id, &placement);
             reserved.map_err(|source| AssumeError::Reserve {
                 node: node.to_owned(),
@@ -245,7 +236,18 @@ impl Assumptions<'_> {
         Ok(placement)
     }
 
-    /// Chooses devices on a node of the fleet.
+    /// The error that a node has no room for a demand.
+    fn no_room(&self, node: &str, demand: &ResourceDemand<'_>, reason: Reason) -> AssumeError {
+        AssumeError::NoRoom {
+            node: node.to_owned(),
+            reason,
+            text: demand.refusal(reason),
+            detail: NodeFilter::of(self.cluster).detail(node, demand, reason),
+        }
+    }
+
+    /// Chooses devices on a node of the fleet: in the room that is kept for the pod's group, else in the domain that the group
+    /// wishes for, else any.
     fn choose_devices_on(&self, id: NodeId, demand: &ResourceDemand<'_>) -> Result<Placement, Reason> {
         match self.hints.rooms.place_at_bind(self.cluster, id, demand) {
             Some(Ok(placement)) => return Ok(placement),
@@ -266,7 +268,7 @@ impl Assumptions<'_> {
             .or_else(|_| fleet.choose_devices(id, demand.devices(), policy, Hints::Ignore))
     }
 
-    /// Counts the GPUs that a pod will hold on a node whose devices are not known; kubelet chooses them.
+    /// Counts the whole GPUs that a pod will hold on a node whose devices are not known; kubelet chooses them.
     fn hold_unknown_gpus(&mut self, owner: &OwnerId, demand: &ResourceDemand<'_>, node: &str) -> Placement {
         let mut placement = Placement::default();
         if let RequestedGpus::Whole(n) = demand.gpus {

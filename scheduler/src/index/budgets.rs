@@ -9,6 +9,8 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::{Selector, SelectorExt};
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
+use super::pods::PodEntry;
+
 /// All budgets. A cluster may have as many as applications, so that those of a pod are looked up by its labels.
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
@@ -23,7 +25,7 @@ pub(super) struct Budgets {
 pub(super) struct Budget {
     namespace: Box<str>,
     pub(super) name: Box<str>,
-    /// Key and value of a label that all pods of the selection have; empty if the selector names none.
+    /// Key and value of the first label in `matchLabels`, which all pods of the selection have; empty if there is none.
     label: (String, String),
     /// `None` if the budget has no selector that can be read.
     selector: Option<Selector>,
@@ -68,12 +70,9 @@ impl Budgets {
         }
     }
 
-    /// The budgets that the Eviction API asks about a pod with these labels.
-    pub(super) fn guarding<'a>(
-        &'a self,
-        namespace: &'a str,
-        labels: &'a BTreeMap<String, String>,
-    ) -> impl Iterator<Item = &'a Budget> {
+    /// The budgets that the Eviction API asks about a pod.
+    pub(super) fn guarding<'a>(&'a self, pod: &'a PodEntry) -> impl Iterator<Item = &'a Budget> {
+        let (namespace, labels) = (&*pod.facts.namespace, &pod.preemption.labels);
         let pairs = labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
         let budgets = pairs.chain([("", "")]).flat_map(move |label| {
             let same = self.by_label.get(&Budget::hash_of_label(namespace, label));
@@ -91,30 +90,23 @@ impl Budget {
     pub(super) fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
         let (namespace, name) = namespace_and_name(budget);
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-        let mut labels = selector
-            .iter()
-            .flat_map(|selector| &selector.match_labels)
-            .flatten();
-        let mut read = Self {
+        let labels = selector.iter().flat_map(|selector| &selector.match_labels);
+        let label = labels.flatten().next();
+        let label = label.map(|(key, value)| (key.clone(), value.clone()));
+        // Until the disruption controller has written a status, no eviction is allowed.
+        let status = budget.status.as_ref();
+        let allowed = status.and_then(|status| status.disruptions_allowed);
+        let disrupted = status.and_then(|status| status.disrupted_pods.as_ref());
+        let disrupted = disrupted.into_iter().flat_map(BTreeMap::keys);
+        Self {
             namespace,
             name,
-            label: labels
-                .next()
-                .map_or_else(Default::default, |(key, value)| (key.clone(), value.clone())),
-            selector: None,
-            allowed: 0,
-            disrupted: FxHashSet::default(),
+            label: label.unwrap_or_default(),
+            selector: selector.and_then(|selector| Selector::try_from(selector).ok()),
+            allowed: allowed.unwrap_or(0).into(),
+            disrupted: disrupted.map(|name| name.as_str().into()).collect(),
             list,
-        };
-        read.selector = selector.and_then(|selector| Selector::try_from(selector).ok());
-        // Until the disruption controller has written a status, no eviction is allowed.
-        if let Some(status) = &budget.status {
-            read.allowed = status.disruptions_allowed.unwrap_or(0).into();
-            for name in status.disrupted_pods.iter().flat_map(BTreeMap::keys) {
-                read.disrupted.insert(name.as_str().into());
-            }
         }
-        read
     }
 
     /// Returns true if the eviction of a pod of the budget's namespace draws on the budget, by kube-scheduler's rules.
@@ -127,7 +119,7 @@ impl Budget {
         selects && !self.disrupted.contains(name)
     }
 
-    /// A hash of the namespace and a label of budgets.
+    /// The key of budgets of a namespace with this label, under which [`Budgets`] keeps them.
     fn hash_of_label(namespace: &str, label: (&str, &str)) -> u64 {
         FxBuildHasher.hash_one((namespace, label))
     }

@@ -1,7 +1,7 @@
 //! Nodes, pods and the devices that pods hold: the accounts of the index.
 //!
-//! A node counts by its Node and its Device object together, a pod by its spec, its record and the reports of its node. Whenever
-//! one of these changes, the holdings of the pods that it concerns are worked out again.
+//! A node has the devices that follow from its Node and its Device object together; a pod holds those that follow from its spec,
+//! its record and the reports of its node. Whenever one of these changes, the pods that it concerns are accounted again.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,7 +75,7 @@ pub(super) struct Cluster {
     /// Pods that use only CPU and memory of their nodes.
     pub(super) plain: PlainPods,
     pub(super) budgets: Budgets,
-    /// The rules of bound pods' successors.
+    /// The rules by which successors of bound pods get a node, for plans that move pods.
     successor_rules: SharedRules,
     pub(super) group_members: GroupMembers,
     pub(super) plugins: Plugins,
@@ -208,7 +208,8 @@ impl Cluster {
         }
     }
 
-    /// Updates a node's inventory by its Node and its Device object; if it has changed, accounts the pods there.
+    /// Updates a node's inventory by its Node and its Device object. If it has changed, accounts the pods there. Removes a node
+    /// that has neither object any more.
     pub(super) fn refresh_node(&mut self, name: &str) {
         let Some(state) = self.nodes.get_mut(name) else {
             return;
@@ -293,7 +294,7 @@ impl Cluster {
             .entry(owner.clone())
             .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
-        let is_known = is_bound && entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
+        let is_unchanged = is_bound && entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
         entry.show(facts, list, rules);
         entry.moving = moving;
         if is_bound {
@@ -301,7 +302,7 @@ impl Cluster {
             entry.assumption = None;
             self.unbound.remove(uid);
             // A bound pod is shown many times; only its first binding, or a changed record, changes its holdings.
-            if !is_known || self.fleet.held_by(uid).is_none() {
+            if !is_unchanged || self.fleet.held_by(uid).is_none() {
                 self.account(&owner);
             }
         } else {
@@ -474,11 +475,10 @@ impl Cluster {
         let Some(bound) = entry.and_then(|entry| entry.bound()) else {
             return Vec::new();
         };
-        let inventory = self.view(&bound.node).and_then(NodeView::inventory);
-        let state = self.node(&bound.node);
-        inventory.map_or_else(Vec::new, |inventory| {
-            effective_record(state, uid, &bound).gone_gpus(inventory)
-        })
+        let Some(inventory) = self.view(&bound.node).and_then(NodeView::inventory) else {
+            return Vec::new();
+        };
+        effective_record(self.node(&bound.node), uid, &bound).gone_gpus(inventory)
     }
 
     /// Counts the request of a bound pod, in place of what was counted for it before, among the pods from which the workload
@@ -503,7 +503,7 @@ impl Cluster {
         }
     }
 
-    /// Accounts the pods on a node again, after its devices or its memory unit have changed.
+    /// Accounts the pods on a node again, after its devices, its memory unit or its plugin's reports have changed.
     pub(super) fn account_pods_on(&mut self, node: &str) {
         let mut owners: Vec<OwnerId> = Vec::new();
         if let Some(view) = self.view(node) {
@@ -590,8 +590,8 @@ impl Cluster {
         state.map(|state| state.allocated_to(uid)).unwrap_or_default()
     }
 
-    /// Counts the devices that kubelet allocated to a pod which no watch has shown on that node. They count for an owner of their
-    /// own, named by the UID and the node.
+    /// Counts the devices that kubelet allocated to a pod which no watch has shown on that node, and nothing for any other pod.
+    /// Their owner is no pod: it is named by the UID and the node.
     fn account_unknown_pod(&mut self, uid: &str, node: &str) {
         // With the node's name, since a wrong checkpoint may name a pod of another node, whose own holdings must stay.
         let owner = OwnerId::from(format!("{uid}@{node}"));
@@ -632,8 +632,8 @@ impl Cluster {
     }
 }
 
-/// The record of a bound pod that counts: its own, unless the node's plugin has swapped it with that of another pod. The
-/// annotations of both pods change later.
+/// The record of a bound pod that counts: its own, or that of another pod if the node's plugin reports that it has swapped both
+/// (mode `envvar`). The annotations of the pods themselves change later.
 fn effective_record<'a>(state: Option<&NodeState>, uid: &str, bound: &'a Bound) -> Cow<'a, Recorded> {
     match state.and_then(|state| state.swapped.get(uid)) {
         Some(swapped) => Cow::Owned(swapped.clone().or_units_of(&bound.record)),

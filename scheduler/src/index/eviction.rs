@@ -1,4 +1,4 @@
-//! The fields of pods by which kube-scheduler chooses victims.
+//! The fields of pods by which kube-scheduler, and the leader that makes room, choose victims.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(crate) const ROOM_MANAGER: &str = "gpushare-make-room";
 /// The grace period of a pod that names none, in seconds: Kubernetes' default.
 const DEFAULT_GRACE: i64 = 30;
 
-/// The fields by which kube-scheduler, and the leader that makes room, choose victims, of a pod that asks for device resources.
+/// The fields that bear on preemption of a pod that asks for device resources.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PreemptionFacts {
     pub(super) rank: EvictionRank,
@@ -28,7 +28,7 @@ pub(super) struct PreemptionFacts {
     pub(super) nominated: Option<Box<str>>,
     /// The time at which the leader has nominated the pod, in seconds since 1970; `None` if kube-scheduler has, or nothing has.
     pub(super) nominated_for_room: Option<i64>,
-    /// The seconds that the pod's processes have to end, if the leader may evict it to make room for another.
+    /// The grace period in seconds of a pod that the leader may evict to make room for another; `None` for any other pod.
     pub(super) evictable_within: Option<u32>,
     /// The reason in its spec for which no room is made for the pod.
     pub(super) no_room: Option<NotPreemptor>,
@@ -80,11 +80,11 @@ impl PreemptionFacts {
 
     /// Returns true if kubelet has admitted the pod, and so has set its start time.
     pub(super) fn is_admitted(&self) -> bool {
-        self.rank.started != EvictionRank::default().started
+        self.rank.started != i64::MAX
     }
 }
 
-/// The seconds that a pod's processes have to end.
+/// A pod's grace period: the seconds that its processes have to end.
 fn grace_seconds(pod: &Pod) -> u32 {
     let grace = pod.spec.termination_grace_period_seconds;
     u32::try_from(grace.unwrap_or(DEFAULT_GRACE)).unwrap_or(0)

@@ -53,7 +53,7 @@ impl Gang {
     fn note_filter(&mut self, owner: OwnerId, member: FilteredMember) -> bool {
         let was_in_vain = self.is_in_vain();
         let mut is_newly_in_vain = false;
-        // A member that was filtered already begins another cycle.
+        // A member that was filtered already begins another cycle if it has failed, and else another placement of the same cycle.
         if self.filtered.contains(&owner) {
             if member.has_failed {
                 self.n_in_vain = self.n_in_vain.max(self.kept.len());

@@ -5,11 +5,8 @@ use proto::pod::{GroupKind, Pod};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::cluster::Cluster;
-use super::pod_groups::{GroupOfPod, MemberMarks};
+use super::pod_groups::{GroupId, GroupOfPod, MemberMarks};
 use super::resource_demand::ResourceDemand;
-
-/// A group, by the kind of mark on its pods, and namespace and name.
-type GroupId = (GroupKind, Box<str>);
 
 /// The members of all groups.
 #[derive(Debug, Default)]
@@ -55,7 +52,7 @@ impl GroupMembers {
         let owner = OwnerId::from(pod.uid());
         self.groups.insert(owner.clone(), id.clone());
         let before = self.members.entry(id.clone()).or_default().insert(owner, member);
-        // Most events of a pod change neither.
+        // Most events of a pod change neither its group nor its node.
         if before.is_none_or(|before| before.is_bound != member.is_bound) {
             self.changed.insert(id);
         }
@@ -126,7 +123,7 @@ impl GroupMembers {
 pub struct MembersToPlace {
     /// The number of members for which the group needs room like that of the filtered one, at least 1.
     pub n_alike: usize,
-    /// The number of members with this request that the link group has to hold in all, those that are bound included.
+    /// The number of members with this request, bound ones included, for which one link group (linked GPUs of a node) needs room.
     pub n_in_link_group: usize,
     /// True if all members are known, so that those with other requests are not among these.
     pub are_known: bool,

@@ -1,4 +1,5 @@
-//! Room that is kept for whole groups: the devices of all members in one domain, chosen when the first member is filtered.
+//! Room that is kept for whole groups: the devices of all members in one domain, chosen when the first member is filtered. The
+//! domain is a node, or a link group (linked GPUs of a node), as the group wishes by `gpushare/group-domain`.
 //!
 //! Each place of a group is a hint: under the UID of the member that took it, or, while it is open, under a name of the group's
 //! own. A group's entry begins with the first filter request for a member and ends with the hints of its members; open places
@@ -16,7 +17,7 @@ use proto::pod_group::{DomainPolicy, GroupWish};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::cluster::Cluster;
-use super::pod_groups::GroupOfPod;
+use super::pod_groups::{GroupId, GroupOfPod};
 use super::resource_demand::ResourceDemand;
 
 /// Most groups at one time.
@@ -26,9 +27,9 @@ const MAX_GROUPS: usize = 1024;
 const TOO_MANY_GROUPS: &str =
     "room is kept for 1024 groups in one domain, and for no further one until some of them are bound";
 
-/// The groups for whose current cycle a decision was made, by the kind of mark on the pods, and namespace and name.
+/// The groups for whose current cycle a decision was made.
 #[derive(Debug, Default)]
-pub(super) struct GroupRooms(FxHashMap<(GroupKind, Box<str>), GroupCycle>);
+pub(super) struct GroupRooms(FxHashMap<GroupId, GroupCycle>);
 
 /// The scheduling cycle of a group.
 #[derive(Debug)]
@@ -96,7 +97,7 @@ pub struct ChosenRoom {
     pub is_for_alike: bool,
 }
 
-/// The outcome of a filter request for a member of a group with a wish.
+/// The outcome of a filter request for a member of a group with a wish for one domain.
 #[derive(Clone, Debug)]
 pub enum MemberOutcome {
     /// Room for the whole group is chosen; the member takes the first place.
@@ -108,6 +109,7 @@ pub enum MemberOutcome {
 }
 
 impl GroupCycle {
+    /// Returns true if the time of a decision without room is up.
     fn is_over(&self, now: Instant) -> bool {
         self.end <= now && self.kept().is_none()
     }
@@ -122,11 +124,11 @@ impl GroupCycle {
 }
 
 impl KeptRoom {
-    /// The place for a member: an open one if the member has the request that the places were chosen for, else other devices of
-    /// the domain. `None` if the domain has no room.
+    /// The place for a member: its own if it has one; an open one if it has the request that the places were chosen for; else
+    /// other devices of the domain. `None` if the domain has no room.
     pub(super) fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<Placement> {
         let (fleet, own) = (&cluster.fleet, OwnerId::from(demand.uid));
-        // The place of a member that is filtered again, or an open one; its GPU may have become unhealthy meanwhile.
+        // The GPU of a place may have become unhealthy meanwhile.
         let taken = self.members.get(&own);
         let is_alike = self.demand.is_alike(demand);
         let open = self.open.last().filter(|_| is_alike);
@@ -211,11 +213,7 @@ impl GroupRooms {
     }
 
     /// Ends the cycle of a group; its open places are free. Returns the room that was kept, whose members' hints have to end.
-    pub(super) fn end_cycle(
-        &mut self,
-        cluster: &mut Cluster,
-        group: &(GroupKind, Box<str>),
-    ) -> Option<Box<KeptRoom>> {
+    pub(super) fn end_cycle(&mut self, cluster: &mut Cluster, group: &GroupId) -> Option<Box<KeptRoom>> {
         let GroupDecision::Kept(mut room) = self.0.remove(group)?.decision else {
             return None;
         };

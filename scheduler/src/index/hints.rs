@@ -24,7 +24,7 @@ use super::cluster::Cluster;
 use super::gangs::{FilteredMember, Gangs};
 use super::group_rooms::{GroupCycle, GroupRooms, MemberOutcome, MemberStep};
 use super::made_rooms::MadeRooms;
-use super::pod_groups::GroupOfPod;
+use super::pod_groups::{GroupId, GroupOfPod};
 use super::resource_demand::ResourceDemand;
 use super::tried_placements::TriedPlacements;
 
@@ -34,7 +34,7 @@ const MAX_HINTS: usize = 4096;
 /// The longest times that hints last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HintTimes {
-    /// The time for the hint of a pod that kube-scheduler binds at once, and for which a pod rests whose hint expired.
+    /// The time for the hint of a pod that kube-scheduler binds at once. A pod whose hint has expired rests for as long.
     pub plain: Duration,
     /// The time for the hint of a pod whose volumes or claims kube-scheduler may wait for: `VolumeBinding`'s
     /// `bindTimeoutSeconds`.
@@ -112,7 +112,9 @@ pub struct HintQueue {
     not_begun: Vec<OwnerId>,
     gangs: Gangs,
     pub(super) rooms: GroupRooms,
+    /// Room of groups in placements that kube-scheduler has tried before the last one.
     tried: TriedPlacements,
+    /// Rooms that the leader makes by evictions.
     made: MadeRooms,
     /// Pods whose hint expired, with the time until which they rest: they get no other hint, so that other pods get the room.
     resting: FxHashMap<OwnerId, Instant>,
@@ -146,8 +148,7 @@ impl Attempt {
 }
 
 impl Failure {
-    /// Reads the failure from the pod's condition `PodScheduled`. The text distinguishes attempts, since kube-scheduler does not
-    /// update the time.
+    /// Reads the failure from the pod's condition `PodScheduled`.
     fn of(condition: &PodCondition) -> Self {
         let text = (&condition.reason, &condition.message);
         Self {
@@ -181,7 +182,7 @@ impl Hint {
                 true
             }
             (true, false) => {
-                // kube-scheduler has given up the node, unless an error alone removed the nomination.
+                // kube-scheduler has given up the node, unless an error of its own removed the nomination.
                 let stays = shown.nominated.is_none() && is_error && std::mem::take(&mut self.survives_error);
                 self.restart(times.plain);
                 stays
@@ -264,7 +265,7 @@ impl HintQueue {
         };
         let group = attempt.group.clone().filter(|_| !is_nominated);
         let end = match before {
-            // The group ends the hints of its members together.
+            // The hints of a group's members end together.
             _ if group.is_some() => None,
             // The new hint ends with the earlier one, or a pod that is filtered again and again would never give its room back.
             Some(before) if before.is_nominated == is_nominated && before.end.is_some() => before.end,
@@ -279,6 +280,7 @@ impl HintQueue {
             failure: attempt.failure,
             is_nominated,
             is_unasked: false,
+            // A nomination that has survived an error does not survive another.
             survives_error: is_nominated
                 && before.is_none_or(|before| before.survives_error || !before.is_nominated),
         })
@@ -359,8 +361,8 @@ impl HintQueue {
         Some(owner)
     }
 
-    /// Ends the hints whose time is up, those of a group together, and the pauses of pods that get no hint after one expired;
-    /// then keeps room for the pods that kube-scheduler has nominated.
+    /// Ends the hints whose time is up, those of a group together, and the rests of pods whose hints had expired; then keeps room
+    /// for the pods that kube-scheduler has nominated.
     pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
         self.set_ends(now);
         while let Some(owner) = self.pop_ended(now) {
@@ -421,8 +423,8 @@ impl HintQueue {
         self.rooms.remove_member(cluster, uid, is_bound);
     }
 
-    /// Ends the scheduling cycle of a group with a wish if a filter request for this member begins another: its room is free
-    /// to be chosen again. Room on a node that is not asked about stays: kube-scheduler may come back to it.
+    /// Ends the scheduling cycle of a group with a wish for one domain if a filter request for this member begins another: its
+    /// room is free to be chosen again. Room on a node that is not asked about stays: kube-scheduler may come back to it.
     pub(super) fn begin_group_cycle(
         &mut self,
         cluster: &mut Cluster,
@@ -454,15 +456,12 @@ impl HintQueue {
             }
         }
         // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
-        let members = cluster.group_members.of(group.kind, &group.key);
-        let is_unasked = |owner: &OwnerId| self.hints.get(owner).is_some_and(|hint| hint.is_unasked);
-        let unasked = members.filter(|(owner, _)| is_unasked(owner));
-        let unasked: Vec<OwnerId> = unasked.map(|(owner, _)| owner.clone()).collect();
-        self.unhint_all(cluster, unasked);
+        self.unhint_where(cluster, &group.id(), |hint| hint.is_unasked);
     }
 
-    /// Ends the room of a pod's group in all placements but the one that the pod is bound in. Room in a placement that was not
-    /// tried last is chosen again, and its members have no hints on other nodes then.
+    /// Notes that a bind puts a member on a node, and so its group into one of the placements that kube-scheduler has tried: room
+    /// in the others ends. The hints of the members are in the placement tried last; if it is another, they end, and the binds
+    /// choose devices again.
     pub(super) fn choose_placement(&mut self, cluster: &mut Cluster, uid: &str, node: NodeId) {
         let Some((kind, key, _)) = cluster.group_members.find(uid) else {
             return;
@@ -471,23 +470,25 @@ impl HintQueue {
         let is_of_node = |_: &Cluster, tried| tried == node;
         if self.tried.end_on(cluster, &group, is_of_node).is_some() {
             self.rooms.end_cycle(cluster, &group);
-            let members = cluster.group_members.of(group.0, &group.1);
-            let unbound = members.filter(|(owner, _)| {
-                let hint = self.hints.get(*owner);
-                hint.is_some_and(|hint| hint.group.is_some())
-            });
-            let unbound: Vec<OwnerId> = unbound.map(|(owner, _)| owner.clone()).collect();
-            self.unhint_all(cluster, unbound);
+            self.unhint_where(cluster, &group, |hint| hint.group.is_some());
             cluster.note_silent_opening();
         }
         self.end_tried(cluster, &group);
     }
 
     /// Ends the room of a group in the placements that were tried before the last one.
-    fn end_tried(&mut self, cluster: &mut Cluster, group: &(GroupKind, Box<str>)) {
+    fn end_tried(&mut self, cluster: &mut Cluster, group: &GroupId) {
         if self.tried.end_on(cluster, group, |_, _| true).is_some() {
             cluster.note_silent_opening();
         }
+    }
+
+    /// Ends the hints of a group's members that meet a condition.
+    fn unhint_where(&mut self, cluster: &mut Cluster, group: &GroupId, is_met: impl Fn(&Hint) -> bool) {
+        let members = cluster.group_members.of(group.0, &group.1);
+        let met = members.filter(|(owner, _)| self.hints.get(*owner).is_some_and(&is_met));
+        let met: Vec<OwnerId> = met.map(|(owner, _)| owner.clone()).collect();
+        self.unhint_all(cluster, met);
     }
 
     /// Ends the hints of these pods.
@@ -524,7 +525,7 @@ impl HintQueue {
         }
     }
 
-    /// Keeps the outcome of a filter request for a member of a group with a wish.
+    /// Keeps the outcome of a filter request for a member of a group with a wish for one domain.
     pub(super) fn note_outcome(
         &mut self,
         cluster: &mut Cluster,
@@ -537,34 +538,27 @@ impl HintQueue {
         let Some(end) = now.checked_add(self.times.plain) else {
             return;
         };
-        let uid = demand.uid;
-        let (node, placement) = match outcome {
+        match outcome {
             MemberOutcome::Chosen(chosen) => {
                 let node = chosen.node;
                 let Some(own) = chosen.room.placements.first().cloned() else {
                     return;
                 };
                 self.rooms.keep(cluster, group, demand, chosen, end);
-                (node, own)
+                self.hint(cluster, (node, Some(&own)), demand, attempt, now);
             }
             MemberOutcome::Joined(node, placement) => {
                 // The hint comes first, so that open places are chosen beside it.
                 self.hint(cluster, (node, Some(&placement)), demand, attempt, now);
                 self.rooms.join(cluster, group, demand, &placement);
-                return self.free_unless_hinted(cluster, uid);
             }
             MemberOutcome::Unplaced(refusal) => {
-                return self.rooms.note_filtered(group, uid, refusal, end);
+                return self.rooms.note_filtered(group, demand.uid, refusal, end);
             }
-        };
-        self.hint(cluster, (node, Some(&placement)), demand, attempt, now);
-        self.free_unless_hinted(cluster, uid);
-    }
-
-    /// Frees the place of a member that gets no hint, as its last one ended unused.
-    fn free_unless_hinted(&mut self, cluster: &mut Cluster, uid: &str) {
-        if !self.is_hinted(uid) {
-            self.free(cluster, uid);
+        }
+        // A member that rests gets no hint, and so has no place in the room of its group.
+        if !self.is_hinted(demand.uid) {
+            self.free(cluster, demand.uid);
         }
     }
 
@@ -587,7 +581,7 @@ impl HintQueue {
         step
     }
 
-    /// Updates the hint of an unbound pod by the attempt that a watch shows.
+    /// Updates the hint of an unbound pod by the attempt that a watch shows, and remembers a nomination until room is kept.
     pub(super) fn update_attempt(&mut self, cluster: &mut Cluster, uid: &str, shown: &Attempt) {
         let times = self.times;
         // An error of kube-scheduler removes a nomination, and does not end the room that the leader makes for the pod.
@@ -712,7 +706,7 @@ impl HintQueue {
         }
     }
 
-    /// Notes that a pod has ended.
+    /// Notes that a pod has ended: it may have freed a part of a room that the leader makes.
     pub(super) fn note_ended(&mut self, cluster: &mut Cluster, uid: &str) {
         if self.made.note_ended(uid) {
             // kube-scheduler may have seen the end before this process, and been refused once more.
@@ -725,8 +719,6 @@ impl HintQueue {
         let Some(node) = self.made.end(uid) else { return };
         if self.hints.get(uid).is_some_and(|hint| hint.node == node) {
             self.unhint(cluster, uid);
-            // `unhint` counts no opening, so `keep_for_nominees` would skip the room that is free now.
-            self.n_openings_tried = u64::MAX;
             self.keep_for_nominees(cluster);
         }
     }
@@ -769,7 +761,7 @@ impl HintQueue {
     /// `filtered_group`; nominated pods may have the room.
     pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, filtered_group: Option<&str>) {
         let members = self.gangs.end_cycles(filtered_group);
-        // `unhint` counts no opening, so `keep_for_nominees` would skip the room that is free now.
+        // The fleet counts no opening for these, so `keep_for_nominees` would skip the room that is free now.
         if self.unhint_members(cluster, members) {
             self.n_openings_tried = u64::MAX;
         }

@@ -1,4 +1,5 @@
-//! The fields of bound pods by which a plan moves them: what keeps a pod on its node, and the nodes that its successor may go to.
+//! The fields of bound pods by which a plan moves them: what keeps a pod on its node, and the nodes that its successor (the pod
+//! that its controller creates in its place) may go to.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub(super) struct SharedRules {
 }
 
 impl SharedRules {
-    /// Reads a bound pod.
+    /// Reads a bound pod: the rules of its successor, shared with pods of equal rules, or what keeps it on its node.
     pub(super) fn moving(&mut self, pod: &Pod) -> Moving {
         if let Some(obstacle) = obstacle(pod) {
             return Err(Box::new(obstacle));

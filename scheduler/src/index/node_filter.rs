@@ -69,7 +69,7 @@ impl<'a> NodeFilter<'a> {
     }
 
     /// [`Self::fit`] with the node's score, for one of many nodes that are evaluated together; the batch caches both while
-    /// the node does not change. `node` is [`Self::node_id`] of the name.
+    /// the node does not change. `node` is [`Self::node_id`] of the name, and the name itself is asked for only where it matters.
     ///
     /// # Errors
     /// The reason for which it does not fit.
@@ -89,7 +89,8 @@ impl<'a> NodeFilter<'a> {
         Ok(NodeFit { node, score })
     }
 
-    /// The node if the engine has to evaluate it; `None` for one without devices that fits.
+    /// Checks the facts of a node that the engine does not know. Returns the node if the engine has to evaluate it, and `None`
+    /// for one without known devices that fits.
     #[inline]
     fn served_node<'n>(
         self,
@@ -132,20 +133,19 @@ impl<'a> NodeFilter<'a> {
         self.check_plugin(name, demand, counts_hints)
     }
 
-    /// Returns true if the engine's results alone decide which nodes of the fleet fit: every node passes
-    /// `check_served`.
+    /// Returns true if every node passes `check_served`, so that the engine alone decides which nodes of the fleet fit.
     #[inline]
     pub fn are_all_served(self, demand: &ResourceDemand<'_>) -> bool {
-        self.serves_unit_everywhere(demand) && self.is_offered_everywhere(demand)
+        self.passes_unit_and_isolation_everywhere(demand) && self.is_offered_everywhere(demand)
     }
 
-    /// Returns true if every node can serve the unit of the request, and the pod demands no isolation provider.
+    /// Returns true if every node passes [`Self::check_unit_and_isolation`].
     #[inline]
-    fn serves_unit_everywhere(self, demand: &ResourceDemand<'_>) -> bool {
+    fn passes_unit_and_isolation_everywhere(self, demand: &ResourceDemand<'_>) -> bool {
         (self.cluster.n_unknown_units == 0 || demand.in_units) && demand.isolation.is_none()
     }
 
-    /// Returns true if no plugin is away, or the pod needs none.
+    /// Returns true if every node passes [`Self::check_plugin`]: no plugin is away or on trial, or the pod needs none.
     #[inline]
     fn is_offered_everywhere(self, demand: &ResourceDemand<'_>) -> bool {
         self.cluster.plugins.all_serve() || !demand.has_devices()
@@ -153,7 +153,7 @@ impl<'a> NodeFilter<'a> {
 
     /// Checks that a node can serve the unit of the request, and is labelled with the isolation provider that the pod demands.
     fn check_unit_and_isolation(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
-        if self.serves_unit_everywhere(demand) {
+        if self.passes_unit_and_isolation_everywhere(demand) {
             return Ok(());
         }
         let state = self.cluster.node(name);
@@ -225,7 +225,7 @@ impl<'a> NodeFilter<'a> {
             };
             detail = format!("{detail}{separator} {problem}");
         }
-        // The engine does not know these two rules, so that its misfit is about another rule.
+        // The engine does not know these two reasons, so its misfit is about another rule.
         let is_of_engine = ![Reason::UnitUnknown, Reason::NoIsolationProvider].contains(&reason);
         (is_of_engine && detail != reason.as_str()).then_some(detail)
     }

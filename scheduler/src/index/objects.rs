@@ -26,9 +26,9 @@ use crate::inventory::{self, DeviceReport};
 use crate::kube_scheduler::NodeFacts;
 use crate::watch::ObjectStore;
 
-/// A new workload model is due once one in this many of all pods has come or gone.
+/// A new workload model is due once one in this many of all bound pods has come or gone.
 const PODS_PER_CHANGE: u64 = 32;
-/// The least number of pods that have come or gone when a workload model is due, in clusters of few pods.
+/// The least number of bound pods that have come or gone when a workload model is due, in clusters of few pods.
 const MIN_CHANGES: u64 = 16;
 
 impl ObjectStore<Node> for Index {
@@ -101,7 +101,7 @@ fn read_plugin_state(index: &mut Index, name: &str, node: &Node) {
 
 /// Replaces the `PreferNoSchedule` taints of a node.
 fn set_soft_taints(by_node: &mut FxHashMap<Box<str>, Box<[Taint]>>, name: &str, taints: &[Taint]) {
-    // Few nodes have any, and filters skip the look-up altogether while the map is empty.
+    // Few nodes have any, and the look-up of filters in an empty map costs nothing.
     if taints.is_empty() {
         by_node.remove(name);
     } else {
@@ -335,7 +335,7 @@ fn remove_pod(index: &mut Index, uid: &str) {
     index.cluster.remove_pod(uid);
 }
 
-/// Renews the workload model of the policies that look ahead if enough pods have come or gone since the last time.
+/// Renews the workload model of the policies that look ahead if enough bound pods have come or gone since the last time.
 fn renew_model_if_due(index: &mut Index) {
     let workload = index.cluster.fleet.workload();
     let n_changes = workload.n_changes().abs_diff(index.n_changes_when_due);
@@ -344,6 +344,7 @@ fn renew_model_if_due(index: &mut Index) {
     }
 }
 
+/// Puts a new workload model into effect, or notifies the task that computes one ([`Index::announce_due_models`]).
 fn renew_model(index: &mut Index) {
     index.n_changes_when_due = index.cluster.fleet.workload().n_changes();
     match &index.model_due {

@@ -96,17 +96,10 @@ impl<'a> PlanFacts<'a> {
     }
 
     /// The disruption budgets that keep a pod from being evicted now.
-    fn protection(
-        &self,
-        PodEntry {
-            facts, preemption, ..
-        }: &PodEntry,
-    ) -> Option<Obstacle> {
-        let mut guarding = self
-            .cluster
-            .budgets
-            .guarding(&facts.namespace, &preemption.labels);
+    fn protection(&self, entry: &PodEntry) -> Option<Obstacle> {
+        let mut guarding = self.cluster.budgets.guarding(entry);
         let budget = guarding.next()?;
+        // The Eviction API never evicts a pod that two budgets select.
         if guarding.next().is_some() {
             return Some(Obstacle::Budgets);
         }

@@ -360,8 +360,8 @@ impl NodePlugin {
 
     /// Returns true if a deadline waits for [`Self::begin`].
     fn has_not_begun(&self) -> bool {
-        let is_trial_running = self.standing == Standing::Tried && self.trial == Some(Deadline::NotBegun);
-        is_trial_running || [self.pause, self.gone].contains(&Some(Deadline::NotBegun))
+        let begins_trial = self.standing == Standing::Tried && self.trial == Some(Deadline::NotBegun);
+        begins_trial || [self.pause, self.gone].contains(&Some(Deadline::NotBegun))
     }
 
     /// Begins the pause, the trial and the time of a gone plugin now, where they are set and have not begun. A pause soon after
@@ -396,7 +396,7 @@ impl NodePlugin {
         is_gone_for_good || has_ended.contains(&true)
     }
 
-    /// The first deadline of this node whose time span has begun.
+    /// The first of this node's deadlines whose time spans have begun.
     fn next(&self) -> Option<Instant> {
         [self.pause, self.trial, self.gone]
             .into_iter()

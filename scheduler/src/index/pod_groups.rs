@@ -44,6 +44,9 @@ pub(super) struct MemberMarks {
     pub(super) wish: GroupWish,
 }
 
+/// A group among those of all kinds, of which two may have the same name: the kind of mark on its pods, and namespace and name.
+pub(super) type GroupId = (GroupKind, Box<str>);
+
 /// The group of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupOfPod {
@@ -53,13 +56,12 @@ pub struct GroupOfPod {
     pub kind: GroupKind,
     /// The least number of members that are placed together, 1 or more; 1 if it is not known.
     pub min_count: u32,
-    /// The wish of the group or, if it has none, of the pod.
+    /// The wish for one domain: that of the group's object or, if it has none, of the pod.
     pub wish: GroupWish,
 }
 
 impl GroupOfPod {
-    /// The group among those of all kinds, of which two may have the same name.
-    pub(super) fn id(&self) -> (GroupKind, Box<str>) {
+    pub(super) fn id(&self) -> GroupId {
         (self.kind, self.key.clone())
     }
 }

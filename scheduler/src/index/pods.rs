@@ -116,10 +116,8 @@ impl PodEntry {
     }
 }
 
-/// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, as JavaScript reads
-/// it.
-///
-/// kube-scheduler's last attempt to schedule the pod does not count, as it differs from pod to pod.
+/// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, so that JavaScript
+/// reads it exactly. kube-scheduler's last attempt to schedule the pod does not count, as it differs from pod to pod.
 fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
     let PodFacts {
         request,

@@ -16,7 +16,7 @@ use proto::totals::HostResources;
 use super::cluster::Cluster;
 use crate::accounting::{self, PodFacts};
 
-/// Bytes below which a request for memory units is not compared with the GPUs: a thousand times 1 GiB, the least memory of a GPU.
+/// Bytes below which [`request::refuse_other_unit`] refuses no memory units: a thousand times 1 GiB, the least memory of a GPU.
 const LEAST_SUSPICIOUS: u64 = 1000 << 30;
 
 /// The demand of a pod for a node.
@@ -112,7 +112,7 @@ impl<'a> ResourceDemand<'a> {
         self.devices() == other.devices() && self.policies == other.policies
     }
 
-    /// The same demand, of no pod.
+    /// The same demand without the pod's UID, so that no hint counts as its own.
     pub(super) fn for_no_pod(&self) -> ResourceDemand<'static> {
         ResourceDemand {
             uid: "",
@@ -147,7 +147,7 @@ impl<'a> ResourceDemand<'a> {
         }
     }
 
-    /// The part of the demand that a reason is about, in words; `None` if the reason says everything.
+    /// The part of the demand that a reason is about, in words; `None` for a reason that is about no amount.
     fn asked_part(&self, reason: Reason) -> Option<String> {
         match reason {
             Reason::Unhealthy

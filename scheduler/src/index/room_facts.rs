@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use placement::{NodeId, NodeView, OwnerId};
 
+use super::NodeFilter;
 use super::cluster::Cluster;
 use super::room_rules::{NotPreemptor, is_refusal};
 use super::view;
-use super::{NodeFilter, PodEntry};
 use crate::accounting::PodFacts;
 use crate::bind::PodId;
 use crate::kube_scheduler::PodRules;
@@ -47,7 +47,7 @@ pub struct RoomNominee {
 }
 
 impl WaitingPod<'_> {
-    /// The reason for which no room is made for the pod, as far as it can be seen from the pod.
+    /// The reason for which no room is made for the pod, as far as the pod itself shows one.
     pub(crate) fn not_preemptor(&self) -> Option<NotPreemptor> {
         let attempt = self.rules.last_attempt.as_ref();
         let is_refused = attempt.is_some_and(|attempt| is_refusal(&attempt.reason));
@@ -132,13 +132,12 @@ impl<'a> RoomFacts<'a> {
     fn leaving(self, node: &str, priority: i32) -> (Vec<OwnerId>, u32) {
         let (mut leaving, mut grace_seconds) = (Vec::new(), 0);
         for held in self.cluster.view(node).into_iter().flat_map(NodeView::held) {
-            let entry: Option<&PodEntry> = self.cluster.pods.get(&held.owner).map(|entry| &**entry);
-            if let Some(PodEntry { preemption, .. }) = entry
-                && preemption.is_leaving
-                && preemption.rank.priority < priority
+            if let Some(entry) = self.cluster.pods.get(&held.owner)
+                && entry.preemption.is_leaving
+                && entry.preemption.rank.priority < priority
             {
                 leaving.push(held.owner.clone());
-                grace_seconds = grace_seconds.max(preemption.evictable_within.unwrap_or_default());
+                grace_seconds = grace_seconds.max(entry.preemption.evictable_within.unwrap_or_default());
             }
         }
         (leaving, grace_seconds)

@@ -22,7 +22,7 @@ pub struct Snapshot {
     pub n_conservative: u64,
     /// Pods whose record names more than they request, or other devices than kubelet allocated.
     pub n_contradicting: u64,
-    /// Unbound pods for which room is kept (hints), and open places of groups.
+    /// Unbound pods for which room is kept (hints), and the places that are kept for groups beside these.
     pub n_hints: u64,
     /// Groups for which room is kept in one domain.
     pub n_group_rooms: u64,

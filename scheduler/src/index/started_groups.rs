@@ -19,10 +19,10 @@ use super::pod_groups::{GroupOfPod, PodGroups};
 use super::resource_demand::ResourceDemand;
 use crate::kube_scheduler::{self, RequestSums};
 
-/// The members of a group that has started in part.
+/// A group that has started in part.
 struct StartedGroup {
     group: GroupOfPod,
-    /// The members that are missing, in a fixed order; no more than the group needs.
+    /// The members that are neither bound nor assumed, in the order of their UIDs; no more than the group needs.
     missing: Vec<OwnerId>,
 }
 
@@ -87,7 +87,7 @@ impl StartedGroup {
 }
 
 /// The devices for the first of `n_members` members like this one, chosen for all of them in one domain of a node, in which
-/// bound members are as well; `None` if the domain has no room, or bound members are on several nodes.
+/// bound members are as well; `None` if no domain has room, or a bound member is on another node.
 fn first_place(
     cluster: &Cluster,
     members: &MembersToPlace,

@@ -1,26 +1,26 @@
 //! Room of groups in the placements that kube-scheduler has tried before the last one.
 //!
-//! For a `PodGroup` with a topology constraint (`TopologyAwareWorkloadScheduling`) kube-scheduler 1.36 filters all members among
-//! the nodes of one value of a label (a placement) after the other, all in one cycle. It binds the members in the best
-//! placement, which need not be the last, and filters none of them again. So the room in each is kept, under names of the
-//! group's own, until the first bind of a member shows the placement; devices are then chosen again.
+//! For a `PodGroup` with a topology constraint (`TopologyAwareWorkloadScheduling`) kube-scheduler 1.36 tries one placement after
+//! the other in one cycle: a placement is the nodes with one value of a label, and all members are filtered among these. It binds
+//! the members in the best placement, which need not be the last, and filters none of them again. So the room in each is kept,
+//! under names of the group's own, until the first bind of a member shows the placement; devices are then chosen again.
 
 use std::time::Instant;
 
 use placement::{NodeId, OwnerId, Placement};
-use proto::pod::GroupKind;
 use rustc_hash::FxHashMap;
 
 use super::cluster::Cluster;
+use super::pod_groups::GroupId;
 
 /// Most placements of a group with room, beside the last one.
 const MAX_ROOMS: usize = 64;
 
-/// The rooms of each group, by the kind of mark on the pods, and namespace and name.
+/// The rooms of each group.
 #[derive(Debug, Default)]
-pub(super) struct TriedPlacements(FxHashMap<(GroupKind, Box<str>), Vec<TriedRoom>>);
+pub(super) struct TriedPlacements(FxHashMap<GroupId, Vec<TriedRoom>>);
 
-/// Room for a group in a placement.
+/// Room for a group on one node of a placement.
 #[derive(Debug)]
 struct TriedRoom {
     node: NodeId,
@@ -43,7 +43,7 @@ impl TriedPlacements {
     pub(super) fn keep(
         &mut self,
         cluster: &mut Cluster,
-        group: (GroupKind, Box<str>),
+        group: GroupId,
         (node, placements): (NodeId, impl Iterator<Item = Placement>),
         end: Instant,
     ) {
@@ -80,12 +80,12 @@ impl TriedPlacements {
         self.0.values().flatten().any(|room| room.end <= now)
     }
 
-    /// Frees the rooms of a group on the nodes for which `is_over` returns true. Returns the time at which the first of them would
-    /// have ended; `None` if there were none.
+    /// Frees the rooms of a group on the nodes for which `is_over` returns true. Returns the time at which the first of them
+    /// would have ended; `None` if there were none.
     pub(super) fn end_on(
         &mut self,
         cluster: &mut Cluster,
-        group: &(GroupKind, Box<str>),
+        group: &GroupId,
         is_over: impl Fn(&Cluster, NodeId) -> bool,
     ) -> Option<Instant> {
         let rooms = self.0.remove(group)?;

@@ -1,9 +1,10 @@
 //! The victims by which a pod fits on a node.
 //!
-//! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler also
-//! proposes victims for reasons that the index knows little of, such as ports or volumes. So the proposed victims stay victims,
-//! except for those that hold devices and can be proposed for their amounts alone. All victims together must free each amount
-//! that is short.
+//! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler proposes
+//! some in its preempt request, also for reasons that the index knows little of, such as ports or volumes. So the proposed
+//! victims stay victims, except for those that hold devices and can be proposed for their amounts alone: these may be spared or
+//! replaced. All victims together must free each amount that is short. For pods that kube-scheduler proposes none for, the leader
+//! searches ([`Preemptor::for_room`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
@@ -30,6 +31,7 @@ pub struct Preemptor<'a> {
     /// Only pods below this priority may be evicted for the pod.
     victims_below: i32,
     demand: &'a ResourceDemand<'a>,
+    /// True if other pods may keep it from a node by more than their amounts, such as by anti-affinity.
     depends_on_other_pods: bool,
     promised: &'a Promised,
     /// True if the leader evicts the victims, and not kube-scheduler.
@@ -51,7 +53,7 @@ pub enum RoomSearch {
     Nothing,
 }
 
-/// The room that evictions make on one node.
+/// Room on one node after evictions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRoom {
     /// The cost by which nodes are compared.
@@ -86,8 +88,8 @@ struct VictimSearch<'a> {
 }
 
 impl<'a> Preemptor<'a> {
-    /// A pod and its request for devices. With `depends_on_other_pods`, other pods may keep it from a node by more than their
-    /// amounts, so that all proposed victims must go; `promised` are the victims that make room for other preemptors.
+    /// A pod that kube-scheduler proposes victims for. With `depends_on_other_pods` all proposed victims must go; `promised` are
+    /// the victims that make room for other preemptors.
     pub fn new(
         pod: &'a Pod,
         demand: &'a ResourceDemand<'a>,
@@ -106,8 +108,8 @@ impl<'a> Preemptor<'a> {
         }
     }
 
-    /// A waiting pod that kube-scheduler proposes no victims for: the leader may evict pods of lower priority, and of one below
-    /// `below`, that a controller replaces. Pods that are leaving may make room too, if `counts_leaving` is true.
+    /// A waiting pod that kube-scheduler proposes no victims for: the leader may evict pods that a controller replaces and whose
+    /// priority is below the pod's and below `below`. Pods that are leaving make room too if `counts_leaving` is true.
     pub fn for_room(
         rules: &PodRules,
         (below, counts_leaving): (i32, bool),
@@ -163,7 +165,7 @@ impl<'a> Preemptor<'a> {
         })
     }
 
-    /// The search on a node; `None` if the node cannot serve the pod even without other pods.
+    /// The search on a node; `None` for a node that cannot serve the pod even without other pods, or whose devices are not known.
     fn search<'s>(
         &'s self,
         filter: NodeFilter<'s>,
@@ -175,7 +177,7 @@ impl<'a> Preemptor<'a> {
         let view = cluster.view(node)?;
         let mut budgets: Vec<&Budget> = Vec::new();
         for entry in view.held().filter_map(|held| cluster.pods.get(&held.owner)) {
-            for budget in guarding(cluster, entry) {
+            for budget in cluster.budgets.guarding(entry) {
                 if !budgets.iter().any(|known| ptr::eq(*known, budget)) {
                     budgets.push(budget);
                 }
@@ -204,7 +206,7 @@ impl<'a> Preemptor<'a> {
         let pods = search.evictable();
         let victims = search.victims(&pods)?;
         if victims.owners.is_empty() {
-            // As far as the index knows no eviction is needed, so kube-scheduler has a reason of its own.
+            // The index knows no reason for an eviction, so kube-scheduler has one of its own.
             return (!proposed.pods.is_empty()).then(|| proposed.clone());
         }
         Some(search.with_violations(&victims, &pods))
@@ -219,13 +221,6 @@ impl<'a> Preemptor<'a> {
         }
         freed
     }
-}
-
-/// The budgets that the Eviction API asks about a pod.
-fn guarding<'a>(cluster: &'a Cluster, entry: &'a PodEntry) -> impl Iterator<Item = &'a Budget> {
-    cluster
-        .budgets
-        .guarding(&entry.facts.namespace, &entry.preemption.labels)
 }
 
 impl VictimSearch<'_> {
@@ -261,9 +256,8 @@ impl VictimSearch<'_> {
             if !is_here || !self.may_make_room(eviction) || self.is_promised(owner.as_str()) {
                 continue;
             }
-            // The leader does not evict a pod again that is leaving, so that no budget is drawn on.
-            let is_evicted_already = self.preemptor.makes_room && eviction.is_leaving;
-            if self.preemptor.makes_room && !is_evicted_already && self.has_two_budgets(entry) {
+            let makes_room = self.preemptor.makes_room;
+            if makes_room && !eviction.is_leaving && self.has_two_budgets(entry) {
                 continue;
             }
             pods.push(Evictable {
@@ -274,7 +268,8 @@ impl VictimSearch<'_> {
                 // A proposed pod may be in the way by more than amounts: anti-affinity, ports or volumes.
                 is_forced: self.proposed_uids.contains(owner.as_str())
                     && (eviction.repels || self.preemptor.depends_on_other_pods),
-                budgets: if is_evicted_already {
+                // The leader does not evict a pod again that is leaving, so that no budget is drawn on.
+                budgets: if makes_room && eviction.is_leaving {
                     Vec::new()
                 } else {
                     self.budgets_of(entry)
@@ -289,18 +284,14 @@ impl VictimSearch<'_> {
     }
 
     /// Returns true if a pod's room may count for the preemptor. Of pods with a lower priority kube-scheduler may evict all, the
-    /// leader those that its rules let go. For the leader a pod that is leaving anyway counts or not, as the search says.
+    /// leader those that a controller replaces. Pods that are leaving count for the leader if the search says so.
     fn may_make_room(&self, eviction: &PreemptionFacts) -> bool {
-        let is_less_important = eviction.rank.priority < self.preemptor.victims_below;
-        if self.preemptor.makes_room {
-            if eviction.is_leaving {
-                self.preemptor.counts_leaving
-            } else {
-                is_less_important && eviction.evictable_within.is_some()
-            }
-        } else {
-            is_less_important
+        let makes_room = self.preemptor.makes_room;
+        if makes_room && eviction.is_leaving {
+            return self.preemptor.counts_leaving;
         }
+        let may_be_evicted = !makes_room || eviction.evictable_within.is_some();
+        may_be_evicted && eviction.rank.priority < self.preemptor.victims_below
     }
 
     /// Returns true if the eviction of this pod from the node makes room for another preemptor.
@@ -311,7 +302,7 @@ impl VictimSearch<'_> {
 
     /// Returns true if two budgets select a pod: the Eviction API never evicts it then.
     fn has_two_budgets(&self, entry: &PodEntry) -> bool {
-        guarding(self.cluster, entry).nth(1).is_some()
+        self.cluster.budgets.guarding(entry).nth(1).is_some()
     }
 
     /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it,
@@ -319,14 +310,14 @@ impl VictimSearch<'_> {
     fn budgets_of(&self, entry: &PodEntry) -> Vec<usize> {
         let (name, labels) = (&entry.facts.name, &entry.preemption.labels);
         let makes_room = self.preemptor.makes_room;
-        let drawn_on =
-            guarding(self.cluster, entry).filter(|budget| makes_room || budget.counts(name, labels));
+        let guarding = self.cluster.budgets.guarding(entry);
+        let drawn_on = guarding.filter(|budget| makes_room || budget.counts(name, labels));
         let position = |budget: &Budget| self.budgets.iter().position(|known| ptr::eq(*known, budget));
         drawn_on.filter_map(position).collect()
     }
 
-    /// Adds the proposed victims that hold no device. They stay victims: the index does not know for which reason kube-scheduler
-    /// proposes them.
+    /// Adds the proposed victims that are not among `pods`, mostly because they hold no device. They stay victims: the index does
+    /// not know for which reason kube-scheduler proposes them.
     fn add_proposed(&self, pods: &mut Vec<Evictable>) {
         let known: BTreeSet<OwnerId> = pods.iter().map(|pod| pod.owner.clone()).collect();
         // kube-scheduler lists victims by falling importance, so a pod that the index does not know is at most as important as

@@ -43,7 +43,7 @@ pub(crate) fn listed_node(filter: NodeFilter<'_>, id: NodeId, typical: &[Request
     node(filter, id, typical).filter(|node| !node.gpus.is_empty() || !node.problems.is_empty())
 }
 
-/// A node in the terms of the read API; `None` if there is no Node object.
+/// A node in the terms of the read API; `None` if there is no Node object. `typical` decides which free memory is stranded.
 pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]) -> Option<Node> {
     let cluster = filter.cluster;
     let view = cluster.fleet.view(id)?;
@@ -107,7 +107,8 @@ fn model(state: &NodeState, view: NodeView<'_>) -> String {
     model.map(ToString::to_string).unwrap_or_default()
 }
 
-/// The free memory of a GPU that takes new pods, on which no typical pod fits; 0 if one does, or if no pods are typical.
+/// The free memory of a GPU on which no typical pod fits; 0 if one does, if no pods are typical, or if the GPU is unhealthy or
+/// closed.
 pub(crate) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
     let is_usable = |request: &RequestedGpus| has_room(*request, view.free, view.device.total(), unit);
     let is_stranded = view.device.is_open() && !typical.is_empty() && !typical.iter().any(is_usable);
@@ -159,18 +160,12 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
 /// Returns true if one GPU with these free amounts has room for its part of a request.
 fn has_room(request: RequestedGpus, free: Amounts, total: Amounts, unit: Option<u64>) -> bool {
     match request {
-        RequestedGpus::Share(share) => match share.memory.on(total.memory, unit) {
-            Some(memory) => {
-                let needed = Amounts {
-                    memory,
-                    core: share.core,
-                    slots: share.slots,
-                };
-                needed.within(free)
-            }
-            // A number of units on a node whose unit is not known.
-            None => false,
-        },
+        RequestedGpus::Share(share) => {
+            let (core, slots) = (share.core, share.slots);
+            // `None` for memory units on a node whose unit is not known.
+            let memory = share.memory.on(total.memory, unit);
+            memory.is_some_and(|memory| Amounts { memory, core, slots }.within(free))
+        }
         // A whole GPU takes no slots, so that only memory and compute have to be free.
         RequestedGpus::Whole(_) => free.memory == total.memory && free.core == total.core,
         RequestedGpus::All { .. } | RequestedGpus::Nothing => false,

@@ -43,7 +43,7 @@ impl DeviceTypes {
         kinds.into_iter().map(|(resource, _)| resource).collect()
     }
 
-    /// Counts one node less with devices of this type that list the resource.
+    /// Counts one node less that has devices of this type with the resource.
     fn forget(&mut self, resource: &ResourceName, kind: &DeviceType) {
         let Some(kinds) = self.learnt.get_mut(resource) else {
             return;

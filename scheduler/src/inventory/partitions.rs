@@ -1,5 +1,5 @@
-//! The sets of GPUs of a node that may be allocated together, and the links between GPUs: by annotations of the Device object,
-//! or by the model of the node's boards.
+//! Partitions (the sets of GPUs of a node that may be allocated together) and the links between GPUs, by annotations of the
+//! Device object; where it has no partitions, they follow from the model of the node's GPUs.
 
 use std::collections::BTreeMap;
 
@@ -24,19 +24,19 @@ const KNOWN_VENDORS: [&str; 2] = ["", "nvidia"];
 /// The annotations and labels of a Device object about partitions of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReportedTable {
-    /// The partitions in the annotation whose GPUs the object lists; `None` without a table for this node, empty if the table
+    /// The partitions of the annotation whose GPUs the object lists all; `None` without a table for this node, empty if the table
     /// cannot be read.
     partitions: Option<Vec<Partition>>,
     /// True if there is a table and it cannot be read.
     is_unreadable: bool,
     /// The problem of the table, for people.
     problem: Option<String>,
-    /// The object's labels that decide whether a table binds, and by which a model is known.
+    /// The object's labels by which [`Self::table`] decides.
     labels: BTreeMap<&'static str, String>,
 }
 
 impl ReportedTable {
-    /// Reads a Device object with these GPUs. `condition` is the one of the GPUs that the report of their node is not valid.
+    /// Reads the annotations and labels of a Device object with these GPUs. `condition` is that of [`report_condition`].
     pub(super) fn read(metadata: &ObjectMeta, gpus: &[Device], condition: Option<&DeviceCondition>) -> Self {
         let mut table = Self::default();
         let labels = &mut table.labels;
@@ -70,11 +70,10 @@ impl ReportedTable {
         self.problem.as_deref()
     }
 
-    /// The problem of the table; `None` if it is only that the operator's table names GPUs which the node does not have.
+    /// The problem of a table for this node. `None` for that of a table which is made for nodes with other GPUs: the plugin does
+    /// not publish it.
     pub(super) fn mistake(&self) -> Option<&str> {
-        // The plugin publishes no table that is made for nodes with other GPUs.
-        let is_of_this_node = self.partitions.is_some();
-        self.problem().filter(|_| is_of_this_node)
+        self.problem().filter(|_| self.partitions.is_some())
     }
 
     pub(super) fn is_unreadable(&self) -> bool {
@@ -83,8 +82,8 @@ impl ReportedTable {
 
     /// The table of a node: the object's own, else that of a known model.
     ///
-    /// A table binds if only its sets may be allocated together. A label decides that: of the object for its own table, of the
-    /// object or the node for that of the model.
+    /// A table binds if only its sets may be allocated together, as the label [`GPU_PARTITION_POLICY`] says: the object's for its
+    /// own table, the object's or the node's for that of the model.
     pub(super) fn table(&self, node: &Node, gpus: &[Device]) -> Option<PartitionTable> {
         let own = |key: &str| self.labels.get(key).map(String::as_str);
         let either = |key: &str| own(key).or_else(|| value_of(node.metadata.labels.as_ref(), key));
@@ -106,7 +105,7 @@ impl ReportedTable {
     }
 }
 
-/// Returns true if the value of the label `GPU_PARTITION_POLICY` allows no set of GPUs outside of the table.
+/// Returns true if this value of the label [`GPU_PARTITION_POLICY`] allows no set of GPUs outside of the table.
 fn is_honored(policy: Option<&str>) -> bool {
     GpuPartitionPolicy::read(policy) == GpuPartitionPolicy::Honor
 }
@@ -125,7 +124,7 @@ fn is_about_table(condition: Option<&DeviceCondition>) -> bool {
     })
 }
 
-/// The first of the minor numbers that none of the GPUs has.
+/// The first of these minors that none of the GPUs has.
 fn missing_gpu<'a>(minors: impl IntoIterator<Item = &'a u32>, gpus: &[Device]) -> Option<u32> {
     let mut minors = minors.into_iter();
     minors
@@ -168,7 +167,8 @@ fn partitions_of(table: GpuPartitionTable) -> Vec<Partition> {
     partitions
 }
 
-/// Groups of linked GPUs, and their problem for people; no groups if they cannot be read.
+/// The groups of linked GPUs in a Device object's annotation, and the problem of the annotation, for people. There are no groups
+/// if it cannot be read.
 pub(super) fn links(metadata: &ObjectMeta, gpus: &[Device]) -> (Vec<LinkGroup>, Option<String>) {
     let mut links = Vec::new();
     match value_of(metadata.annotations.as_ref(), GPU_LINKS).map(read_links) {
@@ -190,7 +190,7 @@ pub(super) fn links(metadata: &ObjectMeta, gpus: &[Device]) -> (Vec<LinkGroup>, 
     }
 }
 
-/// The condition of the GPUs that a part of their node's report is not valid, if the plugin has written one.
+/// The condition of a GPU in which the plugin reports a problem of its node's report; `None` if it reports none.
 pub(super) fn report_condition(info: &[DeviceCondition]) -> Option<&DeviceCondition> {
     info.iter()
         .find(|condition| condition.condition_type == CONDITION_REPORT_VALID && condition.status != "True")
