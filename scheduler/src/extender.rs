@@ -73,7 +73,7 @@ pub struct Extender {
     /// By pod UID: one bind of a pod at a time.
     pod_locks: KeyedLock,
     bind_limiter: BindLimiter,
-    /// Bindings whose outcome a task is checking, by pod UID and assume time.
+    /// Bindings without a known outcome, which tasks look up: the pod's UID, and the time at which devices were assumed for it.
     resolving: Mutex<FxHashSet<(Box<str>, u64)>>,
     /// Permits of `filter`, `prioritize` and `preempt` requests, which are answered from memory.
     answering: Semaphore,
@@ -81,7 +81,7 @@ pub struct Extender {
     binding: Semaphore,
     /// The settings of the server, such as the limits of one request.
     serving: Serving,
-    /// The webhooks' rules, which filters apply where there are no webhooks.
+    /// The webhooks' rules, which filters apply too: a cluster may have no webhooks.
     rules: Rules,
     answer_nodes: AnswerNodes,
     misfit_nodes: MisfitNodes,
@@ -230,7 +230,7 @@ impl Extender {
         &self.index
     }
 
-    /// The access of clients to views.
+    /// The check of a client's right to read the views.
     pub(crate) fn access(&self) -> &Access {
         &self.access
     }
@@ -256,7 +256,7 @@ impl Extender {
         self.binder.leadership()
     }
 
-    /// Returns an error unless this replica leads. A client of another replica has to connect again, to the leader.
+    /// Returns an error unless this replica leads, and closes all connections then: their clients connect again, to the leader.
     fn check_leading(&self) -> Result<(), NotLeading> {
         let leading = self.leadership().check(now());
         // kube-scheduler keeps its connection to a Service's old backend until that connection ends.
@@ -324,8 +324,7 @@ pub fn router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
 
 /// The routes for probes and metrics alone.
 pub fn health_router(extender: Arc<Extender>, metrics: MetricsText) -> Router {
-    let readiness = move || extender.check_ready();
-    health::router(readiness, metrics)
+    health::router(move || extender.check_ready(), metrics)
 }
 
 /// Receives a filter request, and answers it when a permit is free. A replica that does not lead answers with an error in the

@@ -3,9 +3,9 @@
 //!
 //! kube-scheduler up to 1.37 looks for victims only on nodes that its own filters refuse, and goes by the sums of a node. It asks
 //! the extender about the other nodes alone, so that a node which `filter` refuses for devices is one on which the end of pods
-//! helps, and on which nothing else keeps the pod away. The leader remembers these nodes (`refused_pods`) and decides once a
-//! second about one pod (`plan`). It nominates the pod to the node before it evicts, so that the room is kept
-//! (`hold`). From 1.38 on kube-scheduler asks `preempt` about such nodes, and this module is off.
+//! helps, and on which nothing else keeps the pod away. The leader remembers these nodes (`refused_pods`), and each second
+//! searches the pods to evict for one pod (`plan`). It nominates the pod to the node before it evicts, and keeps the room until
+//! the pod is bound (`hold`). From 1.38 on kube-scheduler asks `preempt` about such nodes, and this module is off.
 
 mod hold;
 mod plan;
@@ -45,7 +45,7 @@ use writes::{RoomWriter, WriteError};
 /// Time between two decisions.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time within which the watch shows a pod that kube-scheduler has asked about.
+/// The time within which the watch has to show a pod that kube-scheduler has asked about, or the pod is forgotten.
 const NEW_FOR: Duration = Duration::from_secs(30);
 
 /// The time within which the watch has to show a nomination. If it does not, the decision may have been made on old facts.
@@ -54,7 +54,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(5);
 /// The longest time for which decisions wait for the first list of disruption budgets, which a cluster may withhold.
 const BUDGETS_WITHIN: Duration = Duration::from_secs(30);
 
-/// The reason for which a plan is dropped that no answer came for.
+/// The reason for which a plan is dropped after a request without an answer.
 const NO_ANSWER: &str = "the API server does not answer";
 
 /// The time for which an eviction that the API server refuses is tried again.
@@ -78,7 +78,7 @@ pub struct RoomSettings {
     pub hold: Duration,
 }
 
-/// Makes room for one pod after the other.
+/// The task of the leader that makes room for one pod after the other.
 #[expect(missing_debug_implementations, reason = "a client of the API server has none")]
 pub struct RoomMaker {
     extender: Arc<Extender>,
@@ -97,7 +97,7 @@ struct NextPod {
     rules: PodRules,
     first_refused: Instant,
     nodes: Vec<NodeId>,
-    /// True if it waits for pods that are leaving.
+    /// True if pods that are leaving count as room, so that the pod waits for their end.
     counts_leaving: bool,
     /// The nodes on which the API server refused evictions for it when they were tried last.
     refusing: BTreeSet<Box<str>>,
@@ -124,7 +124,8 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
     }
 }
 
-/// The state of the pods of a hold; `None` if there is none for this pod.
+/// The state of the pods of this pod's hold; `None` if no room is being made for it. A pod whose nomination kube-scheduler has
+/// removed for a more important pod counts as nominated elsewhere.
 fn facts_of(memory: &PodMemory, index: &Index, uid: &str) -> Option<HoldFacts> {
     let hold = memory.rooms.held.get(uid)?;
     let mut facts = hold.facts(index);
@@ -205,7 +206,7 @@ impl RoomMaker {
         }
     }
 
-    /// Takes over the rooms that an earlier leader has begun to make.
+    /// Takes over the rooms that an earlier leader has begun to make, as far as its nominations of pods show them.
     fn adopt(&self) {
         let nominees = self.extender.index().read().room_facts().nominees();
         for nominee in nominees {
@@ -224,15 +225,15 @@ impl RoomMaker {
                 .as_second()
                 .saturating_sub(nominee.nominated_at);
             let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
-            let lasts = self.lasts(nominee.grace_seconds).saturating_sub(age);
+            let left = self.hold_time(nominee.grace_seconds).saturating_sub(age);
             let (node, freeing) = (nominee.node, nominee.leaving);
-            if self.hold(Hold::new(nominee.pod, node, freeing, now() + lasts, None)) {
+            if self.hold(Hold::new(nominee.pod, node, freeing, now() + left, None)) {
                 info!(
                     pod = pod.name,
                     namespace = pod.namespace,
                     "room that another replica began to make"
                 );
-                self.settle(&pod, verdict);
+                self.keep_verdict(&pod, verdict);
             }
         }
     }
@@ -286,6 +287,7 @@ impl RoomMaker {
         Some((step, hold.clone(), is_kept && is_waiting && is_lost))
     }
 
+    /// Carries out the next step of a hold.
     async fn take_step(&self, step: Step, hold: &Hold) {
         let uid = hold.pod.uid.as_str();
         match step {
@@ -309,7 +311,7 @@ impl RoomMaker {
             Step::GiveUpEvictions => self.give_up_pending(uid),
             Step::WithdrawLate => {
                 self.metrics.count("late");
-                self.settle(&hold.pod, Verdict::late());
+                self.keep_verdict(&hold.pod, Verdict::late());
                 self.drop_plan(uid).await;
             }
             Step::WithdrawInVain => {
@@ -317,15 +319,15 @@ impl RoomMaker {
                 if verdict.rests_until.is_some() {
                     self.metrics.count("late");
                 }
-                self.settle(&hold.pod, verdict);
+                self.keep_verdict(&hold.pod, verdict);
                 self.drop_plan(uid).await;
             }
             Step::Withdraw => drop(self.withdraw(hold).await),
         }
     }
 
-    /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold lasts until the watch shows
-    /// that: the next tick tries again, and nothing takes the nomination for that of an earlier leader.
+    /// Frees the room of a hold, and removes the nomination if it is still the leader's. The hold itself lasts until the watch
+    /// shows that: the next tick tries again, and [`Self::adopt`] does not take the nomination for an earlier leader's.
     async fn withdraw(&self, hold: &Hold) -> Result<(), WriteError> {
         let uid = hold.pod.uid.as_str();
         self.extender.index().write().end_room(uid);
@@ -344,11 +346,8 @@ impl RoomMaker {
         let Some(found) = self.writer.read(pod).await? else {
             return Err(WriteError::Gone);
         };
-        let is_bound = found
-            .spec
-            .node_name
-            .as_deref()
-            .is_some_and(|node| !node.is_empty());
+        let bound_to = found.spec.node_name.as_deref();
+        let is_bound = bound_to.is_some_and(|node| !node.is_empty());
         let is_ours = found.nominated_at_by(ROOM_MANAGER).is_some();
         // kube-scheduler's nomination wins, and a bound pod needs none.
         let is_free = match node {
@@ -361,7 +360,7 @@ impl RoomMaker {
         self.writer.nominate(&found, pod, node).await
     }
 
-    /// The next pod to make room for.
+    /// The next pod to make room for: in turns the most important one, and the one that was looked at longest ago.
     fn next_preemptor(&self) -> Option<NextPod> {
         let index = self.extender.index().read();
         let facts = index.room_facts();
@@ -378,8 +377,8 @@ impl RoomMaker {
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {
             let uid = refused.id.uid.as_str();
-            // Of pods of one priority, the one whose turn is longest ago.
-            let looked_at = memory.rooms.looked_at(uid);
+            // Among pods of one priority, and in every other turn among all, the one that was looked at longest ago.
+            let looked_at = memory.rooms.time_of_verdict(uid);
             let is_behind = |(at, known): (Option<Instant>, &RefusedPod)| {
                 (is_by_priority && known.priority > refused.priority) || at <= looked_at
             };
@@ -393,13 +392,14 @@ impl RoomMaker {
             let is_next = waiting.not_preemptor().is_none()
                 && waited >= self.settings.after
                 && !memory.rooms.held.contains_key(uid)
-                && !memory.rooms.is_settled(uid, now);
+                && !memory.rooms.has_new_verdict(uid, now);
             if is_next {
                 next = Some((looked_at, refused));
             }
         }
         let (_, refused) = next?;
         let waiting = facts.waiting(&refused.id.uid)?;
+        let refusing = memory.rooms.refusing.get(&*refused.id.uid).cloned();
         Some(NextPod {
             pod: refused.id.clone(),
             facts: waiting.facts.clone(),
@@ -407,12 +407,7 @@ impl RoomMaker {
             first_refused: refused.first_refused,
             nodes: memory.refused.nodes_of(&refused.id.uid),
             counts_leaving: true,
-            refusing: memory
-                .rooms
-                .refusing
-                .get(&*refused.id.uid)
-                .cloned()
-                .unwrap_or_default(),
+            refusing: refusing.unwrap_or_default(),
         })
     }
 
@@ -436,6 +431,7 @@ impl RoomMaker {
         let free_for = self.extender.memory().rooms.free_for(uid, is_free, now());
         let verdict = match &plans.free {
             None => self.carry_out(preemptor, &demand, &plans).await,
+            // Nothing was searched, as the pod fits at once.
             Some(node) if plans.n_searched == 0 => Verdict::fits(node),
             Some(node) if free_for < self.settings.hold => Verdict::waits(node),
             Some(node) => {
@@ -469,6 +465,7 @@ impl RoomMaker {
         planned.plans(self.extender.index(), &preemptor.nodes, now)
     }
 
+    /// The pod as [`plan`] searches room for it.
     const fn planned<'a>(
         &self,
         preemptor: &'a NextPod,
@@ -495,7 +492,7 @@ impl RoomMaker {
         }
         let uid = preemptor.pod.uid.as_str();
         if preemptor.refusing.contains(&best.node) {
-            // All nodes with a plan have refused: the next turn begins with the ones that are not tried now.
+            // Plans on nodes that have refused come last, so that all have: they are forgotten, and all nodes are tried again.
             self.extender.memory().rooms.refusing.remove(uid);
         }
         for plan in &plans.best {
@@ -513,8 +510,8 @@ impl RoomMaker {
         Verdict::refused()
     }
 
-    /// Carries out one plan: checks all evictions, nominates the pod, waits for the watch to show that, and evicts. Returns `None`
-    /// if the API server refuses the evictions, so that the next plan may be tried.
+    /// Carries out one plan: checks all evictions, nominates the pod, waits for the watch to show that, and evicts. Returns
+    /// `None` if the API server refuses the evictions, so that the next plan may be tried.
     async fn carry_out_plan(
         &self,
         preemptor: &NextPod,
@@ -542,17 +539,12 @@ impl RoomMaker {
         if room_rules::check(&found, preemptor.nodes.len()).is_err() {
             return Some(Verdict::dropped("the pod needs no room any more"));
         }
-        // Before the write: filter reports the node resolvable from now on, and nothing is promised to others.
+        // Before the write: from now on `preempt` names no victims for the pod, and promises its room to no other pod.
         let grace = room.victims.iter().map(|victim| victim.grace_seconds).max();
-        let until = now() + self.lasts(grace.unwrap_or(0));
+        let until = now() + self.hold_time(grace.unwrap_or(0));
         let (freeing, first_refused) = (room.freeing.clone(), Some(preemptor.first_refused));
-        if !self.hold(Hold::new(
-            pod.clone(),
-            node.clone(),
-            freeing,
-            until,
-            first_refused,
-        )) {
+        let hold = Hold::new(pod.clone(), node.clone(), freeing, until, first_refused);
+        if !self.hold(hold) {
             return Some(Verdict::dropped("kube-scheduler is evicting pods for it"));
         }
         match self.writer.nominate(&found, pod, Some(node)).await {
@@ -574,12 +566,12 @@ impl RoomMaker {
         self.evict_planned(preemptor, plan, &sentence).await
     }
 
-    /// The time for which room is kept that pods with this grace period free.
-    fn lasts(&self, grace_seconds: u32) -> Duration {
+    /// The time for which room is kept that is free once pods with this grace period have ended.
+    fn hold_time(&self, grace_seconds: u32) -> Duration {
         self.settings.hold + Duration::from_secs(grace_seconds.into())
     }
 
-    /// Removes the nomination of a plan for which nothing is evicted, or whose time is up.
+    /// Drops the plan of a hold, for which nothing is evicted or whose time is up: removes the pod's nomination.
     async fn drop_plan(&self, uid: &str) {
         let hold = {
             let mut memory = self.extender.memory();
@@ -602,8 +594,8 @@ impl RoomMaker {
         (!facts.is_free).then_some(facts.preemptor)
     }
 
-    /// Waits until the watch shows the nomination, and with it all changes before it; returns `None` if the plan is still the one
-    /// to carry out then.
+    /// Waits until the watch shows the nomination, and with it all changes before it. Returns the verdict on the pod if the plan
+    /// has to be dropped then, and `None` if it may be carried out.
     async fn unconfirmed(
         &self,
         preemptor: &NextPod,
@@ -638,8 +630,8 @@ impl RoomMaker {
         (!is_same).then_some(changed)
     }
 
-    /// Evicts the victims of a plan by falling importance; `sentence` is the plan in words. Returns `None` if the API server refuses
-    /// the first eviction.
+    /// Evicts the victims of a plan by falling importance; `sentence` is the plan in words. Returns `None` if the API server
+    /// refuses the first eviction.
     async fn evict_planned(
         &self,
         preemptor: &NextPod,
@@ -737,6 +729,7 @@ impl RoomMaker {
     fn count_carried_out(&self) {
         let carried_out = {
             let index = self.extender.index().read();
+            // The pod is being deleted, or gone.
             let is_going = |uid: &str| index.is_victim_leaving(uid) != Some(false);
             self.extender.memory().rooms.take_carried_out(is_going)
         };
@@ -749,7 +742,7 @@ impl RoomMaker {
         }
     }
 
-    /// Forgets the evictions without an answer that the API server has given up: the end of such a pod has another cause.
+    /// Forgets the evictions without an answer that were certainly not carried out: if such a pod ends, it is for another cause.
     async fn forget_given_up(&self) {
         let given_up = self.extender.memory().rooms.given_up(now());
         for victim in given_up {
@@ -807,8 +800,8 @@ impl RoomMaker {
         }
     }
 
-    /// Gives up the evictions of a hold if the API server has not answered for a while: the watch was silent as long, and after
-    /// that it is late.
+    /// Notes that the API server does not answer, and gives up the evictions of a hold after a while: the watch may have been
+    /// silent as long, and its facts are old then.
     fn note_no_answer(&self, uid: &str) {
         let is_over = {
             let mut memory = self.extender.memory();
@@ -830,15 +823,15 @@ impl RoomMaker {
     ) -> Result<BTreeMap<u32, u64>, WriteError> {
         // An eviction without an answer may have been carried out.
         let found = self.writer.read(&victim.pod).await?;
-        let found = found
-            .filter(|found| !found.is_deleting())
-            .ok_or(WriteError::Gone)?;
+        let found = found.filter(|found| !found.is_deleting());
+        let found = found.ok_or(WriteError::Gone)?;
         if !found.may_be_evicted() {
             return Err(WriteError::Refused("the pod must not be evicted".to_owned()));
         }
         self.evict((&hold.pod, priority), victim, &hold.node).await
     }
 
+    /// Gives up the evictions of a hold that the API server has not accepted; room that is free already stays kept.
     fn give_up_pending(&self, uid: &str) {
         if let Some(hold) = self.extender.memory().rooms.held.get_mut(uid) {
             hold.pending.clear();
@@ -858,23 +851,24 @@ impl RoomMaker {
         words::pods_on(room.victims.len(), &self.held_by(node, &room.victims), node)
     }
 
-    /// Records the answer about a pod: metrics and an event, if it differs from the last one. Each plan counts.
+    /// Keeps the answer about a pod. Metrics and an event show it if it differs from the last one; each plan counts in metrics.
     fn record(&self, pod: &PodId, verdict: Verdict) {
         let outcome = verdict.outcome;
-        let possible = verdict.event.clone();
-        if self.settle(pod, verdict) || outcome == Some("evicted") {
+        let event = verdict.event.clone();
+        if self.keep_verdict(pod, verdict) || outcome == Some("evicted") {
             if let Some(outcome) = outcome {
                 self.metrics.count(outcome);
             }
-            if let Some(text) = possible {
+            if let Some(text) = event {
                 self.event(pod, "RoomPossible", text);
             }
         }
     }
 
     /// Keeps the answer about a pod; returns true if it differs from the last one.
-    fn settle(&self, pod: &PodId, verdict: Verdict) -> bool {
-        self.extender.memory().rooms.settle(&pod.uid, verdict, now())
+    fn keep_verdict(&self, pod: &PodId, verdict: Verdict) -> bool {
+        let rooms = &mut self.extender.memory().rooms;
+        rooms.keep_verdict(&pod.uid, verdict, now())
     }
 
     fn event(&self, pod: &PodId, reason: &'static str, text: String) {

@@ -60,7 +60,7 @@ use plan::give_way;
 pub use plan::{PlanRequestError, plan};
 use snapshot::{StatePublisher, StateSnapshot};
 
-/// Most clients that follow changes at one time.
+/// Most clients that follow changes (`GET changes`) at one time.
 const MAX_FOLLOWERS: usize = 64;
 /// Most plans that are computed at one time.
 const MAX_PLANS: usize = 2;
@@ -70,7 +70,7 @@ const JSON: &str = "application/json";
 const MAX_BODY: usize = 1 << 20;
 /// Time between two points of the history.
 const HISTORY_STEP: Duration = Duration::from_secs(60);
-/// Minutes after which the history asks device plugins for the memory in use again, if none of them measured it.
+/// Minutes after which the history asks device plugins for the memory in use again, if none of them measured it last time.
 const PROBE_MINUTES: u64 = 10;
 
 /// The state behind all routes of the read API, and their limits.
@@ -180,7 +180,8 @@ impl ReadApi {
         is_measured
     }
 
-    /// The client of a request with a bearer token, with the names of pods that its user may see.
+    /// The client of a request with a bearer token. It sees the names of all pods if its user may list all pods, or else those in
+    /// the largest namespaces whose pods its user may list.
     ///
     /// # Errors
     /// The user of the token may not read the views, or the API server does not answer.
@@ -294,15 +295,10 @@ pub(crate) fn refuse_foreign_site(request: &Request<Body>) -> Option<Response> {
     }
     // Every browser sends the header `Host`; a client without it is no browser.
     let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
-    let authority = request
-        .uri()
-        .authority()
-        .map(|authority| authority.as_str().as_bytes());
-    if host
-        .into_iter()
-        .chain(authority)
-        .any(|host| !is_this_machine(host))
-    {
+    let authority = request.uri().authority();
+    let authority = authority.map(|authority| authority.as_str().as_bytes());
+    let mut hosts = host.into_iter().chain(authority);
+    if hosts.any(|host| !is_this_machine(host)) {
         let text = "this address answers only requests to localhost\n";
         return refuse(StatusCode::MISDIRECTED_REQUEST, text);
     }
@@ -345,7 +341,7 @@ async fn follow_changes(
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Response {
-    // Refused at once: a client that waits in a queue would show an old state without knowing.
+    // Refused at once: a client in a queue would not know that the state that it shows is old.
     let Ok(permit) = Arc::clone(&api.followers).try_acquire_owned() else {
         let text =
             format!("{MAX_FOLLOWERS} clients follow changes, as many as may at one time; try again later\n");
@@ -384,8 +380,7 @@ async fn doctor(State(api): State<Arc<ReadApi>>, Extension(viewer): Extension<Vi
     })
 }
 
-/// Answers with the node of a pod. For a pod that has no node yet, answers with the verdict on each node: whether the pod fits
-/// there, or why not.
+/// Answers with the node of a pod; for a pod that has no node yet, with the verdicts of nodes on the pod.
 async fn explain_pod(
     State(api): State<Arc<ReadApi>>,
     Extension(viewer): Extension<Viewer>,

@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
     Devices(Reason),
 }
 
-/// Requests of pods for which kube-scheduler keeps room on the node that they are nominated to.
+/// By node, the sum of the requests of pods that are nominated to it, for which kube-scheduler keeps room there.
 pub(crate) type NominatedRequests = BTreeMap<Box<str>, RequestSums>;
 
 impl Refusal {

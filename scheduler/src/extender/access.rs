@@ -215,7 +215,7 @@ impl Access {
     }
 
     /// Has the API server authenticate the token (`TokenReview`), unless its user is cached, and authorize its user
-    /// (`SubjectAccessReview`); caches both answers.
+    /// (`SubjectAccessReview`); caches both answers. The outer error is that of a request to the API server.
     async fn review(
         &self,
         client: &Client,
@@ -338,6 +338,7 @@ impl Access {
     }
 }
 
+/// The token of the header `Authorization`, if the API server may accept it.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let credentials = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = credentials.split_once(' ')?;

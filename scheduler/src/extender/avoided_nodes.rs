@@ -25,7 +25,8 @@ pub(super) struct AvoidedNodes(RecentPods<TriedNodes>);
 /// The nodes that one pod was sent to.
 #[derive(Debug, Default)]
 struct TriedNodes {
-    /// The node that the pod was sent to, and the number of times it returned without a reported failure.
+    /// The node that the last answer of `filter` named, and the number of times the pod returned from it without a reported
+    /// failure; `None` once a failure was reported.
     sent_to: Option<(Box<str>, u32)>,
     /// The nodes that the pod avoids, with the time until which it does.
     avoided: Vec<(Box<str>, Instant)>,
@@ -57,21 +58,16 @@ impl AvoidedNodes {
 
     /// The nodes that a pod avoids now.
     pub(super) fn avoided(&mut self, uid: &str, now: Instant) -> Vec<Box<str>> {
-        self.0
-            .get_mut(uid)
-            .map(|tried| tried.avoided(now))
-            .unwrap_or_default()
+        let tried = self.0.get_mut(uid);
+        tried.map(|tried| tried.avoided(now)).unwrap_or_default()
     }
 
     /// Notes that the answer of `filter` for a pod names this node alone, or as the best one.
     pub(super) fn note_sent(&mut self, uid: &str, node: &str) {
         let tried = self.0.get_or_default(uid);
         // For the same node the count goes on, so that returns add up.
-        if tried
-            .sent_to
-            .as_ref()
-            .is_none_or(|(sent_to, _)| **sent_to != *node)
-        {
+        let sent_to = tried.sent_to.as_ref();
+        if sent_to.is_none_or(|(sent_to, _)| **sent_to != *node) {
             tried.sent_to = Some((node.into(), 0));
         }
     }
@@ -83,7 +79,7 @@ impl AvoidedNodes {
         tried.avoid(node, now);
     }
 
-    /// Ends the count of a pod's returns: the pod failed for a reason that has nothing to do with the node.
+    /// Ends the count of a pod's returns, after a failure that has nothing to do with the node, or a request that no node fits.
     pub(super) fn end_count(&mut self, uid: &str) {
         if let Some(tried) = self.0.get_mut(uid) {
             tried.sent_to = None;

@@ -21,12 +21,12 @@ use crate::index::{AssumeError, Assumed, AssumptionState, Phase};
 use crate::leader::NotLeading;
 use crate::metrics::{Ending, Timer};
 
-/// First and longest pause between two reads of a pod whose binding has no known outcome.
+/// The first and the longest pause between two reads of a pod whose binding has no known outcome.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The time after which the pod of a written binding is read from the API server if no watch has shown the binding.
 const UNSEEN_LIMIT: Duration = Duration::from_secs(300);
-/// Time between two searches for such bindings. A complete list of pods that lacks the pod of one begins a search at once.
+/// Time between two searches for such pods. A search begins at once after a complete list of pods that lacks one of them.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The reason that a pod was not bound.
@@ -66,7 +66,7 @@ pub enum BindError {
     Interrupted(String),
 }
 
-/// The cause of a failed bind, by which the pod avoids the node or not.
+/// The cause of a failed bind: it decides if later filters let the pod avoid the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     /// The node has no room for the pod.
@@ -94,7 +94,7 @@ impl BindError {
         }
     }
 
-    /// The cause of the failure, by which later filters let the pod avoid the node or not.
+    /// The cause, as far as the error shows it.
     fn cause(&self) -> Cause {
         match self {
             // Filters do not offer the node while its plugin is away, so the pod need not avoid it for longer.
@@ -220,7 +220,7 @@ async fn bind_pod(
         let binding = PodBinding::without_devices(pod, &node);
         // A pod without devices needs no decision, and its order among the bindings of the node does not matter.
         let _permit = in_time(deadline, waiting, extender.bind_limiter.acquire()).await?;
-        return check(extender.binder.bind(&binding, deadline).await).map(|()| None);
+        return bind_result(extender.binder.bind(&binding, deadline).await).map(|()| None);
     };
     let _permit = in_time(deadline, waiting, extender.bind_limiter.acquire_for(&node)).await?;
     decide_and_write(&extender, pod, &facts, &node, deadline).await
@@ -240,7 +240,7 @@ async fn in_time<T>(
 }
 
 /// Converts the outcome of a write to the result of the bind: success if the pod is on the node.
-fn check(outcome: BindOutcome) -> Result<(), BindError> {
+fn bind_result(outcome: BindOutcome) -> Result<(), BindError> {
     match outcome {
         BindOutcome::Bound | BindOutcome::OnNode(_) => Ok(()),
         BindOutcome::Refused(message) => Err(BindError::Refused(message)),
@@ -265,8 +265,8 @@ async fn find_facts(extender: &Extender, pod: &PodId) -> Result<Option<PodFacts>
     Ok(PodFacts::of(&found, extender.index.read().names()))
 }
 
-/// Chooses devices, writes the binding, and keeps or releases the devices; while the outcome is unknown they are kept, and a task
-/// finds it. Returns the record of the devices, unless the pod was bound before.
+/// Chooses devices, writes the binding, and keeps or releases the devices. While the outcome is unknown they are kept, and a task
+/// of [`resolve`] looks the outcome up. Returns the record of the devices, unless the pod was bound before.
 async fn decide_and_write(
     extender: &Arc<Extender>,
     pod: PodId,
@@ -274,13 +274,13 @@ async fn decide_and_write(
     node: &str,
     deadline: Instant,
 ) -> Result<Option<String>, BindError> {
-    let nanos =
+    let unix_nanos =
         u64::try_from(chrono::Utc::now().timestamp_nanos_opt().unwrap_or_default()).unwrap_or_default();
     let assumed = extender
         .index
         .write()
         .assumptions()
-        .assume(&pod, facts, node, nanos, now())?;
+        .assume(&pod, facts, node, unix_nanos, now())?;
     let (binding, assumed_at, repeated) = match assumed {
         Assumed::AlreadyBound => return Ok(None),
         Assumed::Write {
@@ -320,15 +320,15 @@ async fn decide_and_write(
             }
         }
     }
-    check(outcome).map(|()| binding.annotations.get(DEVICE_ALLOCATED).cloned())
+    bind_result(outcome).map(|()| binding.annotations.get(DEVICE_ALLOCATED).cloned())
 }
 
-/// The assumptions (UID of the pod and assume time) whose outcome a task reads again and again, see [`resolve`].
+/// The UIDs of pods, with assume times, for which a task of [`resolve`] runs.
 fn resolving(extender: &Extender) -> MutexGuard<'_, FxHashSet<(Box<str>, u64)>> {
     extender.resolving.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The state of a pod's assumption, if the pod still has the assumption with this assume time.
+/// The state of a pod's assumption (devices that a bind has chosen in memory), if it is still that with this assume time.
 fn state_of(extender: &Extender, pod: &PodId, assumed_at: u64) -> Option<AssumptionState> {
     let state = extender.index.read().assumption_state(&pod.uid);
     state.filter(|state| state.assumed_at == assumed_at)
@@ -350,7 +350,7 @@ async fn resolve(extender: Arc<Extender>, pod: PodId, assumed_at: u64) {
     }
 }
 
-/// Takes the task of a binding out of [`resolving`] if the outcome is known; returns true if so, and the task has to end.
+/// Returns true if the outcome of a binding is known, so that its task has to end, and takes the task out of [`resolving`] then.
 fn forget_if_resolved(extender: &Extender, pod: &PodId, assumed_at: u64) -> bool {
     // A bind first notes that the outcome is unknown, and then inserts its assumption into `resolving`. Under this lock either
     // the task sees that phase, or the bind finds no entry and starts another task.
@@ -384,8 +384,8 @@ async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState)
     }
 }
 
-/// Looks up pods until the process ends: those whose binding is written and that no watch has shown bound for too long, and those
-/// whose binding is written and that a complete list of pods lacks.
+/// Looks up pods with a written binding at the API server, until the process ends: those that no watch has shown bound for
+/// `UNSEEN_LIMIT`, and those that a complete list of pods lacks.
 pub async fn sweep_unseen(extender: Arc<Extender>) {
     let unlisted = extender.index.read().unlisted();
     loop {

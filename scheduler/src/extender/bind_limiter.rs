@@ -58,7 +58,7 @@ impl BindLimiter {
             Some(guard)
         } else {
             // A binding to another node can use the permit meanwhile. The timeout begins only now, since the holder of the
-            // node has a permit and does not wait for others.
+            // node's lock has a permit, and waits for no other binding.
             permit = None;
             timeout(NODE_QUEUE_TIMEOUT, lock).await.ok()
         };

@@ -1,8 +1,9 @@
 //! Evaluation of nodes for one pod: the request, the demand of its pod, a verdict on each node, and the order of the nodes that
 //! fit.
 //!
-//! `filter` and `prioritize` evaluate alike. The engine caches verdicts by kind of request and node, and forgets those of nodes
-//! that have changed, so that another node costs the look-up of its name, unless the list is known, and of its verdict.
+//! `filter` and `prioritize` evaluate alike. The engine caches its verdict on each node by kind of request until the node
+//! changes, so that most nodes of a request cost two look-ups: that of the name, which a remembered list of names
+//! ([`NameLists`]) saves, and that of the verdict.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -22,7 +23,7 @@ use crate::api_server::shorten;
 use crate::index::{Index, NodeFit, ResourceDemand};
 use crate::inventory;
 
-/// The text for every node if the pod is a member of a gang whose hints expired.
+/// The text for every node if the pod is a member of a gang for which room was kept (hints) until the time was up.
 const GANG_PAUSED: &str =
     "the pod's gang had room kept for it and was not bound in time: the room is for others for a while";
 
@@ -39,9 +40,9 @@ pub(super) struct FilterRequest<'a> {
 /// The demand of a pod on every node.
 #[derive(Debug)]
 pub(super) enum Demand<'a> {
-    /// Neither devices nor CPU and memory that rank nodes: every node fits.
+    /// Nothing by which this scheduler refuses or ranks nodes: every node fits.
     Nothing,
-    /// Devices; for a pod without devices CPU and memory, which rank nodes and refuse none.
+    /// Devices; or the CPU and memory of a pod without devices, which rank nodes and refuse none.
     Resources(ResourceDemand<'a>),
     /// No node fits, for a reason of the pod itself.
     Rejected(Cow<'static, str>),
@@ -69,7 +70,8 @@ pub(super) struct Evaluation<'n> {
     pub(super) is_ranked: bool,
     /// The number of nodes that do not fit for each reason, in the order of [`Reason::ALL`].
     pub(super) n_refused: [u64; Reason::ALL.len()],
-    /// The nodes that do not fit, by their places in the request, in this order; only some of them if some node fits.
+    /// The nodes that do not fit, each with its place in the request, in the order of places. Incomplete if some node fits: then
+    /// the answer has no reasons.
     pub(super) misfits: Vec<(usize, NodeMisfit)>,
     /// The text for every node if the pod is refused for its group.
     pub(super) group_text: Option<Arc<str>>,
@@ -89,7 +91,7 @@ pub(super) struct ReportedNode<'n> {
 /// The rank of a node; the least is the best. No two nodes have the same rank, so that equal requests get equal answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RankKey<'a> {
-    /// True if the pod failed there for want of room, or kubelet has refused several pods there lately.
+    /// True if the pod avoids the node ([`super::avoided_nodes`]), or kubelet has refused several pods there lately.
     pub(super) has_failed: bool,
     /// True if the node has a `PreferNoSchedule` taint that the pod does not tolerate.
     pub(super) is_avoided: bool,
@@ -103,7 +105,7 @@ pub(super) struct RankKey<'a> {
 pub(super) struct Ranker<'a> {
     pub(super) index: &'a Index,
     pub(super) spec: &'a PodSpec,
-    /// The nodes on which the pod failed.
+    /// The nodes that the pod avoids: see [`super::avoided_nodes`].
     pub(super) failed: &'a [Box<str>],
 }
 
@@ -111,14 +113,14 @@ pub(super) struct Ranker<'a> {
 #[derive(Debug)]
 struct TopN<'a, T> {
     n: usize,
-    /// True if each node comes after those before it by its name too.
+    /// True if nodes are inserted in the order of their names, in which nodes of one score rank.
     are_sorted: bool,
     /// Best first.
     best: Vec<(RankKey<'a>, T)>,
 }
 
 impl<'a> FilterRequest<'a> {
-    /// Parses a body. `NodeNames` counts if both forms of nodes are given.
+    /// Parses a body: it has `NodeNames`, or without `nodeCacheCapable` the objects in `Nodes`. If it has both, the names count.
     pub(super) fn parse(verb: &'static str, body: &'a [u8], lists: &NameLists) -> Result<Self, RequestError> {
         // A body that ends with a remembered list of names is parsed with an empty list in its place.
         if let Some((list, rest)) = lists.find(body)
@@ -237,8 +239,8 @@ impl NodeMisfit {
     }
 }
 
-/// The verdict on a node whose place in the fleet has been looked up; `batch` has the engine's results for a demand of resources.
-/// The name itself is looked at where it matters alone: most names of a large request are in no cache of the processor.
+/// The verdict on one node, which is `node` in the fleet. `batch` evaluates a demand of resources; for any other it is `None`.
+/// `name` is a function, since most nodes are decided without their names, and most names are in no cache of the processor.
 #[inline]
 fn evaluate<'n>(
     index: &Index,
@@ -285,7 +287,7 @@ fn evaluate_template(index: &Index, node: &Node, demand: &ResourceDemand<'_>) ->
         .map_err(NodeMisfit::of_known_node)
 }
 
-/// Evaluates the nodes of a request. Reports all that fit, or with `best`, a ranker and a number, only as many of the best.
+/// Evaluates the nodes of a request. Reports all nodes that fit, or with `best` this number of the best by the ranker.
 pub(super) fn evaluate_all<'n>(
     index: &Index,
     demand: &Demand<'_>,
@@ -294,23 +296,21 @@ pub(super) fn evaluate_all<'n>(
 ) -> Evaluation<'n> {
     let names = &request.names;
     // One batch for all nodes: nodes that are alike share the work.
-    let mut batch = demand
-        .resources()
-        .map(|resources| index.filter().batch(resources));
+    let resources = demand.resources();
+    let mut batch = resources.map(|resources| index.filter().batch(resources));
     let mut evaluation = Evaluation {
         is_ranked: best.is_some(),
         ..Evaluation::default()
     };
     let mut best = best.map(|(ranker, n)| (ranker, TopN::new(n, names.are_sorted())));
-    let nodes = match demand.resources() {
+    let nodes = match resources {
         Some(_) => names.nodes(index),
         None => (0..).map(|place| (place, None)).take(names.len()).collect(),
     };
-    // If any node may be refused for more than its cached result, each is looked at by itself.
+    // If the engine's results alone decide, nodes with a cached score below that of every reported node are only counted.
     let are_all_served = request.whole_nodes.is_none()
-        && demand
-            .resources()
-            .is_some_and(|resources| index.filter().are_all_served(resources));
+        && resources.is_some_and(|resources| index.filter().are_all_served(resources));
+    // The least score of a node that can still be reported, once enough nodes are.
     let mut least = None;
     let mut rest = &*nodes;
     loop {
@@ -372,7 +372,7 @@ pub(super) fn evaluate_all<'n>(
     evaluation
 }
 
-/// The number of nodes, up to the first other one, that fit and whose known score is below `least`.
+/// The number of nodes at the beginning of `nodes` that fit, as the batch knows already, with a score below `least`.
 fn count_below(least: Score, nodes: &[(u32, Option<NodeId>)], batch: &BatchEvaluation<'_>) -> usize {
     // A loop of its own: most nodes of a large request end here.
     let is_below = |id: NodeId| batch.is_known_below(least, id);
@@ -380,7 +380,7 @@ fn count_below(least: Score, nodes: &[(u32, Option<NodeId>)], batch: &BatchEvalu
     below.count()
 }
 
-/// Puts items into the order of their places, each below `n` and no two the same.
+/// Sorts items by their places, each below `n` and no two the same, in linear time.
 fn put_in_order<T: Copy>(items: &mut Vec<T>, n: usize, place: impl Fn(&T) -> usize) {
     let mut by_place = vec![None; n];
     for item in items.drain(..) {
@@ -399,8 +399,8 @@ impl RankKey<'_> {
 }
 
 impl Ranker<'_> {
-    /// The rank of a node: first nodes on which the pod has not failed, then nodes without a `PreferNoSchedule` taint that the
-    /// pod does not tolerate, then the higher score.
+    /// The rank of a node: nodes without failures come first, then nodes without a `PreferNoSchedule` taint that the pod does not
+    /// tolerate, then the higher score.
     #[inline]
     pub(super) fn rank<'n>(&self, name: &'n str, score: Score) -> RankKey<'n> {
         // Few clusters have failing nodes or soft taints; without any, both look-ups end at once.
@@ -420,8 +420,8 @@ impl<'a, T> TopN<'a, T> {
         Self { n, are_sorted, best }
     }
 
-    /// The least score of a node that may be among the best, even if neither failures nor taints speak against it; `None` if
-    /// every node may.
+    /// The least score with which a further node may be among the best, if neither failures nor taints speak against the node;
+    /// `None` if any score may do. Of equal scores an earlier name is better, so that a later one in sorted names takes more.
     fn least(&self) -> Option<Score> {
         let (worst, _) = self.best.last().filter(|_| self.best.len() == self.n)?;
         let Reverse(score) = worst.score;

@@ -1,7 +1,8 @@
 //! `filter`: the nodes of the request that have room for the pod, or the best of them.
 //!
 //! The functions stand in the order in which a request passes them: parse, read the pod's demand, evaluate the nodes, word a
-//! refusal, keep what later requests need, write the result. A filter writes nothing outside of this process.
+//! refusal, keep what later requests need, write the result. A filter writes nothing outside of this process. In memory it
+//! keeps room for the pod on the node that its answer names (a *hint*), until the pod is bound or its time is up.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -26,8 +27,8 @@ use crate::index::{Attempt, GroupOfPod, Index, MemberOutcome, MemberStep, Resour
 use crate::leader::NotLeading;
 use crate::metrics::Metrics;
 
-/// The text for every node of a sample: the number of nodes refused for each reason differs from sample to sample, and
-/// kube-scheduler would write the pod's condition, and so try the pod again, for each.
+/// The text for every node of a request that may be a sample of the cluster's nodes: with a text for each reason, the counts in
+/// the pod's condition would differ from sample to sample, and kube-scheduler tries the pod again after each change of those.
 const NO_NODE: &str = "none of the nodes that were asked about has devices for the pod now; the scheduler's view of the pod says why";
 
 /// The metrics label of a pod whose gang waits, as no node gives a reason for it.
@@ -43,7 +44,7 @@ pub struct FilterResult {
     uid: Option<Box<str>>,
     /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
     n_refused: [u64; Reason::ALL.len()],
-    /// The domain that a group wishes and the outcome, if a decision for the whole group was made.
+    /// The domain that the pod's group wishes, and the outcome for metrics, if room for the whole group was decided about.
     group_decision: Option<(GroupDomain, &'static str)>,
 }
 
@@ -86,7 +87,7 @@ struct RefusalTexts<'a> {
     uniform: Option<&'a str>,
     /// The node that the pod is nominated to, and the text for it while pods that were evicted for the pod have not ended.
     nominated: Option<(&'a str, &'static str)>,
-    /// The texts for nodes that may be refused because of a mistake in their report, by name: the texts say the mistake.
+    /// By name, the texts for nodes that may be refused because of a mistake in their Device object: the texts say the mistake.
     mistaken: BTreeMap<&'a str, String>,
     /// A suffix for one node's text, so that the refusal differs from the last one.
     suffix: Option<&'static str>,
@@ -138,7 +139,7 @@ fn answer_once(
     let pod = &request.pod;
     let group = Attempt::group_of(pod);
     end_hints(extender, group.as_deref(), now);
-    // Nodes of the request that do not exist have no devices whose links are known, so that no room is chosen among them.
+    // Whole nodes may be an autoscaler's, which do not exist: no link between their devices is known, as a group's room needs.
     let with_wish = if request.whole_nodes.is_some() {
         None
     } else {
@@ -162,7 +163,7 @@ fn answer_once(
     // Read under the same lock as the evaluation: room that opens after it was not taken into account.
     let openings = index.openings();
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
-    // The identity in a request is anyone's; state is kept only for pods that can exist.
+    // Any client may have sent the request: state is kept only for an identity that the API server could have given to a pod.
     let can_exist = is_pod_identity(pod.uid(), namespace.unwrap_or_default(), name.unwrap_or_default());
     if extender.makes_room && can_exist {
         filter.note_for_room(&demand, &evaluation, &outcome);
@@ -187,7 +188,7 @@ fn answer_once(
     }
     let is_counted = can_exist && (demand.rejection().is_some() || demand.has_devices());
     Ok(FilterResult {
-        // Written last, since the next pod's filter may come before this result is complete.
+        // Written once the room is kept, as kube-scheduler filters the next pod as soon as it has the result.
         json: write_result(request, &evaluation, &texts, extender.misfit_nodes),
         outcome,
         uid: is_counted.then(|| pod.uid().into()),
@@ -211,8 +212,8 @@ impl Outcome {
     }
 }
 
-/// Ends hints whose time is up, and those of other `PodGroup`s whose scheduling cycle ended without binds; then keeps room for
-/// the missing members of groups that have started in part.
+/// Ends hints whose time is up, and those of `PodGroup`s other than `group` whose scheduling cycle ended without binds; then
+/// keeps room for the missing members of groups that have started in part.
 fn end_hints(extender: &Extender, group: Option<&str>, now: Instant) {
     // Most filters find nothing to do, and need no write lock.
     let (is_due, is_in_vain) = {
@@ -229,7 +230,8 @@ fn end_hints(extender: &Extender, group: Option<&str>, now: Instant) {
     }
 }
 
-/// The group of a pod with a wish for one domain. Its room of an earlier cycle ends if this pod begins another.
+/// The pod's group, if it wishes to be in one domain (a node, or linked GPUs). Frees the room of the group's last scheduling
+/// cycle if this pod begins another.
 fn begin_group_cycle(extender: &Extender, request: &FilterRequest<'_>, now: Instant) -> Option<GroupOfPod> {
     let FilterRequest { pod, names, .. } = request;
     if !pod.is_in_gang() {
@@ -240,6 +242,7 @@ fn begin_group_cycle(extender: &Extender, request: &FilterRequest<'_>, now: Inst
         // A member without devices, such as a launcher, needs no place, and begins no cycle.
         PodFacts::of(pod, index.names()).filter(|facts| index.requests_devices(facts))?;
         let mut group = index.group_of(pod)?;
+        // Members may differ in their wishes: that of the first one of a cycle counts.
         if let Some(wish) = index.hints().wish_in_cycle(&group, pod.uid()) {
             group.wish = wish;
         }
@@ -258,10 +261,10 @@ fn begin_group_cycle(extender: &Extender, request: &FilterRequest<'_>, now: Inst
 }
 
 impl<'r> Filter<'_, 'r> {
-    /// The demand of the pod, unless the webhooks' rules reject it.
+    /// The demand of the pod, or the reason for which all nodes, or all but one, refuse it whatever room they have.
     fn demand(&self, facts: Option<&PodFacts>) -> Demand<'r> {
         let FilterRequest { pod, names, .. } = self.request;
-        // The binding of an open assumption may have been written, so that the pod can go nowhere else.
+        // A bind has chosen devices there, and its binding may have been written: the pod can go nowhere else.
         if let Some(node) = self.index.assumed_node(pod.uid())
             && names.iter().any(|name| name == node)
         {
@@ -292,7 +295,7 @@ impl<'r> Filter<'_, 'r> {
     }
 
     /// Evaluates all nodes. The number of reported nodes follows from the pod and the configuration. For a member of a group with
-    /// a wish, also the outcome to keep, and that of a decision for the whole group.
+    /// a wish, returns also its place for later requests, and the metrics label of a decision for the whole group.
     fn evaluate(&self, demand: &Demand<'_>) -> (Evaluation<'r>, Option<MemberOutcome>, Option<&'static str>) {
         let Some(resources) = demand.resources() else {
             return (evaluate_all(self.index, demand, self.request, None), None, None);
@@ -375,7 +378,6 @@ impl<'r> Filter<'_, 'r> {
                 ..RefusalTexts::default()
             };
         };
-        // The node that the pod is nominated to has a text of its own while pods that were evicted for the pod have not ended.
         let nominated = self.request.pod.nominated_node().and_then(|node| {
             let text = awaited_victims_text(self.extender, self.index, &self.request.pod, node, self.now)?;
             Some((node, text))
@@ -395,8 +397,8 @@ impl<'r> Filter<'_, 'r> {
         }
     }
 
-    /// The texts for the nodes that may be refused because of a mistake in their report. They name no node: one file of an
-    /// operator may be that of many nodes, and kube-scheduler counts equal texts.
+    /// The texts of [`RefusalTexts::mistaken`]. They name no node: an operator's partition table may be that of many nodes, and
+    /// kube-scheduler counts equal texts.
     fn mistaken_texts(
         &self,
         resources: &ResourceDemand<'_>,
@@ -413,18 +415,16 @@ impl<'r> Filter<'_, 'r> {
         texts
     }
 
-    /// Notes the nodes that have no room on devices for the pod, if the leader may make some, or forgets the pod if it fits.
+    /// Notes for `make_room` the nodes that refuse the pod for want of room on devices; forgets a pod that evictions cannot help.
     fn note_for_room(&self, demand: &Demand<'_>, evaluation: &Evaluation<'r>, outcome: &Outcome) {
         let pod = &self.request.pod;
         match outcome {
-            // kube-scheduler asks about the nominated node alone, before it asks about the others.
+            // kube-scheduler asks about the nominated node alone first: the nodes that were noted before stay.
             Outcome::Refused(_) | Outcome::SampleRefused(..) if pod.nominated_node().is_some() => return,
             // A sample's refusal counts for its nodes: kube-scheduler's own filters may refuse the nodes that have room.
-            Outcome::Refused(_) | Outcome::SampleRefused(..) if demand.has_devices() => {}
+            Outcome::Refused(_) | Outcome::SampleRefused(..)
+                if demand.has_devices() && check_spec(pod).is_ok() => {}
             _ => return self.extender.memory().refused.forget(pod.uid()),
-        }
-        if check_spec(pod).is_err() {
-            return self.extender.memory().refused.forget(pod.uid());
         }
         let nodes = self.request.names.nodes(self.index);
         // No node fits, so that every place of the request has its misfit.
@@ -451,7 +451,7 @@ impl<'r> Filter<'_, 'r> {
             .refuse((id, pod.priority(), created), lacking.into_iter(), self.now);
     }
 
-    /// Returns true if kube-scheduler may know more nodes than the request has.
+    /// Returns true if the request may name a sample of the cluster's nodes: kube-scheduler may know more.
     fn may_be_sample(&self) -> bool {
         (MIN_SAMPLE..self.index.n_nodes()).contains(&self.request.names.len())
     }
@@ -580,11 +580,8 @@ impl RefusalTexts<'_> {
             (None, Some((node, text))) if node == name => text,
             (None, _) => {
                 let mut known = self.by_reason.iter();
-                let of_reason = || {
-                    known
-                        .find(|(reason, _)| *reason == misfit.reason)
-                        .map(|(_, text)| text)
-                };
+                let of_reason =
+                    || known.find_map(|(reason, text)| (*reason == misfit.reason).then_some(text));
                 let text = self.mistaken.get(name).or_else(of_reason);
                 text.map_or(misfit.reason.as_str(), String::as_str)
             }
@@ -603,7 +600,7 @@ impl RefusalTexts<'_> {
 
 /// The number of refused nodes for each reason, in the order of [`Reason::ALL`].
 fn count_reasons(demand: &Demand<'_>, evaluation: &Evaluation<'_>) -> [u64; Reason::ALL.len()] {
-    // With a binding under way, or while the pod's gang waits, the nodes were not evaluated.
+    // With a binding under way, or while the pod's gang waits, the reasons of the nodes are placeholders.
     match demand {
         Demand::AssumedOn(_) | Demand::GangPaused => [0; Reason::ALL.len()],
         Demand::Nothing | Demand::Resources(_) | Demand::Rejected(_) => evaluation.n_refused,

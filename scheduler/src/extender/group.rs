@@ -1,4 +1,5 @@
-//! The filter of a member of a group that has to be on one node, or on the GPUs of one link group.
+//! The filter of a member of a group that wishes to be in one domain: on one node, or on one *link group*, GPUs of a node that
+//! are linked to each other. A wish requires the domain, or prefers it.
 //!
 //! At the first member of a scheduling cycle room for the whole group is chosen: the nodes are ranked as for the member alone,
 //! and of the first that have room for the group the best is taken, by the score for the last member. Later members take
@@ -14,7 +15,7 @@ use super::evaluation::{
 };
 use crate::index::{ChosenRoom, GroupOfPod, Index, MemberOutcome, MemberStep, ResourceDemand};
 
-/// Number of nodes with room for a group of which the best is taken: each takes a placement of all members.
+/// Most nodes with room for a group that are compared: for each the engine places all members.
 const MAX_ROOMS: usize = 16;
 
 /// A node of the request that fits the member alone, and its rank.
@@ -35,7 +36,7 @@ pub(super) struct MemberVerdict<'n> {
     pub(super) evaluation: Option<Evaluation<'n>>,
     /// The outcome to keep for later members.
     pub(super) outcome: MemberOutcome,
-    /// The outcome of the decision for the whole group in words of metrics; `None` if it was made before.
+    /// The metrics label of the decision for the whole group; `None` if it was made for an earlier member.
     pub(super) decision: Option<&'static str>,
 }
 
@@ -49,19 +50,20 @@ pub(super) struct MemberFilter<'a, 'n> {
 }
 
 impl<'n> MemberFilter<'_, 'n> {
-    /// Evaluates the member.
+    /// Evaluates the member by the decision for its group, which is made at the first member.
     pub(super) fn evaluate(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
         match self.index.hints().step(self.group, self.resources.uid) {
-            MemberStep::AsAny => MemberVerdict::later(None, MemberOutcome::Unplaced(None)),
+            MemberStep::AsAny => MemberVerdict::decided_before(None, MemberOutcome::Unplaced(None)),
             MemberStep::Refuse(text) => {
                 let refused = self.misfits(Arc::clone(&text));
-                MemberVerdict::later(Some(refused), MemberOutcome::Unplaced(Some(text)))
+                MemberVerdict::decided_before(Some(refused), MemberOutcome::Unplaced(Some(text)))
             }
             MemberStep::Join(node) => self.join(node),
             MemberStep::Choose => self.choose(ranker),
         }
     }
 
+    /// Returns true if members are refused where the group has no room in one domain.
     fn is_required(&self) -> bool {
         self.group.wish.policy == DomainPolicy::Required
     }
@@ -85,10 +87,10 @@ impl<'n> MemberFilter<'_, 'n> {
         let named = self.node_of_request(node);
         let place = named.and_then(|_| self.index.place_in_group(self.group, self.resources));
         if let (Some(reported), Some(place)) = (named, place) {
-            return MemberVerdict::later(Some(only(reported)), MemberOutcome::Joined(node, place));
+            return MemberVerdict::decided_before(Some(only(reported)), MemberOutcome::Joined(node, place));
         }
         if !self.is_required() {
-            return MemberVerdict::later(None, MemberOutcome::Unplaced(None));
+            return MemberVerdict::decided_before(None, MemberOutcome::Unplaced(None));
         }
         let domain = self.domain_words();
         let text = match named {
@@ -99,11 +101,11 @@ impl<'n> MemberFilter<'_, 'n> {
                 )
             }
         };
-        // The member alone is refused.
-        MemberVerdict::later(Some(self.misfits(text.into())), MemberOutcome::Unplaced(None))
+        // An outcome without a text refuses this member alone.
+        MemberVerdict::decided_before(Some(self.misfits(text.into())), MemberOutcome::Unplaced(None))
     }
 
-    /// The node as the request names it, if it serves the member.
+    /// The node in the request, if the request names it and its device plugin can serve the member.
     fn node_of_request(&self, node: NodeId) -> Option<ReportedNode<'n>> {
         let view = self.index.fleet().view(node)?;
         let mut names = self.request.names.iter().enumerate();
@@ -117,7 +119,7 @@ impl<'n> MemberFilter<'_, 'n> {
         })
     }
 
-    /// Chooses room for the whole group.
+    /// Chooses room for the whole group in the first of [`Self::domains`] for which any node has room, on the best such node.
     fn choose(&self, ranker: &Ranker<'_>) -> MemberVerdict<'n> {
         let members = self.index.members_to_place(self.group, self.resources);
         let decided = |evaluation, outcome, decision| MemberVerdict {
@@ -126,6 +128,7 @@ impl<'n> MemberFilter<'_, 'n> {
             decision: Some(decision),
         };
         let mut most = 0;
+        // Members that are bound on several nodes can share no domain any more.
         if !members.is_apart {
             let candidates = self.candidates(ranker, members.node.as_deref());
             let mut search = GroupSearch::default();
@@ -177,6 +180,7 @@ impl<'n> MemberFilter<'_, 'n> {
         }
     }
 
+    /// The wished domain in texts of refusals.
     fn domain_words(&self) -> &'static str {
         match self.group.wish.domain {
             GroupDomain::Link => "link group",
@@ -184,12 +188,13 @@ impl<'n> MemberFilter<'_, 'n> {
         }
     }
 
-    /// The nodes that fit the member alone, best first; only the node on which members are bound, if there are any.
+    /// The nodes that fit the member alone, best first; only the node on which members are bound, if there are any. Without nodes
+    /// whose device plugin has just come back, which take few pods at a time.
     fn candidates(&self, ranker: &Ranker<'_>, only_node: Option<&str>) -> Vec<Candidate<'n>> {
         let mut candidates = Vec::new();
         for reported in evaluate_all(self.index, self.demand, self.request, None).reported {
-            let is_asked = only_node.is_none_or(|only| only == reported.name);
-            if is_asked && reported.node.is_some() && !self.index.filter().is_on_trial(reported.name) {
+            let is_allowed = only_node.is_none_or(|only| only == reported.name);
+            if is_allowed && reported.node.is_some() && !self.index.filter().is_on_trial(reported.name) {
                 candidates.push((ranker.rank(reported.name, reported.score), reported));
             }
         }
@@ -236,8 +241,8 @@ impl<'n> MemberFilter<'_, 'n> {
 }
 
 impl<'n> MemberVerdict<'n> {
-    /// The verdict on a member by the decision that was made for its group.
-    const fn later(evaluation: Option<Evaluation<'n>>, outcome: MemberOutcome) -> Self {
+    /// The verdict on a member for whose group the decision was made at an earlier member.
+    const fn decided_before(evaluation: Option<Evaluation<'n>>, outcome: MemberOutcome) -> Self {
         Self {
             evaluation,
             outcome,

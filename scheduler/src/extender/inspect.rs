@@ -135,13 +135,13 @@ impl NodeStream {
         if self.n_written == 0 {
             piece.extend_from_slice(b"{\"nodes\":[");
         }
-        while piece.len() < PIECE && !self.has_ended {
+        while piece.len() < PIECE {
             let Some(id) = self.nodes.next() else {
                 piece.extend_from_slice(b"]}");
                 self.has_ended = true;
                 break;
             };
-            // A node may be gone since the list was made. The old JSON has no stranded memory, which typical requests define.
+            // A node may be gone since the list was made. Typical requests say which memory is stranded: the old JSON has none.
             let no_typical_requests = &[];
             let shown = view::listed_node(self.extender.index.read().filter(), id, no_typical_requests);
             if let Some(node) = shown {
@@ -174,7 +174,7 @@ impl Drop for NodeStream {
     }
 }
 
-/// The answer for one node: the node, or an error.
+/// The answer for one node: a list with the node alone, or an error.
 #[derive(Default, Serialize)]
 struct Inspected {
     nodes: Vec<InspectedNode>,

@@ -103,16 +103,18 @@ impl NodeNames<'_> {
             return (0..).map(look_up).take(self.len()).collect();
         };
         let version = Some(filter.names_version());
-        let mut known = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.0 != version {
+        let mut cached = list.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (cached_version, nodes) = &mut *cached;
+        if *cached_version != version {
             // Sorted once: the order of the names stays when nodes come and go.
-            let places = match &*known.1 {
+            let places = match &**nodes {
                 [] => list.sorted_places(),
                 sorted => sorted.iter().map(|(place, _)| *place).collect(),
             };
-            *known = (version, places.into_iter().map(look_up).collect());
+            *nodes = places.into_iter().map(look_up).collect();
+            *cached_version = version;
         }
-        Arc::clone(&known.1)
+        Arc::clone(nodes)
     }
 }
 
@@ -133,12 +135,13 @@ impl NameList {
         places
     }
 
-    /// The list of a body whose names have been read from it; `None` if the names are few or the body is long, or if they do not
-    /// lie at its end as they are.
+    /// The list at the end of a body, from which `names` were read; `None` if the names are few or the body is long, or if the
+    /// list is not the end of the body, name for name as it is.
     fn of(body: &str, names: &[Cow<'_, str>]) -> Option<Self> {
         if names.len() < MIN_NAMES || body.len() > MAX_BYTES {
             return None;
         }
+        // A name that borrows from the body lies in it as it is; one that is owned has an escape there.
         let offset = |name: &Cow<'_, str>| match name {
             Cow::Borrowed(name) => name.as_ptr().addr().checked_sub(body.as_ptr().addr()),
             Cow::Owned(_) => None,
@@ -197,6 +200,7 @@ impl NameLists {
         });
     }
 
+    /// Makes a list the one that was used last.
     fn note_use(&self, list: &NameList) {
         let n_uses = self.n_uses.fetch_add(1, Ordering::Relaxed);
         list.last_use.store(n_uses, Ordering::Relaxed);

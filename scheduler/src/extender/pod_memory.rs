@@ -22,7 +22,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// State of pods from one request to the next. All of it is lost with the process.
 #[derive(Debug, Default)]
 pub(crate) struct PodMemory {
-    /// The fields of pods that filter requests had and no watch has shown yet.
+    /// The fields of pods that filter requests carried, until a watch shows the pods.
     pub(super) facts: RecentPods<PodFacts>,
     pub(super) avoided_nodes: AvoidedNodes,
     /// The victims in the last `preempt` answer for each pod.

@@ -26,8 +26,8 @@ const SEARCH_LIMIT: Duration = Duration::from_secs(1);
 /// evicted.
 const DELETED_WITHIN: Duration = Duration::from_secs(30);
 
-/// The same time while the pod is nominated to none of the nodes that the answer named: kube-scheduler may be evicting the victims
-/// on any of them or on none, so it is shorter.
+/// The same time while the pod is nominated to none of the nodes that the answer named. It is shorter, since kube-scheduler
+/// may be evicting the victims on any of them or on none.
 const DELETED_WITHIN_WITHOUT_NOMINATION: Duration = Duration::from_secs(10);
 
 /// Texts for the nominated node of a pod whose victims have not ended, in turn.
@@ -53,8 +53,9 @@ impl NamedVictims {
     /// by the nomination of the pod a moment later.
     fn may_be_evicted_on(&self, index: &Index, (uid, node): (&str, &str), now: Instant) -> bool {
         let is_recent = now.saturating_duration_since(self.at) < DELETED_WITHIN_WITHOUT_NOMINATION;
-        let nominated = index.nominated_node(uid);
-        nominated.map_or(is_recent, |nominated| nominated == node)
+        index
+            .nominated_node(uid)
+            .map_or(is_recent, |nominated| nominated == node)
     }
 
     /// Returns true if victims that kube-scheduler may have evicted have not ended, as far as the watch shows. `nominated` is the
@@ -199,7 +200,7 @@ fn remember_victims(
         is_for_room: false,
         n_refusals: 0,
     };
-    // Under one lock, so that kube-scheduler and the leader never evict pods for one pod, or one pod for two, at the same time.
+    // Under one lock: kube-scheduler and the leader must not both evict pods for this pod, nor each evict one pod for another.
     let mut memory = extender.memory();
     let is_promised = memory.rooms.of_others(uid).any(|(node, freeing)| {
         let mut victims = named.by_node.get(node).into_iter().flatten();
@@ -212,7 +213,7 @@ fn remember_victims(
     may_be_named
 }
 
-/// Begins a hold in memory; returns false if kube-scheduler may be evicting pods for the pod.
+/// Keeps a [`Hold`] in memory: the leader makes room for its pod. Returns false if kube-scheduler may be evicting pods for it.
 pub(crate) fn begin_hold(extender: &Extender, hold: Hold, now: Instant) -> bool {
     let uid = hold.pod.uid.clone();
     let named = NamedVictims {
@@ -232,7 +233,7 @@ pub(crate) fn begin_hold(extender: &Extender, hold: Hold, now: Instant) -> bool 
     true
 }
 
-/// Ends a hold in memory.
+/// Removes the [`Hold`] of a pod from memory.
 pub(crate) fn end_hold(extender: &Extender, uid: &str) {
     let mut memory = extender.memory();
     memory.rooms.held.remove(uid);
@@ -253,7 +254,7 @@ pub(crate) fn is_outranked(memory: &PodMemory, index: &Index, hold: &Hold, now: 
     })
 }
 
-/// The pods on each node that go for other pods: their room is promised to those pods.
+/// By node, the pods that are evicted for other pods than `uid`, to which their room is promised.
 pub(crate) fn promised_to_others(extender: &Extender, uid: &str, now: Instant) -> Promised {
     let mut promised = Promised::new();
     let index = extender.index.read();

@@ -15,7 +15,7 @@ const N_SCORES: usize = 11;
 /// The body is not a prioritize request, or the watches have not synced.
 pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError> {
     let request = FilterRequest::parse("prioritize", body, &extender.name_lists)?;
-    // Nodes that do not exist get no score.
+    // Without the Node objects no node is evaluated as an autoscaler's template: one that does not exist gets no score.
     let request = FilterRequest {
         whole_nodes: None,
         ..request
@@ -36,10 +36,8 @@ pub fn answer(extender: &Extender, body: &[u8]) -> Result<Vec<u8>, RequestError>
     let mut answer: Vec<_> = names.iter().map(|host| HostPriority { host, score: 0 }).collect();
     if demand.resources().is_some() {
         let fitting = evaluate_all(&index, &demand, &request, None).reported;
-        let ranks: Vec<_> = fitting
-            .iter()
-            .map(|node| ranker.rank(node.name, node.score))
-            .collect();
+        let ranks = fitting.iter().map(|node| ranker.rank(node.name, node.score));
+        let ranks: Vec<_> = ranks.collect();
         // Scores are relative, so all ranks have to be known first.
         for (node, scaled) in fitting.iter().zip(scale(&ranks)) {
             if let Some(priority) = answer.get_mut(node.idx) {

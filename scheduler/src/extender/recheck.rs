@@ -19,7 +19,7 @@ pub(super) const HOLD: Duration = Duration::from_millis(50);
 /// Time between two looks at the index.
 const POLL: Duration = Duration::from_millis(1);
 
-/// The time without rechecks after one that no update came for, so that kube-scheduler loses a twentieth of its time at most.
+/// The time without rechecks after one in vain: kube-scheduler, which waits for each, loses a twentieth of its time at most.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The refusal of a pod on all nodes.
@@ -54,7 +54,7 @@ impl Recheck {
         self.n_openings.sweep(is_shown);
     }
 
-    /// Takes note of a recheck: the refusal that it ended with, if any, and whether an update came meanwhile.
+    /// Notes a recheck that has ended: with this refusal, if any, and with or without an update before its second evaluation.
     pub(super) fn finish(&mut self, refusal: Option<&PodRefusal>, is_updated: bool, now: Instant) {
         if let Some(refusal) = refusal {
             self.n_openings.insert(&refusal.uid, refusal.n_openings);

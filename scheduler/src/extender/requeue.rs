@@ -12,12 +12,13 @@
 //! a second. That finds the node that samples missed, and must end: after a number of refusals in a row the text is constant
 //! until room opens.
 //!
-//! **Room opens without an event.** kube-scheduler does not see that a hint expires or that a Device object changes, for
-//! example. Such room is announced by a write to an object that kube-scheduler watches ([`Room`]), if a pod was refused before
-//! it opened (`WaitingPods`). Room of any cause is announced too if a pod that was refused before it opened is not tried
-//! again within the longest back-off of 10 s. Then kube-scheduler saw the event, and tried the pod, before this process's watch
-//! had shown the room; the pod was refused once more. If its last attempt had no cause that this process knows, and room opens
-//! seconds later, the attempt was most likely made for that room, so that it is announced at once.
+//! **Room opens without an event.** kube-scheduler does not see, for example, that a hint (room kept for a pod that is not
+//! bound yet) expires, or that a Device object changes. Such room is announced by a write to an object that kube-scheduler
+//! watches ([`Room`]), if a pod was refused before it opened (`WaitingPods`). Room of any cause is announced too if a pod that
+//! was refused before it opened is not tried again within 15 s, as the longest back-off is 10 s. Then kube-scheduler saw the
+//! event, and tried the pod, before this process's watch had shown the room; the pod was refused once more. If its last
+//! attempt had no cause that this process knows, and room opens seconds later, the attempt was most likely made for that
+//! room, so that it is announced at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -145,8 +146,8 @@ struct WaitingPod {
     seen: Openings,
     /// The time of the refusal.
     at: Instant,
-    /// True if nothing that this process knows was a cause to try the pod: no room has opened since its refusal before, and none
-    /// was announced.
+    /// True if kube-scheduler tried the pod for no cause that this process knows: between its last two refusals no room opened,
+    /// and none was announced.
     is_early: bool,
     /// The number of announcements before the refusal.
     n_announced: u64,
@@ -216,7 +217,7 @@ impl WaitingPods {
 
     /// Returns true if room has to be announced now.
     fn is_due(&mut self, openings: Openings, now: Instant) -> bool {
-        // The leader before may have refused pods because of room that it kept for others (hints), which is free with its end.
+        // A new leader announces once without a cause: the hints of the leader before, for which pods were refused, are gone.
         let mut is_due = self.n_announced == 0;
         for waiting in self.pods.values_mut().chain(&mut self.others) {
             // Not `any`: each pod notes the time at which it first was behind, also if another is due.
@@ -225,7 +226,7 @@ impl WaitingPods {
         is_due && self.paused_until.is_none_or(|until| until <= now)
     }
 
-    /// Forgets the pods that were refused before the openings that are announced: kube-scheduler tries them again.
+    /// Notes an announcement, and forgets the pods that were refused before its openings: kube-scheduler tries them again.
     fn announced(&mut self, openings: Openings, now: Instant) {
         self.pods.retain(|_, waiting| !waiting.seen.is_before(openings));
         self.others.take_if(|waiting| waiting.seen.is_before(openings));

@@ -1,5 +1,5 @@
-//! Room that is being made for one pod: it is kept on a node, to which the pod is nominated, until the pod is bound, or time is
-//! up.
+//! A hold: room that is being made for one pod, and kept on a node to which the pod is nominated, until the pod is bound or time
+//! is up.
 //!
 //! The decision about each next step is a function of the index and the time. [`super`] carries it out.
 
@@ -10,7 +10,7 @@ use placement::{OwnerId, Reason};
 use crate::bind::PodId;
 use crate::index::{Index, RoomVictim};
 
-/// The time within which the watch shows that a plan has not come to nothing.
+/// The time within which the watch has to show the node with room once all pods that free it have gone.
 const SHOWN_FREE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Room that is being made for one pod on one node.
@@ -22,9 +22,9 @@ pub(crate) struct Hold {
     pub(crate) freeing: Vec<OwnerId>,
     /// The pods whose eviction the API server has not accepted yet.
     pub(super) pending: Vec<RoomVictim>,
-    /// The end of the time for which `pending` is tried.
+    /// The time until which the evictions of `pending` are tried again.
     pub(super) retried_until: Instant,
-    /// The end of the hold.
+    /// The time at which the hold ends if the pod is not bound.
     pub(super) until: Instant,
     /// The time since which the API server has not answered whether `pending` may be tried.
     pub(super) unanswered_since: Option<Instant>,

@@ -1,7 +1,7 @@
 //! The choice of the node on which room is made for a pod, and of the pods that go there.
 //!
-//! Changes nothing, and reads no clock: the caller brings it. The index is locked for one node at a time, or for the count of a
-//! few nodes' pods, since filters wait for nothing that this search does.
+//! Changes nothing, and reads no clock: the caller brings it. The index is read-locked for the search on one node at a time, or
+//! for the count of the pods of a few: watches and filters write to it, and must not wait long.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use placement::NodeId;
 use crate::index::{Index, NodeRoom, Preemptor, Promised, ResourceDemand, RoomSearch, Shared};
 use crate::kube_scheduler::PodRules;
 
-/// The most nodes that are searched for one decision: those with the fewest pods that may go.
+/// The most nodes that are searched for one decision: those with the fewest pods that may be evicted or are leaving.
 const MAX_NODES: usize = 64;
 
 /// The longest time for which nodes are searched for one decision.
 const SEARCH_LIMIT: Duration = Duration::from_millis(50);
 
-/// The number of nodes whose pods are counted under one lock: filters that keep room wait as long, as they write.
+/// The number of nodes whose pods are counted under one lock: filters that keep room write to the index, and wait as long.
 const COUNTED_AT_ONCE: usize = 32;
 
 /// The most plans for one pod: if the API server refuses the evictions of one, the next is tried.
@@ -32,7 +32,7 @@ pub(super) struct PlannedPod<'a> {
     /// True if pods that are leaving make room without an eviction.
     pub(super) counts_leaving: bool,
     pub(super) demand: &'a ResourceDemand<'a>,
-    /// The pods that go for other pods.
+    /// The pods that are evicted for other pods.
     pub(super) promised: &'a Promised,
     /// The nodes on which the API server has refused evictions for the pod: they come last.
     pub(super) refusing: &'a BTreeSet<Box<str>>,
@@ -92,8 +92,8 @@ impl PlannedPod<'_> {
         preemptor.room_on(index.filter(), node)
     }
 
-    /// The names of the nodes to search: those with the fewest pods that may go, of which some has to. An error is the name of a
-    /// node that fits now, so that no pod has to go.
+    /// The names of the nodes to search: of those with pods that may go, the ones with the fewest. An error is the name of a node
+    /// that fits now, so that no pod has to go.
     fn cheapest(self, index: &Shared<Index>, nodes: &[NodeId]) -> Result<Vec<Box<str>>, Box<str>> {
         let mut counted: Vec<(bool, usize, Box<str>)> = Vec::with_capacity(nodes.len());
         for some in nodes.chunks(COUNTED_AT_ONCE) {

@@ -22,7 +22,8 @@ const WORD: usize = u64::BITS as usize;
 pub(crate) struct RefusedPods {
     /// By UID.
     pods: FxHashMap<Box<str>, RefusedPod>,
-    /// The node that a number stands for in the sets of all pods, and the first refusal since when it does.
+    /// By number: the node that the number stands for in the sets of all pods, and the first refusal (of `n_refusals`) from which
+    /// on it does. A new node may have the number of one that is gone.
     nodes: Vec<Option<(NodeId, u64)>>,
     /// The number of refusals so far.
     n_refusals: u64,
@@ -42,7 +43,7 @@ pub(crate) struct RefusedPod {
     nodes: NodeSet,
 }
 
-/// A set of nodes, by their numbers.
+/// A set of nodes: one bit for each number.
 #[derive(Debug, Default)]
 struct NodeSet(Vec<u64>);
 
@@ -57,13 +58,15 @@ impl RefusedPods {
         self.n_refusals += 1;
         let mut set = NodeSet::default();
         for node in nodes {
-            self.name(node);
+            self.assign_number(node);
             set.insert(node);
         }
         set.0.shrink_to_fit();
         let first_refused = self.pods.get(&*id.uid).map_or(now, |known| known.first_refused);
         if !self.pods.contains_key(&*id.uid) && self.pods.len() >= MAX_PODS {
-            self.forget_oldest();
+            let oldest = self.pods.iter().min_by_key(|(_, pod)| pod.last_refusal);
+            let oldest = oldest.map(|(uid, _)| uid.clone());
+            oldest.and_then(|uid| self.pods.remove(&uid));
         }
         let uid = id.uid.as_str().into();
         let refused = RefusedPod {
@@ -77,8 +80,8 @@ impl RefusedPods {
         self.pods.insert(uid, refused);
     }
 
-    /// Makes the number of a node stand for this node. In the sets of earlier refusals it stands for no node then.
-    fn name(&mut self, node: NodeId) {
+    /// Makes the number of a node stand for this node from the present refusal on; in earlier sets a new one is skipped.
+    fn assign_number(&mut self, node: NodeId) {
         let at = node.number() as usize;
         if self.nodes.len() <= at {
             self.nodes.resize(at + 1, None);
@@ -98,13 +101,6 @@ impl RefusedPods {
     /// Returns true if filters refused a pod.
     pub(crate) fn contains(&self, uid: &str) -> bool {
         self.pods.contains_key(uid)
-    }
-
-    fn forget_oldest(&mut self) {
-        let oldest = self.pods.iter().min_by_key(|(_, pod)| pod.last_refusal);
-        if let Some(uid) = oldest.map(|(uid, _)| uid.clone()) {
-            self.pods.remove(&uid);
-        }
     }
 
     /// Forgets all pods that do not wait any more, by their UID and the time of the first refusal.

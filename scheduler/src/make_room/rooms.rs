@@ -11,7 +11,7 @@ use super::writes::WRITE_LIMIT;
 use crate::bind::PodId;
 use crate::index::room_rules::NotPreemptor;
 
-/// The time whose evictions are limited.
+/// The time within which the number of evictions is limited.
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Time after which a pod for which no room can be made is looked at again: other pods have their turn meanwhile.
@@ -31,7 +31,7 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 pub(crate) struct Rooms {
     /// By UID of the pod.
     pub(crate) held: BTreeMap<Box<str>, Hold>,
-    /// By UID of the pod, with the time.
+    /// The last answer about each waiting pod, by UID, with the time of the answer.
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
     /// True if the last turn was the most important pod's.
     is_by_priority: bool,
@@ -162,7 +162,7 @@ impl Verdict {
         )
     }
 
-    /// The plan was dropped before an eviction.
+    /// The plan was dropped, for this reason.
     pub(super) fn dropped(why: &'static str) -> Self {
         Self::new(None, format!("A plan to make room for it was dropped: {why}."))
     }
@@ -175,8 +175,8 @@ impl Verdict {
         }
     }
 
-    /// The pods have ended, and others or a fault have taken the room. If pods were evicted for it by this replica, no further
-    /// ones go before the time of the plan is up: something may take each room.
+    /// The pods have ended, and others or a fault have taken the room. If this replica made the plan, it evicts no further pods
+    /// before the time of the plan is up: something may take each room.
     pub(super) fn in_vain(hold: &Hold) -> Self {
         Self {
             rests_until: hold.first_refused.map(|_| hold.until),
@@ -201,7 +201,7 @@ impl Rooms {
         }
     }
 
-    /// The holds of other pods.
+    /// The node of each hold of another pod, with the pods that free the room.
     pub(crate) fn of_others(&self, uid: &str) -> impl Iterator<Item = (&str, &[placement::OwnerId])> {
         let others = self.held.values().filter(move |hold| hold.pod.uid != uid);
         others.map(|hold| (&*hold.node, &*hold.freeing))
@@ -216,7 +216,7 @@ impl Rooms {
     }
 
     /// Keeps the answer about a pod; returns true if it differs from the last one.
-    pub(super) fn settle(&mut self, uid: &str, verdict: Verdict, now: Instant) -> bool {
+    pub(super) fn keep_verdict(&mut self, uid: &str, verdict: Verdict, now: Instant) -> bool {
         let last = self.verdicts.get(uid);
         let differs = last.is_none_or(|(last, _)| *last != verdict);
         self.verdicts.insert(uid.into(), (verdict, now));
@@ -236,11 +236,12 @@ impl Rooms {
         verdict.is_some_and(|(verdict, _)| verdict.outcome.replace("evicted").is_none())
     }
 
-    /// Returns true if the pod has an answer that is not worth another search yet.
-    pub(super) fn is_settled(&self, uid: &str, now: Instant) -> bool {
+    /// Returns true if the answer about a pod is too new for another search, or the pod rests.
+    pub(super) fn has_new_verdict(&self, uid: &str, now: Instant) -> bool {
         let Some((verdict, at)) = self.verdicts.get(uid) else {
             return false;
         };
+        // Answers without an outcome are about a state that is changing.
         let lasts = match verdict.outcome {
             Some(_) => LOOKED_AT_AGAIN,
             None => LOOKED_AT_SOON,
@@ -248,7 +249,7 @@ impl Rooms {
         self.is_resting(uid, now) || now.saturating_duration_since(*at) < lasts
     }
 
-    /// Returns true if no further room is made for a pod for a while.
+    /// Returns true if a plan for the pod has failed such that no other is made for a while.
     pub(super) fn is_resting(&self, uid: &str, now: Instant) -> bool {
         let verdict = self.verdicts.get(uid);
         let until = verdict.and_then(|(verdict, _)| verdict.rests_until);
@@ -263,7 +264,7 @@ impl Rooms {
     }
 
     /// The time of the last answer about a pod; `None` if there is none.
-    pub(super) fn looked_at(&self, uid: &str) -> Option<Instant> {
+    pub(super) fn time_of_verdict(&self, uid: &str) -> Option<Instant> {
         self.verdicts.get(uid).map(|(_, at)| *at)
     }
 
@@ -345,7 +346,7 @@ mod tests {
         let (mut rooms, began) = (Rooms::default(), Instant::now());
         for at in 0..3000 {
             let now = began + Duration::from_secs(at);
-            rooms.settle(&format!("uid-{at}"), Verdict::no_victims(0), now);
+            rooms.keep_verdict(&format!("uid-{at}"), Verdict::no_victims(0), now);
             rooms.retain_verdicts(&RefusedPods::default(), now, |_| true);
         }
         assert_eq!(rooms.verdicts.len(), 600);

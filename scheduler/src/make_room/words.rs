@@ -26,7 +26,7 @@ impl EvictedPods {
         self.n_pods == 0
     }
 
-    /// The pods in words.
+    /// The pods in words, as [`pods_on`].
     pub(super) fn on(&self, node: &str) -> String {
         pods_on(self.n_pods, &self.gpus, node)
     }

@@ -1,7 +1,7 @@
 //! The writes by which room is made: the nomination of a pod, and the evictions of others.
 //!
-//! As for bindings, nothing is sent unless this replica leads until the write is certainly over. Preconditions make the API server
-//! refuse a write about another state of the pod than the one that the decision was made on.
+//! As for bindings, nothing is sent unless this replica leads until the write is certainly over. Preconditions make the API
+//! server refuse a write about another state of the pod than the one that the decision was made on.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl RoomWriter {
         Ok(found.filter(|found| found.uid() == pod.uid))
     }
 
-    /// Has the API server check the eviction of a pod, and evicts nothing.
+    /// Has the API server check the eviction of a pod without carrying it out (`dryRun`).
     pub(super) async fn try_eviction(&self, pod: &PodId) -> Result<(), WriteError> {
         let answer = self.post_eviction(pod, "&dryRun=All").await?;
         match answer.status {
@@ -66,6 +66,7 @@ impl RoomWriter {
         outcome(self.post_eviction(pod, "").await?).map(drop)
     }
 
+    /// Posts an `Eviction` of the pod with this UID; `query` is added to the parameters.
     async fn post_eviction(&self, pod: &PodId, query: &str) -> Result<Answer, WriteError> {
         let PodId { namespace, name, uid } = pod;
         let eviction = json!({
@@ -73,7 +74,7 @@ impl RoomWriter {
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid}},
         });
-        let path = format!("{}/eviction?{}{query}", pod_path(pod), given_up());
+        let path = format!("{}/eviction?{}{query}", pod_path(pod), timeout_parameter());
         self.write(send(&self.0.client, Method::POST, &path, Some(&eviction)))
             .await
     }
@@ -94,14 +95,15 @@ impl RoomWriter {
         let path = format!(
             "{}/status?{}&fieldManager={ROOM_MANAGER}&force=true",
             pod_path(pod),
-            given_up()
+            timeout_parameter()
         );
         let apply = "application/apply-patch+yaml";
         let written = send_as(&self.0.client, Method::PATCH, &path, apply, Some(&object));
         outcome(self.write(written).await?).map(drop)
     }
 
-    /// Sends one write, if this replica leads until it is over. The election waits for it before the replica resigns.
+    /// Sends one write, if this replica certainly leads until it is over. It counts as a bind, for whose end the replica waits
+    /// before it releases the Lease.
     async fn write(&self, write: impl Future<Output = Result<Answer, String>>) -> Result<Answer, WriteError> {
         let leadership = self.0.leadership();
         let began = leadership.begin_bind(now());
@@ -116,8 +118,8 @@ impl RoomWriter {
     }
 }
 
-/// The parameter by which the API server gives up a write in time too, so that one whose answer is lost does not happen much later.
-fn given_up() -> String {
+/// The query parameter by which the API server gives a write up after the same time: one without an answer happens no later.
+fn timeout_parameter() -> String {
     format!("timeout={}s", WRITE_LIMIT.as_secs())
 }
 

@@ -19,8 +19,8 @@ use super::snapshot::{Delta, MAX_AGE, StateSnapshot};
 use super::{ReadApi, json};
 use crate::extender::Denied;
 
-/// Time after which a client's token is reviewed again: a token that has ended, or lost its rights, is followed no longer than
-/// this and the time for which reviews are cached.
+/// Time after which a client's token is reviewed again: a client whose token has ended, or lost its rights, gets changes for this
+/// time at the longest, plus that for which reviews are cached.
 const REVIEW_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without an event after which a comment is sent, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -152,7 +152,7 @@ impl ChangeFollower {
     }
 }
 
-/// Writes one event. The ID of an event, if it has one, is written before it.
+/// Writes one event, behind the line of its ID, if it has one.
 fn write_event(text: &mut Vec<u8>, name: &str, data: &[u8]) {
     text.extend_from_slice(b"event: ");
     text.extend_from_slice(name.as_bytes());

@@ -1,4 +1,4 @@
-//! The slot in which answers that take all nodes are computed: one at a time, and callers in turn.
+//! The slot in which answers that look at all nodes (`explain`, `fit`) are computed: one at a time, and callers in turn.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::keyed_lock::KeyedLock;
 /// Most requests of one caller that are computed or wait at one time. All port-forwards to a pod are one caller.
 const MAX_PER_CALLER: usize = 8;
 
-/// Computes explanations and fits one at a time, so that they take at most one core from filters.
+/// Computes answers one at a time, so that they take at most one core from filters.
 #[derive(Debug)]
 pub(super) struct ComputingSlot {
     /// A caller with many requests waits here with all but one of them, so that another caller's request is soon next.

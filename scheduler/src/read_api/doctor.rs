@@ -56,7 +56,7 @@ fn check_sync(replica: &Replica) -> Finding {
     finding_of_replica("scheduler-sync", severity, message, remedy)
 }
 
-/// Checks the certificates that this replica serves with and trusts, by name and end in unix seconds.
+/// The finding on the certificates that this replica serves with and trusts; `ends` has their names and ends in unix seconds.
 pub(super) fn check_certificates(ends: &[(&str, i64)], now: Duration) -> Finding {
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     let (mut severity, mut ending) = (Severity::Ok, Vec::new());
@@ -80,8 +80,8 @@ pub(super) fn check_certificates(ends: &[(&str, i64)], now: Duration) -> Finding
     finding_of_replica("certificates", severity, message, remedy)
 }
 
-/// Checks that kube-scheduler asks this replica. It asks the leader alone, and only about pods that request resources which its
-/// configuration names.
+/// The finding on kube-scheduler's filter requests. It sends them to the leader alone, and only about pods that request resources
+/// which its configuration names.
 fn check_filter_requests(replica: &Replica, n_pending: usize) -> Finding {
     let (severity, message) = match replica.last_filter_seconds {
         _ if !replica.leading => (

@@ -21,7 +21,7 @@ use survey::{Refused, Survey};
 const MAX_FITTING: usize = 3;
 /// Most refusing nodes that are listed, unless the client asks for all.
 const MAX_NEAREST: usize = 5;
-/// Most refusing nodes for which pods in the way are searched: a search may take thousands of comparisons.
+/// Most refusing nodes for which the pods in the way are searched, each of which may take thousands of comparisons.
 const MAX_SEARCHES: usize = 3;
 
 /// Explains the pod of this name to a client that sees the names of all pods, with the verdicts of all nodes if `all`, or else of
@@ -88,14 +88,9 @@ pub(super) fn explain_to(
         }
     }
     explanation.gates = rules.gates.iter().map(ToString::to_string).collect();
-    // kube-scheduler's words repeat a refusal of the filter.
-    let is_repeated = |words: &String| {
-        explanation
-            .invalid
-            .as_ref()
-            .is_some_and(|rule| words.contains(rule))
-    };
-    explanation.kube_scheduler = last_attempt(&rules).filter(|words| !is_repeated(words));
+    // kube-scheduler's words are left out where they repeat the rule, which the filter has sent to it.
+    let (attempt, invalid) = (last_attempt(&rules), explanation.invalid.as_ref());
+    explanation.kube_scheduler = attempt.filter(|words| invalid.is_none_or(|rule| !words.contains(rule)));
     explanation.summary = summary(&survey, asker);
     add_verdicts(&mut explanation, index, &survey, asker, all);
     Some(explanation)
@@ -113,11 +108,12 @@ fn find_pod(index: &Index, namespace: &str, name: &str) -> Option<(OwnerId, PodF
     found.map(|(uid, facts)| (uid.clone(), facts.clone()))
 }
 
-/// The beginnings of kube-scheduler's words after its reasons, on preemption. They are left out: [`Survey::search_ends`]
-/// evaluates the end of other pods with their devices, which kube-scheduler does not know.
+/// The beginnings of kube-scheduler's words on preemption, behind its reasons. They are left out: [`Survey::search_ends`]
+/// searches the pods in the way by their devices, which kube-scheduler does not know.
 const AFTER_REASONS: [&str; 2] = [" no new claims to deallocate", " preemption: "];
 
-/// kube-scheduler's reasons for the outcome of its last attempt, or its one word if it wrote no message.
+/// kube-scheduler's message about its last attempt to schedule the pod, up to [`AFTER_REASONS`], or its one-word reason without a
+/// message; `None` before the first attempt.
 fn last_attempt(rules: &PodRules) -> Option<String> {
     let condition = rules.last_attempt.as_ref()?;
     let text = if condition.message.is_empty() {
@@ -184,15 +180,13 @@ fn refusing_verdict(index: &Index, refused: &Refused, asker: Asker<'_>) -> NodeV
     }
 }
 
-/// The fit of each GPU of a node, the nearest first; empty as [`device_fits`] says.
+/// [`device_fits`] with the nearest GPU first; empty without a demand.
 fn demanded_fits<'a>(
     index: &'a Index,
     name: &str,
     demand: Option<&ResourceDemand<'_>>,
 ) -> Vec<DeviceFit<'a>> {
-    let mut fits = demand
-        .map(|demand| device_fits(index, name, demand))
-        .unwrap_or_default();
+    let mut fits = demand.map_or_else(Vec::new, |demand| device_fits(index, name, demand));
     fits.sort_by_key(|fit| (survey::lack(fit), fit.gpu.minor));
     fits
 }
@@ -202,9 +196,8 @@ fn demanded_fits<'a>(
 fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) -> Vec<DeviceFit<'a>> {
     let fleet = index.fleet();
     let hints = Hints::RespectOthers(demand.uid);
-    let fits = fleet
-        .node_id(name)
-        .and_then(|node| fleet.explain(node, demand.gpus, hints).ok());
+    let node = fleet.node_id(name);
+    let fits = node.and_then(|node| fleet.explain(node, demand.gpus, hints).ok());
     fits.unwrap_or_default()
 }
 
@@ -212,15 +205,12 @@ fn device_fits<'a>(index: &'a Index, name: &str, demand: &ResourceDemand<'_>) ->
 fn gpu_verdicts(fits: &[DeviceFit<'_>]) -> Vec<GpuVerdict> {
     let mut gpus = Vec::with_capacity(fits.len());
     for fit in fits {
+        let refusal = fit.fit.err();
         gpus.push(GpuVerdict {
             minor: fit.gpu.minor,
-            fits: fit.fit.is_ok(),
-            reason: fit.fit.err().map_or("", words::gpu_reason).to_owned(),
-            lacks: fit
-                .fit
-                .err()
-                .map(|reason| words::gpu_lacks(reason, fit))
-                .unwrap_or_default(),
+            fits: refusal.is_none(),
+            reason: refusal.map_or("", words::gpu_reason).to_owned(),
+            lacks: refusal.map_or_else(String::new, |reason| words::gpu_lacks(reason, fit)),
             needed: fit.need.memory.bytes_ceil(),
             free: fit.free.memory.bytes_floor(),
             needed_core: fit.need.core,

@@ -31,8 +31,8 @@ struct FitCandidate {
     facts: NodeFacts,
     /// The requests of the pods on the node and of those that were placed there.
     requested: RequestSums,
-    /// The node on whose copy pods are tried; `None` if nothing is known of its devices and the pod needs none that have to be
-    /// known.
+    /// The node in the fleet whose copy pods are tried on; `None` if nothing is known of its devices, and the pod needs only such
+    /// as kube-scheduler counts itself.
     node: Option<NodeId>,
     /// The copy of the node on which pods are placed; `None` until the first pod is tried on it.
     copy: Option<NodeCopy>,
@@ -108,7 +108,7 @@ pub fn fit(index: &Shared<Index>, request: &FitRequest) -> Result<FitAnswer, Fit
     }
 }
 
-/// Checks that a request asks for no more copies and added nodes than one answer may cost.
+/// Checks that a request asks for no more pods and added nodes than one answer may cost.
 fn check_limits(request: &FitRequest) -> Result<(), FitError> {
     let mut n_added = 0_u32;
     for nodes in &request.add_nodes {
@@ -135,6 +135,7 @@ fn domain(request: &FitRequest) -> Result<GroupDomain, AnnotationError> {
     Ok(wish.unwrap_or_default().domain)
 }
 
+/// The number of pods that have to share a domain.
 fn group_size(request: &FitRequest) -> usize {
     usize::try_from(request.replicas).unwrap_or(usize::MAX)
 }
@@ -146,7 +147,7 @@ struct Search<'a> {
     rules: &'a PodRules,
     nominated: NominatedRequests,
     candidates: Vec<FitCandidate>,
-    /// The candidates with room by score, each by its index in `candidates`; of equal scores the lowest index first.
+    /// The candidates with room, by score and index in `candidates`; of equal scores the lowest index comes first.
     by_score: BinaryHeap<(Score, Reverse<usize>)>,
     /// The number of nodes that take no further pod, by reason.
     refusals: BTreeMap<String, u32>,
@@ -223,7 +224,8 @@ impl<'a> Search<'a> {
         if group.n_members == 0 {
             return answer;
         }
-        let (mut best, mut most): (Option<(Score, FitPlacement)>, _) = (None, 0);
+        let mut best: Option<(Score, FitPlacement)> = None;
+        let mut most = 0;
         // For all nodes together, as in a filter request.
         let mut search = GroupSearch::default();
         // From the node that ranks first for one pod on, as a filter request does: of equal scores the first wins.
@@ -283,9 +285,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Adds `count` empty copies of the node `like`: with its devices, none of them closed, its labels and taints, and the pods
-    /// of
-    /// `DaemonSet`s.
+    /// Adds `count` copies of the node `like`: with its devices, none of them closed, its labels and taints, and of its pods
+    /// those of `DaemonSet`s alone.
     fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
         let shared = self.index;
         let requested = shared.read().requests_on_added(like);

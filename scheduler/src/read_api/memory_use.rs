@@ -58,7 +58,7 @@ pub(super) enum UnknownUse {
 /// The bytes of GPU memory in use on one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeMemoryUse {
-    /// The bytes in use by any process, by UUID of the GPU; none of a GPU whose processes the plugin does not measure.
+    /// The bytes in use by all processes, by UUID of the GPU, without GPUs whose processes the plugin does not measure.
     gpus: BTreeMap<String, u64>,
     /// The use of pods, by UUID of the GPU, namespace and name of the pod.
     pods: BTreeMap<(String, String, String), PodUse>,
@@ -178,8 +178,12 @@ impl PluginMeasurements {
     /// The plugins to ask: those whose last answer is too old.
     fn outdated(&self, targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
         let mut answers = self.answers();
-        // Answers of nodes that are gone are removed once they are old.
-        answers.retain(|_, answer| answer.at.elapsed() < FAILURE_TTL);
+        // Answers of nodes that are gone are removed once they are old. A failure is kept for longer than it is valid: the
+        // plugin is asked last then.
+        answers.retain(|_, answer| {
+            let n_ttls: u32 = if answer.measured.is_ok() { 1 } else { 2 };
+            answer.at.elapsed() < n_ttls * FAILURE_TTL
+        });
         let (mut outdated, mut failed) = (Vec::new(), Vec::new());
         for target in targets {
             match answers.get(&target.node) {
@@ -218,10 +222,8 @@ async fn read_metrics(address: SocketAddr) -> Option<String> {
     // The connection ends when the sender is dropped.
     tokio::spawn(connection);
     let request = Request::get("/metrics").header(header::HOST, address.to_string());
-    let response = sender
-        .send_request(request.body(Empty::<Bytes>::new()).ok()?)
-        .await
-        .ok()?;
+    let request = request.body(Empty::<Bytes>::new()).ok()?;
+    let response = sender.send_request(request).await.ok()?;
     if response.status() != StatusCode::OK {
         return None;
     }
@@ -236,6 +238,7 @@ async fn read_metrics(address: SocketAddr) -> Option<String> {
 fn parse(text: &str) -> Option<NodeMemoryUse> {
     let mut parsed = NodeMemoryUse::default();
     let mut measured_gpus = BTreeSet::new();
+    // The bytes of one container on one GPU, by the labels that name both.
     let (mut measured, mut given) = (BTreeMap::new(), BTreeMap::new());
     for line in text.lines() {
         given.extend(line.strip_prefix(GIVEN_TO_CONTAINER).and_then(labels_and_value));
@@ -263,8 +266,8 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
             .get(labels)
             .is_some_and(|given| is_over_share(*bytes, *given));
     }
-    // A plugin that measures processes shows every GPU, those without processes too. Without processes it knows only what the
-    // driver says of the containers that it limits, which is not all that is in use.
+    // A plugin that measures processes (`--measure-memory`) reports those outside of containers for every GPU, be it as 0. Others
+    // know only the use of containers that the driver limits, which is not all that is in use.
     parsed.gpus.retain(|gpu, _| measured_gpus.contains(gpu));
     // A pod with a container that was not measured is left out: the sum of the others would pass for the use of the whole pod.
     for labels in given.keys().filter(|labels| !measured.contains_key(*labels)) {
@@ -276,7 +279,7 @@ fn parse(text: &str) -> Option<NodeMemoryUse> {
     (!parsed.gpus.is_empty() || !parsed.pods.is_empty()).then_some(parsed)
 }
 
-/// The labels and the value of a series, whose text begins behind the opening brace.
+/// The labels and the value in a line of metrics, whose text begins behind the opening brace.
 fn labels_and_value(series: &str) -> Option<(&str, u64)> {
     let (labels, value) = series.rsplit_once("} ")?;
     Some((labels, value.trim().parse().ok()?))
@@ -461,6 +464,18 @@ mod tests {
             pod: "p".into(),
             address,
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_plugin_that_failed_is_asked_last() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let (failed, new) = (target("failed", address), target("new", address));
+        let measurements = PluginMeasurements::default();
+        measurements.store(Some(Ok((failed.clone(), Err(UnknownUse::NoAnswer)))));
+        tokio::time::advance(FAILURE_TTL).await;
+        let asked = measurements.outdated(vec![failed, new]);
+        let order: Vec<&str> = asked.iter().map(|target| &*target.node).collect();
+        assert_eq!(order, ["new", "failed"]);
     }
 
     #[tokio::test]

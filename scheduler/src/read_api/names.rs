@@ -17,11 +17,11 @@ const MAX_FORMS: usize = 4;
 /// A client with access to the read API.
 #[derive(Clone, Debug)]
 pub(super) struct Viewer {
-    /// The client as the computing slot knows it: a hash of its token, the name in its certificate, or its address.
+    /// The client whose requests `computing_slot` limits: a hash of its token, the name in its certificate, or its address.
     pub(super) caller: Arc<str>,
     /// The names of pods that it sees.
     pub(super) names: SeenNames,
-    /// The header with the client's bearer token; `None` if it needs none, or has shown a certificate.
+    /// The header with the client's bearer token, for later reviews; `None` if it needs none, or has shown a certificate.
     pub(super) credentials: Option<HeaderMap>,
 }
 

@@ -6,9 +6,9 @@
 //! may be on two nodes of the copy, or on none. The answer has the number of changes before and after, which is the same if none
 //! came between. A plan is a proposal in any case: each move is checked again when it is made.
 //!
-//! A successor goes to nodes that take it by kube-scheduler's own rules as far as objects show them, by the node's plugin, and by
-//! devices, CPU and memory after all earlier moves. kube-scheduler's sums of other resources, ports, spreading and affinity to
-//! pods are not evaluated.
+//! A move ends a *holder*, a pod that holds devices, and its controller creates a *successor*. A plan sends that to a node that
+//! takes it by kube-scheduler's own rules as far as objects show them, by the node's plugin, and by devices, CPU and memory after
+//! all earlier moves. kube-scheduler's sums of other resources, ports, spreading and affinity to pods are not evaluated.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -103,9 +103,10 @@ struct PlanInput {
     holders: Vec<HolderFacts>,
 }
 
-/// Holders whose successors may go to the same nodes, by the address of their shared rules.
+/// The key of holders whose successors may go to the same nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SuccessorKind<'a> {
+    /// The address of the [`PodRules`], which pods of one controller share.
     rules: usize,
     isolation: Option<Box<str>>,
     in_units: bool,
@@ -124,7 +125,7 @@ struct AllowedNodes<'a> {
 }
 
 /// The plan for a goal. `now` is in seconds since 1970; `has_left` returns true once the caller has left; `before_search` runs
-/// between the last lock and the search.
+/// between the last lock and the search (`give_way`).
 ///
 /// # Errors
 /// The goal names nodes, GPUs or amounts that there are not, a limit is too high, or the caller has left.
@@ -162,7 +163,8 @@ pub fn plan(
     Ok(answer)
 }
 
-/// Lets filters have the core first from now on. A thread that holds a lock must not give way, as others wait for it.
+/// Raises the niceness of this thread, so that filters get the core first. A thread that holds a lock must not do so, as others
+/// wait for it.
 pub(super) fn give_way() {
     if let Err(error) = setpriority_process(None, SEARCH_NICENESS) {
         debug!(%error, "a plan is searched for at the priority of filters");
@@ -207,7 +209,7 @@ fn concerns(goal: &PlanGoal, name: &str) -> bool {
     }
 }
 
-/// Returns true if a plan for the goal frees memory for other pods, which get none of a node that takes no pods.
+/// Returns true if a plan for the goal frees memory for other pods: memory of a node that takes no pods is of no use to them.
 const fn frees_memory(goal: &PlanGoal) -> bool {
     match goal {
         PlanGoal::Free { .. } | PlanGoal::Join {} => true,
@@ -223,6 +225,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Runs `read` under a lock of its own; an error if the caller has left.
     fn read<T>(self, read: impl FnOnce(&Index) -> T) -> Result<T, PlanRequestError> {
         if (self.has_left)() {
             return Err(PlanRequestError::CallerLeft);
@@ -258,10 +261,8 @@ impl PlanInput {
                 input.nodes.push((id, input.fleet.insert(copy)));
             }
         }
-        let concerned = input
-            .fleet
-            .nodes()
-            .filter(|view| concerns(&request.goal, view.name()));
+        let nodes = input.fleet.nodes();
+        let concerned = nodes.filter(|view| concerns(&request.goal, view.name()));
         let held = concerned.flat_map(NodeView::held);
         let mut owners: Vec<OwnerId> = held.map(|held| held.owner.clone()).collect();
         owners.sort_unstable();
@@ -273,6 +274,7 @@ impl PlanInput {
                 holders.collect::<Vec<_>>()
             })?);
         }
+        // A pod whose volumes the caller does not name, or whose disruption budgets are used up, stays too.
         for holder in &mut input.holders {
             if holder.stays.is_none() {
                 let volumes = request.limits.volumes.get(holder.owner.as_str());
@@ -333,7 +335,7 @@ impl PlanInput {
         Ok(kinds)
     }
 
-    /// A holder as the engine knows it.
+    /// A holder in the engine's terms, with the nodes that its successor may go to.
     fn holder<'a>(
         &self,
         facts: &'a HolderFacts,
@@ -364,6 +366,7 @@ impl PlanInput {
         }
     }
 
+    /// Searches the moves for the goal on the copied fleet.
     fn plan(
         &self,
         goal: &PlanGoal,
@@ -397,17 +400,12 @@ impl PlanInput {
             view.inventory()
                 .is_some_and(|inventory| !inventory.gpus.is_empty())
         };
-        let found = self
-            .fleet
-            .node_id(name)
-            .and_then(|id| self.fleet.view(id))
-            .filter(has_gpus);
-        found
-            .map(NodeView::id)
-            .ok_or_else(|| PlanRequestError::NoSuchNode {
-                name: name.to_owned(),
-                known: placement::nodes_with_gpus(&self.fleet),
-            })
+        let view = self.fleet.node_id(name).and_then(|id| self.fleet.view(id));
+        let id = view.filter(has_gpus).map(NodeView::id);
+        id.ok_or_else(|| PlanRequestError::NoSuchNode {
+            name: name.to_owned(),
+            known: placement::nodes_with_gpus(&self.fleet),
+        })
     }
 
     /// The plan in the terms of the read API.
@@ -421,10 +419,8 @@ impl PlanInput {
             })
         };
         let node_name = |id: NodeId| {
-            self.fleet
-                .view(id)
-                .map(|view| view.name().to_owned())
-                .unwrap_or_default()
+            let view = self.fleet.view(id);
+            view.map_or_else(String::new, |view| view.name().to_owned())
         };
         let mut answer = PlanAnswer {
             api_version: VERSION.to_owned(),

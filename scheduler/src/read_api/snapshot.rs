@@ -73,7 +73,7 @@ pub(super) struct RenderedNode {
     pub(super) model: String,
     totals: Totals,
     plugin: Option<String>,
-    /// True if a holder is assumed: the confirmation changes no version of the node.
+    /// True if a holder is assumed: the node's version stays the same when the binding is confirmed, and its JSON does not.
     has_assumed: bool,
 }
 
@@ -209,9 +209,10 @@ type Rendering = (NodeId, u64, Option<(String, RenderedNode)>);
 
 /// The differences between the last snapshot and the index.
 struct Changes {
+    /// The nodes to render again, with their versions.
     nodes: Vec<(NodeId, u64)>,
     gone: Vec<NodeId>,
-    /// The requests that were typical at the last renewal: they decide which memory is stranded.
+    /// The requests that are typical now.
     typical: Vec<RequestedGpus>,
     all_plugins_serve: bool,
     pending: Pending,
@@ -272,7 +273,7 @@ impl StatePublisher {
         self.renewed = Some(began);
     }
 
-    /// Finds the nodes that may have changed since the last renewal, by their versions.
+    /// Finds the nodes that may have changed since the last renewal, by their versions, and reads all that is no part of a node.
     fn changes(&self) -> Changes {
         let (versions, typical, all_plugins_serve, (total, pods)) = {
             let index = self.index.read();
@@ -281,7 +282,7 @@ impl StatePublisher {
             let pending = view::pending_pods(index.filter(), MAX_PENDING);
             (versions, typical, index.all_plugins_serve(), pending)
         };
-        let may_have_away = !all_plugins_serve || !self.all_plugins_served;
+        let may_plugins_differ = !all_plugins_serve || !self.all_plugins_served;
         let typical_is_same = typical == self.typical;
         let mut nodes = Vec::new();
         let mut n_known = 0;
@@ -296,7 +297,7 @@ impl StatePublisher {
             let is_same = shown.is_none_or(|node| {
                 let name = name.as_deref().unwrap_or_default();
                 let plugin_is_same =
-                    !may_have_away || node.plugin == self.index.read().filter().plugin_problem(name);
+                    !may_plugins_differ || node.plugin == self.index.read().filter().plugin_problem(name);
                 !node.has_assumed && plugin_is_same && typical_is_same
             });
             if *known != version || !is_same {

@@ -23,7 +23,7 @@ const NODES_PER_PIECE: usize = 16;
 /// An empty list of nodes in the JSON of a state.
 const NO_NODES: &[u8] = b"\"nodes\":[]";
 
-/// The memory in use by node, as far as the client has asked for it.
+/// The memory in use, by node; empty unless the client has asked for it.
 type UseByNode = FxHashMap<Arc<str>, Measured>;
 
 /// The body of one answer, which is made piece by piece as the client takes it: the JSON of 15,000 nodes has 40 MB.
@@ -119,10 +119,8 @@ impl StateBody {
         self.tail.as_ref()?;
         let mut piece = Vec::new();
         let snapshot = Arc::clone(&self.snapshot);
-        for (name, node) in snapshot
-            .nodes_after(self.last_rendered.take().as_ref())
-            .take(NODES_PER_PIECE)
-        {
+        let last = self.last_rendered.take();
+        for (name, node) in snapshot.nodes_after(last.as_ref()).take(NODES_PER_PIECE) {
             if self.has_nodes {
                 piece.push(b',');
             }
@@ -159,10 +157,8 @@ fn unknown_use(in_use: &UseByNode) -> BTreeMap<String, Vec<String>> {
             Ok(_) => None,
         };
         if let Some(reason) = reason {
-            unknown
-                .entry(reason.to_string())
-                .or_default()
-                .push(node.to_string());
+            let nodes = unknown.entry(reason.to_string()).or_default();
+            nodes.push(node.to_string());
         }
     }
     for nodes in unknown.values_mut() {

@@ -12,7 +12,7 @@ use super::{Asker, Refusal};
 use crate::index::{Index, ResourceDemand};
 use crate::kube_scheduler::{NodeRefusal, PODS, PodRules, Shortage};
 
-/// The texts under which a node's refusal is counted, as kube-scheduler reports it.
+/// The texts under which explanations count a node's refusal: the same as in kube-scheduler's events.
 pub(crate) fn reasons(index: &Index, name: &str, refusal: &Refusal, asker: Asker<'_>) -> Vec<String> {
     match (refusal, asker.demand) {
         (Refusal::KubeScheduler(refusal), _) => kube_scheduler_texts(refusal),
@@ -46,7 +46,8 @@ pub(crate) fn kube_scheduler_texts(refusal: &NodeRefusal) -> Vec<String> {
     vec![text.to_owned()]
 }
 
-/// The amounts of one node by which it refuses a pod; `None` if the text of the refusal says everything.
+/// The amounts of one node by which it refuses a pod; `None` if the text of the refusal says everything. `fits` is the fit of
+/// each of its GPUs.
 pub(crate) fn detail(
     index: &Index,
     name: &str,
@@ -102,11 +103,8 @@ fn selector(rules: &PodRules) -> String {
         labels.push(format!("{key}={value}"));
     }
     let mut terms = Vec::new();
-    for term in rules
-        .affinity
-        .iter()
-        .flat_map(|affinity| &affinity.node_selector_terms)
-    {
+    let affinity = rules.affinity.iter();
+    for term in affinity.flat_map(|affinity| &affinity.node_selector_terms) {
         let requirements = term.match_expressions.iter().chain(&term.match_fields);
         let requirements: Vec<String> = requirements.map(ToString::to_string).collect();
         terms.push(requirements.join(" and "));

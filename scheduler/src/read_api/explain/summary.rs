@@ -11,7 +11,7 @@ use super::survey::{LargestGpus, Offer, Refused, Survey};
 use crate::kube_scheduler::{NodeRefusal, PodRules};
 use crate::verdict::{Asker, Refusal, words};
 
-/// Most names of nodes, or of gates, in one sentence.
+/// Most names of nodes, or of gates, in one sentence; most sentences on obstacles.
 const MAX_NAMES: usize = 3;
 /// Most names of pods whose end makes room.
 const MAX_PODS: usize = 10;
@@ -48,10 +48,8 @@ pub(super) fn summary(survey: &Survey, asker: Asker<'_>) -> Vec<String> {
     // No sentence on GPU resources after those on single GPUs: it would name the sum of a node, which no single GPU has.
     let is_too_large = sentences.len() > n_before;
     let is_explained = |resource: &str| is_too_large && is_gpu_resource(resource, &ResourceNames::default());
-    let offers = survey
-        .offers
-        .iter()
-        .filter(|offer| !is_explained(&offer.resource));
+    let offers = survey.offers.iter();
+    let offers = offers.filter(|offer| !is_explained(&offer.resource));
     sentences.extend(sentences_on_missing_resources(offers, survey, asker.rules));
     if sentences.len() > n_before {
         return sentences;
@@ -171,10 +169,8 @@ fn step_to_offer(resource: &str) -> String {
 /// there, or the node has no devices.
 fn nearest_node(survey: &Survey) -> Vec<String> {
     let mut sentences = Vec::new();
-    let helped_by_ends = survey
-        .refused
-        .iter()
-        .find(|refused| refused.fits_when_empty == Some(true));
+    let mut refused = survey.refused.iter();
+    let helped_by_ends = refused.find(|refused| refused.fits_when_empty == Some(true));
     let Some(nearest) = helped_by_ends.or_else(|| survey.refused.first()) else {
         return sentences;
     };
@@ -287,8 +283,8 @@ fn other_help(survey: &Survey, asker: Asker<'_>) -> String {
         .to_owned()
 }
 
-/// Sentences on the obstacles of nodes, those with the fewest obstacles first; then on the values that nodes have of the labels
-/// by which the pod chooses them.
+/// Sentences on the rules by which kube-scheduler keeps the pod off nodes: one for all nodes with the same rules, the fewest rules
+/// first. Then sentences on the values that nodes have of the labels by which the pod chooses them.
 fn obstacles<'a>(
     refused: impl Iterator<Item = &'a Refused>,
     survey: &Survey,

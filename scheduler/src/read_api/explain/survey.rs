@@ -13,7 +13,7 @@ use crate::verdict::{Asker, NominatedRequests, Refusal, evaluate, fits_on_empty,
 /// Nodes that are evaluated under one read lock: a watch that waits to write holds up filters, too.
 const NODES_PER_LOCK: usize = 64;
 
-/// The sum of the parts that a node lacks of what the pod needs, in thousandths.
+/// The distance of a node, or a GPU, from fitting: the part of its total that it lacks, in thousandths, summed over resources.
 pub(super) type Distance = u64;
 
 /// The verdicts of all nodes on one pod.
@@ -31,8 +31,9 @@ pub(super) struct Survey {
     pub(super) largest: LargestGpus,
     /// The largest GPUs of nodes that the pod may use.
     pub(super) largest_usable: LargestGpus,
-    /// True if a node would take the pod once all pods on it have ended; `None` if that was not tried.
+    /// True if some node would take the pod once all pods on it have ended; `None` if that was not tried.
     pub(super) is_helped_by_ends: Option<bool>,
+    /// Counted as taken on the nodes that other pods are nominated to.
     nominated: NominatedRequests,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Refused {
     distance: Distance,
     pub(super) name: Box<str>,
     pub(super) refusal: Refusal,
-    /// The texts under which the refusal is counted.
+    /// The texts under which the explanation counts the refusal.
     pub(super) reasons: Vec<String>,
     /// All refusals by kube-scheduler that free resources would not end.
     pub(super) obstacles: Vec<NodeRefusal>,
@@ -135,7 +136,7 @@ impl Survey {
         survey
     }
 
-    /// Notes the amounts that a node with this refusal offers of the requested resources, and the size of its GPUs.
+    /// Notes the amounts that a node offers of the requested resources, and the size of its GPUs. `refusal` is `None` if it fits.
     fn note_offers(&mut self, index: &Index, name: &str, refusal: Option<&Refusal>) {
         let Some(node) = index.node_facts(name) else {
             return;
@@ -158,11 +159,8 @@ impl Survey {
         }
         let view = index.fleet().node_id(name).and_then(|id| index.fleet().view(id));
         let mut on_node = LargestGpus::default();
-        for gpu in view
-            .and_then(NodeView::inventory)
-            .into_iter()
-            .flat_map(|inventory| &inventory.gpus)
-        {
+        let inventory = view.and_then(NodeView::inventory);
+        for gpu in inventory.into_iter().flat_map(|inventory| &inventory.gpus) {
             on_node.memory = on_node.memory.max(gpu.memory_bytes);
             on_node.n_healthy += usize::from(gpu.healthy);
         }
