@@ -192,7 +192,11 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
         let share = percent(totals.memory.allocated, totals.memory.total);
         let free = match node.plugin {
             Some(_) => Cell::from("-"),
-            None => memory_cell(totals.memory.free().saturating_sub(totals.unusable)),
+            None => {
+                // GPU by GPU: the memory that an overcommitted one lacks is not taken from the others.
+                let open = node.gpus.iter().filter(|gpu| gpu.healthy && !gpu.closed);
+                memory_cell(open.map(|gpu| gpu.memory.free()).sum())
+            }
         };
         let core = percent(totals.core.allocated, totals.core.total);
         let holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);

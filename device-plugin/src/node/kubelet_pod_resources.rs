@@ -3,8 +3,8 @@
 //! Ordinary init containers are not in the list: their devices of device plugins pass on to the containers after them, and a
 //! claim that they alone use is not listed.
 //!
-//! The plugin calls this API only before a container starts or after a pod has changed, never while kubelet allocates: a call can
-//! make kubelet forget the IDs of an allocation under way.
+//! A call can make kubelet forget the IDs of an allocation under way, for any plugin. So this plugin calls the API only before a
+//! container starts, a while after a pod has changed, and once a minute.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};

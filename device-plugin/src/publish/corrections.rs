@@ -149,13 +149,16 @@ async fn clear_devices(
         }
         // Unknown names go too: an annotation that stayed would clear later trouble, and a device of that name that comes later.
         let removal = Patch::Merge(json!({"metadata": {"annotations": {CLEAR_UNHEALTHY: null}}}));
-        if let Err(error) = devices.patch(&node, &PatchParams::default(), &removal).await {
-            warn!(
-                node,
-                error = one_line(&error),
-                "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again"
-            );
-        }
+        let params = PatchParams::default();
+        let error = match timeout(REQUEST_LIMIT, devices.patch(&node, &params, &removal)).await {
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => one_line(&error),
+            Err(_) => format!("no answer within {REQUEST_LIMIT:?}"),
+        };
+        warn!(
+            node,
+            error, "cannot remove the annotation {CLEAR_UNHEALTHY}: until then it clears devices again"
+        );
     }
 }
 

@@ -125,13 +125,14 @@ impl VendorWatch {
                     logged.warn(&error, what);
                 }
             }
-            sleep(SETTLE).await;
             let pods_changed = self.pods.wait_for(|pods| pod_states(pods) != before);
             tokio::select! {
                 Ok(_) = pods_changed => {}
                 Ok(()) = self.seen.changed() => {}
                 () = sleep(PERIOD) => {}
             }
+            // After the change, since kubelet allocates for a pod that has just been bound: a call may make it forget those IDs.
+            sleep(SETTLE).await;
         }
     }
 
