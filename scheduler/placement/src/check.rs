@@ -124,27 +124,20 @@ pub(crate) fn check(nodes: &Nodes) -> Vec<Violation> {
 
 /// Finds names that do not lead to their nodes, and entries of nodes of which nothing is known.
 fn check_names(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut report = |detail: String| violations.push(inconsistent(detail));
     let mut n_nodes = 0;
     for (id, node) in nodes.iter() {
         n_nodes += 1;
-        if nodes.names.get(&node.name) != Some(id) {
-            violations.push(inconsistent(format!(
-                "the name {} does not lead to its node",
-                node.name
-            )));
+        let name = &node.name;
+        if nodes.names.get(name) != Some(id) {
+            report(format!("the name {name} does not lead to its node"));
         }
         if node.is_idle() {
-            violations.push(inconsistent(format!(
-                "node {} is idle, but still exists",
-                node.name
-            )));
+            report(format!("node {name} is idle, but still exists"));
         }
     }
     if nodes.names.len() != n_nodes {
-        violations.push(inconsistent(format!(
-            "{} names for {n_nodes} nodes",
-            nodes.names.len()
-        )));
+        report(format!("{} names for {n_nodes} nodes", nodes.names.len()));
     }
 }
 
@@ -177,26 +170,23 @@ fn check_owners(nodes: &Nodes, violations: &mut Vec<Violation>) {
 
 /// Finds hints that are indexed on another node than theirs, and hints of owners that hold something already.
 fn check_hints(nodes: &Nodes, violations: &mut Vec<Violation>) {
+    let mut report = |detail: String| violations.push(inconsistent(detail));
     let mut n_hints = 0;
     for (id, node) in nodes.iter() {
         for hint in &node.hints {
             n_hints += 1;
             let owner = &hint.owner;
             if nodes.hinted.get(owner) != Some(&id.index) {
-                violations.push(inconsistent(format!(
-                    "the hint of {owner} is indexed on another node"
-                )));
+                report(format!("the hint of {owner} is indexed on another node"));
             }
             if nodes.owners.contains_key(owner) {
-                violations.push(inconsistent(format!("{owner} has both a holding and a hint")));
+                report(format!("{owner} has both a holding and a hint"));
             }
         }
     }
-    if n_hints != nodes.hinted.len() {
-        let indexed = nodes.hinted.len();
-        violations.push(inconsistent(format!(
-            "{indexed} hints are indexed, {n_hints} exist"
-        )));
+    let indexed = nodes.hinted.len();
+    if n_hints != indexed {
+        report(format!("{indexed} hints are indexed, {n_hints} exist"));
     }
 }
 

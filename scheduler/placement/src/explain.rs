@@ -67,7 +67,7 @@ pub struct DeviceFit<'a> {
     pub fit: Result<(), Reason>,
 }
 
-/// Compares a request with every GPU of a node, by minor; empty if it takes no amounts of GPUs.
+/// Compares a request with every GPU of a node, by minor; empty if it asks for neither shares nor whole GPUs.
 ///
 /// # Errors
 /// The reason for which the request compares with no GPU at all.
@@ -108,7 +108,7 @@ fn explain_whole<'a>(node: &'a Node, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
         } else if gpu.closed {
             Err(Reason::Closed)
         } else if gpu.whole().within(row.free) {
-            // Free, but none of the GPUs that requests by the vendor's resource name may get.
+            // Free, but not served to requests by the vendor's resource name.
             Err(Reason::Vendor)
         } else {
             Err(Reason::Memory)

@@ -72,7 +72,7 @@ impl Fleet {
         NodeCopy::of(&self.nodes, id)
     }
 
-    /// A copy of a node without any holding, hint or use of its CPU; `None` if the node is gone.
+    /// A copy of a node without any holding, hint or use of its CPU and memory; `None` if the node is gone.
     pub fn copy_empty_node(&self, id: NodeId) -> Option<NodeCopy> {
         NodeCopy::emptied(&self.nodes, id)
     }
@@ -118,16 +118,10 @@ impl Fleet {
         node: NodeId,
         placement: &Placement,
     ) -> Result<(), ReserveError> {
-        let target = self
-            .nodes
-            .get(node)
-            .ok_or_else(|| ReserveError("the node is gone".to_owned()))?;
-        if let Some(current) = self
-            .nodes
-            .owners
-            .get(owner)
-            .and_then(|index| self.nodes.at(*index))
-        {
+        let is_gone = || ReserveError("the node is gone".to_owned());
+        let target = self.nodes.get(node).ok_or_else(is_gone)?;
+        let current = self.nodes.owners.get(owner);
+        if let Some(current) = current.and_then(|index| self.nodes.at(*index)) {
             // A second reservation would move or double the pod.
             let node = &current.name;
             return Err(ReserveError(format!(
@@ -143,9 +137,8 @@ impl Fleet {
 
     /// Returns true if a node has room for a placement, as [`Self::reserve`] checks it; hints do not count.
     pub fn admits(&self, node: NodeId, placement: &Placement) -> bool {
-        self.nodes
-            .get(node)
-            .is_some_and(|node| admit(node, placement).is_ok())
+        let node = self.nodes.get(node);
+        node.is_some_and(|node| admit(node, placement).is_ok())
     }
 
     /// Removes an owner's holdings and hint; returns false if it held nothing.
@@ -199,7 +192,8 @@ impl Fleet {
         self.nodes.names.version()
     }
 
-    /// Number of changes so far by which a request that was refused may fit now: grows with every inventory and release.
+    /// Number of changes so far by which a request that was refused may fit now: grows with every inventory, release and holding
+    /// that takes the place of another.
     pub fn n_openings(&self) -> u64 {
         self.nodes.n_openings
     }
@@ -264,7 +258,8 @@ impl Fleet {
 
 /// Decisions on one node, and the evaluation of many.
 impl Fleet {
-    /// Checks that a node has room for a request: a few comparisons per device, without allocation.
+    /// Checks that a node has room for a request. For GPUs alone, without constraints, this takes a few comparisons per GPU and
+    /// no allocation, unless the partition table of the node binds or a pod has exclusive use of devices there.
     ///
     /// # Errors
     /// The most helpful reason: the least change by which the request would fit.
@@ -275,11 +270,8 @@ impl Fleet {
         request: impl Into<NodeRequest<'r>>,
         hints: Hints<'_>,
     ) -> Result<(), Reason> {
-        fit(
-            self.nodes.get(node).ok_or(Reason::NoDevice)?,
-            request.into(),
-            hints,
-        )
+        let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
+        fit(node, request.into(), hints)
     }
 
     /// The detailed explanation of a refusal, in the terms of the node; `None` if there is room. Slower than [`Self::fit`].
@@ -312,8 +304,6 @@ impl Fleet {
     }
 
     /// The score of a node for a request after the best choice of its devices; 0 if there is no room.
-    ///
-    /// GPU memory alone counts, unless the policy weighs resources.
     #[cfg(any(test, feature = "check"))]
     pub fn score<'r>(
         &self,
@@ -329,7 +319,7 @@ impl Fleet {
         score(node, request, policies, self.context(hints)).unwrap_or_default()
     }
 
-    /// Compares a request with every GPU of a node, by minor; empty if it takes no amounts of GPUs.
+    /// Compares a request with every GPU of a node, by minor; empty if it asks for neither shares nor whole GPUs.
     ///
     /// # Errors
     /// The reason for which the request compares with no GPU at all.
@@ -339,11 +329,8 @@ impl Fleet {
         request: impl Into<RequestedGpus>,
         hints: Hints<'_>,
     ) -> Result<Vec<DeviceFit<'_>>, Reason> {
-        explain(
-            self.nodes.get(node).ok_or(Reason::NoDevice)?,
-            request.into(),
-            hints,
-        )
+        let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
+        explain(node, request.into(), hints)
     }
 
     /// The victims by which a request fits on a node, none if it fits as it is; `None` if evicting all pods that may be
@@ -360,8 +347,8 @@ impl Fleet {
     /// Room on a node for all members of a group in one domain.
     ///
     /// # Errors
-    /// The most members for which one domain of the node has room, fewer than the group has. For a group of more than
-    /// [`MAX_GROUP`](crate::MAX_GROUP) members, that number at the most.
+    /// The most members for which one domain of the node has room, at most [`MAX_GROUP`](crate::MAX_GROUP). This may be all that
+    /// need room, where no link group could hold the whole group on an empty node.
     pub fn room_for_group(
         &self,
         node: NodeId,
@@ -373,8 +360,8 @@ impl Fleet {
         room_for_group(node, request, self.context(hints), search)
     }
 
-    /// The devices to take on a node for a request, its GPUs only from `gpus`. The owners in `gone` hold nothing any more, and the
-    /// hints of those in `uncounted` do not count.
+    /// The devices to take on a node for a request, its GPUs only from `gpus`. The owners in `gone` count as holding nothing, and
+    /// the hints of those in `uncounted` do not count.
     ///
     /// # Errors
     /// The reason for which there is no room.
@@ -411,12 +398,12 @@ impl Fleet {
         BatchEvaluation::new(&self.nodes, self.context(hints), (request, policies), scores)
     }
 
-    /// The settings of a choice under the workload model in effect.
+    /// The inputs of a choice besides node and request, with the workload model in effect.
     pub(crate) fn context<'a>(&'a self, hints: Hints<'a>) -> ChoiceContext<'a> {
         self.context_by(&self.model, hints)
     }
 
-    /// The settings of a choice under a workload model.
+    /// As [`Self::context`], with a workload model that need not be in effect.
     pub(crate) fn context_by<'a>(&'a self, model: &'a WorkloadModel, hints: Hints<'a>) -> ChoiceContext<'a> {
         ChoiceContext {
             weights: &self.weights,
@@ -454,7 +441,7 @@ impl Fleet {
         room_for_group(&copy.node, request, self.context(Hints::Respect), search)
     }
 
-    /// Places a request on a copy, where it stays.
+    /// Places a request on a copy, which then counts its devices, CPU and memory as in use.
     ///
     /// # Errors
     /// The reason for which there is no room.
@@ -480,7 +467,7 @@ impl Fleet {
     }
 }
 
-/// The workload model, by which the policy `fill` looks ahead.
+/// The workload model: a sample of the present pods, from which the policy `fill` expects the pods to come.
 impl Fleet {
     /// The pods that ask for GPUs. Changes take effect with the [next model](Self::next_model).
     pub fn workload(&self) -> &Workload {
@@ -504,7 +491,8 @@ impl Fleet {
         Some(NextModel::new(model, gpus, self.cache.without_results()))
     }
 
-    /// Puts a workload model of this fleet into effect. `next` then holds the one before, whose results take a while to drop.
+    /// Puts a workload model of this fleet into effect. `next` then holds the one before, whose many results the caller can drop
+    /// after it has released its lock of the fleet.
     pub fn set_model(&mut self, next: &mut NextModel) {
         // A node with another model of GPU may have come since the last preparation.
         next.model.add_gpu_models_of(&self.model);
@@ -519,8 +507,8 @@ impl Fleet {
         next.map(|mut next| self.set_model(&mut next)).is_some()
     }
 
-    /// The pods that the model expects: each kind, and its number in a thousand pods, the commonest first. Empty
-    /// before the first refresh.
+    /// The pods that the model expects: each kind, and its number in a thousand pods, the commonest first. Empty before the first
+    /// model takes effect.
     pub fn expected_workload(&self) -> Vec<(PodProfile, u32)> {
         let sample = self.model.sample();
         let mut counts: BTreeMap<PodProfile, usize> = BTreeMap::new();

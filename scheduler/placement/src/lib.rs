@@ -10,16 +10,16 @@
 //! are the amounts that parts take of devices (`state/charges`); from them free amounts (`state/node`) and the use of devices
 //! (`state/occupancy`) follow, the same way for each type; one set of rules (`choice/topology/eligible`) leaves the candidates of
 //! each type. GPUs differ where their hardware does: their amounts are dense rows, since every request compares with them
-//! (`choice/gpu_room`), they have partitions and links (`choice/topology/groups`), and they can be asked for whole in the
-//! vendor's name.
+//! (`choice/gpu_room`), they have partitions and links (`choice/topology/groups`), and pods can ask for whole GPUs by the
+//! vendor's resource name (`nvidia.com/gpu`).
 //!
 //! Amounts are per device: memory in hundredths of a byte ([`Memory`]), core in percent, slots in pods, and named resources.
 //! Nothing wraps around: a device with more holdings than room has nothing free.
 //!
-//! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice`
-//! (decisions on one node), `batch` (evaluations of many nodes, and their caches), with `explain` beside
-//! these; `fleet` is the interface to all of them. `plan` moves owners on copies.
-//! `check` computes everything again, naively, for tests and the laboratory: daemons are built without it.
+//! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice` (decisions on
+//! one node), `batch` (evaluations of many nodes, and their caches), with `explain` (views for users) beside these; `fleet` is
+//! the interface to all of them, and `plan` tries moves of pods on copies of nodes. `check` computes everything again, naively,
+//! for tests and the laboratory: daemons are built without it.
 
 mod batch;
 #[cfg(any(test, feature = "check"))]

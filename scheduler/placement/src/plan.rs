@@ -5,9 +5,10 @@
 //! move and their order, and not their targets. It moves each pod once at most, and only holders of the GPUs that become empty or
 //! free: no pod moves to make room for another.
 //!
-//! Of the plans that reach the goal the search returns the one with the least [`Price`]. It tries every order of every subset of
-//! the holders of a set of GPUs if these are [`FEW_HOLDERS`](evacuation::FEW_HOLDERS) at most, and one order of more. Moves are
-//! tried on copies of nodes, [`MAX_TRIES`](trials::MAX_TRIES) at most; the fleet does not change.
+//! The search returns the plan with the least [`Price`] of those that it finds to reach the goal. It tries every order of every
+//! subset of the holders of a set of GPUs if these are [`FEW_HOLDERS`](evacuation::FEW_HOLDERS) at most, and one order of more;
+//! for [`Goal::Join`] it takes the best single move again and again. Moves are tried on copies of nodes,
+//! [`MAX_TRIES`](trials::MAX_TRIES) at most; the fleet does not change.
 
 mod evacuation;
 mod free;

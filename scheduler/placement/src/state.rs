@@ -1,5 +1,5 @@
-//! The state of all nodes, and everything that changes it: inventories, holdings, room
-//! kept for pods that are not bound yet (hints), CPU and memory.
+//! The state of all nodes, and everything that changes it: inventories, holdings, room that is kept for pods that are not bound
+//! yet (hints), CPU and memory.
 //!
 //! Values derived from these (free amounts, occupancy, equivalence classes) are kept beside them and updated with every change.
 

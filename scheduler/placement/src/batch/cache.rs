@@ -20,7 +20,7 @@ use crate::state::nodes::Nodes;
 /// Most kinds of requests in the cache; a new one replaces the one that was evaluated longest ago. Each takes four bytes a node.
 const MAX_REQUESTS: usize = 128;
 
-/// Workload models without a request of a kind after which its results are not computed any more.
+/// A kind of request leaves the cache when this many workload models in a row have had no request of it.
 const KEPT_MODELS: u32 = 3;
 
 /// The word of a node whose result is not known.
@@ -194,6 +194,7 @@ impl CachedScores {
         );
     }
 
+    /// Writes the word of a node.
     fn store(&self, index: u32, value: u32) {
         if let Some(word) = self.0.get(index as usize) {
             word.store(value, Ordering::Relaxed);

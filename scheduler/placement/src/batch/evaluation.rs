@@ -27,10 +27,10 @@ pub struct BatchEvaluation<'a> {
     policies: Policies,
     /// The cached results of equal requests.
     scores: Arc<CachedScores>,
-    /// Results by class; `None` until a node of the class is evaluated.
+    /// Results by class; `None` while the first node of the class is evaluated.
     by_class: FxHashMap<ClassKey, Option<Evaluated>>,
     /// Index of the node with the hint of the pod that requests, if it has one.
-    own: Option<u32>,
+    own_hint_at: Option<u32>,
 }
 
 /// Identifies nodes that give the same results.
@@ -52,14 +52,14 @@ enum Evaluated {
 }
 
 impl<'a> BatchEvaluation<'a> {
-    /// Prepares an evaluation with the cached results of equal requests: finds the node with a hint of the pod that requests.
+    /// Prepares an evaluation with the cached results of equal requests.
     pub(crate) fn new(
         nodes: &'a Nodes,
         context: ChoiceContext<'a>,
         (request, policies): (NodeRequest<'a>, Policies),
         scores: Arc<CachedScores>,
     ) -> Self {
-        let own = match context.hints {
+        let own_hint_at = match context.hints {
             Hints::RespectOthers(own) => nodes.hinted.get(own).copied(),
             Hints::Ignore | Hints::Respect => None,
         };
@@ -70,12 +70,12 @@ impl<'a> BatchEvaluation<'a> {
             policies,
             scores,
             by_class: FxHashMap::default(),
-            own,
+            own_hint_at,
         }
     }
 
-    /// The score of a node if [`Fleet::fit`](crate::Fleet::fit) says that there is room: from the cache, unless the node has
-    /// changed since the last equal request.
+    /// The score of a node, if [`Fleet::fit`](crate::Fleet::fit) finds room: from the cache, unless the node has changed since
+    /// the last equal request.
     ///
     /// # Errors
     /// The reason for which there is no room.
@@ -120,11 +120,11 @@ impl<'a> BatchEvaluation<'a> {
         self.scores.get(node.index)
     }
 
-    /// Returns true if the result on a node may hold for no other pod: the pod has a hint there, or the hints of others do not
-    /// count.
+    /// Returns true if the result on a node, in case it has hints, may hold for no other pod: one of them is the pod's own, which
+    /// does not count for it, or no hint counts.
     #[inline]
     fn may_differ_by_owner(&self, index: u32) -> bool {
-        self.own == Some(index) || self.context.hints == Hints::Ignore
+        self.own_hint_at == Some(index) || self.context.hints == Hints::Ignore
     }
 
     /// Evaluates a node of which this evaluation knows no result, and puts the result into the cache if it holds for every pod
@@ -137,7 +137,7 @@ impl<'a> BatchEvaluation<'a> {
         if summary.has_hints && self.may_differ_by_owner(node.index) {
             return self.compute(node, &summary);
         }
-        // Another request of this kind may have evaluated the node since this evaluation began.
+        // `cached` has skipped this node although it has no hint, or another request of this kind has evaluated it meanwhile.
         if let Some(result) = self.scores.get(node.index) {
             return result;
         }
@@ -146,7 +146,7 @@ impl<'a> BatchEvaluation<'a> {
         result
     }
 
-    /// Computes the result on a node, or takes that of an equal node.
+    /// Computes the result on a node, or takes that of a node of its class.
     fn compute(&mut self, id: NodeId, summary: &NodeSummary) -> Result<Score, Reason> {
         let (request, context, policies) = (self.request, self.context, self.policies);
         let node = self.nodes.get(id).ok_or(Reason::NoDevice)?;
@@ -185,7 +185,7 @@ impl<'a> BatchEvaluation<'a> {
         self.by_class.len()
     }
 
-    /// The entry for the result on the class of a node, empty before the first; `None` for a node of no class.
+    /// The entry for the class of a node, which is empty until a node of the class is evaluated; `None` for a node of no class.
     fn class_results(&mut self, node: NodeId, summary: &NodeSummary) -> Option<&mut Option<Evaluated>> {
         let hints = self.context.hints;
         let node = self.nodes.get(node).filter(|_| summary.has_hints);

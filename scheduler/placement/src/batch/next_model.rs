@@ -16,7 +16,7 @@ const RESULTS_AT_ONCE: usize = 16;
 /// Most nodes that are looked at at a time, a few nanoseconds each if their results are known.
 const NODES_AT_ONCE: usize = 4096;
 
-/// Most times that all kinds and nodes are gone through. Nodes change meanwhile: each time leaves those that have changed since.
+/// Most rounds over all kinds and nodes. Nodes change meanwhile, and each round computes their results again.
 const MAX_ROUNDS: u32 = 4;
 
 /// A workload model that is not in effect yet, with its results so far.
@@ -35,6 +35,7 @@ pub struct NextModel {
 }
 
 impl NextModel {
+    /// The next model, with the models of GPU to simulate and a cache without results.
     pub(crate) fn new(model: WorkloadModel, gpus: Vec<GpuModel>, cache: ScoreCache) -> Self {
         Self {
             model,
@@ -55,20 +56,20 @@ impl NextModel {
     pub fn prepare(&mut self, fleet: &Fleet) -> bool {
         // A result by a model without the GPUs of a node would be wrong: such a node may have come a moment ago.
         self.model.add_gpu_models_of(&fleet.model);
-        let (mut n_results, mut n_nodes) = (RESULTS_AT_ONCE, NODES_AT_ONCE);
+        let (mut results_left, mut nodes_left) = (RESULTS_AT_ONCE, NODES_AT_ONCE);
         while let Some((key, scores)) = self.cache.kind(self.kind, &fleet.nodes) {
             let context = fleet.context_by(&self.model, Hints::Respect);
             let kind = (key.request(), key.policies);
             let mut batch = BatchEvaluation::new(&fleet.nodes, context, kind, Arc::clone(&scores));
             for summary in fleet.nodes.summaries.iter().skip(self.index as usize) {
-                if n_results == 0 || n_nodes == 0 {
+                if results_left == 0 || nodes_left == 0 {
                     return true;
                 }
-                n_nodes -= 1;
+                nodes_left -= 1;
                 if summary.exists && scores.get(self.index).is_none() {
-                    n_results -= 1;
+                    results_left -= 1;
                     self.n_computed += 1;
-                    // The result is kept, a refusal too.
+                    // The evaluation puts the result, a refusal too, into `self.cache`.
                     let _ = batch.evaluate(summary.node_at(self.index));
                 }
                 self.index += 1;

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::{Violation, differs, inconsistent};
-use crate::data::amounts::Amounts;
+use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::{Device, DeviceRef};
 use crate::data::holding::{HeldMemory, HeldPart};
 use crate::data::ident::{DeviceId, DeviceType, OwnerId};
@@ -53,7 +53,7 @@ impl Part<'_> {
 }
 
 /// Named resources as sums.
-fn named(resources: &crate::data::amounts::NamedAmounts) -> Sums<'_> {
+fn named(resources: &NamedAmounts) -> Sums<'_> {
     let mut sums = Sums::new();
     for (resource, amount) in resources {
         sums.insert(resource.as_str(), u128::from(*amount));
@@ -129,6 +129,7 @@ fn is_withheld(node: &Node, gpu: &Device) -> bool {
     !gpu.sharing || (any_unknown && is_for_vendor(node, gpu))
 }
 
+/// Returns true if a request for whole GPUs by the vendor's resource name may get the GPU.
 fn is_for_vendor(node: &Node, gpu: &Device) -> bool {
     let any_reserved = node.gpus().iter().any(|gpu| !gpu.sharing);
     node.serves_vendor() || !any_reserved || !gpu.sharing
@@ -268,10 +269,8 @@ fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Opti
         is_withheld: is_withheld(node, gpu),
         ..GpuFlags::default()
     };
-    for part in parts
-        .iter()
-        .filter(|part| part.may_be_of(node, &DeviceType::Gpu, gpu))
-    {
+    let parts = parts.iter();
+    for part in parts.filter(|part| part.may_be_of(node, &DeviceType::Gpu, gpu)) {
         let amounts = part.amounts_of(node, gpu);
         // A slot alone does not keep a GPU from being allocated whole.
         if amount(&amounts, "memory") > 0 || amount(&amounts, "core") > 0 {
@@ -325,12 +324,8 @@ fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
 /// Compares the amounts that a hint is charged on GPUs with those that its holdings name.
 fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
     let mut expected = Vec::new();
-    for part in hint
-        .holdings
-        .parts
-        .iter()
-        .filter(|part| part.kind == DeviceType::Gpu)
-    {
+    let parts = hint.holdings.parts.iter();
+    for part in parts.filter(|part| part.kind == DeviceType::Gpu) {
         let (HeldMemory::Exact(memory), DeviceRef::Id(_)) = (part.memory, &part.device) else {
             let detail = format!("the hint of {} is not of known amounts of known GPUs", hint.owner);
             return Some(differs(node, detail));

@@ -59,11 +59,8 @@ fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<V
             if !same.trusted || same.kind != part.kind {
                 continue;
             }
-            for function in same
-                .virtual_functions
-                .iter()
-                .filter(|function| part.virtual_functions.contains(function))
-            {
+            let functions = same.virtual_functions.iter();
+            for function in functions.filter(|function| part.virtual_functions.contains(function)) {
                 violations.push(Violation::FunctionHeldTwice {
                     node: node.name.to_string(),
                     function: function.clone(),

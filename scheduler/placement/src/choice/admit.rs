@@ -53,10 +53,8 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
 /// Checks that the device of a share exists, is healthy, is not closed and has room.
 fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), ReserveError> {
     let (kind, id) = (&share.kind, &share.id);
-    let found = node
-        .inventory
-        .as_ref()
-        .and_then(|inventory| inventory.device(kind, id));
+    let inventory = node.inventory.as_ref();
+    let found = inventory.and_then(|inventory| inventory.device(kind, id));
     let Some((type_at, at, device)) = found else {
         return Err(ReserveError(format!("{kind} {id} is gone")));
     };
@@ -91,10 +89,8 @@ fn admit_share_of_gpu(
 ) -> Result<(), ReserveError> {
     let flags = node.flags.get(at).copied().unwrap_or_default();
     let row = node.rows.get(at).copied().unwrap_or_default();
-    let is_for_vendor = node
-        .inventory
-        .as_ref()
-        .is_some_and(|inventory| inventory.is_for_vendor(gpu));
+    let inventory = node.inventory.as_ref();
+    let is_for_vendor = inventory.is_some_and(|inventory| inventory.is_for_vendor(gpu));
     // A GPU that takes no shares can still be allocated whole; the free amounts in its row are those for shares.
     let free = if is_vendor && !flags.is_occupied && is_for_vendor {
         gpu.whole()
@@ -110,12 +106,10 @@ fn admit_share_of_gpu(
     }
 }
 
-/// Checks that no device is in exclusive use, and that the virtual functions exist and are free.
+/// Checks that exclusive use, of this pod and of others, allows each device, and that the virtual functions exist and are free.
 fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError> {
-    let has_functions = placement
-        .shares
-        .iter()
-        .any(|share| !share.virtual_functions.is_empty());
+    let mut shares = placement.shares.iter();
+    let has_functions = shares.any(|share| !share.virtual_functions.is_empty());
     // Most placements have nothing to do with rules, and occupancy takes allocations to compute.
     if !node.has_rules && placement.exclusions.is_empty() && !has_functions {
         return Ok(());

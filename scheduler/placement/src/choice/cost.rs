@@ -3,9 +3,9 @@
 //! cost = ½ · (value(node) − value(node after) − size of the choice) + ½ · increase in unusable idle capacity
 //! + weighted loss of whole GPUs that are idle together.
 //!
-//! The first term accounts for CPU, memory and devices together. The second keeps whole nodes for large pods, where enough
-//! small pods could fill them as well. The third is for pods unlike those seen so far. The choice with the lowest
-//! cost is best; of equals, the one that leaves less on its node.
+//! The first term accounts for CPU, memory and devices together, and may be zero where small pods fill a node as well as large
+//! ones. The second term counts that the node is lost to large pods. The third is for pods unlike those seen so far. The choice
+//! with the lowest cost is best; of equals, the one that leaves less on its node.
 
 use rustc_hash::FxHashMap;
 
@@ -30,7 +30,7 @@ const ZERO_STEPS: i64 = 1024;
 /// Bits of a rank for the idle part of GPUs that a choice leaves on the node.
 const LEFT_BITS: u32 = 15;
 
-/// The workload model: the pods that are expected, and their simulation on every model of GPU.
+/// The workload model: the pods that are expected, and their simulation on every model of GPU that nodes have had.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkloadModel {
     /// Differs from that of every other model of the fleet.
@@ -161,8 +161,8 @@ impl<'a> CostBasis<'a> {
         self.cost_up_to(u32::MAX, taken).unwrap_or_default()
     }
 
-    /// The cost of taking parts of GPUs, by their indices; `None` if its rank is above `most` as the idle GPUs alone show, for
-    /// which no simulation is needed.
+    /// The cost of taking parts of GPUs, by their indices; `None` if a lower bound of its rank, which takes no simulation, is
+    /// above `most`.
     fn cost_up_to(
         &self,
         most: u32,
@@ -177,6 +177,7 @@ impl<'a> CostBasis<'a> {
         let value_loss = |value: u32| i64::from(self.value) - i64::from(value) - size * PlacementCost::SCALE;
         // Without a simulation for its GPUs the node has no value, and only the idle part that is left decides.
         let unusable = |simulation: &Simulation| simulation.unusable(&gpus, self.host_after);
+        // The bound: the node is worth the most that it can be after the choice.
         let mut cost = PlacementCost {
             value_loss: value_loss(
                 self.simulation
@@ -196,7 +197,8 @@ impl<'a> CostBasis<'a> {
     }
 }
 
-/// Returns true if the cost decides which GPU is taken: for one share without constraints. Otherwise it compares nodes only.
+/// Returns true if the cost decides which GPU of a node the policy `fill` takes: for a share of one GPU and nothing else, without
+/// rules. For other requests the cost only compares nodes.
 pub(crate) fn cost_decides(node: &Node, request: NodeRequest<'_>) -> bool {
     let is_one_share = matches!(
         request.gpus,
@@ -229,7 +231,7 @@ pub(crate) fn cost_of_gpus(
 /// The order of GPUs: rank of the cost; then memory, core and slots that the GPU has left; then its index.
 type CheapestKey = (u32, Memory, u32, u32, usize);
 
-/// The GPU on which a share costs least, and its cost; `None` too if that has a rank above `most`.
+/// The GPU on which a share costs least, and the cost; `None` if no GPU has room, or the rank of each cost is above `most`.
 pub(crate) fn cheapest(
     node: &Node,
     need: ShareNeed,

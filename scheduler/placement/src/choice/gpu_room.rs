@@ -5,8 +5,7 @@
 //! them. If the vendor's plugin takes any of its GPUs, whole GPUs are refused while one of these is shared, and shares while
 //! that plugin may have allocated any of them.
 
-use crate::data::amounts::Amounts;
-use crate::data::amounts::NamedAmounts;
+use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::Device;
 use crate::data::holding::{Hints, Share};
 use crate::data::ident::DeviceType;
@@ -97,6 +96,7 @@ struct Lacks {
 }
 
 impl Comparison {
+    /// Returns true if fewer GPUs than needed could take the share even if they were empty.
     fn has_too_few_large_enough(self, need: ShareNeed) -> bool {
         matches!(self, Self::Lacks(lacks) if lacks.n_large_enough < need.devices)
     }
@@ -151,7 +151,7 @@ impl Lacks {
     }
 }
 
-/// Checks one GPU against the amounts that a request takes of it.
+/// Checks one GPU, for an explanation, against the amounts that a request takes of it.
 pub(crate) fn fit_gpu(gpu: &Device, flags: GpuFlags, free: Amounts, need: Amounts) -> Result<(), Reason> {
     // Size comes first: no end of another pod, and no repair, would make the request fit.
     if !need.within(gpu.total()) {

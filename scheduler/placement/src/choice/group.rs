@@ -1,9 +1,8 @@
 //! Room for a group of pods in one domain: a node, or the GPUs of one link group of a node.
 //!
-//! The members of a group are placed one after the other on a copy of the node, as pods are that come alone. If that leaves
-//! some without room, sets of GPUs are tried for each member, so that room is found wherever there is some.
-//!
-//! All members have the same request. Does not compare nodes, and changes nothing of the fleet.
+//! The members of a group are placed one after the other on a copy of the node, as pods are that come alone. If that leaves some
+//! without room on a node of at most [`MAX_GPUS`] GPUs, sets of GPUs are tried for each member, so that room is found wherever
+//! there is some, until a [`GroupSearch`] has no tries left. All members have the same request. The caller compares nodes.
 
 use std::sync::Arc;
 
@@ -16,13 +15,12 @@ use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{DeviceId, DeviceType, OwnerId};
 use crate::data::inventory::GPUS;
 use crate::data::policy::{Policies, Score};
-use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::state::node::{Host, Node};
 
 /// Most members for which room is looked for; a larger group is refused.
 pub const MAX_GROUP: usize = 64;
-/// Most GPUs of a domain of which sets are tried.
+/// Most GPUs of a node on which sets of GPUs are tried.
 const MAX_GPUS: usize = 8;
 
 /// The part of the cluster that all members of a group share.
@@ -30,8 +28,9 @@ const MAX_GPUS: usize = 8;
 pub enum SharedDomain {
     /// One node.
     Node,
-    /// The GPUs of one link group of a node: GPUs that are linked to each other; on a node without such, GPUs of one PCIe
-    /// switch; else GPUs of one NUMA node. Of these kinds the first counts that can hold the group on an empty node.
+    /// The GPUs of one link group of a node. The kinds of link groups, the fastest first, are GPUs that are linked to each other,
+    /// of these the ones with more links first; GPUs of one PCIe switch; GPUs of one NUMA node. The first kind counts of which a
+    /// link group can hold the group of pods on an empty node.
     Link,
 }
 
@@ -42,12 +41,13 @@ pub struct GroupRequest<'a> {
     pub member: NodeRequest<'a>,
     /// The number of members that need room, at least 1.
     pub n_members: usize,
-    /// The number of members that the link group has to hold on an empty node, those that are bound included; it decides which
-    /// kind of link counts.
+    /// The number of members that a link group has to hold on an empty node, those that are bound included; it decides which kind
+    /// of link group counts.
     pub n_in_link_group: usize,
     /// The domain.
     pub domain: SharedDomain,
-    /// Members that hold devices already: on their node alone, and in their link group alone, there is room for the others.
+    /// Members that hold devices already. Only the link group that has their GPUs has room for the others; the caller asks about
+    /// their node alone.
     pub bound: &'a [OwnerId],
     /// The policies for the members' devices, and for the score.
     pub policies: Policies,
@@ -98,18 +98,16 @@ impl GroupSearch {
         is_left
     }
 
-    /// The link groups of the fastest kind of link of which one, on an empty node like this one, has room for
-    /// [`GroupRequest::n_in_link_group`] pods; those of all kinds if there is no such kind.
+    /// The link groups of the fastest kind of which one, on an empty node like this one, has room for
+    /// [`GroupRequest::n_in_link_group`] pods; those of all kinds if no kind has such a group.
     fn links_for(
         &mut self,
         node: &Node,
         request: &GroupRequest<'_>,
         context: ChoiceContext<'_>,
     ) -> Arc<LinkGroups> {
-        let class = node
-            .hardware
-            .as_ref()
-            .map_or(u64::MAX, |hardware| hardware.number);
+        let hardware = node.hardware.as_ref();
+        let class = hardware.map_or(u64::MAX, |hardware| hardware.number);
         if let Some(known) = self.links.get(&class) {
             return Arc::clone(known);
         }
@@ -124,7 +122,7 @@ impl GroupSearch {
         let mut empty = node.emptied();
         // CPU and host memory differ between nodes of one class.
         empty.host = Host::default();
-        // A slower kind of link counts only where the group would not fit a faster one even on an empty node.
+        // A slower kind counts only where the group of pods would not fit a faster one even on an empty node.
         for level in link_levels(node) {
             let fits = |gpus: &Vec<usize>| room_on_gpus(&empty, Some(gpus), &whole, context, self).is_ok();
             links.is_large_enough = level.iter().any(fits);
@@ -158,8 +156,9 @@ pub(crate) fn room_for_group(
             continue;
         }
         match room_on_gpus(node, Some(gpus), request, context, search) {
-            // Of equal scores the first group wins, so that equal requests get equal answers.
+            // Room for the members that need it, where none could hold the bound ones too if the node were empty.
             Ok(_) if !links.is_large_enough => most = most.max(request.n_members),
+            // Of equal scores the first group wins, so that equal requests get equal answers.
             Ok(room) if best.as_ref().is_none_or(|best| best.score < room.score) => best = Some(room),
             Ok(_) => {}
             Err(n_members) => most = most.max(n_members),
@@ -260,7 +259,7 @@ fn sets_of_equals(values: impl Iterator<Item = Option<u16>>) -> Vec<Vec<usize>> 
 }
 
 /// The devices of each member on a copy of a node whose amounts allow `limit` members, and the score for the last one; else the
-/// most members that have room.
+/// most members that find room one after the other.
 fn place_members(
     copy: &Node,
     limit: usize,
@@ -269,17 +268,19 @@ fn place_members(
     search: &mut GroupSearch,
 ) -> Result<(Vec<Placement>, Score), usize> {
     let n = request.n_members.clamp(1, MAX_GROUP);
+    let (member, policies) = (request.member, request.policies);
     let mut filling = copy.copy_with_hints(|_| true);
     let mut placements = Vec::with_capacity(n);
     let mut last_score = Score::default();
     while placements.len() < limit {
         if placements.len() + 1 == n {
-            last_score = score(&filling, request.member, request.policies, context).unwrap_or_default();
+            last_score = score(&filling, member, policies, context).unwrap_or_default();
         }
-        match place_member(&mut filling, request, context, placements.len()) {
-            Ok(placement) => placements.push(placement),
-            Err(_) => break,
-        }
+        let Ok(placement) = choose_devices(&filling, member, policies.device, context) else {
+            break;
+        };
+        put_member(&mut filling, placements.len(), &placement, member);
+        placements.push(placement);
     }
     if limit < n {
         return Err(placements.len());
@@ -293,38 +294,29 @@ fn place_members(
     };
     let mut filling = copy.copy_with_hints(|_| true);
     for (at, placement) in placements.iter().enumerate().take(n - 1) {
-        filling.insert_held(member(at, placement));
+        put_member(&mut filling, at, placement, member);
     }
-    let last_score = score(&filling, request.member, request.policies, context).unwrap_or_default();
+    let last_score = score(&filling, member, policies, context).unwrap_or_default();
     Ok((placements, last_score))
 }
 
-/// Places one member on a copy of a node, where it stays.
-fn place_member(
-    copy: &mut Node,
-    request: &GroupRequest<'_>,
-    context: ChoiceContext<'_>,
-    at: usize,
-) -> Result<Placement, Reason> {
-    let placement = choose_devices(copy, request.member, request.policies.device, context)?;
-    copy.insert_held(member(at, &placement));
-    copy.host.used = copy.host.used.plus(request.member.host);
-    Ok(placement)
-}
-
-/// The holding of the member at a place of the group.
-fn member(at: usize, placement: &Placement) -> Held {
-    Held {
+/// Puts a member with this placement onto a copy of a node; no other member there has its number.
+fn put_member(copy: &mut Node, number: usize, placement: &Placement, request: NodeRequest<'_>) {
+    copy.insert_held(Held {
         // No UID of a pod has a slash, so that this owner is none of the fleet's.
-        owner: OwnerId::from(format!("member/{at}")),
+        owner: OwnerId::from(format!("member/{number}")),
         origin: Origin::Decision,
         holdings: Holdings::from(placement),
-    }
+    });
+    copy.host.used = copy.host.used.plus(request.host);
+    // The choice of devices may have cached the value of the node without this member.
+    copy.value_cache.clear();
 }
 
 /// Places `n` members on a copy of a node by trying sets of GPUs for each; `None` if there is no room, or no try is left.
 ///
-/// Members are equal, so that only sets in rising order are tried, from the set with the bits `first` on.
+/// A set is a number with a bit for each of its GPUs. Members are equal, so that each takes a set that is no smaller a number
+/// than that of the member before, from `first` on.
 fn place_on_sets(
     copy: &Node,
     request: &GroupRequest<'_>,
@@ -354,8 +346,7 @@ fn place_on_sets(
         let chosen = choose_devices(&on_set, request.member, request.policies.device, context);
         let Ok(placement) = chosen else { continue };
         let mut rest = copy.copy_with_hints(|_| true);
-        rest.insert_held(member(n, &placement));
-        rest.host.used = rest.host.used.plus(request.member.host);
+        put_member(&mut rest, n, &placement, request.member);
         if let Some(mut placements) = place_on_sets(&rest, request, context, n - 1, set, search) {
             placements.insert(0, placement);
             return Some(placements);
@@ -364,12 +355,12 @@ fn place_on_sets(
     None
 }
 
-/// The number of GPUs of each member; `None` if it takes none that the engine chooses.
+/// The number of GPUs of each member; `None` if it takes none.
 fn gpus_of_each(gpus: RequestedGpus) -> Option<usize> {
     usize::try_from(gpus.n_gpus()?).ok().filter(|n| *n > 0)
 }
 
-/// Returns true if every GPU of a set has the free amounts for a share.
+/// Returns true if every GPU of a set, given as bits, has the free amounts for a share, or if no shares are requested.
 fn has_room_for_one(node: &Node, request: NodeRequest<'_>, set: u64) -> bool {
     let RequestedGpus::Share(share) = request.gpus else {
         return true;
@@ -391,8 +382,8 @@ fn are_amounts_enough(node: &Node, request: NodeRequest<'_>) -> bool {
 /// The most members, up to `n`, that the free CPU and memory of a node and the free amounts of the GPUs at these indices, or of
 /// all GPUs, allow. Rules may leave room for fewer.
 ///
-/// Members with shares of `k` GPUs each fit if and only if the GPUs together have room for as many shares, where no GPU counts
-/// with more shares than there are members.
+/// `n` members with shares of `k` GPUs each fit if and only if the GPUs together have room for `n * k` shares, where no GPU
+/// counts with more than `n` shares: a member takes distinct GPUs.
 fn most_by_amounts(
     node: &Node,
     gpus: Option<&[usize]>,

@@ -17,7 +17,7 @@ use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::state::node::Node;
 
-/// The settings of a choice that no request changes, and the hints that count.
+/// The inputs of a choice besides node and request: weights of resources, workload model, and the hints that count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChoiceContext<'a> {
     pub(crate) weights: &'a ResourceWeights,
@@ -34,7 +34,7 @@ impl<'a> ChoiceContext<'a> {
         }
     }
 
-    /// The order in which devices of a node are taken for a request.
+    /// The order in which devices of a node are taken for a request, by cost where the cost decides.
     fn order(&self, policy: DevicePolicy, node: &Node, request: NodeRequest<'_>) -> DeviceOrder<'a> {
         DeviceOrder {
             look_ahead: cost_decides(node, request).then(|| self.look_ahead(request)),
@@ -57,10 +57,7 @@ impl<'a> ChoiceContext<'a> {
 pub(crate) fn fit(node: &Node, request: NodeRequest<'_>, hints: Hints<'_>) -> Result<(), Reason> {
     // Rules and devices of other types need a full choice; requests for GPUs alone take a few comparisons.
     if node.has_rules || request.constraints.is_some() || !request.others.is_empty() {
-        return match misfit(node, request, hints) {
-            Some(misfit) => Err(misfit.into()),
-            None => Ok(()),
-        };
+        return misfit(node, request, hints).map_or(Ok(()), |misfit| Err(misfit.into()));
     }
     fit_gpus(node, &request.gpus, hints)
 }
@@ -118,11 +115,8 @@ pub(crate) fn choose_devices(
         }
     }
     placement.shares.append(&mut others);
-    for (kind, constraint) in request
-        .constraints
-        .iter()
-        .flat_map(|constraints| &constraints.by_kind)
-    {
+    let constraints = request.constraints.iter();
+    for (kind, constraint) in constraints.flat_map(|constraints| &constraints.by_kind) {
         // Exclusive use counts only for types of which the pod takes devices.
         if let Some(exclusion) = constraint.exclusion
             && request.takes(kind)
@@ -206,7 +200,8 @@ pub(crate) fn is_cheapest_share(node: &Node, request: NodeRequest<'_>, policies:
     has_cost && cost_decides(node, request)
 }
 
-/// The score of such a node, if there is room and it is at least `least`: less work than [`score`] where it is far lower.
+/// The score of a node as of [`is_cheapest_share`], if there is room and it is at least `least`: less work than [`score`] where
+/// it is far lower.
 pub(crate) fn score_from(
     least: Score,
     node: &Node,
@@ -233,7 +228,7 @@ pub(crate) fn cost(
 ) -> Result<PlacementCost, Reason> {
     let (hints, look_ahead) = (context.hints, context.look_ahead(request));
     let cost_decides = cost_decides(node, request);
-    // By a trait object: three kinds of iterators come here, and the simulation takes far longer than a call.
+    // By a trait object: four kinds of iterators come here, and the simulation takes far longer than a call.
     let cost_of =
         |gpus: &mut dyn Iterator<Item = usize>| cost_of_gpus(node, request, gpus, look_ahead, hints);
     // If the cost decides, it also decides between GPUs of different locations.
@@ -261,7 +256,7 @@ pub(crate) fn cost(
     }
 }
 
-/// The GPUs that are taken where rules or topology decide; the same for all nodes of an equivalence class.
+/// Indices of the GPUs that are taken where rules or topology decide; the same for all nodes of an equivalence class.
 pub(crate) fn gpus_by_rules(
     node: &Node,
     request: NodeRequest<'_>,

@@ -52,10 +52,9 @@ impl DeviceOrder<'_> {
         }
     }
 
-    /// As `row_key`, but GPUs between which the policy does not decide have the same key.
+    /// As `row_key`, but GPUs between which the policy does not decide have the same key, so that their locations decide.
     pub(crate) fn gpu_preference(&self, need: ShareNeed, at: usize, row: &Row) -> [u64; 4] {
         let (memory, core, slots, at) = self.row_key(need, at, row);
-        // 0 in place of the index: GPUs between which the policy does not decide get one key, and their locations decide.
         let at = if self.policy == DevicePolicy::InOrder {
             at
         } else {
@@ -139,9 +138,10 @@ fn next_best(
     best
 }
 
-/// The scores of a node by weighted resources, for each type of device that is requested.
+/// The scores of a node by weighted resources, one for each type of device that is requested.
 ///
-/// A score counts all devices of the type that take new owners together, and of the request what one device must have.
+/// A score compares what is free on all devices of the type together, unhealthy and closed ones left out, with what the request
+/// takes of one device.
 pub(crate) fn resource_scores<'a>(
     node: &'a Node,
     request: NodeRequest<'a>,

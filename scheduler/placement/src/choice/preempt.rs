@@ -37,7 +37,7 @@ pub struct Evictable {
     pub priority: i32,
     /// The time of the pod's start, in any unit: of equal pods the last to start is evicted first.
     pub started: i64,
-    /// True if the pod is being deleted anyway, so that its eviction costs nothing.
+    /// True if the pod is being deleted anyway, so that its eviction costs nothing except of its budgets.
     pub is_leaving: bool,
     /// True if the pod must be among the victims, for reasons that the search does not know.
     pub is_forced: bool,
@@ -71,17 +71,17 @@ pub struct Victims {
     pub cost: EvictionCost,
 }
 
-/// The cost of evicting a set of pods, in the order in which kube-scheduler compares nodes.
+/// The cost of evicting a set of pods, in the order in which kube-scheduler compares nodes; the first field weighs most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EvictionCost {
     /// Number of victims whose eviction violates a disruption budget.
     n_violations: usize,
     /// The priority of the most important victim.
     highest_priority: i64,
-    /// Sum of the priorities, each raised so that none is negative: more victims cost more.
+    /// Sum of the priorities, each raised by 2^31 so that none is negative: more victims cost more.
     priority_sum: i64,
     n_victims: usize,
-    /// The earliest start among the victims with the highest priority.
+    /// The earliest start among the victims with the highest priority; the later it is, the less work is lost.
     started: Reverse<i64>,
 }
 
@@ -122,11 +122,11 @@ struct PodState {
     held: Option<Held>,
     /// Indices of the GPUs that it holds a part of.
     gpus: BTreeSet<usize>,
-    /// True if it holds a device of another type that the preemptor requests.
+    /// True if it holds a device of a type other than GPU that the preemptor requests.
     holds_requested_devices: bool,
     /// All GPU memory that it holds, in bytes.
     size: u128,
-    /// 2 if a budget allows no eviction of the pod, 1 if some budget counts the eviction, 0 if no budget is about the pod.
+    /// 2 if a disruption budget allows no eviction of the pod, 1 if all its budgets allow one, 0 if no budget selects it.
     protection: u8,
     /// True while the search has taken the pod off its copy of the node.
     is_evicted: bool,
@@ -225,8 +225,8 @@ impl<'a> VictimSearch<'a> {
         }
         // Without the eviction of the last group the request does not fit, so at least one pod of this group is a victim.
         let least_important = self.by_importance(last).pop();
-        // Each set of this order has that pod as a victim, so a known set of less important pods without a violation stays
-        // better.
+        // So each set of this order has a victim no less important than that pod, and a known set of less important pods
+        // without a violation stays better.
         let cannot_win = match (&*best, least_important) {
             (Some((cost, _)), Some(pod)) => {
                 cost.n_violations == 0 && cost.highest_priority < i64::from(pod.priority)
@@ -237,7 +237,7 @@ impl<'a> VictimSearch<'a> {
             return;
         }
         let evicted = self.evicted();
-        // Among pods of one priority: small ones first, which spares more pods; or early ones first, which spares long work.
+        // Among pods of one priority: early ones first, which spares long work; or small ones first, which spares more pods.
         for small_first in [false, true] {
             self.restore_all();
             self.evict(&evicted);
@@ -266,7 +266,7 @@ impl<'a> VictimSearch<'a> {
                     size,
                     pod.started,
                 );
-                // Pods that are being deleted anyway are restored last, since they cost nothing as victims.
+                // Pods that are being deleted anyway are restored last, since they are the cheapest victims.
                 keyed.push(((pod.is_leaving, importance, &pod.owner), *at));
             }
         }
@@ -328,7 +328,6 @@ impl<'a> VictimSearch<'a> {
         }
     }
 
-    /// Puts all evicted pods back.
     fn restore_all(&mut self) {
         for at in 0..self.pods.len() {
             self.restore(at);
@@ -347,13 +346,13 @@ impl<'a> VictimSearch<'a> {
         self.preemption.pods.get(at)
     }
 
-    /// The order in which to evict pods for a set of GPUs: pods that cost nothing, then holders of these GPUs, holders of other
-    /// requested devices, and the rest; within each group by protection and priority. Without `by_device_first` the protection
-    /// weighs more than the group.
+    /// The order in which to evict pods for a set of GPUs: first pods that go in any case, then holders of these GPUs, holders of
+    /// other requested devices, and the rest; within each of these by protection and priority. Without `by_device_first` the
+    /// protection weighs more than the devices.
     fn eviction_order(&self, gpus: &BTreeSet<usize>, by_device_first: bool) -> EvictionOrder {
         let mut keyed = Vec::with_capacity(self.pods.len());
         for (at, (state, pod)) in self.pods.iter().zip(self.preemption.pods).enumerate() {
-            let group = if !state.gpus.is_disjoint(gpus) {
+            let by_device = if !state.gpus.is_disjoint(gpus) {
                 0
             } else if state.holds_requested_devices {
                 1
@@ -361,15 +360,14 @@ impl<'a> VictimSearch<'a> {
                 2_u8
             };
             let (first, second) = if by_device_first {
-                (group, state.protection)
+                (by_device, state.protection)
             } else {
-                (state.protection, group)
+                (state.protection, by_device)
             };
             let key = (first, second, pod.priority);
-            // Pods that cost nothing are evicted in any case, so the search evicts them before any other pod.
-            let costs_nothing = pod.is_leaving || pod.is_forced;
+            let goes_anyway = pod.is_leaving || pod.is_forced;
             // `None` sorts before every key, so that such pods form the first group.
-            keyed.push((Some(key).filter(|_| !costs_nothing), at));
+            keyed.push((Some(key).filter(|_| !goes_anyway), at));
         }
         keyed.sort_unstable();
         let mut order = EvictionOrder::new();
@@ -379,8 +377,8 @@ impl<'a> VictimSearch<'a> {
         order
     }
 
-    /// The sets of GPUs that the search tries: all of the needed size if they are few, else those of the topology and growing
-    /// ones; last, all GPUs.
+    /// The sets of GPUs that the search tries: for several GPUs those of the topology; all of the needed size if they are few,
+    /// else growing ones; last, all GPUs.
     fn sets_of_gpus(&self) -> Vec<BTreeSet<usize>> {
         let n_gpus = self.node.gpus().len();
         let n_needed = match self.request.gpus {
@@ -400,7 +398,7 @@ impl<'a> VictimSearch<'a> {
         sets
     }
 
-    /// GPUs of one partition, switch or NUMA node, if there are enough of them; small sets first.
+    /// The GPUs of each partition, switch and NUMA node that has enough; small sets first.
     fn sets_by_topology(&self, n_needed: usize) -> Vec<BTreeSet<usize>> {
         let gpus = self.node.gpus();
         let mut sets: Vec<BTreeSet<usize>> = Vec::new();
@@ -442,11 +440,8 @@ impl<'a> VictimSearch<'a> {
 
     /// Indices of the pods that hold something of a GPU.
     fn holders_of(&self, gpu: usize) -> Vec<usize> {
-        let holders = self
-            .pods
-            .iter()
-            .enumerate()
-            .filter(|(_, state)| state.gpus.contains(&gpu));
+        let pods = self.pods.iter().enumerate();
+        let holders = pods.filter(|(_, state)| state.gpus.contains(&gpu));
         holders.map(|(at, _)| at).collect()
     }
 
@@ -477,6 +472,7 @@ impl<'a> VictimSearch<'a> {
         cost
     }
 
+    /// The pods at these indices, by falling importance.
     fn by_importance(&self, pods: &[usize]) -> Vec<&'a Evictable> {
         by_importance(pods.iter().filter_map(|at| self.pod(*at)))
     }

@@ -1,10 +1,11 @@
 //! Simulation of pods to come: how much of a node's GPUs typical pods would fill, which is the node's value.
 //!
-//! Sequences of typical pods are placed again and again until none of them fits. Each pod goes onto the fitting GPUs with the
-//! least left, as long as the node's CPU and memory last; the sum of all that the sequences take is the value. Each sequence
-//! is simulated twice: in arrival order, CPU-only pods included, because they take CPU that others need; and largest first,
-//! because large pods need unfragmented GPUs and would otherwise always lose to small ones. Amounts are thousandths of a GPU,
-//! of memory and of computing power, so that one step is a few instructions over all GPUs of a node.
+//! The sample of the workload is cut into parts, and each part makes two sequences of pods: one in the order of the sample,
+//! CPU-only pods included, because they take CPU that others need; and one largest first, because large pods need unfragmented
+//! GPUs and would otherwise always lose to small ones. The pods of a sequence are placed on the node again and again until none
+//! fits, each on the fitting GPUs with the least free, as long as the node's CPU and memory last. The sum of all that the
+//! sequences take, each on the node as it is, is the value. Amounts are thousandths of a GPU, of memory and of computing power,
+//! so that one step is a few instructions over all GPUs of a node.
 //!
 //! The simulation also measures unusable capacity: what is idle on a node but of no use to a typical pod. If the node
 //! lacks the CPU, the memory or enough GPUs for the pod, all that is idle is unusable; else what is idle on GPUs that are too
@@ -174,7 +175,8 @@ impl Simulation {
             .sum()
     }
 
-    /// The value is at most this, which takes no simulation: no sequence takes more than is free.
+    /// The value is at most this, which takes no simulation: no sequence takes more than is free. Free memory and core count
+    /// both, unless the memory of each kind of pod is its size.
     pub(crate) fn most_value(&self, gpus: &FreeGpus) -> u32 {
         let most = gpus.parts().map(|part| {
             let core = if self.is_sized_by_memory { 0 } else { part.core };
@@ -250,7 +252,7 @@ impl Sequence {
         sequence
     }
 
-    /// Thousandths of GPUs that the pods take, placed again and again until none of them fits.
+    /// Thousandths of GPUs that the pods take, placed again and again until no pod that asks for GPUs fits.
     fn simulate(&self, mut gpus: FreeGpus, mut host: HostAmounts) -> u32 {
         let (mut taken, mut most_memory) = (0, gpus.most_memory());
         let n_unused_bits = u64::BITS - u32::try_from(self.pods.len()).unwrap_or(0);
@@ -315,7 +317,8 @@ impl SimulatedPod {
     }
 }
 
-/// The part of each GPU (ten thousandths for each percent), and the number of GPUs; `None` if it is more than a GPU, or nothing.
+/// The part that a pod takes of each GPU (10 of 1,000 for each percent), and the number of GPUs; `None` if the part is more than
+/// a GPU, or nothing.
 fn requested_part(gpus: RequestedGpus, model: GpuModel) -> Option<(GpuPart, u16)> {
     match gpus {
         RequestedGpus::Whole(n) => Some((GpuPart::WHOLE, u16::try_from(n).ok().filter(|n| *n > 0)?)),
@@ -401,6 +404,7 @@ impl FreeGpus {
         })
     }
 
+    /// Sets the free part of the GPU at an index.
     fn set(&mut self, at: usize, part: GpuPart) {
         let Some(block) = self.blocks.get_mut(at / LANES) else {
             return;
@@ -411,6 +415,7 @@ impl FreeGpus {
         }
     }
 
+    /// The blocks that have GPUs of the node.
     fn used_blocks(&self) -> impl Iterator<Item = &Block> {
         self.blocks.iter().take(self.n_blocks)
     }
@@ -448,7 +453,7 @@ impl FreeGpus {
         if has_room { too_full } else { self.idle() }
     }
 
-    /// Takes a part of each of `n` GPUs, those with least left; returns false, and takes nothing, if fewer fit.
+    /// Takes a part of each of the `n` fitting GPUs with the least free; returns false, and takes nothing, if fewer fit.
     fn take_tightest(&mut self, part: GpuPart, n: u16) -> bool {
         // Most pods ask for one GPU, which takes no second pass.
         if n == 1 {
@@ -481,7 +486,7 @@ impl FreeGpus {
         true
     }
 
-    /// The fitting GPU with least left; the first of several.
+    /// The fitting GPU with the least free memory and core in sum; the first of several.
     #[inline]
     fn tightest(&self, part: GpuPart) -> Option<usize> {
         let mut best: Option<(i16, usize)> = None;

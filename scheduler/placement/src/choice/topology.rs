@@ -5,9 +5,9 @@
 //! within their scope; devices that must share switches do. Of all choices that break no rule the engine takes the one with
 //! the least rank (`problem`), which the `search` finds.
 //!
-//! Types that are not joint are chosen one by one. A node whose GPUs the vendor's plugin chooses refuses constraints on GPUs.
-//! Of more than 64 devices of a type only the 64 preferred ones are candidates, and a request for more than 64 takes devices
-//! by preference alone.
+//! The devices of a type outside of a joint allocation are chosen without regard to other types. Where the vendor's plugin
+//! chooses whole GPUs, a request for these with constraints on GPUs is refused. Of more than 64 devices of a type only the 64
+//! preferred ones are candidates, and a request for more than 64 takes devices by preference alone.
 
 mod candidates;
 mod eligible;
@@ -86,7 +86,7 @@ pub(crate) fn choose_by_rules(
     choose_by_type(&context, request)
 }
 
-/// Refuses a node with fewer GPUs than the request shares on which memory limits are enforced as strongly as it demands.
+/// Refuses a node if fewer of its GPUs than the request shares enforce memory limits as strongly as it demands.
 fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfit> {
     let (RequestedGpus::Share(share), Some(constraints), Some(inventory)) =
         (request.gpus, request.constraints, &node.inventory)
@@ -134,9 +134,8 @@ fn choose_by_type(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Re
         None => Vec::new(),
     };
     let (mut chosen, mut vendor_gpus) = (Vec::new(), None);
-    let joint = context
-        .constraints
-        .and_then(|constraints| constraints.joint.as_ref());
+    let constraints = context.constraints;
+    let joint = constraints.and_then(|constraints| constraints.joint.as_ref());
     if let Some(joint) = joint {
         chosen = choose_joint_devices(context, joint, gpus.as_ref(), &demands, &pools, &gpu_sets)?;
         vendor_gpus = leading_vendor_gpus(context, request.gpus, joint);
@@ -170,7 +169,8 @@ fn devices_of<'c>(chosen: &'c [Chosen<'_>], kind: &DeviceType) -> &'c [usize] {
     found.map_or(&[], |(_, devices)| devices)
 }
 
-/// The locations of the GPUs that the vendor's plugin will choose, if they lead the joint allocation and can be foreseen.
+/// The locations of the GPUs that the vendor's plugin will choose, if GPUs lead the joint allocation and the request takes all
+/// free ones; otherwise the engine cannot foresee the plugin's choice.
 fn leading_vendor_gpus(
     context: &DecisionContext<'_>,
     request: RequestedGpus,
@@ -182,7 +182,6 @@ fn leading_vendor_gpus(
     let locations = context.hardware.locations.of_type(GPUS);
     let free = free_whole(context.node, context.hints).filter_map(|at| locations.get(at));
     let free: Vec<Location> = free.copied().collect();
-    // The plugin takes any free GPUs; only a pod that takes all of them leaves it no choice.
     let takes_all_free = usize::try_from(n).is_ok_and(|n| n == free.len());
     let leads = joint.kinds.first() == Some(&DeviceType::Gpu);
     (leads && takes_all_free && !context.inventory.serves_vendor).then_some(free)
@@ -199,7 +198,8 @@ fn devices_near(pool: &Pool, gpus: &[Location]) -> Vec<usize> {
     pool.devices(chosen)
 }
 
-/// Devices of the types of a joint allocation that are requested, if there are two or more.
+/// The devices of the requested types of a joint allocation, if these are two or more; else nothing, and the caller chooses them
+/// one by one.
 fn choose_joint_devices<'p>(
     context: &DecisionContext<'_>,
     joint: &JointAllocation,
@@ -263,7 +263,8 @@ fn choose_close_devices<'p>(
     Ok(chosen)
 }
 
-/// The best choice of devices of all types, in the order of the types, with the GPUs from one of the sets.
+/// The best choice of devices of all types, in the order of the types, with the GPUs from one of the sets; `None` if each choice
+/// breaks a rule.
 fn best_sets(
     pools: &[&Pool],
     gpu_sets: &[GpuSet],
@@ -319,13 +320,12 @@ fn best_sets(
     best.map(|(.., sets)| sets)
 }
 
-/// The sets of GPUs to choose from, each of which breaks no rule.
+/// The sets of GPUs to choose from: partitions, if the request takes GPUs whole and the table or the request demands them; the
+/// GPUs of each part of the machine that the scope allows; or both, if partitions are preferred only.
 fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Result<Vec<GpuSet>, Misfit> {
     let pool = &*pool.narrowed();
-    let scope = context
-        .constraint(&DeviceType::Gpu)
-        .scope
-        .unwrap_or(Scope::Machine);
+    let scope = context.constraint(&DeviceType::Gpu).scope;
+    let scope = scope.unwrap_or(Scope::Machine);
     let mut scopes = sets_within(pool, scope);
     let is_about_places = [Scope::Switch, Scope::Numa].contains(&scope);
     // No candidate has a known location.
@@ -403,7 +403,8 @@ fn sets_within(pool: &Pool, scope: Scope) -> Vec<CandidateSet> {
     sets.into_values().collect()
 }
 
-/// The refusal in terms of the choice that would be best if types need not share switches; `None` if there is no such choice.
+/// The refusal of a joint allocation, by the choice that would be nearest to the rule if types need not share switches; `None` if
+/// there is no such choice.
 fn nearest_misfit(context: &DecisionContext<'_>, pools: &[&Pool]) -> Option<Misfit> {
     let mut unknown = pools.iter().filter(|pool| knows_no_switch(pool));
     if let Some(pool) = unknown.next() {

@@ -17,7 +17,7 @@ pub struct JointAllocation {
 /// Demands on a partition of GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartitionConstraint {
-    /// True if only partitions of the highest score will do that the node's table has for the number of GPUs.
+    /// True if only partitions with the highest score among those of the requested size in the node's table will do.
     pub restricted: bool,
     /// Least bandwidth of a ring through the GPUs, in bytes per second.
     pub bandwidth: Option<u64>,
@@ -112,23 +112,20 @@ impl Constraints {
         Some(constraint)
     }
 
-    /// Returns true if some constraint bears on the choice of GPUs.
+    /// Returns true if some constraint rules out whole GPUs, so that the vendor's plugin must not choose them.
     pub(crate) fn narrow_gpus(&self) -> bool {
-        if let Some(joint) = &self.joint
-            && joint.same_switch
-            && joint.kinds.contains(&DeviceType::Gpu)
-        {
-            return true;
-        }
-        let Some(gpus) = self.of(&DeviceType::Gpu) else {
-            return self.partition.is_some();
+        let on_same_switch =
+            |joint: &JointAllocation| joint.same_switch && joint.kinds.contains(&DeviceType::Gpu);
+        let narrows = |gpus: &DeviceConstraint| {
+            gpus.selector.is_some()
+                || gpus.virtual_functions.is_some()
+                || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
+                // Exclusive use of a device alone restricts other pods, not the choice.
+                || gpus.exclusion == Some(Exclusion::Switch)
         };
         self.partition.is_some()
-            || gpus.selector.is_some()
-            || gpus.virtual_functions.is_some()
-            || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
-            // Exclusive use of a device alone restricts other pods, not the choice.
-            || gpus.exclusion == Some(Exclusion::Switch)
+            || self.joint.as_ref().is_some_and(on_same_switch)
+            || self.of(&DeviceType::Gpu).is_some_and(narrows)
     }
 }
 

@@ -144,11 +144,8 @@ impl fmt::Debug for Devices {
 
 /// The largest amount of a resource that any one device has.
 pub(crate) fn largest_amount(devices: &[Device], resource: &ResourceName) -> Option<u64> {
-    devices
-        .iter()
-        .filter_map(|device| device.resources.get(resource))
-        .max()
-        .copied()
+    let amounts = devices.iter().filter_map(|device| device.resources.get(resource));
+    amounts.max().copied()
 }
 
 /// The way in which a record identifies a device of a known type.

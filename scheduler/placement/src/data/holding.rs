@@ -32,7 +32,8 @@ pub struct HeldPart {
     pub resources: NamedAmounts,
     /// Virtual functions of the device that the owner holds instead of the device itself.
     pub virtual_functions: Vec<FunctionId>,
-    /// False if the record is doubtful, or others may hold the device too: the part reduces what is free on the device, but never counts as oversubscription.
+    /// False if the record is doubtful, or others may hold the device too: the part reduces what is free on the device, but never
+    /// counts as oversubscription.
     pub trusted: bool,
 }
 
@@ -191,9 +192,11 @@ impl Placement {
     }
 }
 
+/// The part that an owner holds when a chosen share is reserved for it.
 impl From<&Share> for HeldPart {
     fn from(share: &Share) -> Self {
         let Amounts { memory, core, slots } = share.amounts;
+        let functions = share.virtual_functions.iter();
         Self {
             kind: share.kind.clone(),
             device: DeviceRef::Id(share.id.clone()),
@@ -201,16 +204,13 @@ impl From<&Share> for HeldPart {
             core,
             slots,
             resources: share.resources.clone(),
-            virtual_functions: share
-                .virtual_functions
-                .iter()
-                .map(|function| function.id.clone())
-                .collect(),
+            virtual_functions: functions.map(|function| function.id.clone()).collect(),
             trusted: true,
         }
     }
 }
 
+/// The holdings of an owner when a placement is reserved for it.
 impl From<&Placement> for Holdings {
     fn from(placement: &Placement) -> Self {
         Self {
@@ -223,7 +223,7 @@ impl From<&Placement> for Holdings {
     }
 }
 
-/// Selects the hints (room that is kept for pods which are not bound yet) that count as taken.
+/// The hints (room that is kept for pods which are not bound yet) that count as taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hints<'a> {
     /// No hint counts.

@@ -125,8 +125,8 @@ pub struct NodeId {
 }
 
 impl NodeId {
-    /// The number of the node: below the number of nodes that the fleet has had at one time, and free for another node once the
-    /// node is gone.
+    /// The number of the node: below the most nodes that the fleet has had at one time, and free for another node once the node
+    /// is gone.
     pub const fn number(self) -> u32 {
         self.index
     }

@@ -35,7 +35,7 @@ pub struct Inventory {
     pub links: Vec<LinkGroup>,
 }
 
-/// GPUs of which every two are linked directly, or through switches of their own.
+/// GPUs of which every two are linked (`NVLink`) directly, or through switches of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LinkGroup {
     /// Minors of the GPUs.
@@ -64,7 +64,7 @@ pub struct PartitionTable {
     pub partitions: Vec<Partition>,
 }
 
-/// The model of a node's GPUs, as far as amounts of typical pods depend on it.
+/// The model of a node's GPUs, as far as it decides which part of a GPU a typical pod takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GpuModel {
     /// Memory of one GPU.
@@ -108,10 +108,8 @@ impl Inventory {
             return Some(GPUS);
         }
         let others = self.other_devices.as_deref()?;
-        others
-            .iter()
-            .position(|of_type| of_type.kind == *kind)
-            .map(|at| at + 1)
+        let at = others.iter().position(|of_type| of_type.kind == *kind)?;
+        Some(at + 1)
     }
 
     /// The device of a type with this ID: the index of the type, its own index among the type's, and the device.
@@ -191,6 +189,7 @@ impl Inventory {
     }
 }
 
+/// Returns true if a GPU or a memory unit may have this size.
 fn is_possible_memory(bytes: u64) -> bool {
     (1..=MAX_MEMORY_BYTES).contains(&bytes)
 }

@@ -12,7 +12,7 @@ pub(crate) const BEST: u32 = 100;
 /// Preference among the devices of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DevicePolicy {
-    /// The fitting device after whose choice typical pods can still fill most of the node.
+    /// The fitting device that costs the least room for typical pods; where that does not decide, as `Binpack`.
     #[default]
     Fill,
     /// The fitting device that will have the least room left.
@@ -104,11 +104,11 @@ policy_names!(NodePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Score(u32);
 
-/// The best score: a multiple of a million below 2^27, as a cached result has 27 bits for it.
+/// The best score: the largest multiple of a million below [`COST_END`].
 const BEST_SCORE: u32 = 134_000_000;
 /// Points per millionth of the best score.
 const POINTS_PER_MILLIONTH: u32 = BEST_SCORE / 1_000_000;
-/// Ranks of costs (`choice/cost`) are less than this.
+/// Ranks of costs (`PlacementCost::rank`, for the policy `fill`) are less than this.
 pub(crate) const COST_END: u32 = 1 << 27;
 
 impl Score {
@@ -135,7 +135,7 @@ impl Score {
         Self(BEST_SCORE.saturating_sub(rank))
     }
 
-    /// The highest rank of a cost whose score this is: the score of all costs above the best score is 0.
+    /// The highest rank of a cost with this score. All ranks from [`BEST_SCORE`] on have the score 0.
     pub(crate) const fn rank_of_cost(self) -> u32 {
         if self.0 == 0 {
             COST_END
@@ -144,7 +144,7 @@ impl Score {
         }
     }
 
-    /// The points, in 27 bits.
+    /// The points, less than [`COST_END`].
     pub(crate) const fn points(self) -> u32 {
         self.0
     }

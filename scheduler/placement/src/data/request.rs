@@ -54,7 +54,7 @@ pub struct DeviceRequest {
     pub kind: DeviceType,
     /// Amounts of all devices together.
     pub amounts: NamedAmounts,
-    /// The amount of each resource that stands for a whole device; `None` if the node's largest device has it.
+    /// The amount of each resource that stands for a whole device; `None` if that is the amount of the node's largest device.
     pub whole: Option<u64>,
 }
 
@@ -161,7 +161,7 @@ impl DeviceRequest {
     }
 }
 
-/// A share request for one node: its memory units are bytes already, so that it can be compared with many GPUs quickly.
+/// A share request in the terms of one node, with memory units converted to bytes, so that it compares with many GPUs quickly.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShareNeed {
     memory: NeededMemory,
@@ -170,7 +170,8 @@ pub(crate) struct ShareNeed {
     pub(crate) devices: usize,
 }
 
-/// The amounts that a request asks of one GPU. One of `ratio` and `bytes` is zero: a request has its memory in one form.
+/// The amounts that a request asks of one GPU, for [scores](crate::data::policy::ResourceWeights). One of `ratio` and `bytes` is
+/// zero: a request has its memory in one form.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StatedAmounts {
     /// Percent of the GPU's memory.

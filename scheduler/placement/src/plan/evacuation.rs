@@ -25,7 +25,8 @@ pub(super) struct Evacuation {
     pub(super) movable: Vec<Movable>,
     /// Memory that is to be free on each GPU; `None` if all that may move are to leave.
     pub(super) free: Option<Memory>,
-    /// No moves that reach the goal cost less, in byte-seconds.
+    /// No moves that reach the goal cost less, in byte-seconds. With `free` an estimate, if a GPU has more than [`FEW_HOLDERS`]
+    /// holders.
     pub(super) least_price: u128,
 }
 
@@ -34,9 +35,11 @@ pub(super) struct Evacuation {
 pub(super) struct Found {
     evacuation: Evacuation,
     pub(super) is_reached: bool,
-    /// The number of moves towards empty GPUs, or the memory that is free on the fullest GPU, in hundredths of a byte.
+    /// The number of moves, or with [`Evacuation::free`] the memory that is free on the fullest GPU, in hundredths of a byte and
+    /// no more than needed.
     progress: u64,
     pub(super) price: Price,
+    /// The holders that move, in this order.
     moved: Vec<Movable>,
 }
 
@@ -45,9 +48,9 @@ struct Search<'t, 'a> {
     trials: &'t mut Trials<'a>,
     evacuation: &'t Evacuation,
     best: &'t mut Option<Found>,
-    /// The holders whose moves are in effect.
+    /// The holders whose moves are in effect, in the order of the moves.
     moved: Vec<Movable>,
-    /// Places of moved holders that were reached, by any order of moves.
+    /// The places of moved holders from which the search has gone on.
     reached: FxHashSet<Places>,
 }
 
@@ -60,7 +63,7 @@ pub(super) fn empty(trials: &mut Trials<'_>, node: NodeId, gpus: Vec<usize>) -> 
     if gpus.len() == n_gpus {
         // No move makes room on another node, so that a pod without a place now never gets one. On the GPUs of the node itself
         // that stay open it may get one.
-        movable.retain(|one| trials.without_place(one).is_none());
+        movable.retain(|one| trials.obstacle_to_move(one).is_none());
     }
     let is_hopeless = movable.len() < n_movable;
     movable.sort_by_key(|one| (one.price.total(), one.priority));
@@ -111,7 +114,7 @@ impl Evacuation {
         }
     }
 
-    /// The progress by which the goal is reached, or as near as this number of moves can come.
+    /// The [progress](Found::progress) by which the goal is reached; without `free`, by which this number of moves comes nearest.
     fn needed(&self, max_moves: usize) -> u64 {
         let n_moves = self.movable.len().min(max_moves);
         self.free.map_or(n_moves as u64, Memory::hundredths)
@@ -119,10 +122,10 @@ impl Evacuation {
 }
 
 impl Search<'_, '_> {
-    /// Tries every holder as the next to move. Of many holders all that can move do so, in one order, and then those that could
-    /// not before.
+    /// Tries every holder as the next to move, and after it all others. Of more than [`FEW_HOLDERS`] holders all that can move do
+    /// so in one order, then those that could not before, until none can.
     fn go_on(&mut self) {
-        self.note();
+        self.keep_if_best();
         let evacuation = self.evacuation;
         let (is_exact, n_before) = (evacuation.movable.len() <= FEW_HOLDERS, self.moved.len());
         for one in &evacuation.movable {
@@ -133,12 +136,12 @@ impl Search<'_, '_> {
                 return;
             }
             let is_too_dear = best.is_some_and(|best| best <= price);
-            if is_too_dear || self.trials.is_moved(one) || self.trials.make(one).is_err() {
+            if is_too_dear || self.trials.is_moved(one) || self.trials.make_move(one).is_err() {
                 continue;
             }
             self.moved.push(one.clone());
             if !is_exact {
-                self.note();
+                self.keep_if_best();
                 continue;
             }
             // Orders that lead to the same places go on in the same way.
@@ -154,7 +157,7 @@ impl Search<'_, '_> {
     }
 
     /// Keeps the moves in effect if they are the best so far: nearest to the goal, then the cheapest.
-    fn note(&mut self) {
+    fn keep_if_best(&mut self) {
         let Evacuation { node, gpus, free, .. } = self.evacuation;
         let on_gpus = gpus.iter().map(|gpu| self.trials.free_of(*node, *gpu));
         let least = on_gpus.min().unwrap_or_default();
@@ -182,13 +185,13 @@ impl Search<'_, '_> {
 }
 
 impl Found {
-    /// The plan of the moves, which are made again.
+    /// The plan of these moves, which are made again on the trials.
     pub(super) fn into_plan(self, trials: &mut Trials<'_>) -> Plan {
         let Evacuation { node, gpus, free, .. } = self.evacuation;
         // The bound of the search does not count for what is found already.
         trials.n_tries_left = usize::MAX;
         let mut gain = Memory::ZERO;
-        for one in self.moved.iter().filter(|one| trials.make(one).is_ok()) {
+        for one in self.moved.iter().filter(|one| trials.make_move(one).is_ok()) {
             gain = gain.plus(one.memory_on(&gpus));
         }
         let is_enough = free.is_some() && self.is_reached;
@@ -206,7 +209,7 @@ impl Found {
     }
 }
 
-/// The holders that are left on GPUs of a node after the moves in effect.
+/// The holders that are left on GPUs of a node after the moves in effect, each with the reason for which it stays.
 fn left(trials: &mut Trials<'_>, node: u32, gpus: &[usize]) -> Vec<(OwnerId, Obstacle)> {
     let mut left = Vec::new();
     let Some(node) = trials.fleet.nodes.at(node) else {
@@ -223,7 +226,7 @@ fn left(trials: &mut Trials<'_>, node: u32, gpus: &[usize]) -> Vec<(OwnerId, Obs
             Err(obstacle) => obstacle,
             Ok(one) if trials.is_moved(&one) => continue,
             Ok(_) if trials.n_moves() >= trials.limits.max_moves => Obstacle::Limit,
-            Ok(one) => trials.without_place(&one).unwrap_or(Obstacle::Limit),
+            Ok(one) => trials.obstacle_to_move(&one).unwrap_or(Obstacle::Limit),
         };
         left.push((held.owner.clone(), obstacle));
     }

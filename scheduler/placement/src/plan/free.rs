@@ -14,10 +14,10 @@ use crate::state::node::Node;
 /// Most sets that are tried although their holders do not suffice, for the plan that comes nearest to the goal.
 const MAX_HOPELESS: usize = 64;
 
-/// A GPU that is large enough.
+/// A GPU that has the needed memory if it is empty, at this index.
 struct Gpu {
     at: usize,
-    /// The least price of the holders whose memory suffices, in byte-seconds; of many that may move if it does not.
+    /// The result of [`least_price`] for the holders that may move: what it costs to free enough memory.
     least_price: u128,
     /// Memory that is free once all that may move have left, if it is too little.
     too_little: Option<Memory>,
@@ -37,8 +37,9 @@ struct GpuSet<'a> {
     least_price: u128,
     name: &'a str,
     gpus: Vec<usize>,
-    /// The place of the node among all, if the set is the one with the best chances there.
+    /// The place of its node in the list of nodes, if the set is the one with the best chances of the node.
     first_of: Option<usize>,
+    /// The index of its node in the fleet.
     index: u32,
 }
 
@@ -71,7 +72,7 @@ pub(super) fn free(trials: &mut Trials<'_>, bytes: u64, n_gpus: usize, nodes: &[
 }
 
 impl<'a> LargeGpus<'a> {
-    /// The GPUs of a node that have the needed memory and take shares.
+    /// The GPUs of a node that are open, take shares and have the needed memory, used or free.
     fn new(trials: &Trials<'_>, id: NodeId, node: &'a Node, needed: Memory) -> Self {
         let held = node.held.iter();
         let movable: Vec<Movable> = held.filter_map(|held| trials.movable(node, held).ok()).collect();
@@ -123,7 +124,7 @@ impl<'a> LargeGpus<'a> {
         Some(set)
     }
 
-    /// All sets of `n` GPUs but the first; none if there are too many of them.
+    /// All sets of `n` GPUs but the first; none if there are more than [`combinations`] lists.
     fn other_sets(&self, n: usize) -> impl Iterator<Item = GpuSet<'a>> {
         let sets = combinations(self.gpus.len(), n).unwrap_or_default().into_iter();
         sets.skip(1).filter_map(|places| self.set(places, None))
@@ -131,6 +132,7 @@ impl<'a> LargeGpus<'a> {
 }
 
 impl GpuSet<'_> {
+    /// The evacuation of these GPUs until each has the needed memory free.
     fn evacuation(self, trials: &Trials<'_>, needed: Memory) -> Evacuation {
         let mut movable = movable_of(trials, self.index, &self.gpus);
         // The least price for each byte comes first, which is the seconds that the pod has run, and its part of a restart.
@@ -148,7 +150,8 @@ impl GpuSet<'_> {
     }
 }
 
-/// The least price of items that have the needed memory together: of few items exact, of more a good choice.
+/// The least price of items (memory of a holder, price of its move) that have the needed memory together; `u128::MAX` if all have
+/// too little. Of more than [`FEW_HOLDERS`] items it is the price of a good choice, or of all if they have too little.
 fn least_price(needed: Memory, items: &mut [(Memory, u128)]) -> u128 {
     if items.len() <= FEW_HOLDERS {
         let mut least = u128::MAX;

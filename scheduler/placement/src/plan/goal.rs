@@ -4,7 +4,7 @@ use crate::data::ident::NodeId;
 use crate::fleet::Fleet;
 use crate::state::node::Node;
 
-/// Names of nodes in a refusal.
+/// Most names of nodes in a refusal.
 const N_SHOWN: usize = 3;
 
 /// The goal of a plan.
@@ -26,7 +26,7 @@ pub enum Goal<'a> {
     },
     /// The largest free blocks grow by the most bytes. The block of a node is the most memory that is free on one of its GPUs,
     /// since no share spans two of them; the sum over all nodes counts. The plan has the best single move, then the best after
-    /// it, of the 256 moves each with the best chances.
+    /// it, and so on, each out of the 256 moves with the best chances.
     Join,
 }
 

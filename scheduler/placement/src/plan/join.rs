@@ -16,13 +16,14 @@ use crate::state::node::Node;
 /// Most moves that are compared for each move of the plan.
 const MAX_COMPARED: usize = 256;
 
-/// A holder that may move, on its node.
+/// A holder that may move, with the index of its node.
 struct Candidate {
     index: u32,
     one: Movable,
 }
 
-/// The order in which moves are compared: the most growth first, of equal ones the cheapest. The last is the candidate's place.
+/// The order in which moves are compared: the most possible growth first, of equal ones the least price, priority and owner. The
+/// last is the candidate's place.
 type Rank<'c> = (Reverse<Memory>, u128, i32, &'c OwnerId, usize);
 
 /// The plan by which the sum of the largest free blocks grows most.
@@ -40,7 +41,7 @@ pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
         let Some((best, gained)) = ranking.best_move(trials) else {
             break;
         };
-        if trials.make(&best.one).is_err() {
+        if trials.make_move(&best.one).is_err() {
             break;
         }
         gain = gain.plus(gained);
@@ -63,13 +64,14 @@ struct Ranking<'c> {
     candidates: &'c [Candidate],
     /// The places of the candidates of each node.
     by_node: FxHashMap<u32, Range<usize>>,
-    /// The most growth by the move of each candidate.
+    /// The result of [`most_growth`] for each candidate.
     most: Vec<Memory>,
     /// The candidates whose moves may gain something.
     ranked: BTreeSet<Rank<'c>>,
 }
 
 impl<'c> Ranking<'c> {
+    /// The ranking of candidates, of which those of one node are next to each other.
     fn new(trials: &Trials<'_>, candidates: &'c [Candidate]) -> Self {
         let mut by_node: FxHashMap<u32, Range<usize>> = FxHashMap::default();
         for (at, candidate) in candidates.iter().enumerate() {
@@ -96,7 +98,7 @@ impl<'c> Ranking<'c> {
                 continue;
             };
             let one = &candidate.one;
-            let rank = |most| (Reverse(most), one.price.total(), one.priority, &one.owner, at);
+            let rank = |growth| (Reverse(growth), one.price.total(), one.priority, &one.owner, at);
             self.ranked.remove(&rank(*most));
             *most = most_growth(trials, candidate, block);
             if *most > Memory::ZERO && !trials.is_moved(one) {
@@ -128,7 +130,7 @@ impl<'c> Ranking<'c> {
     }
 }
 
-/// The most by which the move of a holder can make the block of its node grow beyond `block`.
+/// The most by which the move of a holder can make the block of its node grow beyond `block`. No other block grows by the move.
 fn most_growth(trials: &Trials<'_>, candidate: &Candidate, block: Memory) -> Memory {
     let index = candidate.index;
     let gpus = trials.node(index).map_or(&[][..], Node::gpus);
@@ -142,10 +144,10 @@ fn most_growth(trials: &Trials<'_>, candidate: &Candidate, block: Memory) -> Mem
     most.less(block)
 }
 
-/// The growth of all blocks by the move of a holder; `None` without any.
+/// The sum by which the blocks of all nodes grow by the move of a holder, which is tried and taken back; `None` if they do not.
 fn growth(trials: &mut Trials<'_>, candidate: &Candidate) -> Option<Memory> {
     let from = candidate.index;
-    trials.make(&candidate.one).ok()?;
+    trials.make_move(&candidate.one).ok()?;
     let to = trials.last().map(|made| made.to.index);
     let other = to.filter(|to| *to != from);
     let blocks = |trials: &Trials<'_>| {

@@ -29,13 +29,14 @@ pub(super) struct Trials<'a> {
     by_owner: FxHashMap<&'a str, usize>,
     kinds: Vec<Kind<'a>>,
     /// Copies of the nodes that differ from those of the fleet, by the index of the node.
-    copies: BTreeMap<u32, Copy>,
+    copies: BTreeMap<u32, ChangedNode>,
     /// The moves that are in effect on the copies.
     steps: Vec<Step>,
+    /// The number of moves that may still be tried.
     pub(super) n_tries_left: usize,
 }
 
-/// Holders whose successors get the same places.
+/// Everything about a holder that decides the place of its successor.
 #[derive(Clone, Copy, PartialEq)]
 struct KindKey<'a> {
     request: NodeRequest<'a>,
@@ -50,26 +51,27 @@ struct Kind<'a> {
     ranked: Vec<(Score, NodeId)>,
 }
 
-/// A copy of a node.
-struct Copy {
+/// A copy of a node that differs from the fleet's node.
+struct ChangedNode {
     node: Node,
-    /// Number of changes that make the difference to the fleet's node.
+    /// Number of changes that make the difference.
     n_changes: usize,
     /// The scores for the kinds of holders that were asked about since the last change; `None` if there is no room.
     scores: FxHashMap<usize, Option<Score>>,
 }
 
-/// A move in effect.
+/// A move in effect, of the holder at an index.
 struct Step {
     holder: usize,
     price: Price,
     made: Move,
+    /// The holding before the move.
     held: Held,
-    /// CPU and memory in use on both nodes before the move.
+    /// CPU and memory in use on its node before the holder left, and on the new node before its successor came.
     used_before: [HostAmounts; 2],
 }
 
-/// A holder that may move, on its place in the fleet.
+/// A holder that may move, with the GPUs that it has in the fleet before any move.
 #[derive(Clone, Debug)]
 pub(super) struct Movable {
     /// Its index among the holders.
@@ -95,6 +97,7 @@ impl Movable {
 }
 
 impl<'a> Trials<'a> {
+    /// Trials on a fleet, with no move in effect.
     pub(super) fn new(fleet: &'a Fleet, holders: &'a [Holder<'a>], limits: Limits) -> Self {
         let owners = holders.iter().enumerate();
         Self {
@@ -115,7 +118,7 @@ impl<'a> Trials<'a> {
         copy.or_else(|| self.fleet.nodes.at(index))
     }
 
-    /// Memory that is free for new shares of a GPU, less that of hints.
+    /// Memory of a GPU that is free for new shares after the moves in effect, with the memory of hints taken off.
     pub(super) fn free_of(&self, index: u32, gpu: usize) -> Memory {
         let row = self.node(index).and_then(|node| {
             let row = node.rows.get(gpu)?;
@@ -187,8 +190,8 @@ impl<'a> Trials<'a> {
         self.change(node, |node| node.close(gpus));
     }
 
-    /// Moves a holder to the best place of its successor, by a filter after all moves in effect.
-    pub(super) fn make(&mut self, one: &Movable) -> Result<(), Obstacle> {
+    /// Moves a holder to the place that its successor would get with all moves in effect; else the reason for which it stays.
+    pub(super) fn make_move(&mut self, one: &Movable) -> Result<(), Obstacle> {
         let holders = self.holders;
         let holder = holders.get(one.holder).ok_or(Obstacle::Unknown)?;
         if self.n_tries_left == 0 {
@@ -208,20 +211,23 @@ impl<'a> Trials<'a> {
             node.remove_held(owner);
             node.host.used = node.host.used.less(own_use);
         });
-        let found = self.best_place(holder);
-        let place = found.and_then(|(to, placement)| Some((to, self.node(to.index)?, placement)));
-        let refusal = match &place {
-            None => Some(Obstacle::NoPlace),
-            Some((to, node, placement)) => {
-                let to_gpus = minors(node, &Holdings::from(placement));
-                (to.index == from && to_gpus == from_gpus).then_some(Obstacle::Returns)
+        let found = self.best_place(holder).ok_or(Obstacle::NoPlace);
+        let place = found.and_then(|(to, placement)| {
+            let target = self.node(to.index).ok_or(Obstacle::NoPlace)?;
+            let returns = to.index == from && minors(target, &Holdings::from(&placement)) == from_gpus;
+            if returns {
+                return Err(Obstacle::Returns);
+            }
+            Ok((to, placement, target.host.used))
+        });
+        let (to, placement, used_on_target) = match place {
+            Ok(place) => place,
+            Err(obstacle) => {
+                self.change_back(from, used_before, |node| node.insert_held(held));
+                return Err(obstacle);
             }
         };
-        let (Some((to, target, placement)), None) = (place, &refusal) else {
-            self.change_back(from, used_before, |node| node.insert_held(held));
-            return Err(refusal.unwrap_or(Obstacle::NoPlace));
-        };
-        let used_before = [used_before, target.host.used];
+        let used_before = [used_before, used_on_target];
         let successor = Held {
             owner: holder.owner.clone(),
             origin: Origin::Decision,
@@ -233,7 +239,7 @@ impl<'a> Trials<'a> {
         });
         let made = Move {
             owner: holder.owner.clone(),
-            from: id_at(self.fleet, from),
+            from: nodes.id_at(from),
             from_gpus,
             to,
             placement,
@@ -249,8 +255,8 @@ impl<'a> Trials<'a> {
     }
 
     /// Tries the move of a holder, and takes it back; returns the reason for which it is not possible now.
-    pub(super) fn without_place(&mut self, one: &Movable) -> Option<Obstacle> {
-        let obstacle = self.make(one).err();
+    pub(super) fn obstacle_to_move(&mut self, one: &Movable) -> Option<Obstacle> {
+        let obstacle = self.make_move(one).err();
         if obstacle.is_none() {
             self.undo();
         }
@@ -273,13 +279,12 @@ impl<'a> Trials<'a> {
         let kind_at = self.kind(holder);
         let context = self.fleet.context(Hints::Respect);
         let Kind { key, ranked } = self.kinds.get(kind_at)?;
-        let KindKey {
-            request, policies, ..
-        } = *key;
+        let (request, policies) = (key.request, key.policies);
+        // A node without a copy is as it was when it was ranked.
         let unchanged = ranked.iter().find(|(_, id)| !self.copies.contains_key(&id.index));
         let mut best = unchanged.copied();
         for (index, copy) in &mut self.copies {
-            let id = id_at(self.fleet, *index);
+            let id = self.fleet.nodes.id_at(*index);
             if !key.allows(id, &copy.node) {
                 continue;
             }
@@ -299,7 +304,7 @@ impl<'a> Trials<'a> {
         Some((id, placement))
     }
 
-    /// The index of the kind of a holder.
+    /// The index of the kind of a holder, which is added if it is new.
     fn kind(&mut self, holder: &Holder<'a>) -> usize {
         let key = KindKey {
             request: holder.request,
@@ -308,7 +313,7 @@ impl<'a> Trials<'a> {
         };
         let known = self.kinds.iter().position(|kind| kind.key == key);
         known.unwrap_or_else(|| {
-            // A move changes two nodes, also one that is tried, and closed GPUs a further one.
+            // The most copies at one time and one more: two for each move, two for a move that is tried, one for closed GPUs.
             let n = self.limits.max_moves.saturating_add(2).saturating_mul(2);
             let ranked = key.rank(self.fleet, n);
             self.kinds.push(Kind { key, ranked });
@@ -321,7 +326,7 @@ impl<'a> Trials<'a> {
         let Some(node) = self.fleet.nodes.at(index) else {
             return;
         };
-        let copy = self.copies.entry(index).or_insert_with(|| Copy {
+        let copy = self.copies.entry(index).or_insert_with(|| ChangedNode {
             node: node.copy_with_hints(|_| true),
             n_changes: 0,
             scores: FxHashMap::default(),
@@ -332,7 +337,7 @@ impl<'a> Trials<'a> {
         copy.node.value_cache.clear();
     }
 
-    /// Takes the last change of a copy back; a copy without a difference is dropped.
+    /// Takes the last change of a copy back, after which `used` CPU and memory are in use. Drops a copy without a difference.
     fn change_back(&mut self, index: u32, used: HostAmounts, change: impl FnOnce(&mut Node)) {
         let Some(copy) = self.copies.get_mut(&index) else {
             return;
@@ -376,16 +381,7 @@ impl KindKey<'_> {
     }
 }
 
-/// The identifier of the node at an index.
-fn id_at(fleet: &Fleet, index: u32) -> NodeId {
-    let slot = fleet.nodes.slots.get(index as usize);
-    NodeId {
-        index,
-        generation: slot.map_or(0, |slot| slot.generation),
-    }
-}
-
-/// Minors of the GPUs that holdings are of.
+/// Minors of the GPUs that holdings are, or may be, of.
 fn minors(node: &Node, holdings: &Holdings) -> Vec<u32> {
     let mut minors = Vec::new();
     if let Some(inventory) = &node.inventory {

@@ -85,7 +85,8 @@ fn subtract(free: &mut [Amounts], charge: &Charge<'_>) {
     }
 }
 
-/// The charges of a request that the node has not allocated yet: GPUs with room first, of these the one with most memory.
+/// The charges of a request that the node has not allocated yet, on as many GPUs as it asks for: first those with room, of these
+/// the ones with most free memory.
 fn pending_charges<'a>(
     inventory: &'a Inventory,
     request: &'a ShareRequest,
@@ -107,18 +108,12 @@ pub(crate) fn charges<'a>(
     inventory: &'a Inventory,
     holdings: &'a Holdings,
 ) -> impl Iterator<Item = Charge<'a>> + 'a {
-    let of_parts = holdings
-        .parts
-        .iter()
-        .flat_map(|part| charges_of_part(inventory, part));
-    let request = holdings.pending.as_ref();
-    of_parts.chain(
-        request
-            .into_iter()
-            .flat_map(|request| charges_of_request(inventory, request)),
-    )
+    let (parts, pending) = (holdings.parts.iter(), holdings.pending.iter());
+    let of_parts = parts.flat_map(|part| charges_of_part(inventory, part));
+    of_parts.chain(pending.flat_map(|request| charges_of_request(inventory, request)))
 }
 
+/// The charges of one holding on GPUs, as of [`charges`].
 pub(crate) fn gpu_charges<'a>(
     inventory: &'a Inventory,
     holdings: &'a Holdings,

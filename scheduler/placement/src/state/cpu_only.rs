@@ -55,12 +55,13 @@ impl CpuOnlyPods {
         let (Some(node), workload) = self.node(used.node_index) else {
             return;
         };
-        let Entry::Occupied(mut count) = node.counts.entry(used.amounts) else {
-            return;
-        };
+        // Pods of a DaemonSet were never counted.
         if used.is_daemon {
             return;
         }
+        let Entry::Occupied(mut count) = node.counts.entry(used.amounts) else {
+            return;
+        };
         *count.get_mut() -= 1;
         if *count.get() == 0 {
             count.remove();

@@ -1,4 +1,5 @@
-//! Equivalence classes: nodes with equal hardware, of which the same is in use, give the same answer to every request.
+//! Equivalence classes: nodes with equal hardware, of which the same is in use, answer every request alike, except that the cost
+//! by the policy `fill` depends on their CPU and memory too.
 //!
 //! The fleet keeps each class once, so that comparing two nodes is comparing two numbers.
 
@@ -12,10 +13,10 @@ use crate::data::inventory::{GPUS, Inventory};
 use crate::state::node::Node;
 use crate::state::occupancy::Occupancy;
 
-/// Everything of a node that the answer to a request depends on.
+/// Everything of a node that the answer to a request depends on, except CPU and memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EquivalenceKey {
-    /// Number of the hardware class.
+    /// Number of the hardware class; `None` without an inventory.
     hardware: Option<u64>,
     /// Free amounts and states of use of all devices, packed: nodes of one hardware class have them in the same places.
     words: Box<[u64]>,
@@ -44,7 +45,7 @@ struct CountedClass {
 }
 
 impl EquivalenceClasses {
-    /// Adds a node to its class and returns the class.
+    /// Adds a node to the class with this key, and returns the class.
     pub(crate) fn enter(&mut self, key: EquivalenceKey) -> EquivalenceClassId {
         if let Some(id) = self.ids.get(&key).copied() {
             if let Some(class) = self.class_mut(id) {
@@ -95,14 +96,14 @@ impl EquivalenceClasses {
     }
 }
 
-/// Returns true if a node belongs to an equivalence class: its answers depend on more than the free amounts of GPUs, and take
-/// more than a few comparisons.
+/// Returns true if a node belongs to an equivalence class. Other nodes answer a request by a few comparisons of free amounts of
+/// GPUs, which take less time than the look-up of a class.
 pub(crate) fn has_class(node: &Node) -> bool {
     // Only nodes with devices of other types than GPU have lists of free named resources.
     !node.free_resources.is_empty() || node.has_rules || node.has_topology()
 }
 
-/// The key of a node on which these hints count.
+/// The key of a node, with these hints counted as in use.
 pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
     let occupancy = Occupancy::new(node, hints);
     let hinted = node.counted_hints(hints);

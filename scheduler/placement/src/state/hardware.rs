@@ -57,7 +57,7 @@ pub(crate) struct HardwareClass {
     inventory: Inventory,
     /// The locations of all devices, as numbers.
     pub(crate) locations: Locations,
-    /// True if devices differ in more than their amounts.
+    /// True if the node reports partitions, links, or attributes of some device.
     pub(crate) has_topology: bool,
     /// Unique among all classes that have ever existed.
     pub(crate) number: u64,

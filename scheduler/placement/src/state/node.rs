@@ -29,7 +29,8 @@ pub(crate) struct Node {
     pub(crate) host: Host,
     /// The model of its GPUs; `None` if the node has no GPUs.
     pub(crate) model: Option<GpuModel>,
-    /// The node's value and its unusable idle capacity with every hint counted; empty again at each change of the node.
+    /// The node's value and its unusable idle capacity with every hint counted. A change of the node has to clear it, as
+    /// `Nodes::change` does.
     pub(crate) value_cache: ValueCache,
     /// True if a request without constraints may break a rule although there is room: the partition table binds, or a pod
     /// has exclusive use of devices.
@@ -49,7 +50,7 @@ pub(crate) struct Node {
     pub(crate) hints: Vec<Hint>,
 }
 
-/// A hint: the placement that was chosen for an owner, for which the caller expects to reserve it soon.
+/// A hint: a placement that is chosen for an owner, and that the caller expects to reserve soon.
 #[derive(Clone, Debug)]
 pub(crate) struct Hint {
     pub(crate) owner: OwnerId,
@@ -151,12 +152,10 @@ impl Node {
 
     /// Offers only the GPUs at these indices of a copy outside the fleet: all others count as unhealthy.
     pub(crate) fn offer_only(&mut self, gpus: &[usize]) {
-        for (at, gpu) in self
-            .inventory
-            .iter_mut()
-            .flat_map(|inventory| inventory.gpus.iter_mut().enumerate())
-        {
-            gpu.healthy &= gpus.contains(&at);
+        if let Some(inventory) = &mut self.inventory {
+            for (at, gpu) in inventory.gpus.iter_mut().enumerate() {
+                gpu.healthy &= gpus.contains(&at);
+            }
         }
         self.update_free();
     }
@@ -175,12 +174,10 @@ impl Node {
 
     /// Opens all GPUs of a copy outside the fleet.
     pub(crate) fn open(&mut self) {
-        for gpu in self
-            .inventory
-            .iter_mut()
-            .flat_map(|inventory| inventory.gpus.iter_mut())
-        {
-            gpu.closed = false;
+        if let Some(inventory) = &mut self.inventory {
+            for gpu in inventory.gpus.iter_mut() {
+                gpu.closed = false;
+            }
         }
         self.update_free();
     }
@@ -191,10 +188,12 @@ impl Node {
         self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty() && is_host_unknown
     }
 
+    /// The GPUs by minor; empty without an inventory.
     pub(crate) fn gpus(&self) -> &[Device] {
         self.devices(GPUS)
     }
 
+    /// The devices of the type at an index, by minor; empty if the node has none.
     pub(crate) fn devices(&self, type_at: usize) -> &[Device] {
         self.inventory
             .as_ref()
@@ -206,22 +205,21 @@ impl Node {
         self.free_resources.get(type_at).map_or(&[], Vec::as_slice)
     }
 
+    /// Bytes of one memory unit on the node, if known.
     pub(crate) fn unit_bytes(&self) -> Option<u64> {
         self.inventory.as_ref()?.unit_bytes
     }
 
     /// Returns true if the node gives a pod exactly the whole GPUs that the engine chooses.
     pub(crate) fn serves_vendor(&self) -> bool {
-        self.inventory
-            .as_ref()
-            .is_some_and(|inventory| inventory.serves_vendor)
+        let inventory = self.inventory.as_ref();
+        inventory.is_some_and(|inventory| inventory.serves_vendor)
     }
 
     /// Returns true if the node's devices have attributes, links or partitions that matter for the choice of devices.
     pub(crate) fn has_topology(&self) -> bool {
-        self.hardware
-            .as_ref()
-            .is_some_and(|hardware| hardware.has_topology)
+        let hardware = self.hardware.as_ref();
+        hardware.is_some_and(|hardware| hardware.has_topology)
     }
 
     /// Number of whole GPUs in use whose UUIDs are not known.
@@ -241,7 +239,7 @@ impl Node {
         self.hints.iter().filter(move |hint| hints.counts(&hint.owner))
     }
 
-    /// Returns true if free amounts may differ from the rows because of hints.
+    /// Returns true if a hint on the node may count; if not, free amounts are those in the rows.
     #[inline]
     pub(crate) fn any_hint_counts(&self, hints: Hints<'_>) -> bool {
         // May be true although no hint counts, which costs a pass over the hints and changes no row.
@@ -274,7 +272,7 @@ impl Node {
         row
     }
 
-    /// Rows of the GPUs that take new owners, less the hints that count.
+    /// Rows of the healthy GPUs that are not closed, less the hints that count; those that take no shares included.
     pub(crate) fn open_rows<'a>(
         &'a self,
         hints: Hints<'a>,
@@ -295,11 +293,8 @@ impl Node {
         // Borrowed unless a hint takes some of it, since most devices have no hint.
         let mut free = free.map_or(Cow::Owned(NamedAmounts::new()), Cow::Borrowed);
         for hint in self.counted_hints(hints) {
-            for charge in self
-                .inventory
-                .iter()
-                .flat_map(|inventory| charges(inventory, &hint.holdings))
-            {
+            let inventory = self.inventory.iter();
+            for charge in inventory.flat_map(|inventory| charges(inventory, &hint.holdings)) {
                 if (charge.type_at, charge.device) == (type_at, device) {
                     subtract(free.to_mut(), charge.resources);
                 }
@@ -345,6 +340,7 @@ impl Node {
         self.update_hints();
     }
 
+    /// Removes an owner's hint.
     pub(crate) fn remove_hint(&mut self, owner: &str) {
         self.hints.retain(|hint| hint.owner.as_str() != owner);
         // Rows are free amounts without any hint taken off, so they stay.
@@ -422,10 +418,8 @@ impl Node {
 
     /// Updates [`Self::has_rules`] from the inventory, the holdings and the hints.
     fn update_rules(&mut self) {
-        let is_binding = self
-            .inventory
-            .as_ref()
-            .is_some_and(Inventory::has_binding_partitions);
+        let inventory = self.inventory.as_ref();
+        let is_binding = inventory.is_some_and(Inventory::has_binding_partitions);
         let any_held = self.held.iter().any(|held| !held.holdings.exclusions.is_empty());
         let any_hinted = self.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
         self.has_rules = is_binding || any_held || any_hinted;

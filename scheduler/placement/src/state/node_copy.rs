@@ -1,11 +1,11 @@
-//! Copies of nodes: for another fleet, which a caller makes a few at a time, so that it locks the original for short; and for
-//! placements that show how many more pods would fit.
+//! Copies of nodes: for another fleet, which a caller fills a few nodes at a time, so that it never locks the original for long;
+//! and for placements that show how many more pods would fit.
 
 use crate::data::ident::{NodeId, OwnerId};
 use crate::state::node::{HostUse, Node};
 use crate::state::nodes::Nodes;
 
-/// A node with its devices, holdings and hints, its CPU and memory, and the part of these that each holder uses.
+/// A node with its devices, holdings and hints, its CPU and memory, and the CPU and memory that each holder of devices uses.
 #[derive(Debug)]
 pub struct NodeCopy {
     pub(crate) node: Node,
@@ -24,7 +24,7 @@ impl NodeCopy {
         })
     }
 
-    /// A copy of a node without any holding, hint or use of its CPU; `None` if the node is gone.
+    /// As [`Self::of`], but without any holding, hint or use of its CPU and memory.
     pub(crate) fn emptied(nodes: &Nodes, id: NodeId) -> Option<Self> {
         Some(Self {
             node: nodes.get(id)?.emptied(),
@@ -46,11 +46,11 @@ impl NodeCopy {
     /// Adds the node to other nodes, which must not have one of its name or owners.
     pub(crate) fn insert_into(self, nodes: &mut Nodes) -> NodeId {
         let Self { node, host_uses } = self;
-        let index = nodes.insert(node);
+        let id = nodes.insert(node);
         for (owner, used) in host_uses {
-            let node_index = index.index;
+            let node_index = id.index;
             nodes.host_uses.insert(owner, HostUse { node_index, ..used });
         }
-        index
+        id
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct Slot {
     pub(crate) node: Option<Node>,
 }
 
-/// The part of a node that an evaluation without a cached result reads first. Summaries are dense in memory, unlike nodes.
+/// The part of a node that an evaluation reads first. Summaries are dense in memory, unlike nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeSummary {
     /// Grows with every change of the node at the index, also from one node to its successor there; 0 before the first node.
@@ -90,8 +90,15 @@ impl Nodes {
         }
     }
 
+    /// The node that is at an index now.
     pub(crate) fn at(&self, index: u32) -> Option<&Node> {
         self.slots.get(index as usize)?.node.as_ref()
+    }
+
+    /// The identifier of the node that is at an index now.
+    pub(crate) fn id_at(&self, index: u32) -> NodeId {
+        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.generation);
+        NodeId { index, generation }
     }
 
     /// Every node, by index.
@@ -103,7 +110,7 @@ impl Nodes {
         })
     }
 
-    /// The summary of a node, unless it is gone.
+    /// The summary of a node; `None` if the node is gone.
     #[inline]
     pub(crate) fn summary(&self, id: NodeId) -> Option<&NodeSummary> {
         let summary = self.summaries.get(id.index as usize)?;
@@ -124,7 +131,7 @@ impl Nodes {
         let n = usize::try_from(self.n_changes - n_changes).unwrap_or(usize::MAX);
         let first = self.recent.len().checked_sub(n);
         let recent = self.recent.range(first.unwrap_or(self.recent.len())..).copied();
-        // Longer ago than the nodes of changes are remembered, so that all versions are compared.
+        // Where `recent` does not go back that far, the versions of all nodes are compared.
         let summaries = if first.is_none() { &*self.summaries } else { &[] };
         let others = (0..)
             .zip(summaries)
@@ -159,7 +166,7 @@ impl Nodes {
         self.hardware.drop_unused(replaced.flatten());
     }
 
-    /// Adds a copy of a node of another fleet, in place of a node of this name.
+    /// Adds a copy of a node of another fleet. There must be no node of its name, and none of its owners must be known.
     pub(crate) fn insert(&mut self, mut node: Node) -> NodeId {
         let index = self.enter(&node.name);
         let inventory = node.inventory.take().map(|inventory| {
@@ -177,8 +184,7 @@ impl Nodes {
             (copy.held, copy.hints, copy.host) = (node.held, node.hints, node.host);
             copy.update_free();
         });
-        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.generation);
-        NodeId { index, generation }
+        self.id_at(index)
     }
 
     /// Sets an owner's holding in place of its earlier holding and its hint.
@@ -369,7 +375,7 @@ impl Nodes {
         index
     }
 
-    /// Removes the entry of a node of which nothing is known or counted any more.
+    /// Removes the entry of a node that [is idle](Node::is_idle).
     fn remove_if_idle(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else {
             return;

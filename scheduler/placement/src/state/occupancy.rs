@@ -11,7 +11,7 @@ use crate::state::node::{Hint, Node};
 /// The use of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceUse {
-    /// True if an owner may hold a part of the device, or see it.
+    /// True if an owner may hold a part of the device, or its containers may see it.
     pub(crate) is_held: bool,
     /// True if an owner may hold memory or computing power of the GPU, or any amount of a device of another type.
     pub(crate) is_occupied: bool,
@@ -74,11 +74,8 @@ impl<'a> Occupancy<'a> {
                 device.is_occupied |= one.is_occupied;
             }
         }
-        for part in holdings
-            .parts
-            .iter()
-            .filter(|part| !part.virtual_functions.is_empty())
-        {
+        let parts = holdings.parts.iter();
+        for part in parts.filter(|part| !part.virtual_functions.is_empty()) {
             let type_at = inventory.type_index(&part.kind);
             if let Some(held) = type_at.and_then(|at| self.held_functions.get_mut(at)) {
                 // Virtual functions have IDs of their own, so they are held even if the device of the part is not found.
@@ -90,12 +87,8 @@ impl<'a> Occupancy<'a> {
                 && let Some(uses) = self.uses.get_mut(type_at)
             {
                 let own = in_use.iter().filter(|one| one.type_at == type_at);
-                exclude(
-                    uses,
-                    locations.of_type(type_at),
-                    own.map(|one| one.device),
-                    *exclusion,
-                );
+                let locations = locations.of_type(type_at);
+                exclude(uses, locations, own.map(|one| one.device), *exclusion);
             }
         }
     }
@@ -155,7 +148,7 @@ fn devices_of_held(node: &Node, inventory: &Inventory, held: &Held) -> Vec<Devic
     }
     if held.holdings.n_unknown_gpus > 0 {
         for (at, _) in inventory.for_vendor() {
-            // Not occupied for certain: only the number of these GPUs in use is known, which `n_unknown_whole` counts.
+            // Not marked as occupied: only the number of these GPUs in use is known, which `n_unknown_whole` counts.
             add(GPUS, at, false);
         }
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use placement::{
     Constraints, Device, DeviceAttributes, DeviceConstraint, DeviceLocation, DevicePolicy, DeviceType, Fleet,
     GroupRequest, GroupRoom, GroupSearch, Hints, HostAmounts, Inventory, LinkGroup, MAX_GROUP, NodePolicy,
-    NodeRequest, OwnerId, Partition, PartitionTable, Policies, RequestedGpus, RequestedMemory, Scope,
-    ShareRequest, SharedDomain,
+    NodeRequest, OwnerId, Partition, PartitionTable, PodProfile, Policies, RequestedGpus, RequestedMemory,
+    Scope, ShareRequest, SharedDomain,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -172,6 +172,26 @@ fn cpu_and_host_memory_limit_a_group() {
     };
     assert_eq!(places(&fleet, &group(member, 3, SharedDomain::Node)), Err(2));
     assert!(places(&fleet, &group(member, 2, SharedDomain::Node)).is_ok());
+}
+
+/// The members before it take room that the node without them has, which counts for the policy `fill`.
+#[test]
+fn the_score_is_that_of_the_node_for_the_last_member() {
+    let mut fleet = fleet_of(inventory("n", &[100, 100]));
+    fleet.workload_mut().add(PodProfile {
+        gpus: RequestedGpus::from(&units(50)),
+        host: HostAmounts::default(),
+    });
+    assert!(fleet.refresh_workload_model());
+    let request = GroupRequest {
+        policies: Policies::default(),
+        ..group(&units(40), 2, SharedDomain::Node)
+    };
+    let (member, policies) = (request.member, request.policies);
+    let mut copy = fleet.copy_node(fleet.node_id("n").unwrap()).unwrap();
+    fleet.place_on_copy(&mut copy, member, policies).unwrap();
+    let score = fleet.score_copy(&copy, member, policies).unwrap();
+    assert_eq!(room(&fleet, &request).map(|room| room.score), Ok(score));
 }
 
 /// Free amounts would do for two of the three members.

@@ -77,6 +77,7 @@ impl Pool {
         set
     }
 
+    /// The set of all candidates, if they are at most [`MAX_MEMBERS`].
     pub(crate) fn all(&self) -> CandidateSet {
         self.select(|_| true)
     }
@@ -93,6 +94,7 @@ impl Pool {
         self.candidates.get(at).copied().unwrap_or_default()
     }
 
+    /// The [preference](Candidate::preference) for the candidate at an index of this pool.
     pub(crate) fn preference(&self, at: usize) -> u32 {
         self.candidate(at).preference
     }
@@ -106,6 +108,7 @@ impl Pool {
         sum
     }
 
+    /// The location of the candidate at an index of this pool.
     pub(crate) fn location(&self, at: usize) -> Location {
         self.candidate(at).location
     }
@@ -152,6 +155,7 @@ impl CandidateSet {
         Self(self.0 & !other.0)
     }
 
+    /// Returns true if all members are members of the other set too.
     pub(crate) fn is_within(self, other: Self) -> bool {
         self.without(other).is_empty()
     }

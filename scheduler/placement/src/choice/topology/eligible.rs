@@ -33,6 +33,7 @@ pub(crate) struct DecisionContext<'a> {
 }
 
 impl<'a> DecisionContext<'a> {
+    /// The request's constraint on devices of a type; without one, a constraint that allows every choice.
     pub(crate) fn constraint(&self, kind: &DeviceType) -> &'a DeviceConstraint {
         self.constraints
             .and_then(|constraints| constraints.of(kind))
@@ -111,7 +112,7 @@ struct Preference {
     gpu: [u64; 4],
     /// The key of a device of another type by the device policy.
     resources: Vec<u64>,
-    /// The groups of free devices (partitions, links, switches, NUMA nodes) that are broken when the device is taken.
+    /// The groups of free devices (partitions, links, switches, NUMA nodes) that are broken when the device is taken. Added last.
     loss: Option<Loss>,
 }
 
@@ -184,7 +185,7 @@ impl<'a> TypeDemand<'a> {
             if !self.has_limits(context, device) {
                 continue;
             }
-            let has_function = !tally.wants_virtual_functions || self.function(device).is_some();
+            let has_function = !tally.wants_virtual_functions || self.free_function(device).is_some();
             let preference = self.preference(context, at, device);
             let is_permitted = permits(self.constraint.exclusion, at, locations, uses);
             let labels = &device.attributes.labels;
@@ -214,10 +215,8 @@ impl<'a> TypeDemand<'a> {
                 DeviceType::Gpu => Reason::Selected,
                 DeviceType::Other(_) => Reason::OtherDevices,
             };
-            let (counts, are) = (
-                tally.describe(&kind, needed),
-                if needed == 1 { "is" } else { "are" },
-            );
+            let counts = tally.describe(&kind, needed);
+            let are = if needed == 1 { "is" } else { "are" };
             return Err(Misfit::new(reason, format!("{counts}, {needed} {are} needed")));
         }
         Ok(Pool::new(kind, needed, &keyed))
@@ -233,7 +232,7 @@ impl<'a> TypeDemand<'a> {
         device.attributes.limits >= demanded.unwrap_or_default()
     }
 
-    /// The preference for a device without its `loss`, which the caller adds; `None` if the device has no room.
+    /// The preference for a device without its `loss`, which the caller adds; `None` if the device has no room or is not open.
     fn preference(&self, context: &DecisionContext<'_>, at: usize, device: &Device) -> Option<Preference> {
         let mut preference = Preference::default();
         match &self.amounts {
@@ -269,7 +268,7 @@ impl<'a> TypeDemand<'a> {
     }
 
     /// The virtual function to take of a device: the first by ID that is free and of the requested kind.
-    fn function<'d>(&self, device: &'d Device) -> Option<&'d VirtualFunction> {
+    fn free_function<'d>(&self, device: &'d Device) -> Option<&'d VirtualFunction> {
         let selector = self.constraint.virtual_functions.as_ref()?;
         let mut first: Option<&VirtualFunction> = None;
         for group in &device.attributes.function_groups {
@@ -301,7 +300,7 @@ impl<'a> TypeDemand<'a> {
                 minor: device.minor,
                 amounts: Amounts::ZERO,
                 resources: resources.clone(),
-                virtual_functions: self.function(device).cloned().into_iter().collect(),
+                virtual_functions: self.free_function(device).cloned().into_iter().collect(),
             });
         }
         shares

@@ -14,12 +14,12 @@ use crate::data::reason::Reason;
 use crate::state::hardware::Location;
 use crate::state::occupancy::DeviceUse;
 
-/// A set of GPUs to choose from: those of a partition, or all within a scope.
+/// A set of GPUs to choose from: those of a partition, or all that may be taken within one device, switch, NUMA node or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSet {
     /// The GPUs of the set, as candidates of the pool of GPUs.
     pub(crate) allowed: CandidateSet,
-    /// Place of its partition's score among the scores, 0 for the best; `u32::MAX` if the set is no partition.
+    /// Place of its partition's score among the different scores, 0 for the best; `u32::MAX` if the set is no partition.
     pub(crate) score_place: u32,
     /// Place of its partition in the order of preference, 0 for the best; `u32::MAX` if the set is no partition.
     pub(crate) preference_place: u32,
@@ -68,9 +68,9 @@ impl Partitions<'_> {
 
     /// The partitions that may be taken, the best first.
     ///
-    /// A higher score is better. Of partitions with one score that one is best which leaves the best table when it is taken: the
-    /// largest free partition, then the largest bandwidth of a free partition of that size, then the most free partitions of each
-    /// size from the largest on. Between equals the order of the table decides.
+    /// A higher score is better. Of partitions with equal scores the one is best that leaves the best free partitions when it is
+    /// taken: the largest size, then the largest bandwidth of one of that size, then the most of each size from the largest on.
+    /// Between equals the order of the table decides.
     pub(crate) fn choices(&self) -> Result<Vec<GpuSet>, Misfit> {
         if self.is_unreadable {
             return Err(Reason::PartitionsUnreadable.into());
@@ -79,10 +79,8 @@ impl Partitions<'_> {
         let gpus = || number_of(self.pool.n_requested, &DeviceType::Gpu);
         let no_table = || misfit("the node has no table of GPU partitions".to_owned());
         let table = self.table.ok_or_else(no_table)?;
-        let of_size = table
-            .partitions
-            .iter()
-            .filter(|one| size(one) == self.pool.n_requested);
+        let partitions = table.partitions.iter();
+        let of_size = partitions.filter(|one| size(one) == self.pool.n_requested);
         let best_score = of_size.clone().map(|one| one.score).max();
         let no_size = || misfit(format!("the node's table has no partition of {}", gpus()));
         let best_score = best_score.ok_or_else(no_size)?;
@@ -162,8 +160,8 @@ impl Partitions<'_> {
 /// Number of partitions that are left, and their largest bandwidth, by size in GPUs, the largest size first.
 type LeftBySize = BTreeMap<Reverse<usize>, (u32, Option<u64>)>;
 
-/// A key that is smaller for a partition which, when it is taken, leaves better ones of the `whole` partitions. `left` has every
-/// size of the table, with no partition.
+/// A key that is smaller for a partition which, when it is taken, leaves better ones of the `whole` partitions. `left` comes with
+/// every size of the table, and no partition counted.
 fn left_without(taken: &Partition, whole: &[&Partition], mut left: LeftBySize) -> impl Ord + use<> {
     for one in whole {
         if one.minors.iter().all(|minor| !taken.minors.contains(minor)) {
@@ -323,11 +321,8 @@ impl Links {
         for one in set.members() {
             // Members come lowest first, so that each pair is counted once.
             for other in set.members().take_while(|other| *other < one) {
-                let links = self
-                    .between
-                    .get(one * self.n_candidates + other)
-                    .copied()
-                    .unwrap_or(0);
+                let links = self.between.get(one * self.n_candidates + other);
+                let links = links.copied().unwrap_or(0);
                 (fewest, most) = (fewest.min(links), most.max(links));
                 sum = sum.saturating_add(links);
             }

@@ -17,7 +17,8 @@ use crate::state::hardware::Location;
 /// other types have nothing to exchange, so they are taken where the devices that follow are near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// Place of the partition by score (`GpuSet::score_place`); if no type follows, by preference. 0 if it does not count here.
+    /// Place of the partition by score (`GpuSet::score_place`); for GPUs that no type follows, by preference. 0 if it counts only
+    /// in `partition_after`.
     pub(crate) partition: u32,
     /// Closeness of the leading devices, if it weighs more than the devices that follow.
     pub(crate) closeness: Closeness,
@@ -52,7 +53,7 @@ pub(crate) struct Closeness {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BarePlaces {
     pub(crate) n_switches: u32,
-    /// Decides where the farthest requested device is on no NUMA node of a leading device, but a nearer requested one may be.
+    /// Where each choice has a requested device on no NUMA node of a leading one, this prefers choices that have others nearer.
     pub(crate) n_numas: u32,
 }
 
@@ -190,6 +191,7 @@ pub(crate) struct Switch {
 }
 
 impl Numa {
+    /// Returns true if the NUMA node has a chosen leading device.
     fn is_used(&self, chosen: CandidateSet) -> bool {
         self.switches.iter().any(|switch| switch.is_used(chosen))
     }
@@ -265,6 +267,7 @@ impl<'a> Problem<'a> {
         counts
     }
 
+    /// Number of switches with leading devices that may be taken.
     pub(crate) fn n_switches(&self) -> usize {
         self.numas.iter().map(|numa| numa.switches.len()).sum()
     }
@@ -274,20 +277,16 @@ impl<'a> Problem<'a> {
         if !self.same_switch {
             return None;
         }
-        let limited = self
-            .followers
-            .iter()
-            .filter(|follower| !follower.may_exceed_request());
+        let followers = self.followers.iter();
+        let limited = followers.filter(|follower| !follower.may_exceed_request());
         limited.map(|follower| follower.pool.n_requested).min()
     }
 
-    /// The devices of each follower type for these leading devices, and their ranks.
+    /// The devices of each follower type for the chosen leading devices, and their ranks.
     pub(crate) fn follow(&self, chosen: CandidateSet) -> Vec<(CandidateSet, FollowerRank)> {
         let lead: Vec<Location> = chosen.members().map(|at| self.lead.location(at)).collect();
-        self.followers
-            .iter()
-            .map(|follower| follower.follow(&lead))
-            .collect()
+        let followers = self.followers.iter();
+        followers.map(|follower| follower.follow(&lead)).collect()
     }
 
     /// The rank of a choice of leading devices, apart from its partition; `None` if it breaks a rule.
@@ -337,7 +336,8 @@ impl<'a> Problem<'a> {
         Some(rank)
     }
 
-    /// The distance of the farthest requested device of the follower type at an index; `None` if these are too few, or too far.
+    /// The distance of the farthest requested device of the follower type at an index, if each is as near as possible; `None` if
+    /// these are too few, or some is not on a switch of a leading device although it must be.
     fn distance(&self, at: usize, chosen: CandidateSet) -> Option<Distance> {
         let follower = self.followers.get(at)?;
         let (mut on_switches, mut on_numas) = (0, 0);

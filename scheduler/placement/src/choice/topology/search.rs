@@ -2,20 +2,20 @@
 //!
 //! Devices of one switch differ in their preference and minor only. So the search runs over the number of devices that are
 //! taken of each switch, and keeps the cheapest way to each state: a number of leading devices taken, of followers near them,
-//! and of switches, where these are limited. There are at most 2 · (n + 1) · ∏ (n of a type + 1) states, and as many steps
-//! from each as there are devices and switches. That is exact; for 16 GPUs with 32 followers it takes 54,000 steps for each
-//! of three distances. If pairs of GPUs have different numbers of links, the search tries all sets of GPUs instead: 12,870
-//! for 8 of 16.
+//! and of switches, where these are limited. For n leading devices there are at most 2 · (n + 1) · ∏ (n of a follower type + 1)
+//! states, times the limit of switches + 1 where there is one, and as many steps from each as there are leading devices and
+//! switches. That is exact; 16 of 32 GPUs on 16 switches with 32 followers take 54,000 steps. If pairs of GPUs have different
+//! numbers of links, the search tries all sets of GPUs instead: 12,870 for 8 of 16.
 //!
-//! Beyond [`MAX_STEPS`], which two types of that size do not reach, the search chooses leading devices by themselves, and may
-//! miss a solution in which all types share switches. Beyond [`MAX_SUBSETS`] it ignores links.
+//! Beyond [`MAX_STEPS`], which two follower types of that size do not reach, the search chooses leading devices by themselves,
+//! and may miss a solution in which all types share switches. Beyond [`MAX_SUBSETS`] it ignores links.
 
 use crate::choice::topology::candidates::CandidateSet;
 use crate::choice::topology::problem::{Distance, Numa, Problem, Rank, Switch, n_bare};
 
 /// Most steps of one search.
 const MAX_STEPS: usize = 1 << 22;
-/// Most sets that are tried one by one.
+/// Most sets of leading GPUs that are tried one by one.
 const MAX_SUBSETS: u64 = 13_000;
 
 /// The best choice of leading devices and its rank; `None` if there is none.
@@ -98,8 +98,8 @@ const NO_WAY: Way = Way {
     chosen: CandidateSet::EMPTY,
 };
 
-/// The dimensions of the table of states, the fastest index first: followers near, switches used, leading devices taken, and
-/// whether the current NUMA node is used.
+/// The dimensions of the table of states. The index of a state counts followers near fastest, then switches used, then leading
+/// devices taken; states that use the current NUMA node are in the second half.
 struct StateTable {
     /// For each follower type, one more than the most devices that are counted: the base of its digit in a state.
     bases: Vec<usize>,
@@ -165,9 +165,8 @@ impl StateTable {
         self.bases.iter().fold(1, |n, base| n.saturating_mul(*base))
     }
 
-    /// The leading devices of the cheapest choice, found switch by switch. They are of the leading type: the first type of a
-    /// joint allocation, which the devices of the others (the followers) must be near. `None` if no choice takes all leading
-    /// devices, with enough followers near and on no more switches than allowed.
+    /// The leading devices of the cheapest choice, found switch by switch; `None` if no choice takes all leading devices, with
+    /// enough followers near and on no more switches than allowed.
     fn run(&self, problem: &Problem<'_>) -> Option<CandidateSet> {
         let (n_near, n_used) = (self.n_near(), self.n_used());
         let half = n_near * n_used * (self.n_leading + 1);
@@ -175,7 +174,7 @@ impl StateTable {
         let mut ways = vec![NO_WAY; half * 2];
         // The first state has no device yet, and every way begins there.
         ways.first_mut()?.cost = 0;
-        // Two tables, so that no state takes devices of one switch twice.
+        // Two tables, so that no way takes devices of one switch twice.
         let mut next = ways.clone();
         for numa in &problem.numas {
             for switch in &numa.switches {
@@ -203,7 +202,7 @@ impl StateTable {
         (best.cost != u128::MAX).then_some(best.chosen)
     }
 
-    /// Takes every number of devices of one switch from every state.
+    /// Goes on from every way in `ways` with each number of devices of one switch, and keeps the cheapest ways in `next`.
     fn step(&self, problem: &Problem<'_>, numa: &Numa, switch: &Switch, ways: &[Way], next: &mut [Way]) {
         let order = problem.lead.by_preference(switch.lead);
         let (n_near, n_used) = (self.n_near(), self.n_used());
@@ -212,7 +211,7 @@ impl StateTable {
             let is_numa_used = state >= half;
             let taken = state % half / n_near / n_used;
             let used = state / n_near % n_used + usize::from(self.max_switches.is_some());
-            // The state uses as many switches as are allowed.
+            // One switch more would be more than are allowed.
             if used == n_used && self.max_switches.is_some() {
                 continue;
             }
@@ -225,6 +224,7 @@ impl StateTable {
             for (count, at) in (1..).zip(order.iter().take(self.n_leading - taken)) {
                 way.cost += cost_of_device(problem.lead.preference(*at), *at);
                 way.chosen = way.chosen.with(*at);
+                // The state with these devices taken; the switch's NUMA node is in use there, so it is in the second half.
                 let to = half + ((taken + count) * n_used + used) * n_near + near;
                 if let Some(known) = next.get_mut(to).filter(|known| way.cost < known.cost) {
                     *known = way;
@@ -233,8 +233,8 @@ impl StateTable {
         }
     }
 
-    /// The numbers of followers near, in the digits of [`Self::bases`]: those `before`, and those that a switch adds, and its
-    /// NUMA node if it is new.
+    /// The numbers of followers near, one digit for each type by [`Self::bases`]: the numbers `before`, and the followers that a
+    /// switch adds, or its NUMA node if it is new, by the limit of the type.
     fn near(&self, before: usize, switch: &Switch, new_numa: Option<&Numa>) -> usize {
         let (mut rest, mut near, mut digit) = (before, 0, 1);
         for (at, (base, limit)) in self.bases.iter().zip(&self.limits).enumerate() {
@@ -251,8 +251,8 @@ impl StateTable {
     }
 }
 
-/// The cost of using a switch, and its NUMA node if that is new, in one number whose parts weigh as in the [`Rank`] and do not
-/// overflow into each other: at most 64 devices are ever taken, and more than 127 follower types count as 127.
+/// The cost of using a switch, and its NUMA node if that is new, in one number whose bits from the highest on weigh as the fields
+/// of [`Rank`], and do not overflow into each other: at most 64 devices are taken, and more than 127 follower types count as 127.
 fn cost_of_switch(problem: &Problem<'_>, switch: &Switch, new_numa: Option<&Numa>) -> u128 {
     let closeness = u128::from(new_numa.is_some()) << 7 | 1;
     let bare_switches = u128::from(n_bare(&switch.n_followers).min(127));
