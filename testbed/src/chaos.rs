@@ -35,7 +35,8 @@ const KINDS: [(NodeKind, RuntimeSpec); 4] = [
     (NodeKind::Hardened, RuntimeSpec::Plain),
 ];
 
-/// The plugin's mode.
+/// The way in which the plugins of a run hand devices over. The proof is the plugin's check in `PreStartContainer` that a
+/// container's devices are those of its pod's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum PluginMode {
@@ -94,13 +95,12 @@ impl PluginMode {
 
     /// The flags of the plugin in this mode, besides `--inject`.
     pub fn plugin_args(self) -> Vec<String> {
-        let more: &[&str] = match self {
-            Self::Cdi | Self::NodeKinds => &[],
+        match self {
+            Self::Cdi | Self::NodeKinds => Vec::new(),
             // In this mode the plugin cannot correct a running pod's environment: without eviction a wrong pod would be held for
             // ever.
-            Self::Envvar => &["--evict", "mismatch"],
-        };
-        more.iter().map(|arg| (*arg).to_owned()).collect()
+            Self::Envvar => vec!["--evict".to_owned(), "mismatch".to_owned()],
+        }
     }
 }
 

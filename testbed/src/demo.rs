@@ -21,7 +21,7 @@ use kit::cluster::{ClusterSpec, LocalCluster, NodeSetup, WebhookSpec, default_de
 use kit::console::{Check, Console, table};
 use kit::daemons::{Binaries, Program};
 use kit::files;
-use kit::invariants::{self, ContainerView, GpuUse, HeldAmounts};
+use kit::invariants::{self, ContainerView, GpuUse};
 use kit::kube_scheduler::{SchedulingAttempt, SchedulingOutcome};
 use kit::manifests;
 use kit::observer::ClusterSnapshot;
@@ -124,7 +124,7 @@ pub async fn run(args: DemoArgs) -> Result<bool> {
         show_pods(&cluster, &pods).await?;
         let kubeconfig = cluster.kubeconfig().await?;
         let targets = cluster.write_metrics_targets(&replicas.health_addresses())?;
-        console.say(&go_on(&cluster, &kubeconfig, &targets)?);
+        console.say(&commands_to_try(&cluster, &kubeconfig, &targets)?);
         std::future::pending::<()>().await;
     }
     replicas.end().await?;
@@ -168,20 +168,18 @@ async fn show_pods(cluster: &LocalCluster, pods: &NamespacePods) -> Result<()> {
         pods.create(&PodBuilder::units(name, gib)).await?;
         until_tried(cluster, name).await?;
     }
-    let names = SHOWN.map(|(name, _)| name);
     let all_run = |snapshot: &ClusterSnapshot| {
-        let waiting = |name: &&str| {
-            snapshot
-                .pod(name)
-                .is_none_or(|pod| node_of(pod).is_some() && !is_running(pod))
-        };
-        names.iter().all(|name| !waiting(name)).then_some(())
+        let pods = SHOWN.map(|(name, _)| snapshot.pod(name));
+        let runs_or_waits = |pod: &Pod| is_running(pod) || node_of(pod).is_none();
+        pods.iter()
+            .all(|pod| pod.is_some_and(runs_or_waits))
+            .then_some(())
     };
     cluster.until("the pods to run", DEADLINE, all_run).await
 }
 
-/// The text that shows a newcomer the commands to try on the running cluster.
-fn go_on(cluster: &LocalCluster, kubeconfig: &Path, targets: &Path) -> Result<String> {
+/// The text of `--keep`: commands to try on the running cluster.
+fn commands_to_try(cluster: &LocalCluster, kubeconfig: &Path, targets: &Path) -> Result<String> {
     let program = cluster.binaries().path(Program::Cli)?;
     let folder = program.parent().unwrap_or(Path::new("."));
     Ok(format!(
@@ -212,6 +210,7 @@ struct FilterReply {
     failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
 }
 
+/// A demo under way.
 struct Demo {
     cluster: LocalCluster,
     pods: NamespacePods,
@@ -333,12 +332,14 @@ impl Demo {
         self.until_running(&[name.to_owned()]).await
     }
 
+    /// Waits until all pods of these names run.
     async fn until_running(&self, names: &[String]) -> Result<()> {
         let all = |snapshot: &ClusterSnapshot| snapshot.has_all(names, is_running).then_some(());
         let what = format!("{} to run", names.join(", "));
         self.cluster.until(&what, DEADLINE, all).await
     }
 
+    /// Deletes all pods of the demo's namespace.
     async fn clear(&self) -> Result<()> {
         let pods = self.cluster.observer().now().pods;
         let own = pods
@@ -395,7 +396,8 @@ impl Demo {
     /// Checks the free GiB of each GPU of a node.
     fn check_free(&mut self, name: &str, node: &str, wanted: &[u64]) {
         let accounts = invariants::held_amounts(&self.cluster.observer().now(), &invariants::NONE_EXCUSED);
-        let free: Vec<u64> = of_node(&accounts, node)
+        let gpus = accounts.gpus.values().filter(|gpu| gpu.node == node);
+        let free: Vec<u64> = gpus
             .map(|gpu| (gpu.total - gpu.used().min(gpu.total)) >> 30)
             .collect();
         self.checks.push(Check::equal(
@@ -426,10 +428,6 @@ impl Demo {
         self.checks.push(Check::new(name, problems));
         Ok(())
     }
-}
-
-fn of_node<'a>(accounts: &'a HeldAmounts, node: &'a str) -> impl Iterator<Item = &'a GpuUse> {
-    accounts.gpus.values().filter(move |gpu| gpu.node == node)
 }
 
 /// Prints the GPUs, the devices that each container sees, and the checks; returns true if all checks hold.

@@ -107,18 +107,18 @@ pub async fn run(args: E2eArgs) -> Result<bool> {
         }
         return Ok(true);
     }
-    let endings = match &args.kubeconfig {
+    let results = match &args.kubeconfig {
         Some(kubeconfig) => {
             let mut world = real_world(&args, kubeconfig, commands).await?;
-            let endings = run_all(&console, &mut world, "", &chosen).await;
+            let results = run_all(&console, &mut world, "", &chosen).await;
             world.end().await?;
-            endings
+            results
         }
         None => on_testbed(&console, &chosen, args.deploy).await?,
     };
     let heads = ["SCENARIO", "CLUSTER", "RESULT", "SECONDS", ""];
-    console.report(heads, endings.iter().map(row), &endings);
-    Ok(endings.iter().all(|ending| ending.failure.is_none()))
+    console.report(heads, results.iter().map(row), &results);
+    Ok(results.iter().all(|result| result.failure.is_none()))
 }
 
 /// A real cluster, with a namespace for the scenarios.
@@ -167,12 +167,12 @@ pub async fn on_testbed(
     deploy: PathBuf,
 ) -> Result<Vec<ScenarioResult>> {
     console.step("starting the testbed");
-    let endings = ScenarioStage::ALL.map(|stage| {
+    let results = ScenarioStage::ALL.map(|stage| {
         let mut here = chosen.to_vec();
         here.retain(|scenario| scenario.stages.contains(&stage));
         on_stage(console, stage, here, deploy.clone())
     });
-    Ok(futures::future::try_join_all(endings).await?.concat())
+    Ok(futures::future::try_join_all(results).await?.concat())
 }
 
 /// Starts the cluster of a stage, runs scenarios on it, and stops it. The logs stay if a scenario has failed.
@@ -193,8 +193,8 @@ async fn on_stage(
     cluster.keep_files(true);
     let dir = cluster.dir().to_owned();
     let mut world = World::new(client, "e2e", None, Some(cluster)).await?;
-    let endings = run_all(console, &mut world, stage.name(), &chosen).await;
-    let is_ok = endings.iter().all(|ending| ending.failure.is_none());
+    let results = run_all(console, &mut world, stage.name(), &chosen).await;
+    let is_ok = results.iter().all(|result| result.failure.is_none());
     let cluster = world.end().await?;
     if let Some(mut cluster) = cluster {
         cluster.keep_files(!is_ok);
@@ -203,7 +203,7 @@ async fn on_stage(
     if !is_ok {
         console.say(&format!("logs are in {}", dir.display()));
     }
-    Ok(endings)
+    Ok(results)
 }
 
 /// Runs scenarios one after the other; after a failure the world recovers before the next one.
@@ -213,24 +213,24 @@ async fn run_all(
     stage: &'static str,
     chosen: &[Scenario],
 ) -> Vec<ScenarioResult> {
-    let mut endings = Vec::new();
+    let mut results = Vec::new();
     for scenario in chosen {
         console.step(&format!("{}: {}", scenario.name, scenario.about));
         let began = Instant::now();
-        let result = world.run(scenario).await;
-        let failure = result.as_ref().err().map(|error| format!("{error:#}"));
+        let failure = world.run(scenario).await.err();
+        let failure = failure.map(|error| format!("{error:#}"));
         if let Some(failure) = &failure {
             console.say(&format!("{} FAILED: {failure}", scenario.name));
             world.recover().await;
         }
-        endings.push(ScenarioResult {
+        results.push(ScenarioResult {
             scenario: scenario.name,
             stage,
             failure,
             seconds: began.elapsed().as_secs_f64(),
         });
     }
-    endings
+    results
 }
 
 /// Selects the scenarios that the arguments name and that the cluster can run.
@@ -256,12 +256,12 @@ fn choose(args: &E2eArgs, commands: &Commands) -> Result<Vec<Scenario>> {
 }
 
 /// The row of a scenario in the table of the results.
-fn row(ending: &ScenarioResult) -> [String; 5] {
+fn row(result: &ScenarioResult) -> [String; 5] {
     [
-        ending.scenario.to_owned(),
-        ending.stage.to_owned(),
-        ending.failure.as_ref().map_or("ok", |_| "FAILED").to_owned(),
-        format!("{:.1}", ending.seconds),
-        ending.failure.clone().unwrap_or_default(),
+        result.scenario.to_owned(),
+        result.stage.to_owned(),
+        result.failure.as_ref().map_or("ok", |_| "FAILED").to_owned(),
+        format!("{:.1}", result.seconds),
+        result.failure.clone().unwrap_or_default(),
     ]
 }

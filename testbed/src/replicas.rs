@@ -42,6 +42,7 @@ const READ_API: &str = "--read-listen";
 /// A Service of `deploy/`, and the flags that say where it leads to.
 struct Service {
     flags: &'static [&'static str],
+    /// Its file below `deploy/`.
     manifest: &'static str,
     name: &'static str,
 }
@@ -63,7 +64,8 @@ const SERVICES: [Service; 2] = [
 const FLAGS: [&str; 4] = ["--leader-elect", "--fence-bindings", "--lease-duration", "4s"];
 /// The manifests of `deploy/` by which the API server takes bindings from the leader alone.
 pub(crate) const FENCE: [&str; 2] = ["base/scheduler-leader-crd.yaml", "base/scheduler-admission.yaml"];
-/// The policies about replicas, and their bindings: they would refuse a scheduler that has none.
+/// The names of the policies about the leader, and of their bindings, which [`clean`] removes: they would refuse the bindings
+/// of the cluster's own scheduler, which elects no leader.
 const POLICIES: [&str; 4] = [
     "gpushare-scheduler-bindings",
     "gpushare-scheduler-leaders",
@@ -75,8 +77,10 @@ const POLICIES: [&str; 4] = [
 const MOST: usize = 16;
 /// The extra attribute of a user in which the API server puts the pod of the service-account token.
 const POD_CLAIM: &str = "authentication.kubernetes.io/pod-name";
-/// The pause between two probes of `/readyz`, and the longest time of one probe.
-const PROBE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// The pause between two probes of `/readyz`.
+const PROBE_PERIOD: Duration = Duration::from_millis(50);
+/// Longest wait for the answer to a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time in which a replica must end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(40);
 /// Longest wait for a replica to be ready, or to lead.
@@ -86,7 +90,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Replicas {
     api: apiserver::ApiObjects,
-    /// The command line of the only scheduler.
+    /// The command line of the cluster's own scheduler, which the replicas stand in for.
     model: Invocation,
     dir: PathBuf,
     crashes: Crashes,
@@ -96,6 +100,7 @@ pub struct Replicas {
     fronts: Vec<AbortOnDropHandle<()>>,
 }
 
+/// A replica's process, and the task that follows its readiness.
 #[derive(Debug)]
 struct ReplicaProcess {
     daemon: Daemon,
@@ -103,7 +108,7 @@ struct ReplicaProcess {
 }
 
 impl Replicas {
-    /// Starts two where the cluster's only scheduler was, which must have ended, and waits until one of them leads.
+    /// Starts two in place of the cluster's own scheduler, which must have ended, and waits until one of them leads.
     pub async fn start(cluster: &LocalCluster) -> Result<Self> {
         clean(cluster.api().objects())?;
         let mut replicas = Self::start_first(cluster).await?;
@@ -185,7 +190,7 @@ impl Replicas {
         Ok(name)
     }
 
-    /// The command line of the only scheduler, with ports of its own and the flags of the election.
+    /// The command line of the cluster's own scheduler, with ports of its own and the flags of the election.
     fn invocation(&self, name: &str) -> Result<(Invocation, Ports)> {
         let mut ports = Ports::new();
         let mut invocation = Invocation::new(name, self.model.program.clone(), &self.dir, name);
@@ -224,7 +229,7 @@ impl Replicas {
         names.filter_map(|name| self.addresses.of(name, HEALTH)).collect()
     }
 
-    /// The replicas behind the extender's Service.
+    /// The replicas behind the extender's Service: those that are ready and carry the leader's label.
     pub fn leaders(&self) -> Vec<String> {
         let mut leaders = Vec::new();
         for pod in self.api.list("pods", Some(NAMESPACE)).unwrap_or_default() {
@@ -276,7 +281,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Replaces every replica by a new one, as a Deployment does that makes one first and misses none.
+    /// Replaces every replica by a new one, as a Deployment with `maxSurge: 1` and `maxUnavailable: 0` does.
     pub(crate) async fn roll(&mut self) -> Result<()> {
         let old: Vec<String> = self.running.keys().cloned().collect();
         for name in old {
@@ -291,7 +296,7 @@ impl Replicas {
     pub async fn end(mut self) -> Result<()> {
         for front in self.fronts.drain(..) {
             front.abort();
-            // Until the front ends it listens at the address that the only scheduler will use again.
+            // Until the front ends it listens at the address that the cluster's own scheduler will use again.
             let _ = front.await;
         }
         let api = self.api.clone();
@@ -301,6 +306,7 @@ impl Replicas {
     }
 }
 
+/// The path of a replica's kubeconfig.
 pub(crate) fn kubeconfig(dir: &Path, replica: &str) -> PathBuf {
     dir.join(format!("{replica}.kubeconfig"))
 }
@@ -372,7 +378,7 @@ fn selector(manifest: &Path, name: &str) -> Result<Selector> {
 async fn probe(api: apiserver::ApiObjects, name: String, url: String) {
     let mut reported = None;
     loop {
-        let is_ready = tokio::time::timeout(PROBE.1, http_client::is_ok(&url))
+        let is_ready = tokio::time::timeout(PROBE_TIMEOUT, http_client::is_ok(&url))
             .await
             .unwrap_or(false);
         if reported != Some(is_ready) {
@@ -387,6 +393,6 @@ async fn probe(api: apiserver::ApiObjects, name: String, url: String) {
             let _ = api.patch_status("pods", NAMESPACE, &name, &patch);
             reported = Some(is_ready);
         }
-        tokio::time::sleep(PROBE.0).await;
+        tokio::time::sleep(PROBE_PERIOD).await;
     }
 }

@@ -74,6 +74,9 @@ mod world;
 /// Longest wait for one condition. Busy machines need most of it; a quiet one needs seconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// The resource of Device objects in the testbed's API server.
+const DEVICES: &str = "devices.scheduling.koordinator.sh";
+
 /// The function of a scenario.
 type Body = for<'a> fn(&'a mut World) -> BoxFuture<'a, Result<()>>;
 

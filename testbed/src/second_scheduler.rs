@@ -66,7 +66,7 @@ struct Addresses {
 }
 
 impl SecondScheduler {
-    /// Starts both pods on a cluster whose only scheduler has ended.
+    /// Starts both pods on a cluster whose own scheduler has ended.
     pub async fn start(cluster: &LocalCluster) -> Result<Self> {
         let api = cluster.api().objects().clone();
         replicas::clean(&api)?;
@@ -97,14 +97,14 @@ impl SecondScheduler {
             health: free_address()?,
         };
         self.extenders.insert(pod, addresses);
-        let extender = start_of(cluster, pod, SchedulerContainer::Extender)?
+        let extender = invocation_of(cluster, pod, SchedulerContainer::Extender)?
             .flag("--listen", &addresses.extender)
             .flag("--health-listen", &addresses.health)
             .flag("--kube-scheduler-lease", LEASE)
             .flag("--pod-name", pod)
             .args(FLAGS);
         let config = write_configuration(cluster, pod, addresses.extender)?;
-        let kube_scheduler = start_of(cluster, pod, SchedulerContainer::KubeScheduler)?
+        let kube_scheduler = invocation_of(cluster, pod, SchedulerContainer::KubeScheduler)?
             .flag("--config", &config.display())
             .flag("--host-name", pod);
         for (container, invocation) in [
@@ -163,6 +163,7 @@ impl SecondScheduler {
         self.set_holder(LEADER.0, LEADER.1, holder)
     }
 
+    /// Writes `spec.holderIdentity`, which the Lease and the leader's object both have.
     fn set_holder(&self, resource: &str, name: &str, holder: &str) -> Result<()> {
         let patch = json!({"spec": {"holderIdentity": holder}});
         self.api.patch(resource, NAMESPACE, name, patch)?;
@@ -202,8 +203,8 @@ impl SecondScheduler {
     }
 }
 
-/// The start of a pod's container, with the pod's account.
-fn start_of(cluster: &LocalCluster, pod: &str, container: SchedulerContainer) -> Result<Invocation> {
+/// The command line of a pod's container with the pod's account, but without its addresses.
+fn invocation_of(cluster: &LocalCluster, pod: &str, container: SchedulerContainer) -> Result<Invocation> {
     let name = format!("{pod}-{container:?}");
     let kubeconfig = replicas::kubeconfig(cluster.dir(), pod);
     let program = match container {
@@ -242,6 +243,7 @@ fn write_configuration(cluster: &LocalCluster, pod: &str, extender: SocketAddr) 
     Ok(path)
 }
 
+/// Waits until `/readyz` at this address answers with success.
 async fn until_ready(health: SocketAddr) -> Result<()> {
     let url = format!("http://{health}/readyz");
     let failure = format!("{url} is not ready in time");

@@ -107,21 +107,21 @@ struct Rig {
     api: ApiServer,
     url: String,
     address: SocketAddr,
+    /// The time from the scheduler's start until it was ready.
     ready: Duration,
     dir: TempDir,
 }
 
-impl Rig {
-    /// Starts an empty API server, and makes the directory for the scheduler's files.
-    async fn start() -> Result<(ApiServer, TempDir)> {
-        let api = ApiServer::start(ApiServerConfig::loopback())
-            .await
-            .context("cannot start the API server")?;
-        // The caller fills the API server before the scheduler starts, so that the first list already has
-        // everything.
-        Ok((api, TempDir::with_prefix("gpushare-load-")?))
-    }
+/// Starts an empty API server, and makes the directory for a scheduler's files. The caller fills the API server before the
+/// scheduler starts, whose first list then has everything.
+async fn empty_api_server() -> Result<(ApiServer, TempDir)> {
+    let api = ApiServer::start(ApiServerConfig::loopback())
+        .await
+        .context("cannot start the API server")?;
+    Ok((api, TempDir::with_prefix("gpushare-load-")?))
+}
 
+impl Rig {
     /// Starts the scheduler on a filled API server and waits until it is ready.
     async fn with_scheduler(api: ApiServer, dir: TempDir, flags: &[&str]) -> Result<Self> {
         let program = Binaries::locate().await?.path(Program::Scheduler)?;
@@ -143,8 +143,7 @@ impl Rig {
             }
         };
         tokio::select! {
-            // A scheduler that ends at once (a wrong flag) is reported by its crash, not by two minutes of
-            // silence.
+            // A scheduler that ends at once (a wrong flag) is reported by its crash, not by two minutes of silence.
             ready = tokio::time::timeout(Duration::from_secs(120), ready) => ready.context("the scheduler is not ready in time")?,
             crash = crashes.first() => return Err(crash.into()),
         }
@@ -178,6 +177,7 @@ impl Rig {
         Ok(Histogram::of(&String::from_utf8_lossy(&metrics), verb))
     }
 
+    /// Ends the scheduler and the API server, and removes the files.
     async fn stop(self) {
         self.scheduler.stop(Duration::from_secs(10)).await;
         self.api.shutdown().await;
@@ -270,6 +270,7 @@ async fn start_together(
     until_all(cluster, names, "to run", is_settled).await
 }
 
+/// Returns true if a pod runs or has failed.
 fn is_settled(pod: &Pod) -> bool {
     is_running(pod) || phase(pod) == "Failed"
 }

@@ -35,10 +35,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// An error of the drawing library.
 type DrawError = Box<dyn Error>;
 
-/// An axis of a panel with its least and its greatest value; `Even` is linear.
+/// An axis of a panel with its least and its greatest value.
 #[derive(Clone, Debug)]
 pub(crate) enum Axis {
-    Even(Range<f64>),
+    Linear(Range<f64>),
     /// Both values are positive.
     Logarithmic(Range<f64>),
 }
@@ -55,21 +55,21 @@ impl Ranged for Axis {
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
         match self {
-            Self::Even(range) => RangedCoordf64::from(range.clone()).map(value, limit),
+            Self::Linear(range) => RangedCoordf64::from(range.clone()).map(value, limit),
             Self::Logarithmic(range) => Self::logarithmic(range).map(value, limit),
         }
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
         match self {
-            Self::Even(range) => RangedCoordf64::from(range.clone()).key_points(hint),
+            Self::Linear(range) => RangedCoordf64::from(range.clone()).key_points(hint),
             Self::Logarithmic(range) => Self::logarithmic(range).key_points(hint),
         }
     }
 
     fn range(&self) -> Range<f64> {
         match self {
-            Self::Even(range) | Self::Logarithmic(range) => range.clone(),
+            Self::Linear(range) | Self::Logarithmic(range) => range.clone(),
         }
     }
 }

@@ -129,7 +129,7 @@ pub struct ReplayArgs {
     json: bool,
 }
 
-/// Seeds of runs.
+/// Seeds of runs; a type of its own, as clap takes a `Vec` for an option with one value for each element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seeds(Vec<u64>);
 
@@ -303,7 +303,7 @@ struct ReplayPlan {
     args: ReplayArgs,
 }
 
-/// One line of the results: a list of pods, a policy, and conditions.
+/// The runs that differ by their seed only, which become one line of the results: a list of pods, a policy, and conditions.
 #[derive(Clone, Copy)]
 struct RunGroup<'p> {
     list: &'p PodList,
@@ -317,13 +317,13 @@ impl ReplayPlan {
         self.args.kubeconfig.is_some() && self.args.pods.is_empty()
     }
 
-    /// The groups of runs, one for each list of pods, policy and condition; each becomes a line of the table.
-    fn lines(&self) -> Vec<RunGroup<'_>> {
-        let mut lines = Vec::new();
+    /// The groups of runs, one for each list of pods, policy and condition.
+    fn groups(&self) -> Vec<RunGroup<'_>> {
+        let mut groups = Vec::new();
         for list in &self.lists {
             for policy in &self.args.policy {
                 for conditions in &self.conditions {
-                    lines.push(RunGroup {
+                    groups.push(RunGroup {
                         list,
                         policy,
                         conditions,
@@ -331,16 +331,16 @@ impl ReplayPlan {
                 }
             }
         }
-        lines
+        groups
     }
 
     /// Runs one replay; `None` if it was interrupted.
-    async fn run(&self, line: RunGroup<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<RunResult>> {
+    async fn run(&self, group: RunGroup<'_>, seed: u64, stop: &AtomicBool) -> Result<Option<RunResult>> {
         let RunGroup {
             list,
             policy,
             conditions,
-        } = line;
+        } = group;
         let label = format!("{} {policy} {} seed {seed}", list.name, conditions.label);
         let job = Job {
             world: &list.world,
@@ -379,7 +379,7 @@ impl Drop for StopOnDrop {
 async fn replay(plan: ReplayPlan) -> Result<Vec<Summary>> {
     let stop = Arc::new(AtomicBool::new(false));
     let _guard = StopOnDrop(Arc::clone(&stop));
-    let n_runs = plan.lines().len() * plan.args.seeds.0.len();
+    let n_runs = plan.groups().len() * plan.args.seeds.0.len();
     plan.console.step(&format!("{n_runs} runs"));
     let handle = Handle::current();
     // Ctrl-C drops this future, and blocking threads go on: they look at `stop` after every pod.
@@ -390,23 +390,23 @@ async fn replay(plan: ReplayPlan) -> Result<Vec<Summary>> {
 
 /// Runs all replays of a plan in parallel, and sums them up by group.
 fn replay_all(plan: &ReplayPlan, stop: &AtomicBool, handle: &Handle) -> Result<Vec<Summary>> {
-    let lines = plan.lines();
+    let groups = plan.groups();
     let mut runs = Vec::new();
-    for line in &lines {
-        runs.extend(plan.args.seeds.iter().map(|seed| (*line, seed)));
+    for group in &groups {
+        runs.extend(plan.args.seeds.iter().map(|seed| (*group, seed)));
     }
-    let done = in_parallel(&runs, plan.args.threads, stop, |(line, seed)| {
-        handle.block_on(plan.run(*line, *seed, stop))
+    let done = in_parallel(&runs, plan.args.threads, stop, |(group, seed)| {
+        handle.block_on(plan.run(*group, *seed, stop))
     })?;
     let mut summaries = Vec::new();
     if plan.replays_own_pods() {
         let today = |list: &PodList| Summary::today(&list.name, &list.world, &list.typical);
         summaries.extend(plan.lists.iter().map(today));
     }
-    // `done` has the seeds of the first line, then those of the second, and so on.
-    for (line, runs) in lines.iter().zip(done.chunks(plan.args.seeds.0.len())) {
-        let (list, policy) = (&line.list.name, line.policy.to_string());
-        summaries.push(Summary::of(list, policy, &line.conditions.label, runs.to_vec()));
+    // `done` has the seeds of the first group, then those of the second, and so on.
+    for (group, runs) in groups.iter().zip(done.chunks(plan.args.seeds.0.len())) {
+        let (list, policy) = (&group.list.name, group.policy.to_string());
+        summaries.push(Summary::of(list, policy, &group.conditions.label, runs.to_vec()));
     }
     Ok(summaries)
 }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use kit::http_client::HttpClient;
 use kit::invariants::HeldAmounts;
 
+/// The part of the scheduler's answer to `inspect` that is compared.
 #[derive(Debug, Deserialize)]
 struct InspectReply {
     nodes: Vec<NodeAmounts>,

@@ -19,7 +19,7 @@ use kit::kubelet::{ContainerStart, PodAdmission, RuntimeContainer};
 /// A real kubelet's pause before it tries to start a container again, added to the measured delays: that of the testbed tries
 /// sooner.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
-/// The most wrong and stale starts that `wrong_quotes` describes.
+/// The most sentences in [`Tally::wrong_quotes`].
 const QUOTED: usize = 10;
 
 /// The recorder of one run; shared with the kubelets.
@@ -53,7 +53,7 @@ pub struct Tally {
     pub stale: BTreeSet<StartKey>,
     /// Starts with a driver limit other than the container's share.
     pub other_limits: BTreeSet<StartKey>,
-    /// Some wrong and stale starts, in words.
+    /// Some of the starts in `wrong`, `stale` and `other_limits`, in words.
     pub wrong_quotes: Vec<String>,
     /// Pods that kubelet failed because the plugin answered with an error, in words.
     pub failed_by_plugin: Vec<String>,
@@ -78,6 +78,7 @@ impl RunRecorder {
         let _ = self.api.set(api);
     }
 
+    /// The counts so far.
     pub(crate) fn tally(&self) -> MutexGuard<'_, Tally> {
         self.tally.lock()
     }
@@ -93,7 +94,6 @@ impl RunRecorder {
             *tally.refusals.entry(refusal_kind(refusal)).or_default() += 1;
         }
         let n_refusals = u32::try_from(start.refusals.len()).unwrap_or(u32::MAX);
-        // The testbed's kubelet retries sooner than a real one: the pauses of a real kubelet are added here.
         tally.delays.push(start.spent + RETRY * n_refusals);
         if let Some(view) = view.filter(|view| view.sees != view.should_see) {
             tally.note_wrong(&container.pod_uid, container.starts, &view);
@@ -108,7 +108,7 @@ impl RunRecorder {
         };
         let mut tally = self.tally();
         if tally.other_limits.insert(start_of(container)) {
-            tally.quote(container, &what);
+            tally.quote(&format!("{}/{}: {what}", container.pod, container.name));
         }
     }
 
@@ -137,12 +137,11 @@ impl RunRecorder {
         let now: Option<Pod> = typed(api, "pods", &container.namespace, &container.pod);
         let now = now.filter(|pod| pod.metadata.uid.as_ref() == Some(&container.pod_uid));
         let pod = now.or_else(|| self.known().get(&container.pod_uid).cloned())?;
-        let sees = container.gpus.clone();
         let should_see = invariants::should_see(&pod, device.as_ref(), &container.name);
         Some(ContainerView {
             pod: format!("{}/{}", container.namespace, container.pod),
             container: container.name.clone(),
-            sees,
+            sees: container.gpus.clone(),
             should_see,
         })
     }
@@ -195,15 +194,14 @@ impl Tally {
             return;
         };
         if self.stale.insert(start_of(container)) {
-            self.quote(container, &what);
+            self.quote(&format!("{}/{}: {what}", container.pod, container.name));
         }
     }
 
-    /// Adds a sentence about a container's start, unless [`QUOTED`] sentences are there.
-    fn quote(&mut self, of: &RuntimeContainer, what: &str) {
+    /// Adds a sentence about a container's start to `wrong_quotes`, unless [`QUOTED`] sentences are there.
+    fn quote(&mut self, sentence: &str) {
         if self.wrong_quotes.len() < QUOTED {
-            let quote = format!("step {}: {}/{}: {what}", self.step, of.pod, of.name);
-            self.wrong_quotes.push(quote);
+            self.wrong_quotes.push(format!("step {}: {sentence}", self.step));
         }
     }
 
@@ -213,21 +211,16 @@ impl Tally {
         if view.sees.iter().any(|device| !view.should_see.contains(device)) {
             self.sees_more.insert(start.clone());
         }
-        if self.wrong.insert(start) && self.wrong_quotes.len() < QUOTED {
-            let ContainerView {
-                pod,
-                container,
-                sees,
-                should_see,
-            } = view;
-            self.wrong_quotes.push(format!(
-                "step {}: {pod}/{container} sees {sees:?}, its record names {should_see:?}",
-                self.step
+        if self.wrong.insert(start) {
+            self.quote(&format!(
+                "{}/{} sees {:?}, its record names {:?}",
+                view.pod, view.container, view.sees, view.should_see
             ));
         }
     }
 }
 
+/// The key of a container's newest start.
 fn start_of(container: &RuntimeContainer) -> StartKey {
     (
         container.pod_uid.clone(),

@@ -48,7 +48,7 @@ pub struct Figures {
     pub delay_ms: [f64; 2],
     /// Violations of other invariants.
     pub violations: Vec<String>,
-    /// Examples of wrong starts and of killed pods.
+    /// Examples of wrong starts, and of pods that kubelet failed.
     pub quotes: Vec<String>,
     /// The duration of the run.
     pub seconds: f64,
@@ -160,6 +160,7 @@ const HEALS: [(&str, &str); 3] = [
     ("adopted", "healed: record written for a pod without one"),
 ];
 
+/// A time in milliseconds, or in seconds from one second on.
 fn milliseconds_in_words(milliseconds: f64) -> String {
     if milliseconds < 1000.0 {
         format!("{milliseconds:.1} ms")

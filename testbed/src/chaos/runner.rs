@@ -40,7 +40,9 @@ pub(super) struct Runner {
     recorder: Arc<RunRecorder>,
     /// The plugins' reactions to differences, by outcome, as counted before they were killed.
     heals: BTreeMap<String, u64>,
+    /// The directory of CDI specs of each node.
     cdi: Vec<CdiDir>,
+    /// The number of admissions of each node's kubelet that are recorded.
     n_admissions_seen: Vec<usize>,
     /// Pods that should exist: no step has deleted them.
     wanted: BTreeSet<String>,
@@ -196,17 +198,15 @@ impl Runner {
                     .iter()
                     .all(|old| now.iter().any(|one| is_later_start(one, old)))
             };
+            let failure = "crashed containers do not start again";
             kubelet
-                .expect_until(
-                    DEADLINE,
-                    "crashed containers do not start again",
-                    have_started_again,
-                )
+                .expect_until(DEADLINE, failure, have_started_again)
                 .await?;
         }
         Ok(())
     }
 
+    /// Kills the plugin of a node, and waits until its devices are there again.
     async fn restart_plugin(&mut self, node: usize) -> Result<()> {
         self.count_heals(node).await;
         self.node(node)?.restart_plugin().await?;
@@ -246,6 +246,7 @@ impl Runner {
             .await
     }
 
+    /// Waits until the pods of these numbers are bound.
     async fn until_bound(&self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
         let is_bound = |pod: &Pod| node_of(pod).is_some();
@@ -253,6 +254,7 @@ impl Runner {
         self.cluster.until("all pods to be bound", DEADLINE, bound).await
     }
 
+    /// Waits until the API server shows none of these pods.
     async fn until_gone(&self, numbers: &[usize]) -> Result<()> {
         let names = pod_names(numbers);
         let gone = |snapshot: &ClusterSnapshot| snapshot.has_none_of(&names).then_some(());
@@ -323,15 +325,11 @@ impl Runner {
             misplaced.is_empty().then_some(())
         };
         let what = "records to agree with containers";
-        let agreed = self
-            .cluster
-            .observer()
-            .until(what, self.settling_time(), none)
-            .await;
-        if agreed.is_err() {
+        let observer = self.cluster.observer();
+        if observer.until(what, self.settling_time(), none).await.is_err() {
             let mut tally = self.recorder.tally();
-            for (uid, turn, view) in misplaced(&self.cluster, &ClusterSnapshot::of(&api)) {
-                tally.note_wrong(&uid, turn, &view);
+            for (uid, n_starts, view) in misplaced(&self.cluster, &ClusterSnapshot::of(&api)) {
+                tally.note_wrong(&uid, n_starts, &view);
             }
         }
     }
@@ -371,7 +369,8 @@ impl Runner {
     }
 }
 
-/// Containers that have started and see other devices than their pods' records name now.
+/// Containers that have started and see other devices than their pods' records name now: pod UID, number of starts, and the
+/// devices.
 fn misplaced(cluster: &LocalCluster, snapshot: &ClusterSnapshot) -> Vec<(String, u32, ContainerView)> {
     let mut found = Vec::new();
     for node in cluster.nodes() {

@@ -230,13 +230,11 @@ impl Generator {
     /// Draws a batch of pods that fits a node: their number and shape, the early deletions, and a disruption.
     fn batch(&mut self, node: usize) -> ChaosStep {
         let shape = self.shape(node);
-        let room = usize::try_from((MOST_UNITS - self.used(node)) / shape.units()).unwrap_or(0);
-        let most = if shape == Shape::TwoDevices {
-            usize::try_from(MOST_FOR_TWO).unwrap_or(0)
-        } else {
-            MOST_PODS
+        let mut most = (MOST_UNITS - self.used(node)) / shape.units();
+        if shape == Shape::TwoDevices {
+            most = most.min(MOST_FOR_TWO);
         }
-        .min(room);
+        let most = usize::try_from(most).unwrap_or(0).min(MOST_PODS);
         // At least two, since one pod alone cannot be given another's device.
         let n_pods = self.dice.random_range(most.min(2)..=most);
         let pods: Vec<usize> = (self.n_pods..self.n_pods + n_pods).collect();

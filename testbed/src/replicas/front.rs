@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::NAMESPACE;
 use kit::apiserver;
 
-/// The flag that names the address of one replica.
+/// The addresses at which one replica listens, by the flags that set them.
 pub(super) type Ports = BTreeMap<&'static str, SocketAddr>;
 
 /// Labels that a Service selects.
@@ -40,7 +40,7 @@ impl ReplicaAddresses {
     }
 }
 
-/// A Service at an address that clients know.
+/// Listens at the address of a Service, and forwards each connection to the address that `flag` sets on a replica, in turn.
 pub(super) async fn serve(
     address: SocketAddr,
     selector: Selector,
@@ -72,7 +72,7 @@ pub(super) async fn serve(
     })))
 }
 
-/// The replicas that a Service selects.
+/// The addresses that `flag` sets on the replicas that a Service selects.
 fn backends(
     api: &apiserver::ApiObjects,
     selector: &Selector,
@@ -92,7 +92,7 @@ fn backends(
         .collect()
 }
 
-/// The status of a pod's condition.
+/// Returns true if a pod's condition `Ready` is true.
 pub(super) fn is_ready(pod: &Value) -> bool {
     let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
     let mut conditions = conditions.into_iter().flatten();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use proto::pod::ALL_DEVICES;
 use proto::resource::GPU_SHARED;
 use serde_json::Value;
@@ -12,7 +12,6 @@ use kit::daemons::Invocation;
 use kit::invariants;
 use kit::pods::{Limits, PodBuilder};
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "all-devices-off" => forbidden_by_default,
         "unless the operator allows it no pod sees all GPUs, in the same words with webhooks and without";
@@ -33,6 +32,7 @@ fn monitor(world: &World, name: &str) -> PodBuilder {
     PodBuilder::new(name, share).annotated(&BTreeMap::from([(ALL_DEVICES.to_owned(), "true".to_owned())]))
 }
 
+/// Allows pods to see all GPUs, tries such pods, and takes the permission away again.
 async fn all_devices(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     world.add_scheduler_flags(&[FLAG]).await?;
@@ -43,6 +43,7 @@ async fn all_devices(world: &mut World) -> Result<()> {
     tried
 }
 
+/// A monitor waits until the plugin of its node allows it; then it sees every GPU, and takes room from none of the other pods.
 async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     world.start_units("before", "1", &node.name).await?;
     world.create(monitor(world, "monitor").on(&node.name)).await?;
@@ -53,13 +54,7 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     let allowing = |plugin: Invocation| plugin.args([FLAG]);
     world.node(&node.name)?.restart_plugin_as(allowing).await?;
     world.until_running(&["monitor"]).await?;
-    let device = world
-        .observer
-        .now()
-        .devices
-        .get(&node.name)
-        .cloned()
-        .context("the node has no Device object")?;
+    let device = world.device(&node.name)?;
     let mut all: Vec<String> = device
         .spec
         .devices
@@ -75,11 +70,7 @@ async fn try_monitors(world: &mut World, node: &GpuNode) -> Result<()> {
     check_inspect(world, &node.name).await?;
     // Nothing is charged for the monitor: pods can still fill every GPU.
     world.delete("before").await?;
-    for (idx, units) in node.units.iter().enumerate() {
-        world
-            .start(PodBuilder::units(&format!("full-{idx}"), units).on(&node.name))
-            .await?;
-    }
+    world.fill_gpus("full", node, 0).await?;
     world.start(monitor(world, "late").on(&node.name)).await?;
     world.verify().await?;
     // The monitors are deleted before the flag is removed: without the flag the scheduler would count them as holders of
@@ -96,23 +87,20 @@ async fn check_inspect(world: &mut World, node: &str) -> Result<()> {
     );
     let (_, body) = world.cluster()?.scheduler_client()?.get(&url).await?;
     let answer: Value = serde_json::from_slice(&body)?;
-    let gpus = answer
-        .pointer("/nodes/0/devs")
-        .and_then(Value::as_array)
-        .cloned()
-        .unwrap_or_default();
+    let gpus = answer.pointer("/nodes/0/devs").and_then(Value::as_array);
     let shows = |gpu: &Value| {
         gpu.get("pods")
             .and_then(Value::as_array)
             .is_some_and(|pods| pods.iter().any(|pod| pod["name"] == "monitor"))
     };
     ensure!(
-        !gpus.is_empty() && gpus.iter().all(shows),
+        gpus.is_some_and(|gpus| !gpus.is_empty() && gpus.iter().all(shows)),
         "inspect does not show the pod on every GPU: {answer}"
     );
     Ok(())
 }
 
+/// Without the flags the pod is refused.
 async fn forbidden_by_default(world: &mut World) -> Result<()> {
     world
         .until_breaks_rule(

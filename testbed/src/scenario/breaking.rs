@@ -84,10 +84,12 @@ fn containers<'a>(
     statuses.filter(move |status| status.name == container)
 }
 
-fn is_named(pod: &Pod, name: &str) -> bool {
+/// Returns true if a pod's label [`NAME_LABEL`] has this value.
+pub(super) fn is_named(pod: &Pod, name: &str) -> bool {
     pod.labels().get(NAME_LABEL).is_some_and(|label| label == name)
 }
 
+/// Returns true if the node's condition `Ready` is true.
 fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
@@ -305,13 +307,8 @@ pub(super) async fn until_registered(world: &mut World, node: &str) -> Result<()
             let counts = kubelet.capacity();
             counts.len() >= 2 && counts.values().all(|(_, healthy)| *healthy > 0)
         };
-        kubelet
-            .expect_until(
-                DEADLINE,
-                format!("the plugin of {node} has not registered again"),
-                serves,
-            )
-            .await?;
+        let failure = format!("the plugin of {node} has not registered again");
+        kubelet.expect_until(DEADLINE, failure, serves).await?;
     }
     until_ready(world).await
 }

@@ -172,10 +172,9 @@ async fn until_claimed(world: &mut World, minors: &[u32]) -> Result<()> {
 
 /// The minor numbers that the records of these pods name.
 fn recorded_minors(world: &World, names: &[&str]) -> Result<BTreeSet<i32>> {
-    let minors = names.iter().map(|name| world.minors(name));
-    Ok(minors
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .flatten()
-        .collect())
+    let mut minors = BTreeSet::new();
+    for name in names {
+        minors.extend(world.minors(name)?);
+    }
+    Ok(minors)
 }

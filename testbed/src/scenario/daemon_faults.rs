@@ -4,7 +4,7 @@
 use anyhow::Result;
 use proto::resource::GPU_MEM;
 
-use super::{DEADLINE, ScenarioEntry, World, breaking};
+use super::{ScenarioEntry, World, breaking};
 use kit::observer::ClusterSnapshot;
 use kit::parts::ClusterPart;
 
@@ -34,10 +34,7 @@ pub(super) const OF_REAL_CLUSTERS: &[ScenarioEntry] = scenarios! {
 async fn until_part_bound(world: &World, names: &[String], n_bound: usize) -> Result<()> {
     let keys: Vec<String> = names.iter().map(|name| world.key(name)).collect();
     let enough = |snapshot: &ClusterSnapshot| (World::n_bound(snapshot, &keys) >= n_bound).then_some(());
-    Ok(world
-        .observer
-        .until(&format!("{n_bound} pods to be bound"), DEADLINE, enough)
-        .await?)
+    world.until(&format!("{n_bound} pods to be bound"), enough).await
 }
 
 /// Kills the scheduler while pods are being bound, each time at another moment; all pods run in the end.

@@ -29,10 +29,6 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 /// GiB of a pod that has a GPU of 16 or 24 GiB for itself: two such pods fit on neither.
 const LARGE: &str = "14";
 
-fn asking_for(name: &str, gib: &str) -> PodBuilder {
-    PodBuilder::units(name, gib)
-}
-
 fn pod_groups(world: &World) -> Api<PodGroup> {
     Api::namespaced(world.client.0.clone(), &world.namespace)
 }
@@ -49,7 +45,9 @@ async fn create_gang(world: &World, group: &str, gib: [&str; 2]) -> Result<Vec<S
     let mut names = Vec::new();
     for (idx, gib) in gib.into_iter().enumerate() {
         let name = format!("{group}-{idx}");
-        world.create(asking_for(&name, gib).member_of(group)).await?;
+        world
+            .create(PodBuilder::units(&name, gib).member_of(group))
+            .await?;
         names.push(name);
     }
     Ok(names)
@@ -78,7 +76,7 @@ async fn three_gangs(world: &mut World) -> Result<()> {
     for nth in 0..2 {
         sleep(SOME_CYCLES).await;
         let (name, created) = (format!("single-{nth}"), Instant::now());
-        world.start(asking_for(&name, LARGE)).await?;
+        world.start(PodBuilder::units(&name, LARGE)).await?;
         let waited = created.elapsed();
         ensure!(
             waited < AT_ONCE,
@@ -102,8 +100,10 @@ async fn three_gangs(world: &mut World) -> Result<()> {
 /// The small member fits best beside a pod on `n2`, the large one only where a pod on `n1` is now.
 async fn attempts_repeated(world: &mut World) -> Result<()> {
     let (small, most_of_the_largest) = ("8", "20");
-    world.start(asking_for("beside", small).on("n2")).await?;
-    world.start(asking_for("before", most_of_the_largest)).await?;
+    world.start(PodBuilder::units("beside", small).on("n2")).await?;
+    world
+        .start(PodBuilder::units("before", most_of_the_largest))
+        .await?;
     let members = create_gang(world, "gang", [small, most_of_the_largest]).await?;
     world
         .until_refused("gang-0", "pod group is unschedulable")

@@ -23,6 +23,7 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 };
 
 const HAMI_CORE: &str = "HAMi-core";
+/// The variables by which HAMi-core reads its limits; the first is followed by the index of the device.
 const MEMORY_LIMIT: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
 const CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
 
@@ -40,13 +41,8 @@ async fn label(world: &World, node: &str, provider: Option<&str>) -> Result<()> 
 /// Pods that demand an isolation provider wait until a node has its label, and then carry their limits.
 async fn isolation_limits(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
-    world
-        .create(limited(
-            "waits",
-            &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")],
-            &node.name,
-        ))
-        .await?;
+    let limits = [(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "10")];
+    world.create(limited("waits", &limits, &node.name)).await?;
     world
         .until_refused("waits", "lacks the label koordinator.sh/gpu-isolation-provider")
         .await?;
@@ -56,6 +52,7 @@ async fn isolation_limits(world: &mut World) -> Result<()> {
     tried
 }
 
+/// A pod on this node that demands HAMi-core as its isolation provider.
 fn limited(name: &str, limits: &Limits<'_>, node: &str) -> PodBuilder {
     PodBuilder::new(name, limits)
         .on(node)
@@ -67,25 +64,15 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.until_running(&["waits"]).await?;
     check_limits(world, "waits", node, |total| total / 10, None).await?;
     let (shares, half) = (n_gpus.to_string(), (n_gpus * 50).to_string());
-    world
-        .start(limited(
-            "half-of-each",
-            &[
-                (GPU_SHARED, &shares),
-                (GPU_MEMORY_RATIO, &half),
-                (GPU_CORE, &half),
-            ],
-            node,
-        ))
-        .await?;
+    let limits = [
+        (GPU_SHARED, shares.as_str()),
+        (GPU_MEMORY_RATIO, half.as_str()),
+        (GPU_CORE, half.as_str()),
+    ];
+    world.start(limited("half-of-each", &limits, node)).await?;
     check_limits(world, "half-of-each", node, |total| total / 2, Some(50)).await?;
-    world
-        .start(limited(
-            "bytes",
-            &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")],
-            node,
-        ))
-        .await?;
+    let limits = [(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")];
+    world.start(limited("bytes", &limits, node)).await?;
     check_limits(world, "bytes", node, |_| 1 << 30, Some(10)).await?;
     world.start(limited("units", &[(GPU_MEM, "1")], node)).await?;
     let unit = invariants::memory_unit(&world.observer.now(), node);
@@ -120,13 +107,7 @@ async fn check_limits(
     core: Option<u64>,
 ) -> Result<()> {
     let found = environment(world, pod).await?;
-    let device = world
-        .observer
-        .now()
-        .devices
-        .get(node)
-        .cloned()
-        .context("the node has no Device object")?;
+    let device = world.device(node)?;
     let gpus = device
         .spec
         .devices

@@ -18,7 +18,6 @@ use kit::observer::ClusterSnapshot;
 use kit::parts::{ClusterPart, NodeFile};
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "sick-and-restarted" => sick_and_restarted,
         "a sick GPU and a kubelet that restarts fail no pod for want of resources";
@@ -88,21 +87,21 @@ async fn sick_and_restarted(world: &mut World) -> Result<()> {
     world.start_units("after", "1", &node.name).await.map(|_| ())
 }
 
-/// Waits until a node offers the resources in node status of `n` GPUs; for 0, until it offers none.
+/// Waits until a node's status offers the amounts of `n_gpus` GPUs; for 0, until it offers none.
 async fn until_node_offers(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     let percent = (n_gpus * 100).to_string();
     let wanted = (n_gpus > 0).then_some(percent);
-    let is_worth = |snapshot: &ClusterSnapshot| {
+    let offers_as_much = |snapshot: &ClusterSnapshot| {
         let is_there = offered(snapshot, node, GPU_MEMORY).is_some();
         let percents = [GPU_CORE, GPU_MEMORY_RATIO].map(|resource| offered(snapshot, node, resource));
         (is_there == (n_gpus > 0) && percents.iter().all(|percent| *percent == wanted)).then_some(())
     };
     world
-        .until(&format!("{node} to offer {n_gpus} GPUs"), is_worth)
+        .until(&format!("{node} to offer {n_gpus} GPUs"), offers_as_much)
         .await
 }
 
-/// Waits until kubelet counts `n` shares of a node's GPUs as healthy.
+/// Waits until kubelet counts `n_shares` shares of a node's GPUs as healthy.
 async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<()> {
     let kubelet = world.node(node)?.kubelet();
     let counts = |kubelet: &Kubelet| {
@@ -111,8 +110,7 @@ async fn until_shares(world: &mut World, node: &str, n_shares: usize) -> Result<
     };
     kubelet
         .expect_until(DEADLINE, format!("{node} offers not {n_shares} shares"), counts)
-        .await?;
-    Ok(())
+        .await
 }
 
 /// The node's resources follow its GPUs: fewer, all again, all lost. A plugin that starts without GPUs removes the
@@ -195,7 +193,7 @@ async fn start_numbered(world: &World, node: &str, numbers: Range<u64>) -> Resul
     let mut names = Vec::new();
     for number in numbers {
         let name = format!("pod-{number}");
-        world.start(PodBuilder::units(&name, CUT_UNITS).on(node)).await?;
+        world.start_units(&name, CUT_UNITS, node).await?;
         names.push(name);
     }
     Ok(names)
@@ -231,9 +229,7 @@ async fn checkpoint_cut(world: &mut World) -> Result<()> {
     cut?;
     until_registered(world, &node).await?;
     names.extend(start_numbered(world, &node, 4..n_pods).await?);
-    world
-        .create(PodBuilder::units("one-too-many", CUT_UNITS).on(&node))
-        .await?;
+    world.create_units("one-too-many", CUT_UNITS, &node).await?;
     world.until_refused("one-too-many", "nodes are available").await?;
     world.until_all_run(&names).await?;
     world.verify().await.context("after a start of kubelet")?;
@@ -254,13 +250,8 @@ async fn replace_forgotten(world: &mut World, node: &str, name: &str) -> Result<
             _ => false,
         })
     };
-    kubelet
-        .expect_until(
-            DEADLINE,
-            format!("kubelet starts the container of {name} again"),
-            is_refused,
-        )
-        .await?;
+    let failure = format!("kubelet starts the container of {name} again");
+    kubelet.expect_until(DEADLINE, failure, is_refused).await?;
     world.delete(name).await?;
     world.until_running(&["one-too-many"]).await
 }
@@ -287,13 +278,8 @@ async fn ended_pods_forgotten(world: &mut World) -> Result<()> {
     let names_none = |kubelet: &Kubelet| {
         std::fs::read_to_string(kubelet.config().checkpoint()).is_ok_and(|text| !text.contains("PodUID"))
     };
-    kubelet
-        .expect_until(
-            DEADLINE,
-            "kubelet's checkpoint still names pods that have ended",
-            names_none,
-        )
-        .await?;
+    let failure = "kubelet's checkpoint still names pods that have ended";
+    kubelet.expect_until(DEADLINE, failure, names_none).await?;
     // kubelet restarts while the pods are bound and not admitted. It then counts from its checkpoint, where
     // devices of the ended pods would take the room of the new ones.
     kubelet.hold();

@@ -75,6 +75,7 @@ async fn fill(world: &World) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// The important pod of most scenarios: it fits neither GPU that [`fill`] has filled, though 12 units are free in sum.
 fn important() -> PodBuilder {
     as_important(PodBuilder::units("high", 12))
 }
@@ -109,6 +110,7 @@ async fn one_goes_for(world: &mut World, high: PodBuilder, low: &[String]) -> Re
     Ok(())
 }
 
+/// Two pods leave too little of each GPU: the one of lower priority goes.
 async fn least_important_goes(world: &mut World) -> Result<()> {
     let low = fill(world).await?;
     one_goes_for(world, important(), &low).await?;
@@ -119,6 +121,7 @@ async fn least_important_goes(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// The important pod asks for bytes, and the pod in its way has a percentage of a GPU.
 async fn one_goes_that_asks_by_another_resource(world: &mut World) -> Result<()> {
     // Of the two GPUs of the node one alone can become free.
     world
@@ -131,6 +134,7 @@ async fn one_goes_that_asks_by_another_resource(world: &mut World) -> Result<()>
     one_goes_for(world, as_important(PodBuilder::new("high", &limits)), &low).await
 }
 
+/// Each GPU has 6 units free, and the important pod asks for 8: one pod of 2 units goes.
 async fn one_small_pod_goes(world: &mut World) -> Result<()> {
     let names: Vec<String> = (0..16).map(|at| format!("low-{at:02}")).collect();
     for name in &names {
@@ -151,6 +155,7 @@ async fn one_small_pod_goes(world: &mut World) -> Result<()> {
     one_goes_for(world, as_important(PodBuilder::units("high", 8)), &low).await
 }
 
+/// A `PodDisruptionBudget` allows no eviction of the pods in the way: all stay until it is deleted.
 async fn budget_is_kept(world: &mut World) -> Result<()> {
     world.add_scheduler_flags(&FLAGS).await?;
     let low = fill(world).await?;
@@ -167,6 +172,7 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
     world.until_running(&["high"]).await
 }
 
+/// The scheduler restarts once it has chosen a node to make room on: still only one pod goes.
 async fn another_process_goes_on(world: &mut World) -> Result<()> {
     world.add_scheduler_flags(&FLAGS).await?;
     let low = fill(world).await?;

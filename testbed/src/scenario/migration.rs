@@ -11,7 +11,7 @@ use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::json;
 
 use super::vendors::{share, until_offered, whole};
-use super::{DEADLINE, ScenarioEntry, World};
+use super::{DEADLINE, DEVICES, ScenarioEntry, World};
 use kit::invariants;
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
@@ -29,22 +29,14 @@ pub(super) const MOVING: &str = "moving";
 /// Node of Koordinator, with two GPUs of 16 GiB.
 pub(super) const KOORDINATOR: &str = "koordinator";
 
-/// The annotation of a node's Device object that lists the devices kubelet has allocated, with the UIDs of their pods.
-fn allocations_text(snapshot: &ClusterSnapshot, node: &str) -> Option<String> {
-    snapshot
-        .devices
-        .get(node)?
-        .annotations()
-        .get(DEVICES_CHECKPOINTS)
-        .cloned()
-}
-
-/// Waits until the Device object of node `MOVING` lists devices of the pods `listed`, and none of the pods `unlisted`.
+/// Waits until the Device object of node [`MOVING`] lists devices that kubelet has allocated to each of the pods `listed`, and
+/// none of the pods `unlisted`.
 async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Result<()> {
     let uids = |pods: &[&Pod]| -> Vec<String> { pods.iter().filter_map(|pod| pod.uid()).collect() };
     let (listed, unlisted) = (uids(listed), uids(unlisted));
     let agrees = |snapshot: &ClusterSnapshot| {
-        let text = allocations_text(snapshot, MOVING).unwrap_or_default();
+        let annotations = snapshot.devices.get(MOVING)?.annotations();
+        let text = annotations.get(DEVICES_CHECKPOINTS)?;
         let is_there = |uid: &String| text.contains(uid.as_str());
         (listed.iter().all(is_there) && !unlisted.iter().any(is_there)).then_some(())
     };
@@ -150,7 +142,7 @@ fn publish_koordinator_node(world: &mut World) -> Result<()> {
     };
     let api = world.cluster()?.api().objects().clone();
     api.create(
-        "devices.scheduling.koordinator.sh",
+        DEVICES,
         json!({"metadata": {"name": KOORDINATOR}, "spec": {"devices": [device(0), device(1)]}}),
     )?;
     let amounts = json!({GPU_SHARED: "200", GPU_CORE: "200", GPU_MEMORY_RATIO: "200", GPU_MEMORY: "32Gi"});

@@ -7,7 +7,6 @@ use super::{ScenarioEntry, World};
 use kit::cluster::GpuFault;
 use kit::observer::ClusterSnapshot;
 use kit::parts::ClusterPart;
-use kit::pods::PodBuilder;
 
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "kubelet-restarted" => kubelet_restarted,
@@ -71,11 +70,7 @@ async fn xid_79(world: &mut World) -> Result<()> {
         })
         .await?;
     // The other GPUs are filled, so that the next pod could go to the sick one alone.
-    for (idx, units) in node.units.iter().enumerate().skip(1) {
-        world
-            .start(PodBuilder::units(&format!("beside-{idx}"), units).on(&node.name))
-            .await?;
-    }
+    world.fill_gpus("beside", &node, 1).await?;
     world.create_units("waits", "1", &node.name).await?;
     world.until_refused("waits", "nodes are available").await?;
     world.verify().await?;

@@ -5,13 +5,11 @@ use proto::device::CONDITION_HEALTHY;
 use proto::resource::{GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO};
 use serde_json::{Value, json};
 
-use super::{ScenarioEntry, World};
+use super::{DEVICES, ScenarioEntry, World};
 use kit::apiserver::{Fault, Matching};
 use kit::pod_fields::node_of;
-use kit::pods::PodBuilder;
 use kit::polling;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "device-nonsense" => device_nonsense,
         "with any nonsense in a Device object nothing crashes or is given twice, and the plugin repairs it";
@@ -19,12 +17,13 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 
 /// Node with two GPUs of 16 GiB.
 pub(super) const EDITED: &str = "edited";
-const DEVICES: &str = "devices.scheduling.koordinator.sh";
 
+/// A GPU as an entry of `spec.devices`.
 fn gpu(minor: &Value, id: &Value, resources: &Value) -> Value {
     json!({"type": "gpu", "id": id, "minor": minor, "health": true, "resources": resources})
 }
 
+/// The resources of a GPU with this memory.
 fn amounts(memory: &str) -> Value {
     json!({GPU_CORE: "100", GPU_MEMORY_RATIO: "100", GPU_MEMORY: memory})
 }
@@ -90,9 +89,7 @@ fn edits() -> Vec<(&'static str, Value)> {
 async fn device_nonsense(world: &mut World) -> Result<()> {
     for minor in 0..2 {
         // 12 of the 16 units of each GPU are held, so a pod of 5 units never fits and one of 4 always does.
-        world
-            .start(PodBuilder::units(&format!("holder-{minor}"), 12).on(EDITED))
-            .await?;
+        world.start_units(&format!("holder-{minor}"), 12, EDITED).await?;
     }
     let sound = read_devices(world)?;
     let faults = world.cluster()?.api().faults().clone();

@@ -43,12 +43,13 @@ async fn create_old_node(world: &mut World) -> Result<()> {
         .replace_status(OLD, &PostParams::default(), &created)
         .await
         .context("cannot write its status")?;
-    until_extender_shows(world, OLD, "the node", |node| {
-        node.get("totalGPU")
-            .and_then(Value::as_u64)
-            .is_some_and(|total| total > 0)
-    })
-    .await
+    until_extender_shows(world, OLD, "the node", has_gpus).await
+}
+
+/// Returns true if the scheduler's view of a node (`inspect`) has GPU memory: the scheduler knows the node.
+pub(super) fn has_gpus(node: &Value) -> bool {
+    let total = node.get("totalGPU").and_then(Value::as_u64);
+    total.is_some_and(|total| total > 0)
 }
 
 /// Waits until the scheduler's view of a node (`inspect`) meets a condition. A pod that a stale view refuses would wait for

@@ -30,6 +30,7 @@ const HINT_TTL: Duration = Duration::from_secs(3);
 /// Longest time from the moment at which room becomes free until the pod that waits for it is bound, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
+/// A pod that takes all memory of one GPU of the node.
 fn whole(name: &str) -> PodBuilder {
     PodBuilder::units(name, WHOLE).on(NODE)
 }

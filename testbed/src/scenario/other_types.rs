@@ -8,11 +8,10 @@ use proto::record::{FPGA_DEVICES, RDMA_DEVICES};
 use proto::resource::{FPGA, GPU_MEMORY_RATIO, GPU_SHARED, RDMA};
 use serde_json::{Value, json};
 
-use super::{DEADLINE, ScenarioEntry, World};
+use super::{DEADLINE, DEVICES, ScenarioEntry, World};
 use kit::pod_fields::device_record;
 use kit::pods::PodBuilder;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "unknown-type" => unknown_type,
         "a type of device that only a Device object knows is scheduled and accounted";
@@ -40,18 +39,15 @@ pub(super) fn others() -> Vec<Value> {
 /// Minors and amounts of one type that a pod's record names.
 fn held(pod: &Pod, kind: &str, resource: &str) -> Vec<(i32, u64)> {
     let record = device_record(pod).unwrap_or_default();
-    let devices = record.get(kind).into_iter().flatten();
-    devices
-        .map(|one| {
-            (
-                one.minor,
-                one.resources
-                    .get(resource)
-                    .and_then(|amount| amount.unsigned())
-                    .unwrap_or(0),
-            )
-        })
-        .collect()
+    let mut held = Vec::new();
+    for device in record.get(kind).into_iter().flatten() {
+        let amount = device
+            .resources
+            .get(resource)
+            .and_then(|amount| amount.unsigned());
+        held.push((device.minor, amount.unwrap_or(0)));
+    }
+    held
 }
 
 /// A type that only a Device object names: the scheduler places pods on its devices, and sees when they are full.
@@ -59,7 +55,7 @@ async fn unknown_type(world: &mut World) -> Result<()> {
     let device = |minor: u32| json!({"type": "npu", "id": format!("npu-{minor}"), "minor": minor, "health": true, "resources": {NPU: "4"}});
     let api = world.cluster()?.api().objects().clone();
     let object = json!({"metadata": {"name": NPU_NODE}, "spec": {"devices": [device(0), device(1)]}});
-    api.create("devices.scheduling.koordinator.sh", object)?;
+    api.create(DEVICES, object)?;
     api.patch_status(
         "nodes",
         "",
@@ -87,7 +83,7 @@ async fn unknown_type(world: &mut World) -> Result<()> {
     world.until_running(&["two"]).await?;
     world.verify().await?;
     world.clear().await?;
-    api.delete("devices.scheduling.koordinator.sh", "", NPU_NODE, None)?;
+    api.delete(DEVICES, "", NPU_NODE, None)?;
     Ok(())
 }
 
@@ -108,11 +104,8 @@ async fn rdma_and_fpga(world: &mut World) -> Result<()> {
     let whole = world
         .start(PodBuilder::new("two-adapters", &[(RDMA, "200")]).on(THREE_TYPES))
         .await?;
-    ensure!(
-        held(&whole, "rdma", RDMA) == [(0, 100), (1, 100)],
-        "{:?}",
-        held(&whole, "rdma", RDMA)
-    );
+    let whole = held(&whole, "rdma", RDMA);
+    ensure!(whole == [(0, 100), (1, 100)], "{whole:?}");
     world
         .create(PodBuilder::new("adapter", &[(RDMA, "50")]).on(THREE_TYPES))
         .await?;

@@ -21,7 +21,6 @@ use kit::pod_fields::phase;
 use kit::pods::PodBuilder;
 use kit::polling;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "plugin-without-api-server" => without_api_server,
         "a plugin that starts without the API server registers; all follows once it is back";
@@ -53,6 +52,7 @@ const QUIET: Duration = Duration::from_secs(5);
 /// Longest time until a plugin that hangs has ended: its limit, and a margin for slow machines.
 const HUNG: Duration = Duration::from_secs(20);
 
+/// Returns true if kubelet has healthy devices of both resources.
 fn offers_all(kubelet: &Kubelet) -> bool {
     let capacity = kubelet.capacity();
     let counts = [GPU_SHARED, GPU_MEM].map(|resource| capacity.get(resource).copied().unwrap_or_default());
@@ -75,6 +75,7 @@ fn gpu_of(world: &World, pod: &str) -> Result<String> {
     }
 }
 
+/// The number of starts of a pod's container `main`.
 fn n_starts_of(kubelet: &Kubelet, namespace: &str, pod: &str) -> u32 {
     let container = kubelet.container(namespace, pod, "main");
     container.map_or(0, |container| container.starts)
@@ -92,13 +93,10 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     let began = Instant::now();
     let found = world.node(&node)?;
     found.restart_plugin().await?;
+    let failure = format!("{REGISTERED:?} without the API server");
     found
         .kubelet()
-        .expect_until(
-            REGISTERED,
-            format!("{REGISTERED:?} without the API server"),
-            offers_all,
-        )
+        .expect_until(REGISTERED, failure, offers_all)
         .await?;
     let n_starts = n_starts_of(found.kubelet(), &namespace, "before");
     found.kubelet().restart_container(&namespace, "before", "main")?;
@@ -112,13 +110,10 @@ async fn without_api_server(world: &mut World) -> Result<()> {
     away.remove();
     let back = Instant::now();
     let has_started = |kubelet: &Kubelet| n_starts_of(kubelet, &namespace, "before") > n_starts;
+    let failure = format!("{FOLLOWED:?} after the return of the API server the container has not started");
     found
         .kubelet()
-        .expect_until(
-            FOLLOWED,
-            format!("{FOLLOWED:?} after the return of the API server the container has not started"),
-            has_started,
-        )
+        .expect_until(FOLLOWED, failure, has_started)
         .await?;
     let is_sick = |snapshot: &ClusterSnapshot| {
         let device = snapshot.devices.get(&node).into_iter();
@@ -240,13 +235,13 @@ async fn plugin_hangs(world: &mut World) -> Result<()> {
     world.until_running(&["before", "after"]).await
 }
 
-/// Waits until a line of the plugin's metrics begins with `line`, or, without `is_there`, until none does.
+/// Waits until a line of the plugin's metrics begins with `prefix`, or, without `is_there`, until none does.
 async fn until_metrics(node: &SimulatedNode, prefix: &str, is_there: bool) -> Result<()> {
     let state = if is_there { "missing" } else { "there" };
     let is_so = async || {
         let text = node.plugin_metrics().await.unwrap_or_default();
-        let found = text.lines().any(|line| line.starts_with(prefix)) == is_there;
-        Ok(found
+        let is_met = text.lines().any(|line| line.starts_with(prefix)) == is_there;
+        Ok(is_met
             .then_some(())
             .ok_or_else(|| format!("{prefix} is {state} in the plugin's metrics: {text}")))
     };

@@ -49,18 +49,14 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
 
 /// The plugin is replaced while pods keep coming: none of them fails.
 async fn plugin_replaced(world: &mut World) -> Result<()> {
-    let specs: Vec<PodBuilder> = (0..N_PODS).map(|nth| spec(&format!("pod-{nth}"))).collect();
-    let specs = specs.into_iter().map(|spec| match &world.scheduler_name {
-        Some(name) => spec.scheduler(name),
-        None => spec,
-    });
-    let (pods, specs) = (world.pods.clone(), specs.collect::<Vec<_>>());
-    let coming = async move {
+    let names: Vec<String> = (0..N_PODS).map(|nth| format!("pod-{nth}")).collect();
+    let pods = world.pods.clone();
+    let coming = async {
         let mut ticks = interval(PACE);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        for spec in &specs {
+        for name in &names {
             ticks.tick().await;
-            pods.create(spec).await?;
+            pods.create(&spec(name)).await?;
         }
         anyhow::Ok(())
     };
@@ -68,9 +64,7 @@ async fn plugin_replaced(world: &mut World) -> Result<()> {
     let (came, is_clean) = tokio::join!(coming, node.replace_plugin(GRACE));
     came?;
     ensure!(is_clean?, "the old plugin did not end cleanly");
-    world
-        .until_all_run(&(0..N_PODS).map(|nth| format!("pod-{nth}")).collect::<Vec<_>>())
-        .await
+    world.until_all_run(&names).await
 }
 
 /// The plugin dies several times while a controller keeps its pods: few pods fail by each death.

@@ -13,10 +13,6 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
         "pods that decide what they see, or whose hints cannot be read, are refused in the same words with webhooks and without";
 };
 
-fn share(name: &str) -> PodBuilder {
-    PodBuilder::share(name, 10)
-}
-
 /// Hints that do not parse are refused, and with `--deny-overrides` pods that would see all GPUs, by a variable or as privileged; an
 /// ordinary one runs.
 async fn overrides_denied(world: &mut World) -> Result<()> {
@@ -25,13 +21,16 @@ async fn overrides_denied(world: &mut World) -> Result<()> {
         r#"{"gpu": 1}"#.to_owned(),
     )]);
     world
-        .until_breaks_rule(share("hinted").annotated(&hint), "expected a JSON object")
+        .until_breaks_rule(
+            PodBuilder::share("hinted", 10).annotated(&hint),
+            "expected a JSON object",
+        )
         .await?;
     world.add_scheduler_flags(&["--deny-overrides"]).await?;
     let sees_all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
     world
         .until_breaks_rule(
-            share("sees-all").with("env", sees_all),
+            PodBuilder::share("sees-all", 10).with("env", sees_all),
             "container \"main\" sets NVIDIA_VISIBLE_DEVICES",
         )
         .await?;
@@ -39,5 +38,5 @@ async fn overrides_denied(world: &mut World) -> Result<()> {
     world
         .until_breaks_rule(privileged, "container \"main\" is privileged")
         .await?;
-    world.start(share("modest")).await.map(|_| ())
+    world.start(PodBuilder::share("modest", 10)).await.map(|_| ())
 }

@@ -109,6 +109,7 @@ fn places(world: &World, names: &[String]) -> Vec<(String, Option<(String, i32)>
         .collect()
 }
 
+/// The node of a pod, and the minor number of its first GPU.
 fn place_of(world: &World, name: &str) -> Option<(String, i32)> {
     let pod = world.pod(name).ok()?;
     let node = node_of(&pod)?.to_owned();

@@ -36,6 +36,8 @@ const POLICY: &str = "gpushare-records";
 const POLICY_FILE: &str = "base/record-admission.yaml";
 /// Longest time until a record that was removed is there again, on a busy machine.
 const AGAIN: Duration = Duration::from_secs(20);
+
+/// A record by which a pod holds 80 GiB, and all computing power, of each of these GPUs.
 fn forged_record(minors: &[u32]) -> BTreeMap<String, String> {
     let gpu = |minor: &u32| json!({"minor": minor, "resources": {"koordinator.sh/gpu-memory": "80Gi", "koordinator.sh/gpu-core": 100}});
     let gpus: Vec<Value> = minors.iter().map(gpu).collect();
@@ -70,7 +72,7 @@ async fn records_forged(world: &mut World) -> Result<()> {
     // The largest pods come first, one after the other: a smaller pod could take the only GPU that is large enough for a
     // larger one.
     for (name, units) in names.iter().zip(units.iter().rev()) {
-        world.start(PodBuilder::units(name, units).on(&node.name)).await?;
+        world.start_units(name, units, &node.name).await?;
     }
     for name in &names {
         world.delete(name).await?;
@@ -93,7 +95,7 @@ async fn counted_once(world: &mut World, node: &str, units: u64) -> Result<()> {
         others.pop();
     }
     let next = others.last().copied().unwrap_or_default();
-    world.create_units("beside", &next.to_string(), node).await?;
+    world.create_units("beside", next, node).await?;
     // It is placed beside one whose device is not known.
     world.until_bound("beside").await?;
     for name in ["beside", "direct"] {
@@ -150,6 +152,7 @@ async fn remove(world: &World, name: &str, prefix: &str) -> Result<u64> {
     version(&removed).context("the pod has no version")
 }
 
+/// The resource version of a pod as a number, which grows with each change.
 fn version(pod: &Pod) -> Option<u64> {
     pod.resource_version()?.parse().ok()
 }

@@ -32,7 +32,6 @@ const REFUSAL: &str = "test-refuses-bindings";
 /// Pause between pods that arrive during a rollout.
 const ARRIVAL: Duration = Duration::from_millis(250);
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_replicas(world, replicas):
     "leader-killed" => leader_killed,
         "the leader of two replicas killed with bindings in flight: the other goes on, nothing is lost or doubled";
@@ -46,15 +45,15 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_replicas
         "both replicas replaced while pods arrive: none waits, and webhooks answer for each";
 };
 
-/// An action on replicas.
+/// The function of a scenario, which gets the replicas.
 type ReplicaAction = for<'a> fn(&'a mut World, &'a mut Replicas) -> BoxFuture<'a, Result<()>>;
 
-/// Puts replicas in the place of the cluster's only scheduler for a while.
-async fn with_replicas(world: &mut World, deed: ReplicaAction) -> Result<()> {
+/// Runs a scenario with replicas in the place of the cluster's own scheduler.
+async fn with_replicas(world: &mut World, scenario: ReplicaAction) -> Result<()> {
     let cluster = world.cluster()?;
     cluster.scheduler.kill().await;
     let mut replicas = Replicas::start(cluster).await?;
-    deed(world, &mut replicas).await?;
+    scenario(world, &mut replicas).await?;
     replicas.end().await?;
     let cluster = world.cluster()?;
     cluster.scheduler.restart().await?;
@@ -97,12 +96,8 @@ async fn leader_killed(world: &mut World, replicas: &mut Replicas) -> Result<()>
 async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()> {
     let node = world.gpu_node(1)?;
     let room = node.units.iter().min().copied().unwrap_or_default();
-    for (idx, units) in node.units.iter().enumerate().skip(1) {
-        // All GPUs but one are taken.
-        world
-            .start(PodBuilder::units(&format!("holder-{idx}"), units).on(&node.name))
-            .await?;
-    }
+    // All GPUs but one are taken.
+    world.fill_gpus("holder", &node, 1).await?;
     let late = world
         .pods
         .create(&PodBuilder::units("late", room).scheduler(NO_SCHEDULER))
@@ -126,9 +121,7 @@ async fn leader_paused(world: &mut World, replicas: &mut Replicas) -> Result<()>
     replicas.process(&leader)?.pause().await?;
     let bind = breaking::bind_late(client, url, &late, &node.name);
     replicas.until_led_by_another_than(&leader).await?;
-    world
-        .start(PodBuilder::units("prompt", room).on(&node.name))
-        .await?;
+    world.start_units("prompt", room, &node.name).await?;
     replicas.process(&leader)?.resume()?;
     breaking::ensure_not_bound(world, &late, bind).await?;
     world.verify().await?;

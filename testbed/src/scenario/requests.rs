@@ -31,6 +31,7 @@ const EXCLUDED: &str = "exclude each other";
 const MIXED: &str = "use the resources of one dialect only";
 const UNEVEN: &str = "does not divide evenly over koordinator.sh/gpu.shared";
 
+/// Every form of request with its expected results.
 const FORMS: &[RequestForm] = &[
     (
         "memory",

@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use proto::resource::{GPU_CORE, GPU_COUNT, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
 use serde_json::{Value, json};
 
-use super::old_nodes::until_extender_shows;
-use super::{ScenarioEntry, World};
+use super::old_nodes::{has_gpus, until_extender_shows};
+use super::{DEVICES, ScenarioEntry, World};
 use kit::apiserver::ApiObjects;
 use kit::kube_scheduler::SchedulingOutcome;
 use kit::pod_fields::node_of;
@@ -29,8 +29,6 @@ const GIB_OF_FULL: u32 = 4;
 /// The pod's memory: more than one GPU of a full node has, and less than all its GPUs have together, so that
 /// kube-scheduler's own filters let the pod pass.
 const ASKED: &str = "20Gi";
-
-const DEVICES: &str = "devices.scheduling.koordinator.sh";
 
 fn full_node_name(idx: u32) -> String {
     format!("full-{idx:03}")
@@ -64,12 +62,7 @@ async fn create_full_nodes(world: &mut World) -> Result<()> {
         objects.create(DEVICES, full_device(&name))?;
     }
     // Watches show objects in the order of their creation: with the last node, the extender knows all.
-    until_extender_shows(world, &full_node_name(N_FULL - 1), "all nodes", |node| {
-        node.get("totalGPU")
-            .and_then(Value::as_u64)
-            .is_some_and(|total| total > 0)
-    })
-    .await
+    until_extender_shows(world, &full_node_name(N_FULL - 1), "all nodes", has_gpus).await
 }
 
 /// Removes the nodes without room that are there.
@@ -87,12 +80,8 @@ async fn sampled_nodes(world: &mut World) -> Result<()> {
     create_full_nodes(world).await?;
     world.cluster()?.start_sampling_kube_scheduler().await?;
     world.cluster()?.past_attempts();
-    world
-        .start(PodBuilder::new(
-            "large",
-            &[(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)],
-        ))
-        .await?;
+    let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, ASKED)];
+    world.start(PodBuilder::new("large", &limits)).await?;
     let node = node_of(&world.pod("large")?).map(str::to_owned);
     ensure!(
         node.as_deref() == Some("n1"),

@@ -14,7 +14,6 @@ use kit::pods::PodBuilder;
 /// Pods that are created in each step of a scenario.
 const N_PODS: usize = 4;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_second(world, second):
     "second-killed" => containers_killed,
         "a second kube-scheduler with two pods, each container killed: binds resume, and nothing is doubled";
@@ -27,12 +26,12 @@ pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! { within with_second(w
 /// The function of a scenario, which gets the second scheduler.
 type SchedulerAction = for<'a> fn(&'a mut World, &'a mut SecondScheduler) -> BoxFuture<'a, Result<()>>;
 
-/// Puts a second kube-scheduler in the place of the cluster's only extender for a while.
-async fn with_second(world: &mut World, deed: SchedulerAction) -> Result<()> {
+/// Runs a scenario with a second kube-scheduler, and its extenders, in the place of the cluster's own extender.
+async fn with_second(world: &mut World, scenario: SchedulerAction) -> Result<()> {
     let cluster = world.cluster()?;
     cluster.scheduler.kill().await;
     let mut second = SecondScheduler::start(cluster).await?;
-    deed(world, &mut second).await?;
+    scenario(world, &mut second).await?;
     second.end()?;
     let cluster = world.cluster()?;
     cluster.scheduler.restart().await?;

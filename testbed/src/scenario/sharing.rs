@@ -1,6 +1,6 @@
 //! Actions of users: requests of every form, refused requests, pods that wait for room, and pods that come and go.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use proto::record::{MEM_CONTAINER, MEM_IDX, MEM_POD};
 use proto::resource::{GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED};
@@ -49,12 +49,8 @@ async fn gpushare_pod(world: &mut World) -> Result<()> {
 
 /// A pod by bytes of memory runs on one GPU.
 async fn koordinator_pod(world: &mut World) -> Result<()> {
-    world
-        .start(PodBuilder::new(
-            "bytes",
-            &[(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")],
-        ))
-        .await?;
+    let limits = [(GPU_SHARED, "1"), (GPU_MEMORY, "1Gi")];
+    world.start(PodBuilder::new("bytes", &limits)).await?;
     let devices = world.minors("bytes")?;
     ensure!(devices.len() == 1, "it has {devices:?}");
     Ok(())
@@ -62,12 +58,8 @@ async fn koordinator_pod(world: &mut World) -> Result<()> {
 
 /// A pod of two devices has two GPUs.
 async fn two_devices(world: &mut World) -> Result<()> {
-    world
-        .start(PodBuilder::new(
-            "two",
-            &[(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")],
-        ))
-        .await?;
+    let limits = [(GPU_SHARED, "2"), (GPU_MEMORY, "2Gi"), (GPU_CORE, "20")];
+    world.start(PodBuilder::new("two", &limits)).await?;
     let devices = world.minors("two")?;
     ensure!(devices.len() == 2, "it has {devices:?}");
     Ok(())
@@ -102,14 +94,11 @@ async fn ratio_and_core(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     let third: &[(&str, &str)] = &[(GPU_SHARED, "1"), (GPU_MEMORY_RATIO, "33"), (GPU_CORE, "33")];
     let n_fit = node.units.len() * 3;
-    for idx in 0..n_fit {
-        world
-            .create(PodBuilder::new(&format!("third-{idx}"), third).on(&node.name))
-            .await?;
+    let names: Vec<String> = (0..n_fit).map(|idx| format!("third-{idx}")).collect();
+    for name in &names {
+        world.create(PodBuilder::new(name, third).on(&node.name)).await?;
     }
-    world
-        .until_all_run(&(0..n_fit).map(|idx| format!("third-{idx}")).collect::<Vec<_>>())
-        .await?;
+    world.until_all_run(&names).await?;
     world
         .create(PodBuilder::new("one-more", third).on(&node.name))
         .await?;
@@ -138,10 +127,8 @@ async fn many_gpus_at_once(world: &mut World) -> Result<()> {
 /// Requests that fit no GPU or break a rule are refused, each with its reason; a sound pod runs.
 async fn refusals(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
-    let too_large = (node.units.iter().max().copied().unwrap_or(0) + 1).to_string();
-    world
-        .create(PodBuilder::units("too-large", too_large).on(&node.name))
-        .await?;
+    let too_large = node.units.iter().max().copied().unwrap_or(0) + 1;
+    world.create_units("too-large", too_large, &node.name).await?;
     world
         .until_refused("too-large", "larger than the node's GPUs")
         .await?;
@@ -171,9 +158,7 @@ async fn coming_and_going(world: &mut World) -> Result<()> {
         let mut names = Vec::new();
         for (idx, units) in node.units.iter().enumerate() {
             let name = format!("whole-{round}-{idx}");
-            world
-                .create(PodBuilder::units(&name, units).on(&node.name))
-                .await?;
+            world.create_units(&name, units, &node.name).await?;
             names.push(name);
         }
         world.until_all_run(&names).await?;
@@ -190,11 +175,11 @@ async fn coming_and_going(world: &mut World) -> Result<()> {
 async fn waiting_for_room(world: &mut World) -> Result<()> {
     let node = world.gpu_node(2)?;
     for (idx, units) in node.units.iter().enumerate() {
-        let (most, rest) = (units - 2, 2.min(*units));
-        world
-            .start(PodBuilder::units(&format!("fill-{idx}"), most).on(&node.name))
-            .await?;
-        ensure!(rest == 2, "GPU {idx} of {} is too small for this", node.name);
+        let all_but_two = units
+            .checked_sub(2)
+            .with_context(|| format!("GPU {idx} of {} is too small for this", node.name))?;
+        let name = format!("fill-{idx}");
+        world.start_units(&name, all_but_two, &node.name).await?;
     }
     // Two units are left on each GPU: their sum passes kube-scheduler's own fit check, so that only the extender refuses the pod.
     world.create_units("waits", "3", &node.name).await?;

@@ -8,7 +8,6 @@ use super::{DEADLINE, ScenarioEntry, World};
 use kit::pods::PodBuilder;
 use kit::vendor_plugin::NVIDIA_GPU;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(super) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "vendor-ours" => vendor_ours,
         "our plugin serves nvidia.com/gpu: whole and shared pods on one node, each on GPUs of its own";
@@ -25,15 +24,17 @@ pub(super) const THEIRS: &str = "theirs";
 /// Node whose first two GPUs are shared and whose last one is the vendor's.
 pub(super) const DIVIDED: &str = "divided";
 
+/// A pod of whole GPUs by the vendor's resource.
 pub(super) fn whole(name: &str, n_gpus: usize, node: &str) -> PodBuilder {
     PodBuilder::new(name, &[(NVIDIA_GPU, &n_gpus.to_string())]).on(node)
 }
 
+/// A pod of a percentage of one GPU.
 pub(super) fn share(name: &str, ratio: &str, node: &str) -> PodBuilder {
     PodBuilder::share(name, ratio).on(node)
 }
 
-/// Waits until kubelet's node offers `n` of the vendor's resource.
+/// Waits until kubelet, and then the node's status, has `n_gpus` of the vendor's resource.
 pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) -> Result<()> {
     let kubelet = world.node(node)?.kubelet();
     let offered = |kubelet: &kit::kubelet::Kubelet| {
@@ -42,13 +43,8 @@ pub(super) async fn until_offered(world: &mut World, node: &str, n_gpus: usize) 
             .get(NVIDIA_GPU)
             .is_some_and(|(_, healthy)| *healthy == n_gpus)
     };
-    kubelet
-        .expect_until(
-            DEADLINE,
-            format!("{node} offers not {n_gpus} {NVIDIA_GPU}"),
-            offered,
-        )
-        .await?;
+    let failure = format!("{node} offers not {n_gpus} {NVIDIA_GPU}");
+    kubelet.expect_until(DEADLINE, failure, offered).await?;
     let text = n_gpus.to_string();
     let shows = |snapshot: &kit::observer::ClusterSnapshot| {
         let allocatable = snapshot.nodes.get(node)?.status.as_ref()?.allocatable.as_ref()?;

@@ -54,10 +54,9 @@ fn rule_breakers() -> [(PodBuilder, &'static str); 3] {
 /// rule are created too; the plugin refuses the one that is bound past the scheduler, and the filter the others.
 async fn webhooks_away(world: &mut World) -> Result<()> {
     world.cluster()?.scheduler.kill().await;
-    let share = PodBuilder::share("gpu", 10);
     for (name, spec) in [
         ("ordinary", PodBuilder::new("ordinary", &[])),
-        ("gpu", share),
+        ("gpu", PodBuilder::share("gpu", 10)),
         ("units", PodBuilder::units("units", 1)),
     ] {
         let began = Instant::now();

@@ -1,6 +1,7 @@
 //! The cluster of a scenario: its pods, its view of the API, and the parts that it may break.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -10,6 +11,7 @@ use k8s_openapi::api::core::v1::{Event, Namespace, Pod};
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, ResourceExt};
+use proto::device::Device;
 use proto::record::MEM_ASSIGNED;
 use serde_json::json;
 use tracing::warn;
@@ -275,12 +277,21 @@ impl World {
     }
 
     /// Creates a pod that requests memory units on one node, and waits until it runs.
-    pub(super) async fn start_units(&self, name: &str, units: &str, node: &str) -> Result<Pod> {
+    pub(super) async fn start_units(&self, name: &str, units: impl Display, node: &str) -> Result<Pod> {
         self.start(PodBuilder::units(name, units).on(node)).await
     }
 
+    /// Starts pods `<prefix>-<idx>` on a node, each of all units of one of its GPUs; the first `n_left` GPUs get none.
+    pub(super) async fn fill_gpus(&self, prefix: &str, node: &GpuNode, n_left: usize) -> Result<()> {
+        for (idx, units) in node.units.iter().enumerate().skip(n_left) {
+            let name = format!("{prefix}-{idx}");
+            self.start_units(&name, units, &node.name).await?;
+        }
+        Ok(())
+    }
+
     /// Creates a pod that requests memory units on one node.
-    pub(super) async fn create_units(&self, name: &str, units: &str, node: &str) -> Result<Pod> {
+    pub(super) async fn create_units(&self, name: &str, units: impl Display, node: &str) -> Result<Pod> {
         self.create(PodBuilder::units(name, units).on(node)).await
     }
 
@@ -379,6 +390,12 @@ impl World {
         pod.with_context(|| format!("there is no pod {name}"))
     }
 
+    /// The Device object of a node, as the watches have shown it last.
+    pub(super) fn device(&self, node: &str) -> Result<Device> {
+        let device = self.observer.now().devices.remove(node);
+        device.context("the node has no Device object")
+    }
+
     /// The minor numbers of the GPUs in a pod's record.
     pub(super) fn minors(&self, name: &str) -> Result<Vec<i32>> {
         let record = invariants::record(&self.pod(name)?);
@@ -442,11 +459,12 @@ impl World {
         }
     }
 
+    /// Deletes all pods of the namespace and waits until they are gone, at most for the usual deadline.
     pub(super) async fn clear(&self) -> Result<()> {
         self.clear_within(DEADLINE).await
     }
 
-    /// Deletes all pods of the namespace and waits until they are gone.
+    /// The same with another deadline.
     pub(super) async fn clear_within(&self, deadline: Duration) -> Result<()> {
         self.pods.delete_all().await?;
         let prefix = self.key("");
@@ -502,6 +520,7 @@ impl World {
         Ok(names)
     }
 
+    /// [`Self::until_running`] for names that are owned.
     pub(super) async fn until_all_run(&self, names: &[String]) -> Result<()> {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.until_running(&names).await

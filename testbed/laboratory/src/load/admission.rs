@@ -135,17 +135,15 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
     console.step("starting the testbed");
     let starts = Starts::default();
     let entered = Arc::clone(&starts);
+    let (inject, plugin_args) = match args.mode {
+        InjectionMode::Cdi => ("cdi", Vec::new()),
+        // Without eviction a wrong pod would wait for ever in this mode.
+        InjectionMode::Envvar => ("envvar", vec!["--evict=mismatch".to_owned()]),
+    };
     let node = NodeSetup {
         started: StartHook::new(move |start| entered.lock().push((start.spent, start.refusals.len()))),
-        inject: match args.mode {
-            InjectionMode::Cdi => "cdi",
-            InjectionMode::Envvar => "envvar",
-        },
-        // A wrong pod would wait for ever in this mode.
-        plugin_args: match args.mode {
-            InjectionMode::Cdi => Vec::new(),
-            InjectionMode::Envvar => vec!["--evict=mismatch".to_owned()],
-        },
+        inject,
+        plugin_args,
         // Pods of the last round may still be terminating when the next ones arrive.
         max_pods: args.pods + 10,
         ..NodeSetup::new("n1", &vec![GIB_OF_GPU * 1024; usize::from(args.gpus)])
@@ -162,7 +160,7 @@ pub async fn admission(console: &Console, args: &AdmissionArgs) -> Result<Admitt
     for round in 0..args.rounds {
         console.step(&format!("round {} of {}", round + 1, args.rounds));
         per_second.push(fill(&mut cluster, args, round).await?);
-        wrong.extend(look(&mut cluster)?);
+        wrong.extend(problems(&mut cluster)?);
         if args.rest == 0 || round + 1 < args.rounds {
             delete_all(&cluster, &names(args, round)).await?;
         }
@@ -245,7 +243,7 @@ async fn fill(cluster: &mut LocalCluster, args: &AdmissionArgs, round: u32) -> R
 }
 
 /// The problems at this moment: refused pods, containers with wrong devices, GPUs whose sums do not add up.
-fn look(cluster: &mut LocalCluster) -> Result<Vec<String>> {
+fn problems(cluster: &mut LocalCluster) -> Result<Vec<String>> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let mut wrong = invariants::held_amounts(&snapshot, &invariants::NONE_EXCUSED).violations;
     for container in cluster.node("n1")?.kubelet().containers() {

@@ -10,7 +10,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{CONCURRENCY, PERCENTS, Rig, fleet, quantiles, until_it_binds};
+use super::{CONCURRENCY, PERCENTS, Rig, empty_api_server, fleet, quantiles, until_it_binds};
 use crate::replay::portion::float;
 use kit::console::Console;
 use kit::http_client::HttpClient;
@@ -62,32 +62,25 @@ pub(super) async fn run(console: &Console, args: &BindArgs) -> Result<bool> {
 
 impl BindMeasurement {
     /// The cells of the table's row.
-    fn row(&self) -> Vec<String> {
-        let slowest = self
-            .each_second
-            .iter()
-            .min()
-            .map_or_else(|| "-".to_owned(), u32::to_string);
-        let counts = [self.nodes, self.pods].map(|n| n.to_string());
-        let times = [
+    fn row(&self) -> [String; 13] {
+        let slowest = self.each_second.iter().min();
+        let [p50, p90, p99, longest] = self.millis.map(|millis| format!("{millis:.2}"));
+        let [scheduler, testbed] = self.cpu_micros.map(|micros| format!("{micros:.0}"));
+        [
+            self.nodes.to_string(),
+            self.pods.to_string(),
             format!("{:.2}", self.ready_seconds),
             self.rss_mib.map(|mib| format!("{mib:.0}")).join(" > "),
-        ];
-        let millis = self.millis.map(|millis| format!("{millis:.2}"));
-        let [scheduler, testbed] = self.cpu_micros.map(|micros| format!("{micros:.0}"));
-        let rates = [
+            p50,
+            p90,
+            p99,
+            longest,
             format!("{:.0}", self.per_second),
-            slowest,
+            slowest.map_or_else(|| "-".to_owned(), u32::to_string),
             scheduler,
             testbed,
             format!("{:.0}", self.floor_per_second),
-        ];
-        counts
-            .into_iter()
-            .chain(times)
-            .chain(millis)
-            .chain(rates)
-            .collect()
+        ]
     }
 }
 
@@ -96,7 +89,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
     console.step(&format!("{} bindings without a scheduler", args.pods));
     let floor = floor(args).await?;
     console.step(&format!("making {} nodes and {} pods", args.nodes, args.pods));
-    let (api, dir) = Rig::start().await?;
+    let (api, dir) = empty_api_server().await?;
     fleet::fill(api.objects(), args.nodes, 0, 0)?;
     let pending = fleet::pending(api.objects(), args.nodes, args.pods)?;
     console.step("starting the scheduler");
@@ -139,7 +132,7 @@ async fn bind(console: &Console, args: &BindArgs) -> Result<BindMeasurement> {
 
 /// Measures the bindings per second of an API server that has nothing else to do.
 async fn floor(args: &BindArgs) -> Result<f64> {
-    let (api, _dir) = Rig::start().await?;
+    let (api, _dir) = empty_api_server().await?;
     fleet::fill(api.objects(), args.nodes, 0, 0)?;
     let client = HttpClient::new();
     let pods = format!("{}/api/v1/namespaces/{}/pods", api.url(), fleet::NAMESPACE);
@@ -208,6 +201,7 @@ impl Done {
         })
     }
 
+    /// Answers per second.
     fn per_second(&self) -> f64 {
         float(self.at.len()) / self.took.as_secs_f64()
     }
@@ -230,6 +224,7 @@ impl Rig {
     }
 }
 
+/// Processor time that this process has used.
 fn own_cpu_seconds() -> Result<f64> {
     cpu_seconds_of(&std::fs::read_to_string("/proc/self/stat").context("cannot read /proc")?)
 }

@@ -16,7 +16,7 @@ use super::preemptors::{self, Preemptors};
 use super::requests::PreparedRequests;
 use super::throughput::Throughput;
 use super::viewers::Viewers;
-use super::{PERCENTS, Rig, fleet, growth, quantiles};
+use super::{PERCENTS, Rig, empty_api_server, fleet, growth, quantiles};
 use crate::replay::portion::float;
 use kit::console::Console;
 use kit::http_client::HttpClient;
@@ -29,7 +29,7 @@ const N_DIFFERENT: usize = 40;
 
 /// `--hint-ttl`: how long the scheduler keeps room for a pod after filter; about the time until kube-scheduler
 /// binds. Pods of this load are never bound.
-const HINT: &str = "20ms";
+pub(super) const HINT: &str = "20ms";
 
 /// `laboratory load filter`.
 #[derive(Clone, Debug, Args)]
@@ -124,7 +124,7 @@ pub(super) async fn run(console: &Console, args: &FilterArgs) -> Result<bool> {
 
 impl FilterMeasurement {
     /// The cells of the table's row.
-    fn row(&self) -> Vec<String> {
+    fn row(&self) -> [String; 18] {
         let millis = |millis: f64| format!("{millis:.3}");
         let [p50, p90, p99, max] = self.millis;
         let [floor, ..] = self.floor_millis;
@@ -134,8 +134,10 @@ impl FilterMeasurement {
             self.binds_per_second,
             if self.failed_binds > 0 { " (some fail)" } else { "" }
         );
-        let counts = [self.nodes, self.pods, self.names].map(|n| n.to_string());
-        let rest = [
+        [
+            self.nodes.to_string(),
+            self.pods.to_string(),
+            self.names.to_string(),
             format!("{:.0}", float(self.request_bytes) / 1024.0),
             millis(p50),
             millis(p90),
@@ -155,8 +157,7 @@ impl FilterMeasurement {
                 .map(Throughput::cell)
                 .collect::<Vec<_>>()
                 .join(", "),
-        ];
-        counts.into_iter().chain(rest).collect()
+        ]
     }
 }
 
@@ -164,7 +165,7 @@ impl FilterMeasurement {
 async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<Vec<FilterMeasurement>> {
     let n_pods = args.pods.min(n_nodes * fleet::MOST_PODS);
     console.step(&format!("making {n_nodes} nodes and {n_pods} pods"));
-    let (api, dir) = Rig::start().await?;
+    let (api, dir) = empty_api_server().await?;
     fleet::fill(api.objects(), n_nodes, n_pods, args.pod_bytes)?;
     let preemptors = match args.preemptors {
         0 => Vec::new(),
@@ -246,6 +247,7 @@ async fn cluster(console: &Console, args: &FilterArgs, n_nodes: u32) -> Result<V
     Ok(measured)
 }
 
+/// The latencies of requests to the scheduler and to the baseline, and the sizes of the last request and answer.
 struct FilterAnswers {
     latencies: Vec<Duration>,
     /// By step of the baseline server.
@@ -264,6 +266,7 @@ struct Client {
 }
 
 impl Client {
+    /// Measures requests of `n_names` names each; gives the client back, which a thread owns meanwhile.
     async fn ask(mut self, n_names: u32, n_requests: u32) -> Result<(Self, FilterAnswers)> {
         // A blocking client: an async one would add its own scheduling to every latency.
         tokio::task::spawn_blocking(move || self.ask_blocking(n_names, n_requests).map(|asked| (self, asked)))

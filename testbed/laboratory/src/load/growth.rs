@@ -117,8 +117,8 @@ fn memory_and_start(clusters: &[&FilterMeasurement]) -> Result<String> {
         let (_, highest) = extent(heights(&curves));
         panels.push(CurvePanel {
             heading: heading.to_owned(),
-            x: Axis::Even(0.0..widest),
-            y: Axis::Even(0.0..highest),
+            x: Axis::Linear(0.0..widest),
+            y: Axis::Linear(0.0..highest),
             curves,
         });
     }

@@ -107,6 +107,7 @@ impl InjectionResult {
 }
 
 /// A node, and what was observed there.
+#[derive(Default)]
 struct WatchedNode {
     node: String,
     starts: Arc<Mutex<Vec<ContainerStart>>>,
@@ -126,15 +127,6 @@ struct InjectionCounts {
 }
 
 impl WatchedNode {
-    fn new(node: String) -> Self {
-        Self {
-            node,
-            starts: Arc::default(),
-            standing: VecDeque::new(),
-            seen: InjectionCounts::default(),
-        }
-    }
-
     /// The node's setup: its plugin, and a hook that records every start of a container.
     fn setup(&self, args: &InjectionArgs) -> NodeSetup {
         let starts = Arc::clone(&self.starts);
@@ -163,7 +155,10 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Inject
     console.step("starting the testbed");
     let mut nodes = Vec::new();
     for number in 1..=args.nodes {
-        nodes.push(WatchedNode::new(format!("n{number}")));
+        nodes.push(WatchedNode {
+            node: format!("n{number}"),
+            ..WatchedNode::default()
+        });
     }
     let setups = nodes.iter().map(|watched| watched.setup(args)).collect();
     let mut cluster = LocalCluster::start(ClusterSpec {
@@ -174,14 +169,8 @@ pub async fn injection(console: &Console, args: &InjectionArgs) -> Result<Inject
     for watched in &mut nodes {
         console.step(&format!("{}: {STANDING} containers that stay", watched.node));
         let names = numbered(&format!("{}-s", watched.node), STANDING);
-        start_together(
-            &mut cluster,
-            &watched.node,
-            &names,
-            |name| unit_on(&watched.node, name),
-            0,
-        )
-        .await?;
+        let spec = |name: &String| PodBuilder::units(name, 1).on(&watched.node);
+        start_together(&mut cluster, &watched.node, &names, spec, 0).await?;
         watched.standing = names.into();
         // The starts of the first filling are not measured.
         watched.take_starts();
@@ -212,26 +201,16 @@ fn numbered(prefix: &str, n: u32) -> Vec<String> {
 async fn burst(cluster: &mut LocalCluster, watched: &mut WatchedNode, round: u64) -> Result<()> {
     // Names of pods are never used twice, so that a leftover of a former pod is not taken for something of a new pod.
     let names = numbered(&format!("{}-r{round}-", watched.node), BURST);
-    start_together(
-        cluster,
-        &watched.node,
-        &names,
-        |name| unit_on(&watched.node, name),
-        round,
-    )
-    .await?;
-    look(cluster, watched)?;
+    let spec = |name: &String| PodBuilder::units(name, 1).on(&watched.node);
+    start_together(cluster, &watched.node, &names, spec, round).await?;
+    count_burst(cluster, watched)?;
     watched.standing.extend(names);
     let leaving: Vec<String> = watched.standing.drain(..usize::try_from(BURST)?).collect();
     delete_all(cluster, &leaving).await
 }
 
-fn unit_on(node: &str, name: &str) -> PodBuilder {
-    PodBuilder::units(name, 1).on(node)
-}
-
-/// Compares what the containers of a burst got with their CDI specs and with the records of their pods.
-fn look(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
+/// Compares the devices of a burst's containers with their CDI specs and with the records of their pods, and counts the results.
+fn count_burst(cluster: &mut LocalCluster, watched: &mut WatchedNode) -> Result<()> {
     let snapshot = ClusterSnapshot::of(cluster.api().objects());
     let dirs = cluster.node(&watched.node)?.kubelet().config().cdi_dirs.clone();
     let dir = dirs.last().context("the node has no directory of CDI specs")?;
@@ -319,6 +298,7 @@ struct WrittenNode {
     path: String,
 }
 
+/// Returns true for the device file of a GPU, such as `/dev/nvidia0`.
 fn is_gpu(node: &str) -> bool {
     node.strip_prefix("/dev/nvidia")
         .is_some_and(|rest| rest.parse::<u32>().is_ok())

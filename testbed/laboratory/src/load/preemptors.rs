@@ -60,6 +60,7 @@ impl Preemptors {
     }
 }
 
+/// Sends the filter requests, each about all nodes, one for each pod in [`BACK_OFF`].
 async fn run(pods: &[Value], url: &str, n_nodes: u32) -> Result<()> {
     let names: Vec<String> = (0..n_nodes).map(fleet::node_name).collect();
     let client = HttpClient::new();

@@ -100,11 +100,8 @@ pub(super) async fn run(console: &Console, args: &ScheduleArgs) -> Result<bool> 
         return Ok(true);
     }
     let turns = schedule(console, &client, args).await?;
-    let medians = args
-        .schedulers
-        .iter()
-        .filter_map(|scheduler| median(&turns, scheduler));
-    let medians: Vec<Turn> = medians.collect();
+    let median_of = |scheduler: &String| median(&turns, scheduler);
+    let medians: Vec<Turn> = args.schedulers.iter().filter_map(median_of).collect();
     let heads = "SCHEDULER,ROUND,PODS,CREATED s,BOUND s,PODS/s,TO FIRST";
     let n_pods = args.n_pods();
     let values = json!({"nodes": args.nodes, "assigned": n_pods, "pod_bytes": args.pod_bytes, "turns": turns, "medians": medians});

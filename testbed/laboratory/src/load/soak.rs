@@ -34,7 +34,7 @@ const ARRIVAL: Duration = Duration::from_millis(500);
 const N_PAGES: usize = 4;
 /// Time between two scrapes, and between two questions of a reader.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The part of the time before the memory counts: caches fill, and allocators take what they keep.
+/// The first of this many equal parts of the time does not count: caches fill, and allocators take what they keep.
 const WARMING: usize = 6;
 /// The most MiB that the memory may rise in an hour.
 const MOST_RISE: f64 = 1.0;
@@ -88,13 +88,6 @@ fn rise_per_hour(points: &[(f64, f64)]) -> f64 {
 }
 
 impl Course {
-    fn of(daemon: &'static str) -> Self {
-        Self {
-            daemon,
-            samples: Vec::new(),
-        }
-    }
-
     /// Notes what the daemon uses now.
     fn sample(&mut self, daemon: &Daemon, since: Instant) -> Result<()> {
         let usage = ProcessUsage::of(daemon.pid().context("a daemon has ended")?)?;
@@ -186,10 +179,10 @@ async fn soak(console: &Console, args: &SoakArgs) -> Result<Vec<Course>> {
         load.spawn(ask(format!("http://{health}/metrics"), None));
     }
     let since = Instant::now();
-    let mut courses = vec![
-        Course::of("gpushare-scheduler"),
-        Course::of("gpushare-device-plugin"),
-    ];
+    let mut courses = ["gpushare-scheduler", "gpushare-device-plugin"].map(|daemon| Course {
+        daemon,
+        samples: Vec::new(),
+    });
     let mut ticks = interval(SAMPLE);
     for n in 0..=args.minutes * 6 {
         ticks.tick().await;
@@ -205,7 +198,7 @@ async fn soak(console: &Console, args: &SoakArgs) -> Result<Vec<Course>> {
     }
     load.shutdown().await;
     cluster.stop().await?;
-    Ok(courses)
+    Ok(courses.into())
 }
 
 /// The scheduler, and the plugin of the only node.
@@ -271,8 +264,8 @@ fn plot(courses: &[Course]) -> Result<String> {
         }
         panels.push(CurvePanel {
             heading: course.daemon.to_owned(),
-            x: Axis::Even(0.0..longest),
-            y: Axis::Even(0.0..highest),
+            x: Axis::Linear(0.0..longest),
+            y: Axis::Linear(0.0..highest),
             curves: vec![curve],
         });
     }

@@ -16,16 +16,15 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::{interval, sleep};
 
+use super::filter::HINT;
 use super::kept_connection::KeptConnection;
 use super::requests::PreparedRequests;
-use super::{Rig, fleet, quantiles, times};
+use super::{Rig, empty_api_server, fleet, quantiles, times};
 use kit::apiserver::ApiObjects;
 use kit::console::Console;
 use kit::pods::set;
 use proto::closed_gpus::CLOSED_GPUS;
 
-/// `--hint-ttl`, as for `laboratory load filter`: the pods of this load are never bound.
-const HINT: &str = "20ms";
 /// Names in one request, as kube-scheduler sends for 5,000 nodes.
 const N_NAMES: usize = 500;
 /// Bytes of each Pod object.
@@ -115,7 +114,7 @@ pub(super) async fn run(console: &Console, args: &StormArgs) -> Result<bool> {
 /// Fills a cluster, and measures the scheduler before a storm, in it and after it.
 async fn measure(console: &Console, args: &StormArgs, storm: StormKind) -> Result<StormMeasurement> {
     console.step(&format!("making {} nodes for {storm:?}", args.nodes));
-    let (api, dir) = Rig::start().await?;
+    let (api, dir) = empty_api_server().await?;
     fleet::fill(
         api.objects(),
         args.nodes,
@@ -257,6 +256,7 @@ struct SteadyClient {
 }
 
 impl SteadyClient {
+    /// Starts the client on a thread of its own.
     fn start(rig: &Rig, n_nodes: u32) -> Result<Self> {
         let mut requests = PreparedRequests::new((0..n_nodes).map(fleet::node_name), POD_BYTES)?;
         let mut connection = KeptConnection::to(rig.address)?;

@@ -61,6 +61,7 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
+    /// Runs all callers at the same time; returns the sum of their requests per second.
     fn per_second(&self, callers: u32) -> Result<f64> {
         thread::scope(|scope| {
             let threads: Vec<_> = (0..callers)

@@ -87,6 +87,7 @@ impl Verbs {
     }
 }
 
+/// The filter verb; notes the time that it takes.
 async fn filter(State(verbs): State<Arc<Verbs>>, body: Bytes) -> Result<Vec<u8>, (StatusCode, String)> {
     let began = Instant::now();
     let answer = filter::answer(&verbs.extender, &body, began).map_err(refusal)?;
@@ -167,7 +168,7 @@ impl<'w> Engine<'w> {
         self.show()
     }
 
-    /// kube-scheduler writes the condition of a pod that it found no node for.
+    /// Writes the condition by which kube-scheduler says that it found no node for the pod.
     pub fn refuse(&mut self, message: &str) -> Result<()> {
         let condition =
             json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});
@@ -175,7 +176,7 @@ impl<'w> Engine<'w> {
         self.show()
     }
 
-    /// The watches show the pod. In a cluster they do a little later.
+    /// Shows the pod to both schedulers; in a cluster their watches do so a little later.
     fn show(&mut self) -> Result<()> {
         self.pod = read(&self.shown)?;
         self.kube.put_pod(&self.pod);
@@ -199,7 +200,7 @@ impl<'w> Engine<'w> {
         self.kube.find(&self.pod).await.map_err(|error| anyhow!(error))
     }
 
-    /// kube-scheduler's choice by these scores.
+    /// kube-scheduler's choice among nodes with these scores, by index.
     pub fn select(&mut self, scores: &[(usize, i64)]) -> Result<Option<usize>> {
         let mut named = Vec::with_capacity(scores.len());
         for (node, score) in scores {

@@ -5,19 +5,19 @@
 use std::collections::HashMap;
 
 use super::occupancy::NodeUse;
-use super::portion::real;
+use super::portion::{float, real};
 use super::world::ReplayInput;
 
 /// The percentage of all pods that typical ones cover.
 const COVER_PERCENT: usize = 95;
 
-/// A kind of pod that comes often: its request, and its frequency.
+/// A kind of pod that comes often: its request in the units of [`ReplayPod`](super::world::ReplayPod), and the part of all
+/// typical pods that are of this kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TypicalPod {
     cpu: i64,
     gpus: usize,
     milli: i64,
-    /// As [`ReplayPod::eligible`](super::world::ReplayPod::eligible).
     eligible: Option<usize>,
     frequency: f64,
 }
@@ -45,12 +45,11 @@ pub fn typical_pods(world: &ReplayInput) -> Vec<TypicalPod> {
             gpus,
             milli,
             eligible,
-            frequency: real(i64::try_from(n).unwrap_or(0)),
+            frequency: float(n),
         });
     }
-    let total = real(i64::try_from(covered).unwrap_or(0).max(1));
     for kind in &mut typical {
-        kind.frequency /= total;
+        kind.frequency /= float(covered);
     }
     typical
 }

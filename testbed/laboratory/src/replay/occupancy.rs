@@ -106,12 +106,12 @@ impl FreeRoom {
         self.allocated_milli
     }
 
-    /// A pod comes to a node.
+    /// Takes the room of a pod that comes to a node.
     pub fn put(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare]) {
         self.change(node, pod, parts, 1);
     }
 
-    /// A pod leaves a node.
+    /// Gives back the room of a pod that leaves a node.
     pub fn remove(&mut self, node: usize, pod: &ReplayPod, parts: &[GpuShare]) {
         self.change(node, pod, parts, -1);
     }

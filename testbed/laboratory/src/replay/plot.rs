@@ -69,8 +69,8 @@ pub fn curves(title: &str, measure: PlottedValue, summaries: &[&Summary]) -> Res
         }
         panels.push(CurvePanel {
             heading: format!("condition {condition}"),
-            x: Axis::Even(first..last),
-            y: Axis::Even(lowest..highest),
+            x: Axis::Linear(first..last),
+            y: Axis::Linear(lowest..highest),
             curves,
         });
     }

@@ -12,7 +12,7 @@ use kit::dice::dice;
 use rand::RngExt;
 use serde::Serialize;
 
-use super::portion::{percent, portion, real};
+use super::portion::{float, percent, portion, real};
 use super::summary::Summary;
 
 /// The priority of high pods; all others have 0.
@@ -35,7 +35,7 @@ pub enum Evictions {
     Both,
 }
 
-/// The pods of a run by the index of their arrival, and those among them that wait.
+/// The pods of a run, which methods name by the index of their arrival (`at`), and those among them that wait.
 #[derive(Debug)]
 pub struct Queue {
     /// The evictions for high pods.
@@ -91,7 +91,7 @@ impl Queue {
         }
     }
 
-    /// A pod arrives and waits. Its name and the seed decide whether it is high.
+    /// Adds a pod that arrives and waits. Its name and the seed decide whether it is high.
     pub fn add(&mut self, seed: u64, name: &str, demand: i64, now: i64) {
         let is_high = dice(seed, &["priority", name]).random_range(0..ONE_OF) == 0;
         let priority = if is_high { HIGH } else { 0 };
@@ -119,7 +119,7 @@ impl Queue {
         self.waiting.iter().map(|(_, at)| *at).collect()
     }
 
-    /// A waiting pod is placed.
+    /// Notes that a waiting pod is placed.
     pub fn start(&mut self, at: usize, now: i64) {
         if let Some(pod) = self.pods.get_mut(at) {
             self.waiting.remove(&(Reverse(pod.priority), at));
@@ -128,7 +128,7 @@ impl Queue {
         }
     }
 
-    /// A pod is evicted from this node, and waits again.
+    /// Notes that a pod is evicted from this node, and waits again.
     pub fn evict(&mut self, at: usize, node: usize, now: i64) {
         if let Some(pod) = self.pods.get_mut(at) {
             self.waiting.insert((Reverse(pod.priority), at));
@@ -177,26 +177,21 @@ pub fn render(summaries: &[Summary]) -> String {
     let mut results = table(HEADS.split(','));
     for summary in summaries {
         let waits: Vec<&Waits> = summary.runs.iter().filter_map(|run| run.waits.as_ref()).collect();
-        let n = real(i64::try_from(waits.len()).unwrap_or(0));
-        let mean = |value: &dyn Fn(&Waits) -> f64| waits.iter().map(|waits| value(waits)).sum::<f64>() / n;
+        let mut sums = [0.0; 9];
+        for waits in &waits {
+            let evicted = 1000.0 * (float(waits.evicted) / float(waits.placed.max(1)));
+            let others = [evicted, waits.lost_percent, float(waits.left)];
+            let values = waits.high_hours.iter().chain(&waits.other_hours).chain(&others);
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += value;
+            }
+        }
         let mut cells = vec![
             summary.list.clone(),
             summary.policy.clone(),
             summary.conditions.clone(),
         ];
-        let count = |n: usize| i64::try_from(n).unwrap_or(0);
-        let values = [
-            mean(&|waits| waits.high_hours[0]),
-            mean(&|waits| waits.high_hours[1]),
-            mean(&|waits| waits.high_hours[2]),
-            mean(&|waits| waits.other_hours[0]),
-            mean(&|waits| waits.other_hours[1]),
-            mean(&|waits| waits.other_hours[2]),
-            mean(&|waits| 1000.0 * portion(count(waits.evicted), count(waits.placed))),
-            mean(&|waits| waits.lost_percent),
-            mean(&|waits| real(count(waits.left))),
-        ];
-        cells.extend(values.map(|value| format!("{value:.2}")));
+        cells.extend(sums.map(|sum| format!("{:.2}", sum / float(waits.len()))));
         results.add_row(cells);
     }
     results.to_string()

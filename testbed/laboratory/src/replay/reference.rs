@@ -76,6 +76,7 @@ impl<'w> Chooser<'w> {
             return Ok(Vec::new());
         };
         let kind = self.kinds.get(pod_at).copied().unwrap_or(0);
+        // The scores are taken out of `self`, which `score_node` borrows, and put back below.
         let mut known = self.known.get_mut(kind).map(std::mem::take).unwrap_or_default();
         let mut results = Vec::with_capacity(nodes.len());
         for node in nodes {
@@ -121,11 +122,8 @@ impl<'w> Chooser<'w> {
             // A placeholder: `score` draws a number for each request, which must not be cached.
             Reference::Random => 0,
             Reference::Fgd => {
-                let scores = self
-                    .scored_choices(at, free, pod)
-                    .into_iter()
-                    .map(|(score, _)| score);
-                scores.max().unwrap_or(0)
+                let choices = self.scored_choices(at, free, pod);
+                choices.iter().map(|(score, _)| *score).max().unwrap_or(0)
             }
         }))
     }

@@ -150,6 +150,7 @@ fn arrivals(job: Job<'_>, demand: Option<i64>) -> Vec<Arrival> {
     arrivals
 }
 
+/// A run under way; its methods name a pod by the index of its arrival (`at`).
 struct ReplayRun<'w> {
     job: Job<'w>,
     engine: Engine<'w>,
@@ -263,15 +264,17 @@ impl<'w> ReplayRun<'w> {
         pod.context("there is no such pod")
     }
 
-    /// The rank of a pod, where ranks matter.
+    /// The rank of a pod in a run with evictions or plans, which choose pods by their ranks; `None` in other runs.
     fn rank(&self, at: usize, now: i64) -> Option<PodRank> {
         let priority = match &self.queue {
             Some(queue) => queue.priority(at),
             None if self.job.joins.is_empty() => return None,
             None => 0,
         };
-        let started = now;
-        Some(PodRank { priority, started })
+        Some(PodRank {
+            priority,
+            started: now,
+        })
     }
 
     /// Places the engine's current pod; returns false if it fits nowhere.
@@ -282,7 +285,7 @@ impl<'w> ReplayRun<'w> {
             return Ok(false);
         };
         self.occupancy.put(node, pod, &parts);
-        self.measure(node);
+        self.update_fragment(node);
         self.n_placed += 1;
         // All invariants of a large cluster take longer than hundreds of placements.
         if self.n_placed.is_multiple_of(self.job.check_every) {
@@ -294,8 +297,8 @@ impl<'w> ReplayRun<'w> {
         Ok(true)
     }
 
-    /// Places a pod of the queue if it fits on one of these nodes, which have new room, or if pods may be evicted from them.
-    /// Evicted pods are placed elsewhere, or wait.
+    /// Places a pod of the queue if it fits on one of these nodes, which have new room, or once pods are evicted from one of them
+    /// for it. Evicted pods are placed elsewhere, or wait.
     async fn seat(&mut self, arrivals: &[Arrival], at: usize, nodes: &[usize], now: i64) -> Result<()> {
         let arrival = arrivals.get(at).context("there is no such pod")?;
         let pod = self.pod(arrival)?;
@@ -322,7 +325,7 @@ impl<'w> ReplayRun<'w> {
         Ok(())
     }
 
-    /// Tries to place one pod of the queue.
+    /// Tries once to place a pod of the queue, without evictions; returns false if it fits nowhere.
     async fn seat_one(&mut self, arrivals: &[Arrival], at: usize, now: i64) -> Result<bool> {
         let arrival = arrivals.get(at).context("there is no such pod")?;
         let pod = self.pod(arrival)?;
@@ -347,7 +350,7 @@ impl<'w> ReplayRun<'w> {
         Ok(())
     }
 
-    /// Evicts pods from one of these nodes so that the engine's current pod, which is `pod`, fits there.
+    /// Evicts pods from one of these nodes so that the engine's current pod, which is `pod`, fits there; returns the evicted pods.
     fn evict_for(
         &mut self,
         arrivals: &[Arrival],
@@ -405,7 +408,7 @@ impl<'w> ReplayRun<'w> {
         };
         self.occupancy.remove(node, pod, &parts);
         self.engine.delete(pod, arrival);
-        self.measure(node);
+        self.update_fragment(node);
         Ok(Some(node))
     }
 
@@ -501,7 +504,7 @@ impl<'w> ReplayRun<'w> {
     }
 
     /// Updates `fragments` and their sum after a change of one node.
-    fn measure(&mut self, node: usize) {
+    fn update_fragment(&mut self, node: usize) {
         let (Some(free), Some(known)) = (self.occupancy.node(node), self.fragments.get_mut(node)) else {
             return;
         };

@@ -111,7 +111,7 @@ impl Summary {
     /// The last five cells of the line: means over the runs of unplaced pods, sample refusals, missed pods, filter and run times.
     fn work(&self) -> [String; 5] {
         if self.runs.is_empty() {
-            return [(); 5].map(|()| absent());
+            return std::array::from_fn(|_| absent());
         }
         let micros = match self.mean(|run| run.filter_micros) {
             micros if micros > 0.0 => format!("{micros:.0}"),
@@ -131,6 +131,7 @@ impl Summary {
     }
 }
 
+/// The mean of some values, and their standard deviation as that of a sample.
 fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     let n = float(values.len());
     let mean = values.iter().sum::<f64>() / n.max(1.0);
@@ -151,31 +152,26 @@ pub fn render(summaries: &[Summary]) -> String {
             summary.conditions.clone(),
             summary.runs.len().to_string(),
             end.map_or_else(absent, |spread| spread.offered.to_string()),
-            allocated(end),
-            fragment(end),
-            allocated(summary.at(ALLOCATED_AT)),
+            end.map_or_else(absent, allocated),
+            end.map_or_else(absent, fragment),
+            summary.at(ALLOCATED_AT).map_or_else(absent, allocated),
         ];
-        cells.extend(FRAGMENT_AT.map(|at| fragment(summary.at(at))));
+        cells.extend(FRAGMENT_AT.map(|at| summary.at(at).map_or_else(absent, fragment)));
         cells.extend(summary.work());
         results.add_row(cells);
     }
     results.to_string()
 }
 
+/// A cell without a value.
 fn absent() -> String {
     "-".to_owned()
 }
 
-fn allocated(spread: Option<&AllocationSpread>) -> String {
-    match spread {
-        Some(spread) => format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd),
-        None => absent(),
-    }
+fn allocated(spread: &AllocationSpread) -> String {
+    format!("{:.2} ±{:.2}", spread.allocated, spread.allocated_sd)
 }
 
-fn fragment(spread: Option<&AllocationSpread>) -> String {
-    match spread {
-        Some(spread) => format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd),
-        None => absent(),
-    }
+fn fragment(spread: &AllocationSpread) -> String {
+    format!("{:.2} ±{:.2}", spread.fragment, spread.fragment_sd)
 }

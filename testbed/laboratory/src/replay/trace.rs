@@ -144,6 +144,7 @@ fn parse<T>(text: &str, parse: impl Fn(TraceRow<'_>) -> Result<T>) -> Result<Vec
     rows.collect()
 }
 
+/// The cells of one line, and the names of the columns.
 struct TraceRow<'a> {
     heads: &'a [&'a str],
     cells: Vec<&'a str>,

@@ -31,6 +31,7 @@ struct Disturbance {
 }
 
 impl Disturbance {
+    /// Ends the faults: held watches send what they held back.
     fn end(self) {
         drop(self.watches);
         self.faults.into_iter().for_each(Injected::remove);
@@ -61,11 +62,9 @@ pub(super) async fn batch(runner: &mut Runner, batch: &Batch) -> Result<()> {
         .note_pods(ClusterSnapshot::of(runner.cluster.api().objects()).pods);
     let n_expected = delete_early(runner, batch, &mut disturbance).await?;
     disrupt_before_admission(runner, batch).await?;
-    let n_calls = runner.node(batch.node)?.kubelet().counts().allocate_calls;
-    runner
-        .node(batch.node)?
-        .kubelet()
-        .release(batch.order, batch.order_seed);
+    let kubelet = runner.node(batch.node)?.kubelet();
+    let n_calls = kubelet.counts().allocate_calls;
+    kubelet.release(batch.order, batch.order_seed);
     disrupt_during_admission(runner, batch, n_calls, n_expected).await?;
     disturbance.end();
     runner.until_gone(&batch.deleted).await?;
@@ -93,7 +92,6 @@ async fn create(runner: &Runner, batch: &Batch) -> Result<()> {
 fn disturb(runner: &Runner, batch: &Batch) -> Disturbance {
     let faults = runner.cluster.api().faults();
     let patches = |resource: &str| Matching::requests("patch", resource).times(N_FAULTS);
-    let bindings = || Matching::requests("create", "pods/binding").times(N_FAULTS);
     match batch.meanwhile {
         Disruption::PluginWatchLags => Disturbance {
             watches: Some(faults.hold_watches_of(PLUGIN_USER, "pods")),
@@ -112,8 +110,9 @@ fn disturb(runner: &Runner, batch: &Batch) -> Disturbance {
         }
         Disruption::RepliesLost => {
             let lose = |matching| faults.inject(matching, Fault::DropReply);
+            let bindings = Matching::requests("create", "pods/binding").times(N_FAULTS);
             Disturbance {
-                faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings())],
+                faults: vec![lose(patches("devices")), lose(patches("pods")), lose(bindings)],
                 ..Disturbance::default()
             }
         }
@@ -183,7 +182,8 @@ async fn disrupt_before_admission(runner: &mut Runner, batch: &Batch) -> Result<
     Ok(())
 }
 
-/// Performs the disruptions that happen while kubelet admits the pods.
+/// Performs the disruptions that happen while kubelet admits the pods, `n_expected` in number; `n_calls` is the number of
+/// Allocate calls before.
 async fn disrupt_during_admission(
     runner: &mut Runner,
     batch: &Batch,

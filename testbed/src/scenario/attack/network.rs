@@ -20,7 +20,6 @@ use kit::daemons::Invocation;
 use kit::kubelet::Kubelet;
 use kit::polling;
 
-/// The scenarios of this file, for the table of all scenarios.
 pub(in crate::scenario) const SCENARIOS: &[ScenarioEntry] = scenarios! {
     "connections-flooded" => connections_flooded,
         "ten thousand connections from four addresses leave no probe, filter or review without an answer";
@@ -144,15 +143,9 @@ async fn plugin_flooded(world: &mut World) -> Result<()> {
             .get(GPU_MEM)
             .is_some_and(|(_, healthy)| *healthy > 0)
     };
-    world
-        .node(&name)?
-        .kubelet()
-        .expect_until(
-            REGISTERED,
-            format!("the plugin has not registered within {REGISTERED:?}"),
-            offers_units,
-        )
-        .await?;
+    let kubelet = world.node(&name)?.kubelet();
+    let failure = format!("the plugin has not registered within {REGISTERED:?}");
+    kubelet.expect_until(REGISTERED, failure, offers_units).await?;
     world.start_units("flooded", "1", &name).await?;
     drop(held);
     world.node(&name)?.restart_plugin().await
@@ -204,6 +197,7 @@ async fn connections_held(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// Opens a TLS connection to the scheduler.
 async fn connect(
     mut connector: Connector,
     url: &str,

@@ -71,6 +71,7 @@ fn pending_or_refused(words: &'static str) -> [Expected; 2] {
     [Waits(NO_ROOM), Refused(words)]
 }
 
+/// The environment of a container that sets the variable by which NVIDIA's runtime shows GPUs.
 fn visible(value: &str) -> Value {
     json!([{"name": VISIBLE_DEVICES, "value": value}])
 }
@@ -78,6 +79,7 @@ fn visible(value: &str) -> Value {
 /// The `ConfigMap` whose entries a pod takes as its environment.
 const MAP: &str = "visible";
 
+/// A pod that requests nothing.
 fn plain(name: &str) -> PodBuilder {
     PodBuilder::new(name, &[])
 }
@@ -431,9 +433,7 @@ async fn tenant_reuses(world: &mut World) -> Result<()> {
     let node = world.gpu_node(1)?;
     let all = node.units.first().copied().unwrap_or_default();
     for units in [all, 1, all] {
-        world
-            .start(PodBuilder::units("reused", units).on(&node.name))
-            .await?;
+        world.start_units("reused", units, &node.name).await?;
         let log = world.log("reused", "main").await?;
         let amount = format!("{MEM_CONTAINER}={units}\n");
         ensure!(log.contains(&amount), "{units} units: no {amount:?} in {log}");
@@ -443,6 +443,7 @@ async fn tenant_reuses(world: &mut World) -> Result<()> {
     Ok(())
 }
 
+/// Tries the requests with extreme amounts and sizes.
 async fn tenant_asks(world: &mut World) -> Result<()> {
     for attempt in at_amounts() {
         try_attempt(world, attempt).await?;

@@ -242,17 +242,15 @@ async fn until_restarted(trial: &mut Trial, pod: &str) -> Result<()> {
         return trial.world.restart_container(&node, pod).await;
     }
     let key = trial.world.key(pod);
-    let count = |snapshot: &ClusterSnapshot| {
-        let statuses = container_statuses(snapshot.pods.get(&key)?)
-            .cloned()
-            .collect::<Vec<_>>();
-        statuses.into_iter().next()
+    let status_of = |snapshot: &ClusterSnapshot| {
+        let mut statuses = container_statuses(snapshot.pods.get(&key)?);
+        statuses.next().cloned()
     };
-    let before = count(&trial.world.observer.now())
+    let before = status_of(&trial.world.observer.now())
         .context("the pod has no status")?
         .restart_count;
     let again = |snapshot: &ClusterSnapshot| {
-        let status = count(snapshot)?;
+        let status = status_of(snapshot)?;
         let ended = status.last_state.and_then(|state| state.terminated);
         (status.restart_count > before).then_some(ended.map_or(0, |ended| ended.exit_code))
     };

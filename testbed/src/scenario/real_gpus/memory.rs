@@ -34,7 +34,8 @@ fn level(trial: &Trial) -> Result<String> {
     Ok(level.unwrap_or_else(|| "none".to_owned()))
 }
 
-/// Runs a pod that allocates and fills so many bytes.
+/// Runs a pod with this share that allocates and fills `bytes`. For HAMi-core (`is_hami`) it has the label and asks for bytes, not
+/// for memory units.
 async fn allocate(trial: &Trial, name: &str, share: u64, bytes: u64, is_hami: bool) -> Result<Answers> {
     let (units, share) = (trial.gpu.units(share).to_string(), share.to_string());
     let limits = if is_hami {

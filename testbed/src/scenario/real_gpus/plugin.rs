@@ -9,13 +9,14 @@ use kube::ResourceExt;
 use kube::api::{Api, LogParams};
 
 use crate::scenario::World;
-use crate::scenario::breaking::{NAME_LABEL, PLUGIN};
+use crate::scenario::breaking::{NAME_LABEL, PLUGIN, is_named};
 use kit::cluster::SimulatedNode;
 use kit::pod_fields::node_of;
 
 /// The port of the metrics in `deploy/base`.
 const METRICS_PORT: u16 = 8081;
 
+/// The beginnings of the plugin's series that are read.
 const BUILD_INFO: &str = "gpushare_device_plugin_build_info{";
 const USED: &str = "gpushare_device_plugin_container_memory_used_bytes{";
 const OF_CONTAINERS: &str = "gpushare_device_plugin_container_memory_";
@@ -92,10 +93,7 @@ impl NodePlugin<'_> {
     /// The pod of the plugin.
     fn pod(self) -> Result<Pod> {
         let snapshot = self.world.observer.now();
-        let is_plugin = |pod: &Pod| {
-            let name = pod.labels().get(NAME_LABEL);
-            name.is_some_and(|name| name == PLUGIN) && node_of(pod) == Some(self.node)
-        };
+        let is_plugin = |pod: &Pod| is_named(pod, PLUGIN) && node_of(pod) == Some(self.node);
         let found = snapshot.pods.into_values().find(is_plugin);
         found.with_context(|| format!("no pod on {} has the label {NAME_LABEL}={PLUGIN}", self.node))
     }
@@ -106,6 +104,7 @@ impl NodePlugin<'_> {
 pub(super) struct PluginMetrics(pub(super) String);
 
 impl PluginMetrics {
+    /// The plugin's version, by its build information.
     pub(super) fn version(&self) -> Option<&str> {
         let line = self.0.lines().find(|line| line.starts_with(BUILD_INFO))?;
         let (_, rest) = line.split_once("version=\"")?;

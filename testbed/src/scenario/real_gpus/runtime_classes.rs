@@ -37,12 +37,8 @@ async fn runtime_classes(trial: &mut Trial) -> Result<Finding> {
         Ok(classes) => classes.items,
         Err(error) => return Ok(Finding::not_run(format!("cannot list RuntimeClasses: {error}"))),
     };
-    let is_of_nvidia = |class: &RuntimeClass| class.handler.starts_with(HANDLERS);
-    let names: Vec<String> = classes
-        .iter()
-        .filter(|class| is_of_nvidia(class))
-        .map(ResourceExt::name_any)
-        .collect();
+    let of_nvidia = classes.iter().filter(|class| class.handler.starts_with(HANDLERS));
+    let names: Vec<String> = of_nvidia.map(ResourceExt::name_any).collect();
     if names.is_empty() {
         return Ok(Finding::not_run(
             "the cluster has no RuntimeClass whose handler is NVIDIA's runtime",

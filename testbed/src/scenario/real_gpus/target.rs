@@ -139,13 +139,10 @@ impl NodeVersions {
         let info = status
             .and_then(|status| status.node_info.clone())
             .unwrap_or_default();
-        let labels = snapshot.devices.get(node).map(|device| device.labels().clone());
+        let device = snapshot.devices.get(node);
         let label = |key: &str| {
-            labels
-                .as_ref()
-                .and_then(|labels| labels.get(key))
-                .cloned()
-                .unwrap_or_default()
+            let label = device.and_then(|device| device.labels().get(key));
+            label.cloned().unwrap_or_default()
         };
         Self {
             node: node.to_owned(),

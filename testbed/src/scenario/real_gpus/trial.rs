@@ -36,6 +36,7 @@ pub(super) struct Finding {
 }
 
 impl Finding {
+    /// The observation of a scenario that passes.
     pub(super) fn new(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -43,6 +44,7 @@ impl Finding {
         }
     }
 
+    /// The result of a scenario that could not run.
     pub(super) fn not_run(reason: impl Into<String>) -> Self {
         Self {
             not_run: Some(reason.into()),

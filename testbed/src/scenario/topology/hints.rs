@@ -43,13 +43,8 @@ async fn all_adapters(world: &mut World) -> Result<()> {
         .start(PodBuilder::new("one", &[(RDMA, "100")]).on(PAIRED))
         .await?;
     let used = minors(&one, "rdma")?;
-    world
-        .create(adapters(
-            "all",
-            "100",
-            &json!({"allocateStrategy": "ApplyForAll"}),
-        ))
-        .await?;
+    let every = json!({"allocateStrategy": "ApplyForAll"});
+    world.create(adapters("all", "100", &every)).await?;
     world.until_refused("all", NO_DEVICE).await?;
     world.delete("one").await?;
     world.until_running(&["all"]).await?;
@@ -61,14 +56,8 @@ async fn all_adapters(world: &mut World) -> Result<()> {
     ensure_shown(world, "all").await?;
     world.verify().await?;
     world.delete("all").await?;
-    let selector = json!({"matchLabels": {"fabric": "b"}});
-    let half = world
-        .start(adapters(
-            "half",
-            "100",
-            &json!({"selector": selector, "allocateStrategy": "ApplyForAll"}),
-        ))
-        .await?;
+    let of_fabric = json!({"selector": {"matchLabels": {"fabric": "b"}}, "allocateStrategy": "ApplyForAll"});
+    let half = world.start(adapters("half", "100", &of_fabric)).await?;
     ensure_minors(&half, "rdma", &[4, 5, 6, 7])?;
     ensure_shown(world, "half").await
 }
@@ -123,16 +112,9 @@ async fn gpu_scope(world: &mut World) -> Result<()> {
     let pair = minors(&pair, "gpu")?;
     ensure!(matches!(*pair, [one, other] if one / 2 == other / 2), "{pair:?}");
     let four = world.start(scoped("four", "4", "NUMANode")).await?;
-    ensure!(
-        minors(&four, "gpu")?
-            .iter()
-            .map(|minor| minor / 4)
-            .collect::<BTreeSet<_>>()
-            .len()
-            == 1,
-        "{:?}",
-        minors(&four, "gpu")?
-    );
+    let four = minors(&four, "gpu")?;
+    let numa_nodes: BTreeSet<i32> = four.iter().map(|minor| minor / 4).collect();
+    ensure!(numa_nodes.len() == 1, "{four:?}");
     world.create(scoped("eight", "4", "NUMANode")).await?;
     world.until_refused("eight", "nodes are available").await?;
     world.verify().await?;
@@ -146,21 +128,11 @@ async fn hint_refusals(world: &mut World) -> Result<()> {
     world
         .until_breaks_rule(unknown, "none of ApplyForAll, RequestsAsCount")
         .await?;
-    world
-        .create(adapters(
-            "labels",
-            "1",
-            &json!({"selector": {"matchLabels": {"fabric": "c"}}}),
-        ))
-        .await?;
+    let of_no_adapter = json!({"selector": {"matchLabels": {"fabric": "c"}}});
+    world.create(adapters("labels", "1", &of_no_adapter)).await?;
     world.until_refused("labels", NO_DEVICE).await?;
-    world
-        .create(adapters(
-            "too-many",
-            "9",
-            &json!({"allocateStrategy": "RequestsAsCount"}),
-        ))
-        .await?;
+    let by_count = json!({"allocateStrategy": "RequestsAsCount"});
+    world.create(adapters("too-many", "9", &by_count)).await?;
     world.until_refused("too-many", NO_DEVICE).await?;
     // A pod with `exclusivePolicy` shares its adapters with no other pod, whichever of them comes first.
     let alone = json!({"exclusivePolicy": "DeviceLevel", "allocateStrategy": "RequestsAsCount"});

@@ -29,10 +29,8 @@ fn four_gpus_and_adapter(name: &str, node: &str, scope: Option<&str>, hint: Opti
     if let (Some(scope), Some(joint)) = (scope, joint.as_object_mut()) {
         joint.insert("requiredScope".to_owned(), json!(scope));
     }
-    let annotations: Vec<(&str, Value)> = [(JOINT, joint)]
-        .into_iter()
-        .chain(hint.map(|hint| (HINT, hint)))
-        .collect();
+    let mut annotations = vec![(JOINT, joint)];
+    annotations.extend(hint.map(|hint| (HINT, hint)));
     annotated(
         PodBuilder::new(name, &[(NVIDIA_GPU, "4"), (RDMA, "1")]).on(node),
         &annotations,
@@ -91,11 +89,8 @@ async fn same_switch(world: &mut World) -> Result<()> {
     let taken = world
         .start(PodBuilder::new("adapters", &[(RDMA, "500")]).on(PAIRED))
         .await?;
-    ensure!(
-        minors(&taken, "rdma")?.len() == 5,
-        "{:?}",
-        minors(&taken, "rdma")?
-    );
+    let taken = minors(&taken, "rdma")?;
+    ensure!(taken.len() == 5, "{taken:?}");
     world
         .create(four_gpus_and_adapter("together", PAIRED, Some("SamePCIe"), None))
         .await?;
@@ -109,43 +104,27 @@ async fn same_switch(world: &mut World) -> Result<()> {
 
 /// A pod that has its PCIe switches to itself shares none of their adapters.
 async fn joint_exclusive(world: &mut World) -> Result<()> {
-    let alone = || json!({"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}});
+    let alone = |name: &str| {
+        let hint = json!({"rdma": {"vfSelector": {}, "exclusivePolicy": "PCIeLevel"}});
+        four_gpus_and_adapter(name, PAIRED, Some("SamePCIe"), Some(hint))
+    };
     let sharing = || {
         annotated(
             PodBuilder::new("sharing", &[(RDMA, "1")]).on(PAIRED),
             &[(HINT, json!({"rdma": {"vfSelector": {}}}))],
         )
     };
-    let first = world
-        .start(four_gpus_and_adapter(
-            "alone-0",
-            PAIRED,
-            Some("SamePCIe"),
-            Some(alone()),
-        ))
-        .await?;
+    let first = world.start(alone("alone-0")).await?;
     let adapters = four_pairs(&first)?;
     let functions = virtual_functions_of(&first)?;
     ensure!(functions.len() == 4, "{functions:?}");
     ensure_shown(world, "alone-0").await?;
     // A sharing pod that came first keeps an exclusive pod away, too.
-    let other = world.start(sharing()).await?;
-    ensure!(
-        minors(&other, "rdma")?
-            .iter()
-            .all(|minor| !adapters.contains(minor)),
-        "{:?} and {adapters:?}",
-        minors(&other, "rdma")?
-    );
+    let other = minors(&world.start(sharing()).await?, "rdma")?;
+    let is_apart = other.iter().all(|minor| !adapters.contains(minor));
+    ensure!(is_apart, "{other:?} and {adapters:?}");
     ensure_shown(world, "sharing").await?;
-    world
-        .create(four_gpus_and_adapter(
-            "alone-1",
-            PAIRED,
-            Some("SamePCIe"),
-            Some(alone()),
-        ))
-        .await?;
+    world.create(alone("alone-1")).await?;
     world.until_refused("alone-1", APART).await?;
     world.delete("sharing").await?;
     world.until_running(&["alone-1"]).await?;

@@ -19,9 +19,8 @@ pub(super) const FUNCTIONS_PER_ADAPTER: u32 = 2;
 /// The nodes of all these machines.
 pub(in crate::scenario) fn nodes() -> Vec<NodeSetup> {
     let adapters = (0..8).map(|at| adapter(at, at)).collect();
-    let table = partitions();
     let machine = [
-        ("gpuPartitions".to_owned(), table),
+        ("gpuPartitions".to_owned(), partitions()),
         ("gpuPartitionPolicy".to_owned(), json!("Honor")),
     ];
     vec![

@@ -47,50 +47,22 @@ async fn partitions(world: &mut World) -> Result<()> {
 /// The annotation about partitions: a pod may insist on the best partition or on a bandwidth.
 async fn partition_spec(world: &mut World) -> Result<()> {
     // The example of the proposal.
-    let example = world
-        .start(insisting(
-            "example",
-            "1",
-            json!({"allocatePolicy": "Restricted", "ringBusBandwidth": "200Gi"}),
-        ))
-        .await?;
-    ensure!(
-        minors(&example, "gpu")?.iter().all(|minor| *minor < 4),
-        "{:?}",
-        minors(&example, "gpu")?
-    );
-    world
-        .start(insisting("best", "2", json!({"allocatePolicy": "Restricted"})))
-        .await?;
+    let spec = json!({"allocatePolicy": "Restricted", "ringBusBandwidth": "200Gi"});
+    let example = world.start(insisting("example", "1", spec)).await?;
+    let example = minors(&example, "gpu")?;
+    ensure!(example.iter().all(|minor| *minor < 4), "{example:?}");
+    let restricted = json!({"allocatePolicy": "Restricted"});
+    world.start(insisting("best", "2", restricted.clone())).await?;
     // The remaining partition of two has a lower score, and half of the bandwidth, so that a restricted pod has to wait.
-    world
-        .create(insisting(
-            "restricted",
-            "2",
-            json!({"allocatePolicy": "Restricted"}),
-        ))
-        .await?;
+    world.create(insisting("restricted", "2", restricted)).await?;
     world.until_refused("restricted", APART).await?;
-    world
-        .create(insisting(
-            "fast",
-            "2",
-            json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "300Gi"}),
-        ))
-        .await?;
+    let spec = json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "300Gi"});
+    world.create(insisting("fast", "2", spec)).await?;
     world.until_refused("fast", APART).await?;
-    let content = world
-        .start(insisting(
-            "content",
-            "2",
-            json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "200Gi"}),
-        ))
-        .await?;
-    ensure!(
-        minors(&content, "gpu")?.iter().all(|minor| *minor >= 4),
-        "{:?}",
-        minors(&content, "gpu")?
-    );
+    let spec = json!({"allocatePolicy": "BestEffort", "ringBusBandwidth": "200Gi"});
+    let content = world.start(insisting("content", "2", spec)).await?;
+    let content = minors(&content, "gpu")?;
+    ensure!(content.iter().all(|minor| *minor >= 4), "{content:?}");
     world.verify().await?;
     // The pod `fast` waits for the same GPUs and could take them first, so it is deleted before `best`.
     world.delete("fast").await?;

@@ -59,6 +59,7 @@ pub(super) struct BindingWatch {
 }
 
 impl BindingWatch {
+    /// Starts the watch, and waits until it has listed the pods that are there.
     pub(super) async fn watch(client: &Client) -> Result<Self> {
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let (sender, shown) = watch::channel(BindingLog::default());

@@ -141,6 +141,7 @@ pub(super) fn of_load(pod: Value, label: &str) -> Value {
     pod
 }
 
+/// The object with this load's label and no other.
 fn labelled(mut object: Value, label: &str) -> Value {
     set_in(&mut object, "metadata", "labels", json!({LABEL: label}));
     object

@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::load::Rig;
+use crate::load::{Rig, empty_api_server};
 use kit::cluster::{default_deploy, user_client};
 use kit::kube_scheduler::{KubeScheduler, Options, SchedulerConfiguration};
 
@@ -30,7 +30,7 @@ fn configuration(name: &str) -> SchedulerConfiguration {
 /// The real scheduler beside none, with the testbed's model of kube-scheduler in the place of the real one.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_per_second_are_measured_with_and_without_the_extender() {
-    let (api, dir) = Rig::start().await.unwrap();
+    let (api, dir) = empty_api_server().await.unwrap();
     let client = user_client(&api, dir.path(), "admin", &["system:masters"])
         .await
         .unwrap();
