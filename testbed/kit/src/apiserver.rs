@@ -57,7 +57,7 @@ pub use self::status::ApiError;
 use self::access::{Audit, Tokens};
 use self::http::Server;
 
-/// The number of past changes per resource that lists and watches can start from; a start before them gets 410.
+/// The number of changes that the server keeps for each resource; a list or watch that starts before them gets 410.
 const EVENT_WINDOW: usize = 50_000;
 
 /// Settings of an API server.
@@ -79,7 +79,7 @@ impl ApiServerConfig {
     }
 }
 
-/// A running API server. Dropping this handle stops the server, which does not wait for running requests.
+/// A running API server. Dropping this handle stops the server without waiting for running requests.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -102,7 +102,7 @@ impl ApiServer {
         let server = Arc::new(Server {
             objects,
             tokens: Tokens::new(config.tokens),
-            audit: Audit::new(),
+            audit: Audit::default(),
             faults: Faults::new(),
             stopping: CancellationToken::new(),
         });

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -70,8 +69,6 @@ pub struct ClusterSpec {
     pub nodes: Vec<NodeSetup>,
     /// The directory `deploy/` of the repository.
     pub deploy: PathBuf,
-    /// Further flags of `gpushare-scheduler`.
-    pub scheduler_args: Vec<String>,
     /// Settings of the webhooks, if they are installed.
     pub webhooks: Option<WebhookSpec>,
     /// Resources, besides those of the shipped configuration, that the scheduling loop asks the extender about.
@@ -90,7 +87,6 @@ impl ClusterSpec {
         Self {
             nodes,
             deploy: default_deploy(),
-            scheduler_args: Vec::new(),
             webhooks: None,
             managed: Vec::new(),
             schedulers: Vec::new(),
@@ -192,12 +188,11 @@ impl LocalCluster {
         .flag("--listen", &listen)
         .flag("--health-listen", &health_address)
         .flag("--read-listen", &read_address)
-        .kubeconfig(&kubeconfig)
-        .args(spec.scheduler_args);
+        .kubeconfig(&kubeconfig);
         if let Some(webhooks) = &webhooks {
             invocation = invocation.args(webhooks.args());
         }
-        // With webhooks the scheduler makes its own certificates and keeps them in a Secret.
+        // With webhooks the scheduler makes the authority that issues the client certificate below.
         let scheduler = Daemon::start(invocation, &crashes)?;
         let configuration = SchedulerConfiguration::read(&spec.deploy.join(CONFIGURATION))?;
         let mut configuration = match &webhooks {
@@ -271,8 +266,8 @@ impl LocalCluster {
         }
     }
 
-    /// Waits until the scheduler's own view of a node, as `inspect` shows it, is as wanted: its watches may be behind what
-    /// the API server shows, and behind one another.
+    /// Waits until the scheduler's `inspect` shows a node for which `condition` is true; `what` is that condition in words. The
+    /// scheduler's watches may be behind the API server, and behind one another.
     pub async fn until_scheduler_shows(
         &self,
         node: &str,
@@ -331,7 +326,7 @@ impl LocalCluster {
         &self.api
     }
 
-    /// A client with all rights.
+    /// A client of the API server with all rights.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -341,10 +336,9 @@ impl LocalCluster {
         &self.observer
     }
 
-    /// A kubeconfig for kubectl, which sends no token over plain HTTP: it leads to a second port of loopback where the
-    /// same objects are served to everybody on this machine.
+    /// A kubeconfig for kubectl, which sends no token over plain HTTP: it leads to a second server of the same objects, which
+    /// asks for none, and which every user of this machine can reach.
     pub async fn kubeconfig(&mut self) -> Result<PathBuf> {
-        // kubectl refuses to send a token in the clear.
         let door = ApiServer::start_with(ApiServerConfig::loopback(), self.api.objects().clone()).await?;
         let path = kubeconfig_path(self.dir.path(), "kubectl");
         door.kubeconfig(&path, ADMIN)
@@ -353,8 +347,7 @@ impl LocalCluster {
         Ok(path)
     }
 
-    /// Writes a file of Prometheus' `file_sd_configs` with the daemons that serve metrics; those of the scheduler do it at these
-    /// addresses.
+    /// Writes a file of Prometheus' `file_sd_configs`: the schedulers' metrics at these addresses, and those of every plugin.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -380,7 +373,7 @@ impl LocalCluster {
         &self.deploy
     }
 
-    /// True if the directory with all logs is left behind when the cluster ends.
+    /// With `keep`, the directory of all files is left behind when the cluster ends.
     pub fn keep_files(&mut self, keep: bool) {
         self.dir.disable_cleanup(keep);
     }
@@ -435,7 +428,7 @@ impl LocalCluster {
         Ok(HttpClient::by(connector))
     }
 
-    /// A client of the scheduler's that shows no certificate; the scheduler must serve over TLS.
+    /// A client of the scheduler that shows no certificate; the scheduler must serve over TLS.
     pub fn scheduler_reader(&self) -> Result<HttpClient> {
         let webhooks = self
             .webhooks
@@ -481,11 +474,10 @@ impl LocalCluster {
 
     /// Starts the scheduling loop of a cluster without gpushare, in place of the one that runs.
     pub async fn start_bare_kube_scheduler(&mut self) -> Result<()> {
-        let with = self.configuration.clone();
-        // The next start of the scheduling loop uses the usual configuration again.
-        self.configuration = with.clone().without_extenders();
+        // The next start of the scheduling loop uses the extenders again.
+        let extenders = std::mem::take(&mut self.configuration.extenders);
         let started = self.start_kube_scheduler().await;
-        self.configuration = with;
+        self.configuration.extenders = extenders;
         started
     }
 
@@ -548,7 +540,7 @@ pub async fn user_client(api: &ApiServer, dir: &Path, user: &str, groups: &[&str
     client_of(&user_kubeconfig(api, dir, user, groups)?).await
 }
 
-/// A client by a kubeconfig file.
+/// A client of the API server that a kubeconfig file names.
 pub async fn client_of(kubeconfig: &Path) -> Result<Client> {
     let file =
         Kubeconfig::read_from(kubeconfig).with_context(|| format!("cannot read {}", kubeconfig.display()))?;

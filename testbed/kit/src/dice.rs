@@ -3,6 +3,7 @@
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
+/// The constants of the hash FNV-1a.
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 

@@ -1,4 +1,4 @@
-//! A client for HTTP requests to the scheduler, such as a user makes with curl.
+//! A client for HTTP requests to the daemons, such as a user makes with curl.
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};

@@ -1,4 +1,5 @@
-//! Checks the invariants of a cluster with gpushare, from API objects and container logs alone.
+//! Checks the invariants of a cluster with gpushare, from API objects and container logs; [`stale_spec`] and [`wrong_limit`] also
+//! from the containers that the model of kubelet has started.
 //!
 //! It shares no arithmetic with the scheduler or the plugin, on purpose: a mistake there must not be repeated here.
 

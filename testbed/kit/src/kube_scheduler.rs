@@ -109,7 +109,7 @@ impl KubeScheduler {
     ) -> Result<Self, ConfigurationError> {
         let scheduling = Loop::new(client.clone(), configuration, options)?;
         Ok(Self {
-            _loop: AbortOnDropHandle::new(tokio::spawn(scheduling.run(client.clone()))),
+            _loop: AbortOnDropHandle::new(tokio::spawn(scheduling.run())),
         })
     }
 }
@@ -136,13 +136,16 @@ struct BindingCycle {
     result: Result<(), String>,
 }
 
-/// The progress of a watch's list: the names or UIDs that it has shown, and true once a first list is complete.
+/// The progress of a watch's list.
 #[derive(Debug, Default)]
 struct ListProgress {
+    /// Names of nodes or UIDs of pods that the list has shown so far.
     seen: BTreeSet<String>,
+    /// True once a first list is complete.
     synced: bool,
 }
 
+/// The state of a scheduling loop.
 struct Loop {
     configuration: SchedulerConfiguration,
     cache: Cache,
@@ -204,38 +207,31 @@ impl Loop {
     }
 
     /// Runs the loop: handles what the watches show, and schedules the next pod of the queue, until its future is dropped.
-    async fn run(mut self, client: Client) {
+    async fn run(mut self) {
+        let client = self.client.clone();
         let (sender, mut inbox) = mpsc::unbounded_channel();
         let (reports, pending_reports) = mpsc::unbounded_channel();
         let component = self.configuration.schedulers.first().cloned().unwrap_or_default();
         self.reports = Some(reports);
         self.own_inbox = Some(sender.clone());
         let _helpers = [
-            AbortOnDropHandle::new(tokio::spawn(watch_kind(
-                Api::<Node>::all(client.clone()),
-                Input::Node,
-                sender.clone(),
-            ))),
-            AbortOnDropHandle::new(tokio::spawn(watch_kind(
+            watch_kind(Api::<Node>::all(client.clone()), Input::Node, sender.clone()),
+            watch_kind(
                 Api::<Pod>::all(client.clone()),
                 |event| Input::Pod(event, Instant::now()),
                 sender.clone(),
-            ))),
-            AbortOnDropHandle::new(tokio::spawn(watch_kind(
+            ),
+            watch_kind(
                 Api::<PodDisruptionBudget>::all(client.clone()),
                 Input::Budget,
                 sender.clone(),
-            ))),
-            AbortOnDropHandle::new(tokio::spawn(watch_kind(
+            ),
+            watch_kind(
                 Api::<CSIStorageCapacity>::all(client.clone()),
                 Input::Capacity,
                 sender.clone(),
-            ))),
-            AbortOnDropHandle::new(tokio::spawn(watch_kind(
-                Api::<PodGroup>::all(client.clone()),
-                Input::Group,
-                sender,
-            ))),
+            ),
+            watch_kind(Api::<PodGroup>::all(client.clone()), Input::Group, sender),
             AbortOnDropHandle::new(tokio::spawn(report::write_all(
                 client,
                 component,
@@ -567,7 +563,7 @@ impl Loop {
         self.record(pod, diagnosis, SchedulingOutcome::Error(message));
     }
 
-    /// Passes the result of an attempt to the task that writes the pod's condition and event.
+    /// Passes the result of an attempt to the task that writes the pod's condition and event, with the newest version of the pod.
     fn report(&self, uid: &str, pod: &Arc<Pod>, content: ReportContent) {
         let newest = self.queue.get(uid).unwrap_or(pod);
         if let Some(reports) = &self.reports {
@@ -590,23 +586,26 @@ impl Loop {
     }
 }
 
-/// Sends the events of the watch of one kind to the loop, and starts a broken watch again.
-async fn watch_kind<K>(
+/// Starts the task that sends the events of the watch of one kind to the loop, and starts a broken watch again.
+fn watch_kind<K>(
     api: Api<K>,
     wrap: fn(Box<watcher::Event<K>>) -> Input,
     inbox: mpsc::UnboundedSender<Input>,
-) where
+) -> AbortOnDropHandle<()>
+where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(event) => {
-                if inbox.send(wrap(Box::new(event))).is_err() {
-                    return;
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => {
+                    if inbox.send(wrap(Box::new(event))).is_err() {
+                        return;
+                    }
                 }
+                Err(error) => debug!(%error, "a watch of the scheduling loop starts again"),
             }
-            Err(error) => debug!(%error, "a watch of the scheduling loop starts again"),
         }
-    }
+    }))
 }

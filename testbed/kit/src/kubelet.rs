@@ -7,8 +7,8 @@
 //! in comments are functions of that code.
 //!
 //! It uses the API server only through the client that it is given, so it works against any API server. It leaves out processes
-//! but for `gpu-probe`, images, probes, eviction and alignment of devices by NUMA node (the topology manager's policy is `none`,
-//! kubelet's default).
+//! but for `gpu-probe`, app containers that end by themselves, images, probes, eviction and alignment of devices by NUMA node
+//! (the topology manager's policy is `none`, kubelet's default).
 
 mod cdi;
 mod checkpoint;
@@ -53,9 +53,8 @@ pub use config::{
     StartHook,
 };
 pub use machine::{KubeletCounts, PodAdmission};
-pub use pod::{ContainerType, EXIT_AFTER};
+pub use pod::ContainerType;
 pub use probe_program::ProbeProgram;
-
 pub use runtime::{ContainersHook, DEVICE_NODES, RunState, RuntimeContainer};
 
 use config::{BatchOrder, Hold};
@@ -91,6 +90,7 @@ impl Kubelet {
         Self::start_held(config, watch::Sender::default())
     }
 
+    /// Starts a kubelet whose admissions may be held back already.
     fn start_held(config: KubeletConfig, hold: watch::Sender<Hold>) -> Result<Self> {
         let machine = Arc::new(KubeletMachine::start(config, hold)?);
         let process = KubeletProcess::start(&machine)?;
@@ -164,6 +164,7 @@ impl Kubelet {
 
     /// The number of all devices and of healthy devices, by resource.
     pub fn capacity(&self) -> BTreeMap<String, (usize, usize)> {
+        // With an endless grace the look removes no resource.
         self.process.devices.lock().capacity(Duration::MAX).counts
     }
 
@@ -193,7 +194,7 @@ impl Kubelet {
         });
     }
 
-    /// Counts and times of its calls, as they are now.
+    /// Counts and times of its calls and admissions so far.
     pub fn counts(&self) -> KubeletCounts {
         self.machine.counts.lock().clone()
     }

@@ -1,14 +1,12 @@
 //! A snapshot of the cluster that watches keep up to date, and waits for conditions on it.
 //!
-//! It uses the public API alone, so it works against any API server.
+//! The watches use the public API alone, so they work against any API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::apiserver::ApiObjects;
-use crate::pod_fields::{container_statuses, is_running, node_of, phase, unscheduled_because};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -19,6 +17,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval_at, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info};
+
+use crate::apiserver::ApiObjects;
+use crate::pod_fields::{container_statuses, is_running, node_of, phase, unscheduled_because};
 
 /// Every node, pod and Device object.
 #[derive(Clone, Debug, Default)]

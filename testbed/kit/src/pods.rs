@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 /// Limits of a container, by resource name.
 pub type Limits<'a> = [(&'a str, &'a str)];
 
-/// Builds a Pod object. Each of its containers prints its environment, sorted, and then sleeps.
+/// Builds a Pod object. Its containers print their environment, sorted, and then sleep, unless a method says otherwise.
 #[derive(Clone, Debug)]
 pub struct PodBuilder(Value);
 

@@ -238,14 +238,22 @@ fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, RbacError> {
     })
 }
 
-/// The groups that the API server adds to a service account's name.
-fn groups_of(user: &str) -> Vec<String> {
-    let mut groups = vec!["system:authenticated".to_owned()];
+/// The user of requests without a token, where the API server requires none.
+pub(crate) const ANONYMOUS: &str = "system:anonymous";
+
+/// The groups that the API server gives a user by the name alone.
+pub(crate) fn groups_of(user: &str) -> Vec<String> {
+    let mut groups = Vec::new();
     let account = user.strip_prefix("system:serviceaccount:");
     if let Some((namespace, _)) = account.and_then(|account| account.split_once(':')) {
         groups.push("system:serviceaccounts".to_owned());
         groups.push(format!("system:serviceaccounts:{namespace}"));
     }
+    let group = match user {
+        ANONYMOUS => "system:unauthenticated",
+        _ => "system:authenticated",
+    };
+    groups.push(group.to_owned());
     groups
 }
 

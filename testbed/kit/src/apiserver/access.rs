@@ -10,45 +10,25 @@ use serde_json::{Value, json};
 
 use super::object;
 use super::status::ApiError;
-use crate::rbac::{Permission, Rbac, RbacTarget};
+use crate::rbac::{ANONYMOUS, Permission, Rbac, RbacTarget, groups_of};
 
 /// An authenticated caller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     /// Name, such as `system:serviceaccount:default:scheduler`.
     pub name: String,
-    /// Groups that are set for the token; `all_groups` adds those that every such user has.
+    /// Groups that are set for the token; `all_groups` adds those that follow from the name.
     pub groups: Vec<String>,
     /// Extra attributes of the user, such as the pod that a service-account token was made for.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
-    /// The user's groups with those that authentication adds by itself.
+    /// The groups of the token, and those that authentication adds by the user's name.
     pub(crate) fn all_groups(&self) -> Vec<String> {
-        let mut groups = self.groups.clone();
-        if let Some((namespace, _)) = self
-            .name
-            .strip_prefix("system:serviceaccount:")
-            .and_then(|rest| rest.split_once(':'))
-        {
-            groups.extend([
-                "system:serviceaccounts".to_owned(),
-                format!("system:serviceaccounts:{namespace}"),
-            ]);
-        }
-        let authentication_group = if self.name == ANONYMOUS {
-            "system:unauthenticated"
-        } else {
-            "system:authenticated"
-        };
-        groups.push(authentication_group.to_owned());
-        groups
+        [self.groups.clone(), groups_of(&self.name)].concat()
     }
 }
-
-/// The user of requests without a token, where none is required.
-const ANONYMOUS: &str = "system:anonymous";
 
 /// A verb on a resource that a user has used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,14 +125,10 @@ fn is_granted(review: &Value, roles: &Rbac) -> bool {
 }
 
 /// The access that requests have used so far, each kind once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Audit(Mutex<BTreeSet<UsedAccess>>);
 
 impl Audit {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(BTreeSet::new()))
-    }
-
     pub(crate) fn record(&self, access: UsedAccess) {
         self.0.lock().insert(access);
     }
@@ -162,6 +138,7 @@ impl Audit {
     }
 }
 
+/// The text of a kubeconfig file for this server and user.
 pub(crate) fn kubeconfig(url: &str, user: &str, token: Option<&str>) -> String {
     let credentials = token.map_or_else(|| json!({}), |token| json!({"token": token}));
     // A service account works in its own namespace, as a pod's does.

@@ -18,7 +18,7 @@ use self::hook::{AdmissionPhase, WebhookConfig};
 use self::policy::Expressions;
 use super::access::User;
 use super::status::ApiError;
-use super::store::{Key, ObjectVersion};
+use super::store::Key;
 use super::verbs::{ApiState, RequestTarget};
 
 pub(crate) use self::policy::ParamInformers;
@@ -39,6 +39,7 @@ impl LocalPorts {
     }
 }
 
+/// The `operation` of an admission review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AdmissionOperation {
     Create,
@@ -145,15 +146,14 @@ impl AdmissionChain {
         request: &ReviewedWrite<'_>,
         mut objects: ReviewObjects,
     ) -> Result<Value, ApiError> {
-        // `seen` holds the object as each webhook left it: a webhook is called again if a later one has changed the object.
-        let mut seen = Vec::new();
+        let mut left_behind = Vec::new();
         for hook in &self.mutating {
             self.apply_webhook(hook, request, &mut objects).await?;
-            seen.push(objects.new.clone());
+            left_behind.push(objects.new.clone());
         }
-        for (hook, seen) in self.mutating.iter().zip(seen) {
-            // reinvocationPolicy IfNeeded: the webhook is called once more, and no third time.
-            if hook.reinvoke && seen != objects.new {
+        for (hook, left_behind) in self.mutating.iter().zip(left_behind) {
+            // reinvocationPolicy IfNeeded: a webhook is called once more if later ones have changed what it left behind.
+            if hook.reinvoke && left_behind != objects.new {
                 self.apply_webhook(hook, request, &mut objects).await?;
             }
         }
@@ -253,11 +253,4 @@ impl AdmissionChain {
             ))),
         }
     }
-}
-
-/// The value of a stored version, or null without one.
-pub(crate) fn value_of(version: Option<&Arc<ObjectVersion>>) -> Arc<Value> {
-    version
-        .map(|version| Arc::clone(&version.value))
-        .unwrap_or_default()
 }

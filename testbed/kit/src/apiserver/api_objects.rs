@@ -51,7 +51,7 @@ impl ApiObjects {
         };
         let inner = ApiObjectState {
             state: SharedState::new(state),
-            logs: PodLogs::new(),
+            logs: PodLogs::default(),
             services: Arc::default(),
             pod_ports: LocalPorts::default(),
         };

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::resource::{Registry, Resource, group_version};
 use crate::pods::set;
 
+/// The answer to `/version`.
 pub(crate) fn version() -> Value {
     json!({
         "major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "clean",
@@ -18,7 +19,6 @@ pub(crate) fn version() -> Value {
 /// The answer to a discovery or `OpenAPI` path (without its leading slash), if it is one.
 pub(crate) fn answer_discovery(registry: &Registry, path: &str) -> Option<Value> {
     match path.split('/').collect::<Vec<_>>().as_slice() {
-        ["version"] => Some(version()),
         ["api"] => Some(json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})),
         ["api", version] => resource_list(registry, "", version),
         ["apis"] => {
@@ -103,12 +103,8 @@ fn discovery_entries(resource: &Resource) -> Vec<Value> {
         "name": resource.plural, "singularName": resource.singular, "namespaced": resource.namespaced,
         "kind": resource.kind, "verbs": verbs,
     });
-    let lists = [
-        ("shortNames", &resource.short_names),
-        ("categories", &resource.categories),
-    ];
-    for (field, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
-        set(&mut main, field, json!(list));
+    if !resource.short_names.is_empty() {
+        set(&mut main, "shortNames", json!(resource.short_names));
     }
     let mut entries = vec![main];
     if resource.status {
@@ -185,8 +181,7 @@ fn openapi(registry: &Registry, group: &str, version: &str) -> Option<Value> {
             "parameters": [parameter("dryRun"), parameter("fieldManager"), parameter("fieldValidation")],
             "responses": {"200": {"description": "OK"}},
         });
-        // kubectl looks for these parameters of the patch operation to learn that the server can do dry runs
-        // and field validation.
+        // kubectl reads these parameters to learn that the server knows dry runs and field validation.
         paths.insert(path, json!({"patch": operation}));
         let mut schema = match resource.schema.as_deref() {
             Some(Value::Object(schema)) => schema.clone(),

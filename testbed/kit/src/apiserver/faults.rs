@@ -124,6 +124,7 @@ pub(crate) struct ApiCall<'a> {
     pub(crate) name: &'a str,
 }
 
+/// An injected fault, and the requests that it meets.
 #[derive(Debug)]
 struct FaultRule {
     matching: Matching,
@@ -142,7 +143,7 @@ impl FaultRule {
     }
 }
 
-/// A handle to an injected fault, which stays until [`Self::remove`].
+/// A handle to an injected fault, which stays until [`Self::remove`] or [`Faults::clear`].
 #[derive(Debug)]
 pub struct Injected {
     id: u64,
@@ -165,22 +166,22 @@ impl Injected {
 /// Holds back the events of watches until it is dropped.
 #[derive(Debug)]
 pub struct HeldWatches {
-    watches: WatchFault,
+    watches: WatchSelection,
     faults: Faults,
 }
 
 /// Selects the watches that a fault meets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct WatchFault {
+pub(crate) struct WatchSelection {
     /// Plural resource name; empty for all resources.
     resource: String,
     /// Name of the user; empty for all users.
     user: String,
 }
 
-impl WatchFault {
+impl WatchSelection {
     /// Returns true if a watch of this resource by this user is selected.
-    pub(crate) fn include(&self, resource: &str, user: &str) -> bool {
+    pub(crate) fn includes(&self, resource: &str, user: &str) -> bool {
         let is = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
         is(&self.resource, resource) && is(&self.user, user)
     }
@@ -213,8 +214,8 @@ pub struct Faults(Arc<FaultState>);
 struct FaultState {
     rules: Mutex<BTreeMap<u64, FaultRule>>,
     next_id: AtomicU64,
-    held: watch::Sender<Vec<WatchFault>>,
-    orders: broadcast::Sender<(WatchFault, WatchOrder)>,
+    held: watch::Sender<Vec<WatchSelection>>,
+    orders: broadcast::Sender<(WatchSelection, WatchOrder)>,
     n_cut: AtomicU64,
     n_late: AtomicU64,
 }
@@ -225,7 +226,7 @@ impl Faults {
             rules: Mutex::new(BTreeMap::new()),
             next_id: AtomicU64::new(0),
             held: watch::Sender::new(Vec::new()),
-            // A watch that lags behind 16 orders misses some, which only happens to one that is about to be cut anyway.
+            // A watch that is more than 16 orders behind misses the oldest of them.
             orders: broadcast::Sender::new(16),
             n_cut: AtomicU64::new(0),
             n_late: AtomicU64::new(0),
@@ -271,7 +272,7 @@ impl Faults {
     }
 
     fn order(&self, user: &str, resource: &str, order: WatchOrder) {
-        let watches = WatchFault {
+        let watches = WatchSelection {
             resource: resource.to_owned(),
             user: user.to_owned(),
         };
@@ -286,7 +287,7 @@ impl Faults {
 
     /// Holds back the events of one user's watches on a resource until the result is dropped.
     pub fn hold_watches_of(&self, user: &str, resource: &str) -> HeldWatches {
-        let watches = WatchFault {
+        let watches = WatchSelection {
             resource: resource.to_owned(),
             user: user.to_owned(),
         };
@@ -314,7 +315,7 @@ impl Faults {
         self.0.n_cut.load(Ordering::Acquire)
     }
 
-    /// The number of times that a watch has sent events which were held back before.
+    /// The number of times that a released watch has sent events which were held back before.
     pub fn n_late(&self) -> u64 {
         self.0.n_late.load(Ordering::Acquire)
     }
@@ -328,12 +329,12 @@ impl Faults {
     }
 
     /// The watches that are held back now, with a signal of changes.
-    pub(crate) fn held(&self) -> watch::Receiver<Vec<WatchFault>> {
+    pub(crate) fn held(&self) -> watch::Receiver<Vec<WatchSelection>> {
         self.0.held.subscribe()
     }
 
     /// Receives the orders that tests give to running watches.
-    pub(crate) fn orders(&self) -> broadcast::Receiver<(WatchFault, WatchOrder)> {
+    pub(crate) fn orders(&self) -> broadcast::Receiver<(WatchSelection, WatchOrder)> {
         self.0.orders.subscribe()
     }
 }

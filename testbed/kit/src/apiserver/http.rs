@@ -51,18 +51,13 @@ pub(crate) struct Server {
     pub(crate) stopping: CancellationToken,
 }
 
-/// The service that answers every path.
-pub(crate) fn router(server: Arc<Server>) -> Router {
-    Router::new().fallback(handle).with_state(server)
-}
-
 async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response {
     respond(server, request)
         .await
         .unwrap_or_else(|error| error_answer(&error))
 }
 
-/// Answers a request: probes, discovery, port forwarding, or a verb on a resource. Errors become Status objects.
+/// Answers a request: a probe, discovery, an upgrade of the connection, or a verb on a resource.
 async fn respond(server: Arc<Server>, request: Request) -> Result<Response, ApiError> {
     let path = request.uri().path().trim_matches('/').to_owned();
     match path.as_str() {
@@ -128,6 +123,7 @@ async fn with_faults(server: Arc<Server>, request: ApiRequest) -> Result<Respons
     dispatch(&server, &request).await
 }
 
+/// The answer in place of which the connection closes.
 fn hang_up() -> Response {
     let mut response = Response::new(Body::empty());
     response.extensions_mut().insert(Hangup);
@@ -162,7 +158,7 @@ async fn dispatch(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
 /// Serves connections until the server stops, and then until the running requests have ended.
 pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
     let stopping = server.stopping.clone();
-    let router = router(server);
+    let router = Router::new().fallback(handle).with_state(server);
     let connections = TaskTracker::new();
     loop {
         tokio::select! {
@@ -222,11 +218,11 @@ async fn answer_or_hang_up(router: Router, request: http::Request<Incoming>) -> 
 
 /// Marks a response that must not be sent: the connection closes instead, as an injected fault.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Hangup;
+struct Hangup;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-pub(super) fn bytes_answer(code: u16, body: Bytes) -> Response {
+pub(super) fn json_bytes_answer(code: u16, body: Bytes) -> Response {
     body_answer(code, JSON, Body::from(body))
 }
 
@@ -239,7 +235,7 @@ pub(super) fn body_answer(code: u16, content_type: HeaderValue, body: Body) -> R
 }
 
 pub(super) fn json_answer(code: u16, value: &Value) -> Response {
-    bytes_answer(code, Bytes::from(value.to_string()))
+    json_bytes_answer(code, Bytes::from(value.to_string()))
 }
 
 pub(super) fn text_answer(text: String) -> Response {

@@ -57,6 +57,7 @@ pub(crate) fn check_name(resource: &Resource, name: &str) -> Option<InvalidField
     (!is_legal).then(|| InvalidField::invalid("metadata.name", name, why))
 }
 
+/// Lists the rules that the labels and annotations of an object break.
 pub(crate) fn check_metadata(object: &Value) -> Vec<InvalidField> {
     let mut errors = Vec::new();
     for (key, value) in object::object(object, "/metadata/labels").into_iter().flatten() {
@@ -97,6 +98,7 @@ fn check_key(field: &str, key: &str, errors: &mut Vec<InvalidField>) {
     }
 }
 
+/// Returns true if a text may be the name part of a key, or the value of a label.
 fn is_qualified_part(text: &str) -> bool {
     is_made_of(text, 63, |byte| byte.is_ascii_alphanumeric(), b"-_.")
 }
@@ -105,11 +107,7 @@ fn is_qualified_part(text: &str) -> bool {
 pub(crate) fn generated(prefix: &str) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     // simpleNameGenerator: a prefix of 58 characters and five random ones fill a label's 63.
-    let mut end = prefix.len().min(58);
-    while !prefix.is_char_boundary(end) {
-        end += 1;
-    }
-    let mut name = prefix.get(..end).unwrap_or(prefix).to_owned();
+    let mut name: String = prefix.chars().take(58).collect();
     for byte in random().to_be_bytes().into_iter().take(5) {
         let letter = ALPHABET.get(usize::from(byte) % ALPHABET.len());
         name.extend(letter.copied().map(char::from));
@@ -120,6 +118,7 @@ pub(crate) fn generated(prefix: &str) -> String {
 /// A fresh version-4 uid.
 pub(crate) fn uid() -> String {
     let random = (u128::from(random()) << 64) | u128::from(random());
+    // RFC 9562: four bits hold the version, and two the variant.
     let bits = (random & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let mut uid = String::with_capacity(36);
     for (i, byte) in bits.to_be_bytes().iter().enumerate() {

@@ -9,6 +9,7 @@ use super::status::ApiError;
 pub(crate) mod apply;
 pub(crate) mod strategic;
 
+/// The format of a patch, by the content type of its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PatchFormat {
     Json,
@@ -18,7 +19,7 @@ pub(crate) enum PatchFormat {
 }
 
 impl PatchFormat {
-    /// The format of a content type, parameters already cut off.
+    /// The format of a content type without parameters; `None` if it is no patch's.
     pub(crate) fn of(content_type: &str) -> Option<Self> {
         match content_type {
             "application/json-patch+json" => Some(Self::Json),

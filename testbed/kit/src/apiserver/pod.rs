@@ -1,5 +1,4 @@
-//! Rules for pods: defaults, validation, resources with the quality-of-service class, and the fields that may
-//! change after creation.
+//! Rules for pods: defaults, validation, resources, and the fields that may change after creation. A pod gets no `qosClass`.
 //!
 //! Pure functions over untyped pods.
 
@@ -22,29 +21,22 @@ const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
 /// Fills in the defaults of a new pod, and resets its status.
 pub(crate) fn default_new(pod: &mut Value) {
     default_spec(pod);
-    // The quality-of-service class follows from the requests with their defaults: a limit alone sets the request too.
-    let qos = qos_class(pod);
     let status = object::child(pod, "status");
     // podStrategy.PrepareForCreate: a user does not decide on the status of a new pod, so a given status is dropped.
     status.clear();
     status.insert("phase".to_owned(), Value::from("Pending"));
-    status.insert("qosClass".to_owned(), Value::from(qos));
 }
 
-/// Fills in the defaults of a pod's spec, as on every write.
+/// Fills in the defaults of a pod's spec, as on every write: those that a test or a daemon may read.
 pub(crate) fn default_spec(pod: &mut Value) {
     let spec = object::child(pod, "spec");
     object::default(spec, "restartPolicy", "Always");
     object::default(spec, "terminationGracePeriodSeconds", 30);
-    object::default(spec, "dnsPolicy", "ClusterFirst");
     object::default(spec, "schedulerName", "default-scheduler");
-    object::default(spec, "enableServiceLinks", true);
     object::default(spec, "preemptionPolicy", "PreemptLowerPriority");
     object::default(spec, "priority", 0);
     object::default(spec, "securityContext", json!({}));
     object::default(spec, "serviceAccountName", "default");
-    let account = spec.get("serviceAccountName").cloned().unwrap_or_default();
-    object::default(spec, "serviceAccount", account);
     tolerate_unreachable(spec);
     for list in CONTAINERS {
         for container in object::items_mut(pod, list) {
@@ -53,17 +45,9 @@ pub(crate) fn default_spec(pod: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a container.
 fn default_container(container: &mut Value) {
-    let image = object::text(container, "/image");
-    let name = image.rsplit('/').next().unwrap_or(image);
-    // SetDefaults_Container: an image without a tag is `latest`, which may have changed since the last pull.
-    let is_latest = !image.contains('@') && (!name.contains(':') || name.ends_with(":latest"));
-    let pull = if is_latest { "Always" } else { "IfNotPresent" };
-    let map = object::make_object(container);
-    object::default(map, "imagePullPolicy", pull);
-    object::default(map, "terminationMessagePath", "/dev/termination-log");
-    object::default(map, "terminationMessagePolicy", "File");
-    object::default(map, "resources", json!({}));
+    object::default(object::make_object(container), "resources", json!({}));
     for port in object::items_mut(container, "/ports") {
         object::default(object::make_object(port), "protocol", "TCP");
     }
@@ -110,11 +94,7 @@ pub(crate) fn grace(pod: &Value, asked: Option<i64>) -> i64 {
         return 0;
     }
     let own = object::integer(pod, "/spec/terminationGracePeriodSeconds");
-    // podStrategy.CheckGracefulDelete: a negative period ends the pod as fast as possible, which is one second.
-    match asked.or(own).unwrap_or(30) {
-        negative if negative < 0 => 1,
-        seconds => seconds,
-    }
+    asked.or(own).unwrap_or(30)
 }
 
 /// Lists the rules that a new pod breaks; its defaults are filled in already.
@@ -190,26 +170,13 @@ fn check_container<'a>(
 pub(crate) fn check_update(old: &Value, new: &Value) -> Vec<InvalidField> {
     let (before, after) = (old.get("spec"), new.get("spec"));
     // Most updates are of metadata or status.
-    if before == after {
+    if before == after || immutable_part(before) == immutable_part(after) {
         return Vec::new();
     }
-    let mut errors = Vec::new();
-    let deadline = |pod: &Value| object::integer(pod, "/spec/activeDeadlineSeconds");
-    if let Some(was) = deadline(old)
-        // `activeDeadlineSeconds` may become shorter and not longer: kubelet may have acted on it.
-        && deadline(new).is_none_or(|is| is > was)
-    {
-        let is = deadline(new).map_or_else(|| "null".to_owned(), |d| d.to_string());
-        let why = "must be less than or equal to previous value";
-        errors.push(InvalidField::invalid("spec.activeDeadlineSeconds", &is, why));
-    }
-    if immutable_part(before) != immutable_part(after) {
-        let why = "pod updates may not change fields other than `spec.containers[*].image`,\
-            `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
-            tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
-        errors.push(InvalidField::forbidden("spec", why));
-    }
-    errors
+    let why = "pod updates may not change fields other than `spec.containers[*].image`,\
+        `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
+        tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+    vec![InvalidField::forbidden("spec", why)]
 }
 
 /// The pod after a request for a resize: resources of its containers from the request, everything else from the old pod
@@ -267,7 +234,7 @@ pub(crate) fn check_resize(old: &Value, new: &Value) -> Vec<InvalidField> {
 /// The pod after a request for ephemeral containers: `dropNonEphemeralContainerUpdates` takes everything else from the old pod.
 pub(crate) fn with_ephemeral_containers(old: &Value, new: &Value) -> Value {
     let mut pod = object::with_managers_of(old, new);
-    let containers = new.pointer("/spec/ephemeralContainers").cloned();
+    let containers = new.pointer(EPHEMERAL).cloned();
     object::set(object::child(&mut pod, "spec"), "ephemeralContainers", containers);
     pod
 }
@@ -369,6 +336,7 @@ fn is_overcommittable(name: &str) -> bool {
     !is_extended(name) && !name.starts_with("hugepages-")
 }
 
+/// The text of an amount, which a client may send as a number too.
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -450,29 +418,4 @@ pub(crate) fn first_unparsable(pod: &Value) -> Option<String> {
         }
     }
     None
-}
-
-/// Guaranteed, Burstable or `BestEffort`, by the cpu and memory of all containers.
-pub(crate) fn qos_class(pod: &Value) -> &'static str {
-    let mut has_any = false;
-    let mut guaranteed = true;
-    for container in object::containers(pod) {
-        // ComputePodQOS: extended resources make no difference to the class.
-        for name in ["cpu", "memory"] {
-            let positive_amount = |list: &str| {
-                let value = container.pointer(&format!("/resources/{list}/{name}"));
-                value
-                    .and_then(parse_amount)
-                    .filter(|q| *q > Quantity::from_integer(0))
-            };
-            let (request, limit) = (positive_amount("requests"), positive_amount("limits"));
-            has_any |= request.is_some() || limit.is_some();
-            guaranteed &= limit.is_some() && (request.is_none() || request == limit);
-        }
-    }
-    match (has_any, guaranteed) {
-        (false, _) => "BestEffort",
-        (true, true) => "Guaranteed",
-        (true, false) => "Burstable",
-    }
 }

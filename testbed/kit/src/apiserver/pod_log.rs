@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use super::store::Key;
 
-#[derive(Debug)]
+/// The logs of all containers, by pod.
+#[derive(Debug, Default)]
 pub(crate) struct PodLogs(Mutex<HashMap<Key, PodLog>>);
 
 #[derive(Debug, Default)]
@@ -18,10 +19,6 @@ struct PodLog {
 }
 
 impl PodLogs {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(HashMap::new()))
-    }
-
     /// Appends text to the log of a container; the logs of an earlier pod of the same name are dropped.
     pub(crate) fn append(&self, key: Key, uid: String, container: &str, text: &str) {
         let mut logs = self.0.lock();

@@ -1,4 +1,4 @@
-//! Lists, in pages.
+//! Lists, in pages, without `remainingItemCount`.
 //!
 //! All pages of a list have the revision of the first, and show the objects as they are when the page is read: a watch from that
 //! revision reports what has changed in between.
@@ -26,9 +26,9 @@ pub(crate) struct ListPage {
     pub(crate) items: Vec<Arc<ObjectVersion>>,
     /// The `continue` token of the next page; `None` for the last page.
     pub(crate) next: Option<String>,
-    pub(crate) remaining: Option<usize>,
 }
 
+/// One page of a list; without a limit it has all objects.
 pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<ListPage, ApiError> {
     let current = store.revision();
     if let Some(asked) = query.revision.filter(|asked| *asked > current) {
@@ -53,17 +53,13 @@ pub(crate) fn list(store: &Store, storage: &str, query: &ListQuery) -> Result<Li
         items.push(Arc::clone(version));
         last = Some(key);
     }
-    let n_left = found.count();
     let next = last
-        .filter(|_| n_left > 0)
+        .filter(|_| found.next().is_some())
         .map(|key| format!("{revision}/{}/{}", key.namespace, key.name));
-    // The real server counts the rest by keys in etcd, where it cannot apply a selector.
-    let remaining = (selects_all && next.is_some()).then_some(n_left);
     Ok(ListPage {
         revision,
         items,
         next,
-        remaining,
     })
 }
 

@@ -13,7 +13,6 @@ use crate::pods::set;
 /// The part of an object that a table row carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowObject {
-    None,
     Metadata,
     Object,
 }
@@ -40,11 +39,8 @@ impl View {
             }
             match parts.find_map(|p| p.strip_prefix("as=")) {
                 None => Some(Self::Object),
-                Some("Table") => Some(Self::Table(match include_object {
-                    Some("None") => RowObject::None,
-                    Some("Object") => RowObject::Object,
-                    _ => RowObject::Metadata,
-                })),
+                Some("Table") if include_object == Some("Object") => Some(Self::Table(RowObject::Object)),
+                Some("Table") => Some(Self::Table(RowObject::Metadata)),
                 Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Some(Self::Metadata),
                 Some(_) => None,
             }
@@ -59,12 +55,13 @@ pub(crate) fn render_object(view: View, resource: &Resource, version: &ObjectVer
         View::Metadata => metadata_only(&version.value),
         View::Table(row) => {
             let rows = [table::row(resource, &version.value, row)];
-            table::table(resource, &rows, &list_meta(version.rv, None, None))
+            table::table(resource, &rows, &list_meta(version.rv, None))
         }
     };
     Bytes::from(value.to_string())
 }
 
+/// One object as an item of a list; an item of a table is a row.
 pub(crate) fn render_list_item(view: View, resource: &Resource, version: &ObjectVersion) -> Bytes {
     match view {
         View::Table(row) => Bytes::from(table::row(resource, &version.value, row).to_string()),
@@ -72,13 +69,11 @@ pub(crate) fn render_list_item(view: View, resource: &Resource, version: &Object
     }
 }
 
-pub(crate) fn list_meta(rv: u64, next: Option<&str>, remaining: Option<usize>) -> Value {
+/// The metadata of a list; `next` is the token of its next page.
+pub(crate) fn list_meta(rv: u64, next: Option<&str>) -> Value {
     let mut meta = json!({"resourceVersion": rv.to_string()});
     if let Some(next) = next {
         set(&mut meta, "continue", Value::from(next));
-        if let Some(remaining) = remaining {
-            set(&mut meta, "remainingItemCount", Value::from(remaining));
-        }
     }
     meta
 }
@@ -123,7 +118,7 @@ pub(crate) fn bookmark(resource: &Resource, view: View, rv: u64, ends_initial_ev
         View::Metadata => metadata_only(&json!({"metadata": meta})),
         View::Table(_) => {
             let row = json!({"cells": [], "object": metadata_only(&json!({"metadata": meta}))});
-            table::table(resource, &[row], &list_meta(rv, None, None))
+            table::table(resource, &[row], &list_meta(rv, None))
         }
     }
 }

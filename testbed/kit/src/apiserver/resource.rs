@@ -2,13 +2,13 @@
 //!
 //! Every built-in resource is one line of [`BUILTIN`]; nothing else lists them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::object;
 
+/// A column that `kubectl get` prints for a custom resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PrintedColumn {
     pub(crate) name: String,
@@ -36,8 +36,6 @@ pub struct Resource {
     pub namespaced: bool,
     /// Short names for command lines.
     pub short_names: Vec<String>,
-    /// Categories such as `all`.
-    pub categories: Vec<String>,
     /// True if it has a status subresource.
     pub status: bool,
     /// True if a `CustomResourceDefinition` made it.
@@ -115,52 +113,52 @@ const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
 
 /// The built-in resources, a line each: group and version, plural, kind, scope, `status` where there is such a subresource,
-/// short names and categories. A dash is none.
+/// short names. A dash is none.
 const BUILTIN: &str = "\
-v1                              bindings                          Binding                          namespaced -      -        -
-v1                              configmaps                        ConfigMap                        namespaced -      cm       -
-v1                              endpoints                         Endpoints                        namespaced -      ep       -
-v1                              events                            Event                            namespaced -      ev       -
-v1                              namespaces                        Namespace                        cluster    status ns       -
-v1                              nodes                             Node                             cluster    status no       -
-v1                              persistentvolumeclaims            PersistentVolumeClaim            namespaced status pvc      -
-v1                              persistentvolumes                 PersistentVolume                 cluster    status pv       -
-v1                              pods                              Pod                              namespaced status po       all
-v1                              replicationcontrollers            ReplicationController            namespaced status rc       all
-v1                              resourcequotas                    ResourceQuota                    namespaced status quota    -
-v1                              secrets                           Secret                           namespaced -      -        -
-v1                              serviceaccounts                   ServiceAccount                   namespaced -      sa       -
-v1                              services                          Service                          namespaced status svc      all
-admissionregistration.k8s.io/v1 mutatingwebhookconfigurations     MutatingWebhookConfiguration     cluster    -      -        api-extensions
-admissionregistration.k8s.io/v1 validatingadmissionpolicies       ValidatingAdmissionPolicy        cluster    status -        api-extensions
-admissionregistration.k8s.io/v1 validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding cluster    -      -        api-extensions
-admissionregistration.k8s.io/v1 validatingwebhookconfigurations   ValidatingWebhookConfiguration   cluster    -      -        api-extensions
-apiextensions.k8s.io/v1         customresourcedefinitions         CustomResourceDefinition         cluster    status crd,crds api-extensions
-apps/v1                         daemonsets                        DaemonSet                        namespaced status ds       all
-apps/v1                         deployments                       Deployment                       namespaced status deploy   all
-apps/v1                         replicasets                       ReplicaSet                       namespaced status rs       all
-apps/v1                         statefulsets                      StatefulSet                      namespaced status sts      all
-authentication.k8s.io/v1        tokenreviews                      TokenReview                      cluster    -      -        -
-authorization.k8s.io/v1         subjectaccessreviews              SubjectAccessReview              cluster    -      -        -
-batch/v1                        jobs                              Job                              namespaced status -        all
-coordination.k8s.io/v1          leases                            Lease                            namespaced -      -        -
-flowcontrol.apiserver.k8s.io/v1 flowschemas                       FlowSchema                       cluster    status -        -
-flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations       PriorityLevelConfiguration       cluster    status -        -
-networking.k8s.io/v1            networkpolicies                   NetworkPolicy                    namespaced -      netpol   -
-policy/v1                       poddisruptionbudgets              PodDisruptionBudget              namespaced status pdb      -
-rbac.authorization.k8s.io/v1    clusterrolebindings               ClusterRoleBinding               cluster    -      -        -
-rbac.authorization.k8s.io/v1    clusterroles                      ClusterRole                      cluster    -      -        -
-rbac.authorization.k8s.io/v1    rolebindings                      RoleBinding                      namespaced -      -        -
-rbac.authorization.k8s.io/v1    roles                             Role                             namespaced -      -        -
-resource.k8s.io/v1              resourceclaims                    ResourceClaim                    namespaced status -        -
-node.k8s.io/v1                  runtimeclasses                    RuntimeClass                     cluster    -      -        -
-scheduling.k8s.io/v1            priorityclasses                   PriorityClass                    cluster    -      pc       -
-scheduling.k8s.io/v1alpha2      podgroups                         PodGroup                         namespaced status -        -
-storage.k8s.io/v1               csidrivers                        CSIDriver                        cluster    -      -        -
-storage.k8s.io/v1               csinodes                          CSINode                          cluster    -      -        -
-storage.k8s.io/v1               csistoragecapacities              CSIStorageCapacity               namespaced -      -        -
-storage.k8s.io/v1               storageclasses                    StorageClass                     cluster    -      sc       -
-storage.k8s.io/v1               volumeattachments                 VolumeAttachment                 cluster    status -        -";
+v1                              bindings                          Binding                          namespaced -      -
+v1                              configmaps                        ConfigMap                        namespaced -      cm
+v1                              endpoints                         Endpoints                        namespaced -      ep
+v1                              events                            Event                            namespaced -      ev
+v1                              namespaces                        Namespace                        cluster    status ns
+v1                              nodes                             Node                             cluster    status no
+v1                              persistentvolumeclaims            PersistentVolumeClaim            namespaced status pvc
+v1                              persistentvolumes                 PersistentVolume                 cluster    status pv
+v1                              pods                              Pod                              namespaced status po
+v1                              replicationcontrollers            ReplicationController            namespaced status rc
+v1                              resourcequotas                    ResourceQuota                    namespaced status quota
+v1                              secrets                           Secret                           namespaced -      -
+v1                              serviceaccounts                   ServiceAccount                   namespaced -      sa
+v1                              services                          Service                          namespaced status svc
+admissionregistration.k8s.io/v1 mutatingwebhookconfigurations     MutatingWebhookConfiguration     cluster    -      -
+admissionregistration.k8s.io/v1 validatingadmissionpolicies       ValidatingAdmissionPolicy        cluster    status -
+admissionregistration.k8s.io/v1 validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding cluster    -      -
+admissionregistration.k8s.io/v1 validatingwebhookconfigurations   ValidatingWebhookConfiguration   cluster    -      -
+apiextensions.k8s.io/v1         customresourcedefinitions         CustomResourceDefinition         cluster    status crd,crds
+apps/v1                         daemonsets                        DaemonSet                        namespaced status ds
+apps/v1                         deployments                       Deployment                       namespaced status deploy
+apps/v1                         replicasets                       ReplicaSet                       namespaced status rs
+apps/v1                         statefulsets                      StatefulSet                      namespaced status sts
+authentication.k8s.io/v1        tokenreviews                      TokenReview                      cluster    -      -
+authorization.k8s.io/v1         subjectaccessreviews              SubjectAccessReview              cluster    -      -
+batch/v1                        jobs                              Job                              namespaced status -
+coordination.k8s.io/v1          leases                            Lease                            namespaced -      -
+flowcontrol.apiserver.k8s.io/v1 flowschemas                       FlowSchema                       cluster    status -
+flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations       PriorityLevelConfiguration       cluster    status -
+networking.k8s.io/v1            networkpolicies                   NetworkPolicy                    namespaced -      netpol
+policy/v1                       poddisruptionbudgets              PodDisruptionBudget              namespaced status pdb
+rbac.authorization.k8s.io/v1    clusterrolebindings               ClusterRoleBinding               cluster    -      -
+rbac.authorization.k8s.io/v1    clusterroles                      ClusterRole                      cluster    -      -
+rbac.authorization.k8s.io/v1    rolebindings                      RoleBinding                      namespaced -      -
+rbac.authorization.k8s.io/v1    roles                             Role                             namespaced -      -
+resource.k8s.io/v1              resourceclaims                    ResourceClaim                    namespaced status -
+node.k8s.io/v1                  runtimeclasses                    RuntimeClass                     cluster    -      -
+scheduling.k8s.io/v1            priorityclasses                   PriorityClass                    cluster    -      pc
+scheduling.k8s.io/v1alpha2      podgroups                         PodGroup                         namespaced status -
+storage.k8s.io/v1               csidrivers                        CSIDriver                        cluster    -      -
+storage.k8s.io/v1               csinodes                          CSINode                          cluster    -      -
+storage.k8s.io/v1               csistoragecapacities              CSIStorageCapacity               namespaced -      -
+storage.k8s.io/v1               storageclasses                    StorageClass                     cluster    -      sc
+storage.k8s.io/v1               volumeattachments                 VolumeAttachment                 cluster    status -";
 /// Group of the webhook configurations.
 pub(crate) const ADMISSION: &str = "admissionregistration.k8s.io";
 pub(crate) const CRD_GROUP: &str = "apiextensions.k8s.io";
@@ -168,18 +166,10 @@ pub(crate) const CRD_PLURAL: &str = "customresourcedefinitions";
 /// The `storage` of the resource `namespaces`.
 pub(crate) const NAMESPACES: &str = "/namespaces";
 
-/// The comma-separated words of a cell; none for a dash.
-fn words(cell: &str) -> Vec<String> {
-    if cell == "-" {
-        return Vec::new();
-    }
-    cell.split(',').map(str::to_owned).collect()
-}
-
 /// The resource of a line of [`BUILTIN`]; none if a cell is missing.
 fn builtin_resource(line: &str) -> Option<Resource> {
     let cells: Vec<&str> = line.split_whitespace().collect();
-    let [api_version, plural, kind, scope, status, short, categories] = cells.try_into().ok()?;
+    let [api_version, plural, kind, scope, status, short] = cells.try_into().ok()?;
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     Some(Resource {
         group: group.to_owned(),
@@ -189,8 +179,11 @@ fn builtin_resource(line: &str) -> Option<Resource> {
         kind: kind.to_owned(),
         list_kind: format!("{kind}List"),
         namespaced: scope == "namespaced",
-        short_names: words(short),
-        categories: words(categories),
+        short_names: if short == "-" {
+            Vec::new()
+        } else {
+            short.split(',').map(str::to_owned).collect()
+        },
         status: status == "status",
         custom: false,
         storage: format!("{group}/{plural}"),
@@ -199,65 +192,46 @@ fn builtin_resource(line: &str) -> Option<Resource> {
     })
 }
 
-/// The resources served now.
+/// The resources served now, in order of registration.
 #[derive(Debug)]
-pub(crate) struct Registry {
-    by_path: HashMap<(String, String, String), Arc<Resource>>,
-    ordered: Vec<Arc<Resource>>,
-}
+pub(crate) struct Registry(Vec<Arc<Resource>>);
 
 impl Registry {
+    /// The built-in resources.
     pub(crate) fn new() -> Self {
-        let mut registry = Self {
-            by_path: HashMap::new(),
-            ordered: Vec::new(),
-        };
-        for resource in BUILTIN.lines().filter_map(builtin_resource) {
-            registry.add(resource);
-        }
-        registry
-    }
-
-    /// Adds a resource, in the place of one with the same group, version and plural.
-    fn add(&mut self, resource: Resource) {
-        let path = (
-            resource.group.clone(),
-            resource.version.clone(),
-            resource.plural.clone(),
-        );
-        let resource = Arc::new(resource);
-        self.ordered
-            .retain(|r| !(r.is(&path.0, &path.2) && r.version == path.1));
-        self.ordered.push(Arc::clone(&resource));
-        self.by_path.insert(path, resource);
+        Self(
+            BUILTIN
+                .lines()
+                .filter_map(builtin_resource)
+                .map(Arc::new)
+                .collect(),
+        )
     }
 
     /// The resource at a path.
     pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
-        let path = (group.to_owned(), version.to_owned(), plural.to_owned());
-        self.by_path.get(&path).cloned()
+        let mut resources = self.0.iter();
+        resources
+            .find(|r| r.is(group, plural) && r.version == version)
+            .cloned()
     }
 
     /// The resource that in-process callers name `plural` or `plural.group`. A plural alone finds a resource of the core
     /// group first, as kubectl does.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Resource>> {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
-        let has_plural = |r: &&Arc<Resource>| r.plural == plural;
-        let mut found = self.ordered.iter().filter(has_plural);
-        let in_group = found.clone().find(|r| r.group == group);
-        in_group
-            .or_else(|| found.next().filter(|_| group.is_empty()))
-            .cloned()
+        let in_group = self.0.iter().find(|r| r.is(group, plural));
+        let in_any_group = || self.0.iter().find(|r| group.is_empty() && r.plural == plural);
+        in_group.or_else(in_any_group).cloned()
     }
 
-    /// All resources, in order of registration.
     pub(crate) fn all(&self) -> &[Arc<Resource>] {
-        &self.ordered
+        &self.0
     }
 
     /// Resources with objects in namespaces.
     pub(crate) fn namespaced(&self) -> impl Iterator<Item = &Arc<Resource>> {
-        self.ordered.iter().filter(|r| r.namespaced)
+        self.0.iter().filter(|r| r.namespaced)
     }
 
     /// Serves the resource of a custom resource definition, in place of an earlier version of it.
@@ -266,7 +240,7 @@ impl Registry {
         self.undefine(definition);
         for version in object::array(definition, "/spec/versions") {
             if object::is_true(version, "/served") {
-                self.add(custom_resource(definition, version));
+                self.0.push(Arc::new(custom_resource(definition, version)));
             }
         }
     }
@@ -275,8 +249,7 @@ impl Registry {
     pub(crate) fn undefine(&mut self, definition: &Value) {
         let group = object::text(definition, "/spec/group");
         let plural = object::text(definition, "/spec/names/plural");
-        self.ordered.retain(|r| !(r.custom && r.is(group, plural)));
-        self.by_path.retain(|_, r| !(r.custom && r.is(group, plural)));
+        self.0.retain(|r| !(r.custom && r.is(group, plural)));
     }
 }
 
@@ -305,10 +278,7 @@ pub(crate) fn established(definition: &Value) -> Value {
 fn custom_resource(definition: &Value, version: &Value) -> Resource {
     let group = object::text(definition, "/spec/group").to_owned();
     let name_of = |field: &str| object::text(definition, &format!("/spec/names/{field}")).to_owned();
-    let list_of = |field: &str| -> Vec<String> {
-        let items = object::array(definition, &format!("/spec/names/{field}")).iter();
-        items.filter_map(Value::as_str).map(str::to_owned).collect()
-    };
+    let short_names = object::array(definition, "/spec/names/shortNames").iter();
     let kind = name_of("kind");
     let or_default = |text: String, otherwise: String| if text.is_empty() { otherwise } else { text };
     Resource {
@@ -319,8 +289,7 @@ fn custom_resource(definition: &Value, version: &Value) -> Resource {
         list_kind: or_default(name_of("listKind"), format!("{kind}List")),
         kind,
         namespaced: object::text(definition, "/spec/scope") == "Namespaced",
-        short_names: list_of("shortNames"),
-        categories: list_of("categories"),
+        short_names: short_names.filter_map(Value::as_str).map(str::to_owned).collect(),
         status: version.pointer("/subresources/status").is_some(),
         custom: true,
         schema: version.pointer("/schema/openAPIV3Schema").cloned().map(Arc::new),

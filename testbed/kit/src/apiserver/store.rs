@@ -196,6 +196,7 @@ impl Store {
 }
 
 impl Collection {
+    /// Logs a change, and wakes the watches of the collection.
     fn record(&mut self, event: ObjectChange) {
         let rv = event.version.rv;
         self.log.push(event);
@@ -226,6 +227,7 @@ pub(crate) enum ChangeKind {
     Deleted,
 }
 
+/// A change of an object, as the log of its collection keeps it.
 #[derive(Debug)]
 pub(crate) struct ObjectChange {
     pub(crate) change: ChangeKind,

@@ -1,11 +1,12 @@
 //! Tables as `kubectl get` prints them: the columns and rows of each kind.
 //!
-//! Kinds without columns here get NAME and AGE, and custom resources the columns of their definition.
+//! Pods, nodes, events and leases have the columns of kube-apiserver that docs and demo show, custom resources those of their
+//! definition, and all other kinds NAME and AGE.
 
 use chrono::Utc;
 use serde_json::{Value, json};
 
-use super::object::{array, integer, is_deleting, is_true, object, parse_time, text};
+use super::object::{array, integer, is_deleting, is_true, parse_time, text};
 use super::render::{RowObject, metadata_only};
 use super::resource::Resource;
 
@@ -24,31 +25,11 @@ fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
         ("", "pods") => pod_cells(value),
         ("", "nodes") => node_cells(value),
         ("", "events") => event_cells(value),
-        ("", "namespaces") => vec![name, ("Status", ALWAYS, text_cell(value, "/status/phase")), age],
-        ("", "configmaps" | "secrets") => {
-            let n_entries = object(value, "/data").map_or(0, serde_json::Map::len);
-            vec![name, ("Data", ALWAYS, Value::from(n_entries)), age]
-        }
         ("coordination.k8s.io", "leases") => vec![
             name,
             ("Holder", ALWAYS, text_cell(value, "/spec/holderIdentity")),
             age,
         ],
-        ("apps", plural @ ("deployments" | "daemonsets")) => {
-            let (ready, desired) = if plural == "deployments" {
-                ("/status/readyReplicas", "/spec/replicas")
-            } else {
-                ("/status/numberReady", "/status/desiredNumberScheduled")
-            };
-            let ready = Value::from(number_cell(value, ready).to_string());
-            vec![
-                name,
-                ("Ready", ALWAYS, ready),
-                ("Desired", ALWAYS, number_cell(value, desired)),
-                age,
-            ]
-        }
-        ("apiextensions.k8s.io", _) => vec![name, (CREATED_AT, ALWAYS, text_cell(value, CREATED))],
         _ => vec![name, age],
     }
 }
@@ -58,25 +39,13 @@ fn text_cell(object: &Value, pointer: &str) -> Value {
     Value::from(text(object, pointer))
 }
 
-/// A cell with the number at a JSON pointer; 0 if there is none.
-fn number_cell(object: &Value, pointer: &str) -> Value {
-    object.pointer(pointer).cloned().unwrap_or(Value::from(0))
-}
-
 const CREATED: &str = "/metadata/creationTimestamp";
-/// The name of the one column that shows a date and not an age.
-const CREATED_AT: &str = "Created At";
-
-/// The first item of a list with this `type`.
-fn of_type<'a>(object: &'a Value, list: &str, kind: &str) -> Option<&'a Value> {
-    array(object, list)
-        .iter()
-        .find(|item| text(item, "/type") == kind)
-}
 
 fn node_cells(node: &Value) -> Vec<Cell> {
-    let mut status = match of_type(node, "/status/conditions", "Ready") {
-        Some(condition) if text(condition, "/status") == "True" => "Ready".to_owned(),
+    let mut conditions = array(node, "/status/conditions").iter();
+    let ready = conditions.find(|condition| text(condition, "/type") == "Ready");
+    let mut status = match ready.map(|ready| text(ready, "/status")) {
+        Some("True") => "Ready".to_owned(),
         Some(_) => "NotReady".to_owned(),
         None => "Unknown".to_owned(),
     };
@@ -84,31 +53,14 @@ fn node_cells(node: &Value) -> Vec<Cell> {
     if is_true(node, "/spec/unschedulable") {
         status.push_str(",SchedulingDisabled");
     }
-    let mut roles = Vec::new();
-    for (label, _) in object(node, "/metadata/labels").into_iter().flatten() {
-        roles.extend(label.strip_prefix("node-role.kubernetes.io/"));
-    }
-    let address = of_type(node, "/status/addresses", "InternalIP").unwrap_or(&Value::Null);
     vec![
         ("Name", ALWAYS, text_cell(node, "/metadata/name")),
         ("Status", ALWAYS, Value::from(status)),
-        ("Roles", ALWAYS, or_none(&roles.join(","))),
         ("Age", ALWAYS, age_since(text(node, CREATED))),
         (
             "Version",
             ALWAYS,
             text_cell(node, "/status/nodeInfo/kubeletVersion"),
-        ),
-        ("Internal-IP", WIDE_ONLY, or_none(text(address, "/address"))),
-        (
-            "OS-Image",
-            WIDE_ONLY,
-            or_unknown(text(node, "/status/nodeInfo/osImage")),
-        ),
-        (
-            "Container-Runtime",
-            WIDE_ONLY,
-            or_unknown(text(node, "/status/nodeInfo/containerRuntimeVersion")),
         ),
     ]
 }
@@ -156,22 +108,17 @@ fn or_none(found: &str) -> Value {
     Value::from(if found.is_empty() { "<none>" } else { found })
 }
 
-fn or_unknown(found: &str) -> Value {
-    Value::from(if found.is_empty() { "<unknown>" } else { found })
-}
-
 /// A row of the table of a resource.
 pub(crate) fn row(resource: &Resource, value: &Value, include: RowObject) -> Value {
-    let mut values = Vec::new();
-    if resource.columns.is_empty() {
-        for (_, _, cell) in cells(resource, value) {
-            values.push(cell);
-        }
+    let values = if resource.columns.is_empty() {
+        cells(resource, value)
+            .into_iter()
+            .map(|(_, _, cell)| cell)
+            .collect()
     } else {
-        values = custom_cells(resource, value);
-    }
+        custom_cells(resource, value)
+    };
     match include {
-        RowObject::None => json!({"cells": values}),
         RowObject::Metadata => json!({"cells": values, "object": metadata_only(value)}),
         RowObject::Object => json!({"cells": values, "object": value}),
     }
@@ -207,7 +154,6 @@ pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value 
         for (name, wide, cell) in cells(resource, &Value::Null) {
             let kind = match cell {
                 Value::Number(_) => "integer",
-                _ if name == CREATED_AT => "date",
                 _ => "string",
             };
             columns.push(definition(name, kind, i64::from(wide)));
@@ -227,7 +173,7 @@ pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value 
 fn age_since(time: &str) -> Value {
     match parse_time(time) {
         Some(time) => Value::from(print_age((Utc::now() - time).num_seconds())),
-        None => or_unknown(""),
+        None => Value::from("<unknown>"),
     }
 }
 
@@ -275,18 +221,14 @@ fn pod_cells(pod: &Value) -> Vec<Cell> {
             WIDE_ONLY,
             or_none(text(pod, "/status/nominatedNodeName")),
         ),
-        ("Readiness Gates", WIDE_ONLY, or_none("")),
     ]
 }
 
 /// The STATUS that `kubectl get pods` shows, by the rules of kube-apiserver's `printPod` that the testbed's pods meet: without
-/// lost nodes, signals and pods that ended before they were deleted.
+/// init containers, containers that complete, lost nodes, signals and pods that ended before they were deleted.
 fn pod_status(pod: &Value) -> String {
     if is_deleting(pod) {
         return "Terminating".to_owned();
-    }
-    if let Some(waiting) = init_status(pod) {
-        return waiting;
     }
     let mut reasons = array(pod, "/status/containerStatuses")
         .iter()
@@ -294,8 +236,6 @@ fn pod_status(pod: &Value) -> String {
     let own = text(pod, "/status/reason");
     let phase = text(pod, "/status/phase");
     match reasons.next() {
-        // printPod: one container that completed does not end a pod that is ready.
-        Some(reason) if reason == "Completed" && is_ready(pod) => "Running".to_owned(),
         Some(reason) => reason,
         None if !own.is_empty() => own.to_owned(),
         None if phase == "Succeeded" => "Completed".to_owned(),
@@ -303,45 +243,11 @@ fn pod_status(pod: &Value) -> String {
     }
 }
 
-fn is_ready(pod: &Value) -> bool {
-    of_type(pod, "/status/conditions", "Ready").is_some_and(|c| text(c, "/status") == "True")
-}
-
 /// The reason why a container waits or has ended, for the status column of its pod.
 fn waiting_or_end_reason(container: &Value) -> Option<String> {
     let waiting = container.pointer("/state/waiting");
     let state = waiting.or_else(|| container.pointer("/state/terminated"))?;
-    let reason = text(state, "/reason");
-    match integer(state, "/exitCode") {
-        _ if !reason.is_empty() => Some(reason.to_owned()),
-        Some(code) => Some(format!("ExitCode:{code}")),
-        None => None,
-    }
-}
-
-/// The status column of a pod whose init containers have not all completed; `None` once they have.
-fn init_status(pod: &Value) -> Option<String> {
-    let specs = array(pod, "/spec/initContainers");
-    // Statuses do not say which init containers are sidecars; the specification does.
-    let mut sidecars = Vec::new();
-    for spec in specs {
-        if text(spec, "/restartPolicy") == "Always" {
-            sidecars.push(text(spec, "/name"));
-        }
-    }
-    for (i, container) in array(pod, "/status/initContainerStatuses").iter().enumerate() {
-        let done = integer(container, "/state/terminated/exitCode") == Some(0);
-        let started = is_true(container, "/started");
-        // A sidecar never ends: once started, it no longer holds up the pod.
-        if done || (sidecars.contains(&text(container, "/name")) && started) {
-            continue;
-        }
-        return Some(match waiting_or_end_reason(container) {
-            Some(reason) if reason != "PodInitializing" => format!("Init:{reason}"),
-            _ => format!("Init:{i}/{}", specs.len()),
-        });
-    }
-    None
+    Some(text(state, "/reason").to_owned()).filter(|reason| !reason.is_empty())
 }
 
 #[cfg(test)]

@@ -56,14 +56,14 @@ pub(crate) enum WrittenPart {
 }
 
 impl WrittenPart {
-    /// The parts that a subresource writes.
-    const OF_SUBRESOURCES: [Self; 3] = [Self::Status, Self::Resize, Self::EphemeralContainers];
-
     /// The part that a request to this subresource writes.
     pub(crate) fn of(subresource: &str) -> Self {
-        let mut parts = Self::OF_SUBRESOURCES.into_iter();
-        let part = parts.find(|part| part.subresource() == subresource);
-        part.unwrap_or(Self::Object)
+        match subresource {
+            "status" => Self::Status,
+            "resize" => Self::Resize,
+            "ephemeralcontainers" => Self::EphemeralContainers,
+            _ => Self::Object,
+        }
     }
 
     /// The name of the subresource; empty for the object itself.
@@ -77,15 +77,18 @@ impl WrittenPart {
     }
 }
 
+/// The options of a write, from its query.
 #[derive(Debug, Clone)]
 pub(crate) struct WriteOptions {
     pub(crate) dry_run: bool,
+    /// `fieldManager`; an apply needs one.
     pub(crate) manager: String,
     /// True for the object that an apply creates, which brings `managedFields`. They are dropped from what clients create.
     pub(crate) is_apply: bool,
     pub(crate) now: DateTime<Utc>,
 }
 
+/// The result of a write.
 #[derive(Debug, Clone)]
 pub(crate) struct Written {
     pub(crate) version: Arc<ObjectVersion>,
@@ -142,14 +145,18 @@ impl ApiState {
         dry_run: bool,
     ) -> Arc<ObjectVersion> {
         if dry_run {
-            let bytes = value.to_string().into();
-            return Arc::new(ObjectVersion {
-                rv: self.store.revision(),
-                value: Arc::new(value),
-                bytes,
-            });
+            return self.unstored(value);
         }
         self.store.put(target.storage(), target.key(), value)
+    }
+
+    /// The version that answers a request which stores nothing.
+    fn unstored(&self, value: Value) -> Arc<ObjectVersion> {
+        Arc::new(ObjectVersion {
+            rv: self.store.revision(),
+            bytes: value.to_string().into(),
+            value: Arc::new(value),
+        })
     }
 }
 
@@ -211,11 +218,6 @@ fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     } else if resource.is("", "nodes") {
         pod::normalize_node(body);
     }
-    check_type(resource, body)
-}
-
-/// Refuses an object that does not decode as its kind.
-fn check_type(resource: &Resource, body: &Value) -> Result<(), ApiError> {
     // The kinds that gpushare writes are decoded with their Go-like types, so that a daemon's malformed object
     // is refused here as by kube-apiserver. Other kinds are taken as they are.
     let failure = match (resource.group.as_str(), resource.plural.as_str()) {

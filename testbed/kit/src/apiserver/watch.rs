@@ -15,6 +15,7 @@ use super::verbs::SharedState;
 /// Changes read from the log at a time, to keep the lock short.
 const BATCH: usize = 1000;
 
+/// The first events of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WatchStart {
     /// Every present object first, as added.
@@ -25,7 +26,7 @@ pub(crate) enum WatchStart {
 
 /// A change as a watch reports it; an object that leaves its selectors is deleted.
 #[derive(Debug, Clone)]
-pub(crate) struct EncodedChange {
+pub(crate) struct ReportedChange {
     pub(crate) change: ChangeKind,
     pub(crate) version: Arc<ObjectVersion>,
 }
@@ -41,7 +42,7 @@ pub(crate) struct Watch {
     cursor: u64,
     signal: watch::Receiver<u64>,
     /// Present objects that were not reported yet.
-    pending: Vec<EncodedChange>,
+    pending: Vec<ReportedChange>,
 }
 
 impl Watch {
@@ -75,7 +76,7 @@ impl Watch {
         }
         for (_, version) in state.store.scan(storage, namespace, None) {
             if watch.selectors.is_everything() || watch.selectors.matches(&version.value) {
-                watch.pending.push(EncodedChange {
+                watch.pending.push(ReportedChange {
                     change: ChangeKind::Added,
                     version: Arc::clone(version),
                 });
@@ -90,7 +91,7 @@ impl Watch {
     }
 
     /// The changes that can be reported now, without waiting.
-    pub(crate) fn read_changes(&mut self) -> Result<Vec<EncodedChange>, ApiError> {
+    pub(crate) fn read_changes(&mut self) -> Result<Vec<ReportedChange>, ApiError> {
         if !self.pending.is_empty() {
             return Ok(std::mem::take(&mut self.pending));
         }
@@ -101,7 +102,8 @@ impl Watch {
             let (events, seen) = read.map_err(|c| ApiError::expired(self.cursor, c.oldest))?;
             let exhausted = events.len() < BATCH;
             self.cursor = seen;
-            let found: Vec<EncodedChange> = events.iter().filter_map(|e| self.seen_by_selectors(e)).collect();
+            let found: Vec<ReportedChange> =
+                events.iter().filter_map(|e| self.seen_by_selectors(e)).collect();
             if exhausted || !found.is_empty() {
                 // More events wait in the log, so the next wait must not block.
                 if !exhausted {
@@ -122,7 +124,7 @@ impl Watch {
 
     /// Translates a change for the watch's selectors: an object that no longer matches them is reported as deleted,
     /// one that begins to match as added.
-    fn seen_by_selectors(&self, event: &ObjectChange) -> Option<EncodedChange> {
+    fn seen_by_selectors(&self, event: &ObjectChange) -> Option<ReportedChange> {
         if self
             .namespace
             .as_deref()
@@ -142,6 +144,6 @@ impl Watch {
             (true, false) if event.change == ChangeKind::Deleted => (ChangeKind::Deleted, version),
             (true, false) => (ChangeKind::Deleted, Arc::new(event.departed()?)),
         };
-        Some(EncodedChange { change, version })
+        Some(ReportedChange { change, version })
     }
 }

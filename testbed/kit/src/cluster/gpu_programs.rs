@@ -58,6 +58,7 @@ impl InventoryFile {
         self.change(|content| content.processes = processes)
     }
 
+    /// Changes the content and writes the file again.
     fn change(&self, change: impl FnOnce(&mut Content)) -> Result<()> {
         let mut content = self.content.lock();
         change(&mut content);

@@ -73,15 +73,12 @@ impl InstalledWebhooks {
     /// Flags of the scheduler.
     pub(super) fn args(&self) -> Vec<String> {
         let listen = self.listen.to_string();
-        let pairs = [
-            ("--webhook-listen", listen.as_str()),
-            ("--certificate-secret", SECRET),
-            ("--certificate-lifetime", self.lifetime),
+        let args = [
+            ["--webhook-listen", listen.as_str()],
+            ["--certificate-secret", SECRET],
+            ["--certificate-lifetime", self.lifetime],
         ];
-        let pairs = pairs
-            .into_iter()
-            .flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
-        pairs.collect()
+        args.into_iter().flatten().map(str::to_owned).collect()
     }
 
     /// Issues kube-scheduler's client certificate, as `attach/kube-scheduler/certificates.sh` does; waits until

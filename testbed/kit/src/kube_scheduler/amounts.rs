@@ -246,14 +246,10 @@ fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
         .iter()
         .flat_map(|pod_level| pod_level.requests.iter().flatten());
     let pod_level = parse_amounts(pod_level)?;
-    for ((name, _), (non_zero_requested, own_non_zero_requested)) in SCORED.into_iter().zip(
-        running
-            .non_zero_requested
-            .iter_mut()
-            .zip(pod_level.non_zero_requested),
-    ) {
+    let own = SCORED.into_iter().zip(pod_level.non_zero_requested);
+    for (((name, _), own), total) in own.zip(&mut running.non_zero_requested) {
         if pod_level.amounts.contains_key(name) {
-            *non_zero_requested = own_non_zero_requested;
+            *total = own;
         }
     }
     for (name, amount) in pod_level.amounts {

@@ -85,6 +85,7 @@ pub const VOLUME_WAIT: &str = "testbed/volume-wait-ms";
 /// Annotation: the pod is treated as by a kube-scheduler before 1.35, which nominates no node for pods that wait.
 pub const NO_NOMINATION: &str = "testbed/no-nomination";
 
+/// The delay of a pod's binding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waits {
     pub(super) total: Duration,

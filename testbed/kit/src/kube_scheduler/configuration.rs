@@ -171,6 +171,7 @@ pub enum ConfigurationError {
     },
 }
 
+/// The fields of the file that the model reads.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -239,15 +240,6 @@ impl SchedulerConfiguration {
                 name: resource.to_owned(),
                 ignored_by_scheduler: false,
             });
-        }
-    }
-
-    /// The same configuration without extenders: a cluster without gpushare.
-    #[must_use]
-    pub(crate) fn without_extenders(self) -> Self {
-        Self {
-            extenders: Vec::new(),
-            ..self
         }
     }
 }

@@ -272,13 +272,8 @@ impl Cycle {
     /// Chooses one of the nodes with the best score (`selectHost`).
     pub(super) fn select_host(&mut self, scores: &[(&str, i64)]) -> Option<String> {
         let best = scores.iter().map(|(_, score)| *score).max()?;
-        let mut tied: Vec<&str> = Vec::new();
-        tied.extend(
-            scores
-                .iter()
-                .filter(|(_, score)| *score == best)
-                .map(|(name, _)| *name),
-        );
+        let tied = scores.iter().filter(|(_, score)| *score == best);
+        let tied: Vec<&str> = tied.map(|(name, _)| *name).collect();
         let winner = match &mut self.ties {
             Ties::Random(dice) => tied.choose(dice).copied(),
             Ties::Ranked(ranks) => tied.into_iter().min_by_key(|name| (ranks.get(*name), *name)),

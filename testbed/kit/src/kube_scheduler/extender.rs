@@ -92,7 +92,7 @@ pub enum ExtenderError {
     },
 }
 
-/// The answer of `filter`: the nodes that fit and those that do not.
+/// The answer of `filter`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FittingNodes {
     /// Nodes that fit, in the order of the answer.
@@ -204,7 +204,7 @@ impl ExtenderClient {
         !self.configuration.bind_verb.is_empty()
     }
 
-    /// True if the extender manages a resource of the pod.
+    /// True if the extender is asked about the pod: it manages a resource of the pod, or names none that it manages.
     pub(crate) fn is_interested(&self, pod: &Pod) -> bool {
         let managed = &self.configuration.managed_resources;
         for resources in containers(pod).filter_map(|container| container.resources.as_ref()) {
@@ -219,7 +219,6 @@ impl ExtenderClient {
                 }
             }
         }
-        // Without managedResources an extender is asked about every pod.
         managed.is_empty()
     }
 

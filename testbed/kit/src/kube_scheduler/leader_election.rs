@@ -179,7 +179,7 @@ impl SchedulerElector {
     }
 }
 
-/// `testbed kube-scheduler`.
+/// Flags of `testbed kube-scheduler`.
 #[derive(Clone, Debug, Args)]
 pub struct KubeSchedulerArgs {
     /// The cluster, and the account of the process.
@@ -228,7 +228,7 @@ async fn lead(
     elector.acquire().await;
     let running = Loop::new(client.clone(), configuration, Options::default())?;
     tokio::select! {
-        () = running.run(client.clone()) => {}
+        () = running.run() => {}
         () = elector.renew() => {}
     }
     Ok(())

@@ -38,6 +38,7 @@ const WAITING: &str = "pod group is unschedulable, pod group is waiting for pree
 /// A group's namespace and name.
 pub(super) type GroupKey = (String, String);
 
+/// The group that a pod names; `None` for a pod on its own.
 pub(super) fn group_of(pod: &Pod) -> Option<GroupKey> {
     let group = pod.spec.as_ref()?.scheduling_group.as_ref()?;
     Some((namespace(pod).to_owned(), group.pod_group_name.clone()?))

@@ -31,6 +31,7 @@ use crate::pod_fields::condition;
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 const BY_SCHEDULER: &str = "PreemptionByScheduler";
 
+/// The result of an attempt to make room for a pod.
 #[derive(Debug)]
 pub(super) struct PreemptionRound {
     pub(super) nomination: Nomination,

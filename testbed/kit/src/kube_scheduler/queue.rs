@@ -25,6 +25,7 @@ enum QueuePosition {
     InFlight,
 }
 
+/// A pod without a node.
 #[derive(Debug)]
 struct QueuedPod {
     pod: Arc<Pod>,

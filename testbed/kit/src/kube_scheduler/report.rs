@@ -32,6 +32,7 @@ pub(super) enum Nomination {
     Node(String),
 }
 
+/// The result of an attempt, as a pod's user sees it.
 #[derive(Clone, Debug)]
 pub(super) enum ReportContent {
     /// The pod is bound to this node.
@@ -77,7 +78,7 @@ pub(super) async fn write_all(
                 let event = ("Normal", "Scheduled");
                 write_event(&client, &component, &pod, event, &message)
                     .await
-                    .map(|_| ())
+                    .map(drop)
             }
             ReportContent::Unschedulable(message, nomination) => {
                 let failure = ("Unschedulable", message.as_str());
@@ -147,7 +148,7 @@ async fn write_failure(
     let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": status}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch)
         .await
-        .map(|_| ())
+        .map(drop)
 }
 
 /// Writes an event about a failed attempt, or counts the attempt in the series of the last one.
@@ -193,7 +194,7 @@ pub(super) async fn nominate(client: &Client, pod: &Pod, node: &str) -> kube::Re
         Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": {"nominatedNodeName": node}}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch)
         .await
-        .map(|_| ())
+        .map(drop)
 }
 
 /// Returns true if the pod's condition already has this reason and message.

@@ -63,9 +63,11 @@ impl RecordedEdits {
     }
 }
 
+/// A CDI spec, and the version of the file that it was read from.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CdiSpec {
+    /// Vendor and class, such as `nvidia.com/gpu`; `kind=name` is the full name of a device.
     kind: String,
     #[serde(default)]
     container_edits: RecordedEdits,
@@ -264,21 +266,18 @@ impl CdiCache {
 
     /// Returns the cached edits of all `names`, and the `names` whose spec on disk has other edits by now.
     pub(crate) fn inject(&self, names: &[String]) -> Result<(RecordedEdits, Vec<String>), Unresolvable> {
-        let cached = self.cached_devices();
+        let cached = {
+            let mut state = self.shared.state.lock();
+            // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it trusts the watch.
+            if state.track_new(&self.shared.dirs) {
+                state.devices = read_all(&self.shared.dirs);
+            }
+            state.devices.clone()
+        };
         let edits = edits_of_all(&cached, names)?;
         let mut stale = names.to_vec();
         stale.retain(|name| is_stale(&cached, name));
         Ok((edits, stale))
-    }
-
-    /// The cached devices at the time of an injection.
-    fn cached_devices(&self) -> CdiDevices {
-        let mut state = self.shared.state.lock();
-        // refreshIfRequired: an injection reads the specs itself only if a directory has appeared, else it trusts the watch.
-        if state.track_new(&self.shared.dirs) {
-            state.devices = read_all(&self.shared.dirs);
-        }
-        state.devices.clone()
     }
 }
 

@@ -57,19 +57,19 @@ impl PreparedClaims {
 /// driver's earlier entries.
 fn claim_resources(devices: &[PreparedDevice]) -> Vec<ClaimResource> {
     let mut cdi_by_driver = BTreeMap::<String, Vec<CdiDevice>>::new();
-    let resource = |PreparedDevice {
-                        driver,
-                        pool,
-                        name,
-                        cdi_names,
-                    }: &PreparedDevice| {
-        let cdi_devices = cdi_by_driver.entry(driver.clone()).or_default();
-        cdi_devices.extend(cdi_names.iter().map(|name| CdiDevice { name: name.clone() }));
+    let resource = |device: &PreparedDevice| {
+        let cdi_devices = cdi_by_driver.entry(device.driver.clone()).or_default();
+        cdi_devices.extend(
+            device
+                .cdi_names
+                .iter()
+                .map(|name| CdiDevice { name: name.clone() }),
+        );
         ClaimResource {
             cdi_devices: cdi_devices.clone(),
-            driver_name: driver.clone(),
-            pool_name: pool.clone(),
-            device_name: name.clone(),
+            driver_name: device.driver.clone(),
+            pool_name: device.pool.clone(),
+            device_name: device.name.clone(),
             share_id: None,
         }
     };

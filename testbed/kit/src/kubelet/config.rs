@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +13,9 @@ use super::cdi::RefreshDelay;
 use super::nvidia_runtime::NvidiaRuntime;
 use super::probe_program::ProbeProgram;
 use super::runtime::{ContainersHook, RuntimeContainer};
+
+/// The internal address of every node, also of every pod.
+pub(crate) const ADDRESS: &str = "127.0.0.1";
 
 /// Receives a container's output: namespace, pod, container, text.
 pub type LogSink = Arc<dyn Fn(&str, &str, &str, String) + Send + Sync>;
@@ -41,8 +43,6 @@ pub struct KubeletConfig {
     pub capacity: BTreeMap<String, String>,
     /// Labels of the Node object beside the usual ones.
     pub labels: BTreeMap<String, String>,
-    /// The node's internal address, also every pod's.
-    pub address: IpAddr,
     /// The seed of everything that is random in a real kubelet, such as the order of a Go map.
     pub seed: u64,
     /// Deadlines and pauses.
@@ -137,7 +137,6 @@ impl KubeletConfig {
                 .map(|(name, amount)| (name.to_owned(), amount.to_owned()))
                 .collect(),
             labels: BTreeMap::new(),
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             seed: 0,
             delays: Delays::default(),
             allocated_resources_status: true,

@@ -2,7 +2,7 @@
 //!
 //! Later sources override earlier values of a variable: image, device plugins, pod, CDI specs, NRI plugins, NVIDIA's runtime.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,20 +26,13 @@ use super::runtime::{DEVICE_NODES, RunState, RuntimeContainer, StartAttempts, St
 /// The path of the library that every CUDA program loads.
 const DRIVER_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 
-/// The environment that an image sets. CUDA images request all GPUs; old ones do so by having no `NVIDIA_REQUIRE_CUDA`.
-fn image_env(image: &str) -> &'static [(&'static str, &'static str)] {
+/// Returns true for CUDA images, whose environment requests all GPUs from NVIDIA's runtime.
+fn is_cuda_image(image: &str) -> bool {
     let path = image.split([':', '@']).next().unwrap_or_default();
-    match path.rsplit('/').next() {
-        Some("cuda") => &[
-            (VISIBLE_DEVICES, "all"),
-            ("CUDA_VERSION", "12.4.1"),
-            ("NVIDIA_REQUIRE_CUDA", "cuda>=12.4"),
-        ],
-        Some("old-cuda") => &[("CUDA_VERSION", "9.0")],
-        _ => &[],
-    }
+    path.rsplit('/').next() == Some("cuda")
 }
 
+/// The error of a failed start, which is tried again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error(transparent)]
@@ -140,14 +133,9 @@ impl ContainerStarter {
         };
         let mut made = self.apply_nvidia_runtime(pod, container, &responses, made)?;
         let gpus = &self.machine.config.gpus;
-        let gpu_uuids = made
-            .device_nodes
-            .iter()
-            .filter_map(|path| gpus.of_device_node(path));
-        let mut gpus: Vec<String> = gpu_uuids.collect();
-        gpus.sort();
-        gpus.dedup();
-        made.gpus = gpus;
+        let nodes = made.device_nodes.iter();
+        let gpus: BTreeSet<String> = nodes.filter_map(|path| gpus.of_device_node(path)).collect();
+        made.gpus = gpus.into_iter().collect();
         Ok(made)
     }
 
@@ -172,25 +160,20 @@ impl ContainerStarter {
             annotations: &annotations.collect(),
             is_privileged: container.is_privileged,
         };
+        let driver = vec![DRIVER_LIBRARY.to_owned()];
         let (nodes, mounts, env) = match nvidia.modify(created).map_err(nvidia_error)? {
             Modification::None => return Ok(made),
             Modification::Cli(names) => {
-                let nodes = self.driver_nodes(&names).map_err(|name| {
-                    nvidia_error(format!(
-                        "nvidia-container-cli: device error: {name}: unknown device"
-                    ))
-                })?;
-                (nodes, vec![DRIVER_LIBRARY.to_owned()], Vec::new())
+                let failed =
+                    |name: String| format!("nvidia-container-cli: device error: {name}: unknown device");
+                let nodes = self.driver_nodes(&names).map_err(failed);
+                (nodes.map_err(nvidia_error)?, driver, Vec::new())
             }
             Modification::InMemory(names) => {
-                let nodes = self
-                    .driver_nodes(&names)
-                    .map_err(|name| nvidia_error(format!("failed to get device handle from UUID: {name}")))?;
-                (
-                    nodes,
-                    vec![DRIVER_LIBRARY.to_owned()],
-                    vec![format!("{VISIBLE_DEVICES}=void")],
-                )
+                let failed = |name: String| format!("failed to get device handle from UUID: {name}");
+                let nodes = self.driver_nodes(&names).map_err(failed);
+                let env = vec![format!("{VISIBLE_DEVICES}=void")];
+                (nodes.map_err(nvidia_error)?, driver, env)
             }
             Modification::Specs(names) => {
                 let edits = resolve_now(&self.machine.config.cdi_dirs, &names).map_err(nvidia_error)?;
@@ -228,7 +211,7 @@ impl ContainerStarter {
         Ok(nodes)
     }
 
-    /// Records a container as started. One that ends by itself is recorded as ended at once.
+    /// Records a container as started, and an init container as ended at once.
     fn record(
         &self,
         pod: &KubeletPod,
@@ -245,9 +228,7 @@ impl ContainerStarter {
         }
         (self.machine.config.log)(&pod.namespace, &pod.name, &container.name, lines);
         let now = Timestamp::now();
-        let ends = container.kind == ContainerType::Init
-            || (container.kind == ContainerType::App && container.finishes);
-        let state = if ends {
+        let state = if container.kind == ContainerType::Init {
             RunState::Exited {
                 code: 0,
                 started: now,
@@ -263,18 +244,12 @@ impl ContainerStarter {
             starts,
             ..started
         };
-        let StartAttempts { refusals, spent } = attempts;
-        let StartTimes {
-            total,
-            pre_start,
-            injection,
-        } = spent;
         self.machine.config.started.call(&ContainerStart {
             container: container.clone(),
-            refusals,
-            spent: total,
-            pre_start,
-            injection,
+            refusals: attempts.refusals,
+            spent: attempts.spent.total,
+            pre_start: attempts.spent.pre_start,
+            injection: attempts.spent.injection,
         });
         let probing = (!commands.is_empty()).then(|| container.clone());
         self.machine.runtime.put(container);
@@ -334,8 +309,8 @@ struct ContainerInputs<'a> {
     cdi_devices: Vec<String>,
 }
 
-/// Puts together the container that runs: environment, device nodes and mounts of the plugin's answers, the pod and the
-/// CDI edits.
+/// Puts together the container that runs: environment, device nodes and mounts from the plugins' answers, the pod, its image and
+/// the CDI edits.
 fn compose(
     pod: &KubeletPod,
     container: &ContainerSpec,
@@ -362,10 +337,9 @@ fn compose(
         }
     }
     env.extend(pod_env);
-    for (name, value) in image_env(&container.image) {
-        if !env.contains_key(*name) {
-            env.insert((*name).to_owned(), (*value).to_owned());
-        }
+    if is_cuda_image(&container.image) {
+        env.entry(VISIBLE_DEVICES.to_owned())
+            .or_insert_with(|| "all".to_owned());
     }
     set_pairs(&mut env, &edits.env);
     let (mut device_nodes, mut mounts) = (Vec::new(), Vec::new());

@@ -35,7 +35,7 @@ use crate::files;
 /// The time from the loss of a plugin to the removal of its resource (`endpointStopGracePeriod`).
 pub(crate) const ENDPOINT_GRACE: Duration = Duration::from_secs(5 * 60);
 
-/// The place of admission in the numbers of a container's starts, which begin at 1.
+/// Stands for admission where a container's starts are counted, the first of which is 1.
 const AT_ADMISSION: u32 = 0;
 
 /// Devices of ordinary init containers by resource. Later containers of the pod get them first.
@@ -52,6 +52,7 @@ struct RegisteredPlugin {
     closed: CancellationToken,
 }
 
+/// The error of the step before a container's start in which plugins get `PreStartContainer` calls.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PreStartError {
     #[error("device plugin PreStartContainer rpc failed with err: {0}")]
@@ -68,12 +69,14 @@ pub(crate) enum PreStartError {
     NoEndpoint(String),
 }
 
+/// The device manager of one run of kubelet.
 #[derive(Debug)]
 pub(crate) struct DeviceManager {
     machine: Arc<KubeletMachine>,
     pods: Arc<PodTable>,
     tasks: KubeletTasks,
     devices: Mutex<DeviceManagerState>,
+    /// The plugins that are connected, by resource.
     plugins: Mutex<BTreeMap<String, Arc<RegisteredPlugin>>>,
     /// Wakes the task that writes node status.
     pub(crate) capacity_changed: Notify,
@@ -104,10 +107,6 @@ impl DeviceManager {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, DeviceManagerState> {
         self.devices.lock()
-    }
-
-    fn plugins(&self) -> MutexGuard<'_, BTreeMap<String, Arc<RegisteredPlugin>>> {
-        self.plugins.lock()
     }
 
     /// Removes the resources whose plugin has been disconnected for [`ENDPOINT_GRACE`], and counts the devices of the others.
@@ -158,7 +157,9 @@ impl DeviceManager {
             endpoint: Arc::clone(&endpoint),
             closed: CancellationToken::new(),
         });
-        self.plugins().insert(resource.to_owned(), Arc::clone(&plugin));
+        self.plugins
+            .lock()
+            .insert(resource.to_owned(), Arc::clone(&plugin));
         self.lock().connect(resource, endpoint);
         tracing::info!(resource, socket, "device plugin connected");
         self.machine.counts.lock().registrations += 1;
@@ -172,7 +173,7 @@ impl DeviceManager {
 
     /// Breaks a plugin's `ListAndWatch` stream from kubelet's side; false if there is none.
     pub(crate) fn drop_stream(&self, resource: &str) -> bool {
-        let plugins = self.plugins();
+        let plugins = self.plugins.lock();
         plugins
             .get(resource)
             .map(|plugin| plugin.closed.cancel())
@@ -183,12 +184,10 @@ impl DeviceManager {
     async fn run_plugin(&self, resource: &str, plugin: Arc<RegisteredPlugin>) {
         let reading = self.read_stream(resource, &plugin.endpoint);
         plugin.closed.run_until_cancelled(reading).await;
-        let mut plugins = self.plugins();
         // A fault of kubelet: the plugin that serves the resource now is removed, even if it is a later one.
-        let Some(current) = plugins.remove(resource) else {
+        let Some(current) = self.plugins.lock().remove(resource) else {
             return;
         };
-        drop(plugins);
         current.closed.cancel();
         self.lock().disconnect(resource);
         tracing::info!(resource, "device plugin disconnected");

@@ -15,6 +15,7 @@ use super::checkpoint::CheckpointEntry;
 use super::endpoint::{Endpoint, EndpointError};
 use super::pod::{ContainerSpec, KubeletPod};
 
+/// The reason for which a container gets no devices, in kubelet's words.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AllocationError {
     #[error(
@@ -79,6 +80,7 @@ pub(crate) struct OpenChoice {
     pub(crate) required: usize,
 }
 
+/// The devices of a resource, as its plugin listed them last.
 #[derive(Debug, Default)]
 struct PluginDevices {
     healthy: BTreeSet<DeviceId>,
@@ -89,6 +91,7 @@ struct PluginDevices {
 }
 
 impl PluginDevices {
+    /// Fills in `rendered`.
     fn render(mut self) -> Self {
         let healthy: Vec<&str> = self.healthy.iter().map(AsRef::as_ref).collect();
         self.rendered = serde_json::to_string(&healthy).unwrap_or_default();
@@ -104,9 +107,10 @@ pub(crate) struct Capacity {
     pub(crate) removed: Vec<String>,
 }
 
+/// The devices of all plugins, and their holders.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceManagerState {
-    /// The devices of each resource, as its plugin listed them last.
+    /// By resource.
     plugin_devices: BTreeMap<String, PluginDevices>,
     endpoints: BTreeMap<String, Arc<Endpoint>>,
     /// Devices in use, kept beside `held` and rebuilt from it when a pod has ended.
@@ -189,9 +193,8 @@ impl DeviceManagerState {
         }
     }
 
-    /// Removes the resources whose plugin has been disconnected for longer than `grace`, and counts the devices of the others.
+    /// `GetCapacity`: removes the resources whose plugin has been disconnected for `grace`, and counts the devices of the others.
     pub(crate) fn capacity(&mut self, grace: std::time::Duration) -> Capacity {
-        // GetCapacity removes a resource whose endpoint has been stopped for longer than endpointStopGracePeriod.
         let mut capacity = Capacity::default();
         for (resource, listed) in &self.plugin_devices {
             let endpoint = self.endpoints.get(resource);
@@ -276,11 +279,11 @@ impl DeviceManagerState {
         if !held.is_subset(&listed.healthy) {
             return Err(AllocationError::HeldUnhealthy(resource.to_owned()));
         }
-        let mut taken = BTreeSet::new();
         if !held.is_empty() || request.required == 0 {
             return Ok(DeviceChoice::Nothing);
         }
         // Devices of earlier init containers come first: the container runs after them, and nothing else may have them.
+        let mut taken = BTreeSet::new();
         self.take(resource, reusable, request.required, &mut taken, rng);
         if taken.len() == request.required {
             return Ok(DeviceChoice::Done(taken));

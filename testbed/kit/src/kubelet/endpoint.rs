@@ -66,11 +66,10 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     /// An endpoint for a resource that only the checkpoint knows.
     pub(crate) fn stopped(resource: &str) -> Self {
-        let options = DevicePluginOptions::default();
         Self {
             resource: resource.to_owned(),
             client: None,
-            options,
+            options: DevicePluginOptions::default(),
             stopped_at: Mutex::new(Some(Instant::now())),
         }
     }
@@ -98,15 +97,14 @@ impl Endpoint {
 
     /// Marks the plugin as gone from now on.
     pub(crate) fn stop(&self) {
-        let mut stopped = self.stopped_at.lock();
-        *stopped = Some(Instant::now());
+        *self.stopped_at.lock() = Some(Instant::now());
     }
 
     pub(crate) fn stopped_at(&self) -> Option<Instant> {
         *self.stopped_at.lock()
     }
 
-    /// Returns true if the plugin has been gone for longer than `grace`.
+    /// Returns true if the plugin has been gone for `grace`.
     pub(crate) fn grace_expired(&self, grace: Duration) -> bool {
         self.stopped_at().is_some_and(|at| at.elapsed() >= grace)
     }

@@ -43,12 +43,8 @@ pub(crate) fn fit<'a>(
     Ok(())
 }
 
-/// True if a name is an extended resource: qualified, and not one of Kubernetes' own.
+/// True if a name is an extended resource: qualified, and not one of Kubernetes' own (`IsExtendedResourceName`).
 pub(crate) fn is_extended(name: &str) -> bool {
-    let Some((domain, _)) = name.split_once('/') else {
-        return false;
-    };
-    let is_own = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
     // `requests.nvidia.com/gpu` and the like are names in ResourceQuotas.
-    !is_own && !name.starts_with("requests.")
+    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }

@@ -12,6 +12,7 @@ use tokio::net::UnixStream;
 use super::cdi::{CdiCache, CdiHook, DeviceNode, MountPoint, RecordedEdits, Unresolvable};
 use super::config::KubeletConfig;
 
+/// The error of an injection, for which the container is not created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InjectError {
     #[error("CDI device injection failed: {0}")]
@@ -31,6 +32,7 @@ pub(crate) enum Injector {
     Containerd(PathBuf),
 }
 
+/// The answer of `cdi-injector`. It is written in Go, where an empty list becomes null.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct InjectorAnswer {

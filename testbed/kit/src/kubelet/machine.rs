@@ -19,10 +19,12 @@ pub(super) fn cannot_prepare(path: &Path) -> String {
     format!("cannot prepare {}", path.display())
 }
 
+/// A machine between two reboots.
 #[derive(Debug)]
 pub(crate) struct KubeletMachine {
     pub(crate) config: KubeletConfig,
     pub(crate) runtime: Arc<Runtime>,
+    /// The order of a test to hold back admissions.
     pub(crate) hold: watch::Sender<Hold>,
     pub(crate) counts: Mutex<KubeletCounts>,
     /// The container runtime's socket for plugins, if it has one.
@@ -30,6 +32,7 @@ pub(crate) struct KubeletMachine {
     /// The container runtime's injection of CDI devices; `None` if CDI is off.
     pub(crate) injector: Option<Injector>,
     pub(crate) claims: PreparedClaims,
+    /// Signals each change that a test may wait for.
     changes: watch::Sender<()>,
 }
 

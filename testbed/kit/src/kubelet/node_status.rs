@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use proto::quantity::Quantity;
 use serde_json::{Map, Value, json};
 
-use super::config::KubeletConfig;
+use super::config::{ADDRESS, KubeletConfig};
 use super::device_manager::{DeviceManager, ENDPOINT_GRACE};
 use super::devices::Capacity;
 use super::fit::is_extended;
@@ -29,6 +29,7 @@ use crate::kube_scheduler::ResourceAmounts;
 /// Quantities by resource name, as in node status.
 type ResourceList = BTreeMap<String, String>;
 
+/// Keeps the Node object of this machine.
 #[derive(Debug)]
 pub(crate) struct NodeStatusSync {
     machine: Arc<KubeletMachine>,
@@ -101,6 +102,7 @@ impl NodeStatusSync {
         let nodes = watcher(api.clone(), only).default_backoff();
         let mut nodes = nodes.applied_objects().boxed();
         let mut current: Option<(ResourceList, ResourceList)> = None;
+        // Resources that the device manager has removed since node status was last right.
         let mut removed: Vec<String> = Vec::new();
         loop {
             let expiry = self.devices.lock().next_expiry(ENDPOINT_GRACE);
@@ -190,6 +192,7 @@ fn changed_amounts(from: &ResourceList, to: &ResourceList) -> Map<String, Value>
     changes
 }
 
+/// Compares two amounts as quantities: `2` equals `2000m`.
 fn is_equal(one: &str, other: &str) -> bool {
     one == other
         || matches!((one.parse::<Quantity>(), other.parse::<Quantity>()), (Ok(one), Ok(other)) if one == other)
@@ -232,7 +235,7 @@ fn own_labels(config: &KubeletConfig) -> BTreeMap<String, String> {
 fn status_with(config: &KubeletConfig, resources: &ResourceList) -> Value {
     let now = api_time(Timestamp::now());
     json!({
-        "addresses": [{"type": "InternalIP", "address": config.address.to_string()}, {"type": "Hostname", "address": config.node}],
+        "addresses": [{"type": "InternalIP", "address": ADDRESS}, {"type": "Hostname", "address": config.node}],
         "capacity": resources,
         "allocatable": resources,
         "conditions": [{

@@ -133,7 +133,7 @@ impl Nri {
     }
 }
 
-/// The plugin's connection is closed: by the plugin, or because it answered too late.
+/// The plugin gives no answer: its connection has closed, the answer is late, or it does not decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Closed;
 
@@ -196,8 +196,7 @@ impl NriPlugin {
         Some(plugin)
     }
 
-    /// Calls a method of the NRI plugin. The inner result is the plugin's answer; `Closed` means that the connection has closed,
-    /// that the plugin did not answer in time, or that its answer does not decode.
+    /// Calls a method of the NRI plugin. The inner result is the plugin's answer.
     async fn call<A: prost::Message + Default>(
         &mut self,
         method: &str,
@@ -229,19 +228,22 @@ impl NriPlugin {
 struct Link {
     stream: UnixStream,
     decoder: Decoder,
+    /// Used up by the plugin's registration.
     registered: Option<oneshot::Sender<()>>,
+    /// The callers that wait for an answer, by the number of their call.
     waiting: HashMap<u32, AnswerSender>,
     next_call: u32,
 }
 
 impl Link {
+    /// Serves the connection, with the calls of `inbox`, until it closes.
     async fn run(mut self, mut inbox: mpsc::Receiver<(Vec<u8>, AnswerSender)>) {
         if let Err(error) = self.serve(&mut inbox).await {
             tracing::warn!(%error, "a plugin of the container runtime is closed");
         }
     }
 
-    /// Serves the connection of an NRI plugin: passes calls to the plugin and answers to their callers, until it closes.
+    /// Passes calls to the plugin, and its answers to the callers.
     async fn serve(&mut self, inbox: &mut mpsc::Receiver<(Vec<u8>, AnswerSender)>) -> io::Result<()> {
         // Longer messages come in pieces, which the decoder puts together.
         let mut buffer = [0; 4096];
@@ -318,17 +320,11 @@ fn sandbox_of_pod(pod: &KubeletPod) -> PodSandbox {
 
 /// The sandbox of a container that already runs; its annotations are not known here.
 fn sandbox_of_running(container: &RuntimeContainer) -> PodSandbox {
-    let RuntimeContainer {
-        pod,
-        pod_uid,
-        namespace,
-        ..
-    } = container.clone();
     PodSandbox {
-        id: pod_uid.clone(),
-        name: pod,
-        uid: pod_uid,
-        namespace,
+        id: container.pod_uid.clone(),
+        name: container.pod.clone(),
+        uid: container.pod_uid.clone(),
+        namespace: container.namespace.clone(),
         annotations: HashMap::new(),
     }
 }

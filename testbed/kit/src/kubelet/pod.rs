@@ -11,11 +11,6 @@ use super::probe_program::PROGRAM;
 use crate::kube_scheduler::ResourceAmounts;
 use crate::pod_fields::has_ended;
 
-/// The annotation that makes the app containers of a pod finish at once. Its value does not matter.
-///
-/// Only for pods whose restart policy is not Always; a container whose command is `["true"]` finishes too.
-pub const EXIT_AFTER: &str = "testbed/exit-after";
-
 /// The part of a pod's life in which a container runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerType {
@@ -42,8 +37,6 @@ pub(crate) struct ContainerSpec {
     /// Claims of the pod that it uses.
     pub(crate) claims: Vec<String>,
     pub(crate) is_privileged: bool,
-    /// True if the process ends by itself.
-    pub(crate) finishes: bool,
     /// The commands of `gpu-probe`; empty if the container runs another program.
     pub(crate) probe_commands: Vec<String>,
 }
@@ -75,8 +68,6 @@ impl KubeletPod {
     pub(crate) fn read(pod: &Pod) -> Option<Self> {
         let uid = pod.metadata.uid.clone()?;
         let spec = pod.spec.as_ref()?;
-        let restarts = spec.restart_policy.as_deref().unwrap_or("Always") == "Always";
-        let exits_at_once = pod.annotations().contains_key(EXIT_AFTER);
         let mut containers = Vec::new();
         for container in spec.init_containers.iter().flatten() {
             let kind = match container.restart_policy.as_deref() {
@@ -86,11 +77,7 @@ impl KubeletPod {
             containers.push(read_container(container, kind));
         }
         for container in &spec.containers {
-            let read = read_container(container, ContainerType::App);
-            containers.push(ContainerSpec {
-                finishes: !restarts && (exits_at_once || read.finishes),
-                ..read
-            });
+            containers.push(read_container(container, ContainerType::App));
         }
         for container in spec.ephemeral_containers.iter().flatten() {
             // The fields that kubelet reads here have the same names.
@@ -111,7 +98,7 @@ impl KubeletPod {
                 .collect(),
             requests: ResourceAmounts::of_pod(pod).unwrap_or_default(),
             containers,
-            restarts,
+            restarts: spec.restart_policy.as_deref().unwrap_or("Always") == "Always",
             deleting: pod.metadata.deletion_timestamp.is_some(),
             terminal: has_ended(pod),
         })
@@ -146,11 +133,11 @@ fn read_container(container: &Container, kind: ContainerType) -> ContainerSpec {
         is_privileged: security.is_some_and(|context| context.privileged == Some(true)),
         env: container.env.clone().unwrap_or_default(),
         env_from: container.env_from.clone().unwrap_or_default(),
-        finishes: command == ["true"],
         probe_commands,
     }
 }
 
+/// An amount in whole units; `None` if it is not whole.
 fn whole_units(text: &str) -> Option<i64> {
     text.parse::<Quantity>().ok()?.integer()
 }

@@ -11,20 +11,9 @@ use super::container_start::{ContainerStarter, StartError};
 use super::machine::KubeletMachine;
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 use super::pod_table::{PodCommand, PodTable};
-use super::runtime::{KILLED, RunState, RuntimeContainer};
+use super::runtime::{RunState, RuntimeContainer};
 use super::status_manager::StatusManager;
 use super::tasks::KubeletTasks;
-
-/// The result of an attempt to start the containers of a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WorkerProgress {
-    /// Nothing to do until the next command.
-    Settled,
-    /// A container could not be started.
-    Retry,
-    /// All app containers have finished.
-    Finished,
-}
 
 /// Starts and ends the containers of admitted pods.
 #[derive(Debug)]
@@ -75,13 +64,8 @@ impl PodWorkers {
                     }
                     Some(command) => return self.terminate(&pod, &command),
                 },
-                progress = step => {
-                    next_sync = (progress == WorkerProgress::Retry).then(|| Instant::now() + self.machine().config.delays.start_retry);
-                    if progress == WorkerProgress::Finished {
-                        // Sidecars, which are left, end with success.
-                        self.machine().runtime.kill(&pod.uid, 0);
-                        self.pods.lock().end(&pod.uid);
-                    }
+                is_done = step => {
+                    next_sync = (!is_done).then(|| Instant::now() + self.machine().config.delays.start_retry);
                     self.status.publish_status(&pod);
                 }
             }
@@ -92,30 +76,23 @@ impl PodWorkers {
         &self.starter.machine
     }
 
-    /// Starts the containers that should run and do not.
-    async fn sync_pod(&self, pod: &KubeletPod) -> WorkerProgress {
-        let mut progress = WorkerProgress::Settled;
+    /// Starts the containers that should run and do not; returns false if one of them has to be tried again.
+    async fn sync_pod(&self, pod: &KubeletPod) -> bool {
+        let mut is_done = true;
         for container in &pod.containers {
             if !self.should_start(pod, container) {
                 continue;
             }
             if let Err(error) = self.starter.start(pod, container).await {
                 self.report_failed_start(pod, container, &error);
-                progress = WorkerProgress::Retry;
+                is_done = false;
                 // The containers after an init container wait until it has started.
                 if matches!(container.kind, ContainerType::Init | ContainerType::Sidecar) {
-                    return progress;
+                    return false;
                 }
             }
         }
-        for container in &pod.containers {
-            let state = self.machine().runtime.state(&pod.uid, &container.name);
-            // Sidecars do not keep a pod running.
-            if container.kind == ContainerType::App && !matches!(state, Some(RunState::Exited { .. })) {
-                return progress;
-            }
-        }
-        WorkerProgress::Finished
+        is_done
     }
 
     /// Returns true if a container has not started yet, or has to start again after its exit.
@@ -157,7 +134,7 @@ impl PodWorkers {
 
     /// Kills the containers of a pod, and deletes the pod at the API server unless that has removed it already.
     fn terminate(&self, pod: &KubeletPod, command: &PodCommand) {
-        self.machine().runtime.kill(&pod.uid, KILLED);
+        self.machine().runtime.kill(&pod.uid);
         self.pods.lock().end(&pod.uid);
         if matches!(command, PodCommand::Remove) {
             self.machine().runtime.remove(&pod.uid);

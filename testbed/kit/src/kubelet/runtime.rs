@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::pod::{ContainerSpec, ContainerType, KubeletPod};
@@ -17,7 +17,7 @@ use super::pod::{ContainerSpec, ContainerType, KubeletPod};
 pub const DEVICE_NODES: &str = "DEVICE_NODES";
 
 /// Exit code of a container that is killed.
-pub(crate) const KILLED: i32 = 137;
+const KILLED: i32 = 137;
 
 /// The state of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,8 +162,9 @@ impl fmt::Debug for ContainersHook {
 /// All containers of the node.
 #[derive(Debug)]
 pub(crate) struct Runtime {
+    /// By the UID of the pod and the name of the container.
     containers: Mutex<BTreeMap<(String, String), RuntimeContainer>>,
-    /// Starts that have been tried and have not succeeded yet.
+    /// Starts that have been tried and have not succeeded yet, by the same.
     attempts: Mutex<BTreeMap<(String, String), StartAttempts>>,
     hook: ContainersHook,
     changed: watch::Sender<()>,
@@ -181,7 +182,7 @@ impl Runtime {
 
     /// Changes containers, and passes the change to the hook and to those who wait.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<(String, String), RuntimeContainer>) -> T) -> T {
-        let mut containers = self.lock();
+        let mut containers = self.containers.lock();
         let changed = change(&mut containers);
         self.hook.call(containers.values());
         drop(containers);
@@ -190,14 +191,15 @@ impl Runtime {
     }
 
     pub(crate) fn state(&self, uid: &str, container: &str) -> Option<RunState> {
-        self.lock()
+        self.containers
+            .lock()
             .get(&(uid.to_owned(), container.to_owned()))
             .map(|found| found.state.clone())
     }
 
     /// The containers of one pod, by name.
     pub(crate) fn of_pod(&self, uid: &str) -> BTreeMap<String, RuntimeContainer> {
-        let containers = self.lock();
+        let containers = self.containers.lock();
         let of_pod = containers
             .range((uid.to_owned(), String::new())..)
             .take_while(|((of, _), _)| of == uid);
@@ -206,11 +208,12 @@ impl Runtime {
             .collect()
     }
 
+    /// The containers of all pods.
     pub(crate) fn all(&self) -> Vec<RuntimeContainer> {
-        self.lock().values().cloned().collect()
+        self.containers.lock().values().cloned().collect()
     }
 
-    /// Replaces or creates a container; the number of its starts is kept.
+    /// Records a container, in place of its earlier start.
     pub(crate) fn put(&self, container: RuntimeContainer) {
         let key = (container.pod_uid.clone(), container.name.clone());
         self.change(|containers| containers.insert(key, container));
@@ -237,8 +240,8 @@ impl Runtime {
         });
     }
 
-    /// Ends every running container of a pod.
-    pub(crate) fn kill(&self, uid: &str, code: i32) {
+    /// Kills every running container of a pod.
+    pub(crate) fn kill(&self, uid: &str) {
         let finished = Timestamp::now();
         self.change(|containers| {
             for container in containers
@@ -247,7 +250,7 @@ impl Runtime {
             {
                 if let RunState::Running { since } = container.state {
                     container.state = RunState::Exited {
-                        code,
+                        code: KILLED,
                         started: since,
                         finished,
                     };
@@ -284,9 +287,5 @@ impl Runtime {
     pub(crate) fn remove(&self, uid: &str) {
         self.attempts.lock().retain(|(of, _), _| of != uid);
         self.change(|containers| containers.retain(|(of, _), _| of != uid));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), RuntimeContainer>> {
-        self.containers.lock()
     }
 }

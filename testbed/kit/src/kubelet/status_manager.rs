@@ -1,7 +1,7 @@
 //! kubelet's status manager: renders pod status, and writes status, deletions and events to the API server.
 //!
 //! Admission never waits for a write. Writes of one pod keep their order, and a newer status replaces one that
-//! was not written yet.
+//! was not written yet. Conditions have no reasons.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use super::config::ADDRESS;
 use super::device_manager::DeviceManager;
 use super::devices::DeviceHolder;
 use super::machine::KubeletMachine;
@@ -81,7 +82,8 @@ impl StatusManager {
             if *held != holds {
                 (*held, *since) = (holds, now);
             }
-            shown.push(condition(name, holds, *since, phase));
+            let status = if holds { "True" } else { "False" };
+            shown.push(json!({"type": name, "status": status, "lastTransitionTime": api_time(*since)}));
         }
         let started = record.started;
         drop(pods);
@@ -94,12 +96,11 @@ impl StatusManager {
                 ContainerType::Init | ContainerType::Sidecar => init.push(status),
             }
         }
-        let ip = self.machine.config.address.to_string();
         let status = json!({
             "phase": phase,
             "conditions": shown,
-            "hostIP": ip, "hostIPs": [{"ip": ip}],
-            "podIP": ip, "podIPs": [{"ip": ip}],
+            "hostIP": ADDRESS, "hostIPs": [{"ip": ADDRESS}],
+            "podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}],
             "startTime": api_time(started),
             "containerStatuses": app,
             "initContainerStatuses": if init.is_empty() { Value::Null } else { Value::Array(init) },
@@ -194,7 +195,7 @@ impl StatusManager {
 
     /// Adds a write to the pending writes of a pod, and starts the task that performs them if none runs.
     fn submit(self: &Arc<Self>, pod: &KubeletPod, change: impl FnOnce(&mut PendingWrites)) {
-        let mut all = self.lock();
+        let mut all = self.pending.lock();
         if let Some(pending) = all.get_mut(&pod.uid) {
             return change(pending);
         }
@@ -238,7 +239,7 @@ impl StatusManager {
 
     /// The next write: the status, or the deletion if there is no status.
     fn next_write(&self, uid: &str) -> Option<(String, String, Option<Value>)> {
-        let mut all = self.lock();
+        let mut all = self.pending.lock();
         let pending = all.get_mut(uid)?;
         let status = pending.status.take();
         if status.is_none() && !std::mem::take(&mut pending.delete) {
@@ -250,17 +251,12 @@ impl StatusManager {
 
     /// Keeps a write that has failed, so that it is tried again, unless a newer status has come.
     fn put_back(&self, uid: &str, status: Option<Value>) {
-        if let Some(pending) = self.lock().get_mut(uid) {
+        if let Some(pending) = self.pending.lock().get_mut(uid) {
             match status {
-                // A newer status may have come meanwhile.
                 Some(status) => pending.status = Some(pending.status.take().unwrap_or(status)),
                 None => pending.delete = true,
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PendingWrites>> {
-        self.pending.lock()
     }
 }
 
@@ -328,21 +324,19 @@ fn has_completed(in_runtime: Option<&RuntimeContainer>) -> bool {
     in_runtime.is_some_and(|in_runtime| matches!(in_runtime.state, RunState::Exited { code: 0, .. }))
 }
 
-/// The phase of a pod, by its containers.
+/// The phase of a pod, by its containers. None succeeds, as app containers run until they are killed.
 fn phase(pod: &KubeletPod, containers: &BTreeMap<String, RuntimeContainer>, ended: bool) -> &'static str {
-    let (mut have_completed, mut have_started) = (true, true);
-    for spec in &pod.containers {
-        if spec.kind == ContainerType::App {
-            let in_runtime = containers.get(&spec.name);
-            have_completed &= has_completed(in_runtime);
-            have_started &= in_runtime.is_some_and(|in_runtime| in_runtime.starts > 0);
-        }
-    }
-    match ended {
-        true if have_completed => "Succeeded",
-        true => "Failed",
-        false if have_started => "Running",
-        false => "Pending",
+    let mut apps = pod
+        .containers
+        .iter()
+        .filter(|spec| spec.kind == ContainerType::App);
+    let has_started = |spec: &ContainerSpec| containers.get(&spec.name).is_some_and(|found| found.starts > 0);
+    if ended {
+        "Failed"
+    } else if apps.all(has_started) {
+        "Running"
+    } else {
+        "Pending"
     }
 }
 
@@ -370,19 +364,6 @@ fn conditions(
         ("ContainersReady", ready),
         ("Ready", ready),
     ]
-}
-
-/// A condition in the form of the API.
-fn condition(name: &str, holds: bool, since: Timestamp, phase: &str) -> Value {
-    let reason = match (phase, name) {
-        _ if holds => None,
-        ("Succeeded", _) => Some("PodCompleted"),
-        ("Failed", _) => Some("PodFailed"),
-        (_, "Initialized") => Some("ContainersNotInitialized"),
-        _ => Some("ContainersNotReady"),
-    };
-    let status = if holds { "True" } else { "False" };
-    json!({"type": name, "status": status, "lastTransitionTime": api_time(since), "reason": reason})
 }
 
 /// A time in whole seconds, as Kubernetes writes it.

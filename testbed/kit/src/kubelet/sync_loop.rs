@@ -24,7 +24,6 @@ use super::node_status::NodeStatusSync;
 use super::pod::KubeletPod;
 use super::pod_table::{PodCommand, PodTable};
 use super::pod_worker::PodWorkers;
-use super::runtime::KILLED;
 use super::status_manager::StatusManager;
 use super::tasks::KubeletTasks;
 use crate::dice::dice;
@@ -58,6 +57,7 @@ impl Rejection {
     }
 }
 
+/// Admits the pods of this node.
 #[derive(Debug)]
 pub(crate) struct SyncLoop {
     pub(crate) machine: Arc<KubeletMachine>,
@@ -171,7 +171,7 @@ impl SyncLoop {
                 self.forget_missing(&pods);
                 let known: BTreeSet<String> = batch.iter().map(|pod| pod.uid.clone()).collect();
                 let new = pods.into_iter().filter(|pod| !known.contains(&pod.uid));
-                batch.extend(new.filter_map(|pod| self.update(pod)).collect::<Vec<_>>());
+                batch.extend(new.filter_map(|pod| self.update(pod)));
             }
         }
     }
@@ -302,7 +302,7 @@ impl SyncLoop {
         tracing::warn!(pod = pod.full_name(), reason, message, "pod rejected");
         self.pods.lock().end(&pod.uid);
         // After a restart of kubelet the containers of the rejected pod may be running.
-        self.machine.runtime.kill(&pod.uid, KILLED);
+        self.machine.runtime.kill(&pod.uid);
         self.status.publish_rejection(pod, reason, message);
         self.status.publish_event(pod, reason, message);
     }

@@ -43,8 +43,10 @@ pub(super) enum CallError {
     Response(String),
 }
 
+/// The place at which a webhook is called.
 struct WebhookAddress {
     url: String,
+    /// The DNS name of its Service, which its certificate has to be for.
     server_name: String,
     /// The local port behind its Service.
     address: SocketAddr,
@@ -84,7 +86,6 @@ fn locate(services: &LocalPorts, hook: &WebhookConfig) -> Result<WebhookAddress,
     let Some(address) = services.get(&service.namespace, &service.name, port) else {
         return Err(CallError::Address(service.name));
     };
-    // The webhook's certificate is for the name of its Service, whichever address it is called at.
     let server_name = format!("{}.{}.svc", service.name, service.namespace);
     let path = service.path.unwrap_or_default();
     let (path, timeout) = (path.trim_start_matches('/'), hook.timeout.as_secs());
@@ -135,6 +136,7 @@ fn client_config(hook: &WebhookConfig) -> anyhow::Result<ClientConfig> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
+/// The answer of a webhook to a review.
 #[derive(Debug)]
 pub(super) struct WebhookVerdict {
     allowed: bool,

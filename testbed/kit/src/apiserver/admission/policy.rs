@@ -42,6 +42,7 @@ pub(crate) struct ParamInformers(Mutex<Informers>);
 
 #[derive(Debug, Default)]
 struct Informers {
+    /// The kinds that bindings needed at the last write.
     running: BTreeSet<VersionedKind>,
     /// Ended informers of built-in kinds, with the objects that they had seen by then: these stay in use (kubernetes#130887).
     ended: BTreeMap<VersionedKind, SeenParams>,

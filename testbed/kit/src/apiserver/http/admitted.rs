@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::Server;
 use super::request::ApiRequest;
-use crate::apiserver::admission::{self, AdmissionChain, AdmissionOperation, ReviewObjects, ReviewedWrite};
+use crate::apiserver::admission::{AdmissionChain, AdmissionOperation, ReviewObjects, ReviewedWrite};
 use crate::apiserver::object;
 use crate::apiserver::patch::PatchFormat;
 use crate::apiserver::selector::Selectors;
@@ -30,18 +30,8 @@ fn admission_chain(server: &Server, write: &ReviewedWrite<'_>) -> AdmissionChain
     AdmissionChain::for_request(&server.objects.state(), server.objects.services(), write)
 }
 
-/// Creates the object of a request after admission.
+/// Creates an object after admission, for a request that creates or patches it.
 pub(super) async fn create(
-    server: &Server,
-    request: &ApiRequest,
-    body: Value,
-    options: &WriteOptions,
-) -> Result<Written, ApiError> {
-    create_at(server, request, &request.route.target(), body, options).await
-}
-
-/// Creates an object at a target that the caller names, after admission: a patch may create an object too.
-async fn create_at(
     server: &Server,
     request: &ApiRequest,
     target: &RequestTarget,
@@ -130,7 +120,7 @@ async fn change_object(
         };
         let (new, applied) = match drafted {
             PatchedObject::New(body, options) => {
-                return create_at(server, request, target, body, &options).await;
+                return create(server, request, target, body, &options).await;
             }
             PatchedObject::Changed { new, applied } => (new, applied),
         };
@@ -143,7 +133,8 @@ async fn change_object(
     }
 }
 
-/// Runs admission on one draft of a changed object and stores the result. Another write in between makes it fail with a conflict.
+/// Runs admission on one draft of a changed object and stores the result; `applied` is that of [`update::commit`]. Another write
+/// in between makes it fail with a conflict.
 async fn try_change(
     server: &Server,
     target: &RequestTarget,
@@ -172,17 +163,8 @@ async fn try_change(
     update::store_settled(&mut server.objects.state_mut(), target, settled, options)
 }
 
-/// Deletes the object of a request after admission.
+/// Deletes one object after admission; a request for a collection deletes many.
 pub(super) async fn delete(
-    server: &Server,
-    request: &ApiRequest,
-    options: &DeleteOptions,
-) -> Result<Deleted, ApiError> {
-    delete_at(server, request, &request.route.target(), options).await
-}
-
-/// Deletes the object of a target that the caller names, after admission: one of many if a whole collection is deleted.
-async fn delete_at(
     server: &Server,
     request: &ApiRequest,
     target: &RequestTarget,
@@ -197,9 +179,9 @@ async fn delete_at(
     let write = reviewed_write(request, AdmissionOperation::Delete, target, &write_options);
     let chain = admission_chain(server, &write);
     if !chain.applies_to_nothing() {
-        let old = admission::value_of(Some(&server.objects.state().current(target)?));
+        let current = server.objects.state().current(target)?;
         let objects = ReviewObjects {
-            old,
+            old: Arc::clone(&current.value),
             new: Value::Null,
         };
         chain.mutate(&write, objects.clone()).await?;
@@ -218,7 +200,7 @@ pub(super) async fn delete_all(
     let found = delete::select_objects(&server.objects.state(), &request.route.target(), selectors);
     let mut deleted = Vec::new();
     for target in found {
-        match delete_at(server, request, &target, options).await {
+        match delete(server, request, &target, options).await {
             Ok(one) => deleted.push(one.version),
             // Another request has deleted the object in between.
             Err(error) if error.code == 404 => {}

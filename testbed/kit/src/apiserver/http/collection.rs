@@ -6,14 +6,13 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::BytesMut;
-use http::HeaderValue;
 use serde_json::Value;
 
 use super::Server;
 use super::admitted;
 use super::request::ApiRequest;
 use super::watch_stream::{WatchParams, WatchStream};
-use super::{body_answer, bytes_answer};
+use super::{JSON, body_answer, json_bytes_answer};
 use crate::apiserver::read;
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
@@ -26,7 +25,7 @@ pub(super) fn list(server: &Arc<Server>, request: &ApiRequest) -> Result<Respons
     let query = request.list_query()?;
     let resource = Arc::clone(&request.route.resource);
     let page = read::list(&server.objects.state().store, &resource.storage, &query)?;
-    let meta = render::list_meta(page.revision, page.next.as_deref(), page.remaining);
+    let meta = render::list_meta(page.revision, page.next.as_deref());
     Ok(list_answer(view, &resource, &meta, &page.items))
 }
 
@@ -40,7 +39,7 @@ fn list_answer(view: View, resource: &Resource, meta: &Value, items: &[Arc<Objec
         body.extend_from_slice(&render::render_list_item(view, resource, version));
     }
     body.extend_from_slice(tail.as_bytes());
-    bytes_answer(200, body.freeze())
+    json_bytes_answer(200, body.freeze())
 }
 
 /// Starts a watch and answers with the stream of its events.
@@ -48,6 +47,7 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
     let view = request.view()?;
     let resource = Arc::clone(&request.route.resource);
     let bookmarks = request.query.is_set("allowWatchBookmarks");
+    // A WatchList: the client gets the present objects as events, where older clients list them first.
     let streams_list = request.query.is_set("sendInitialEvents");
     let start = match request.query.number("resourceVersion")? {
         Some(rv) if rv > 0 && !streams_list => WatchStart::After(rv),
@@ -77,11 +77,7 @@ pub(super) fn watch(server: &Arc<Server>, request: &ApiRequest) -> Result<Respon
             .map(Duration::from_secs),
     };
     let stream = WatchStream::new(server, watch, params);
-    Ok(body_answer(
-        200,
-        HeaderValue::from_static("application/json"),
-        Body::from_stream(stream.into_stream()),
-    ))
+    Ok(body_answer(200, JSON, Body::from_stream(stream.into_stream())))
 }
 
 /// Answers a `deletecollection`: deletes the selected objects and lists them.
@@ -90,6 +86,6 @@ pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result
     let selectors = request.selectors()?;
     let target = request.route.target();
     let deleted = admitted::delete_all(server, request, &selectors, &options).await?;
-    let meta = render::list_meta(server.objects.revision(), None, None);
+    let meta = render::list_meta(server.objects.revision(), None);
     Ok(list_answer(View::Object, &target.resource, &meta, &deleted))
 }

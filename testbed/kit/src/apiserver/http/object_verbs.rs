@@ -18,7 +18,7 @@ use crate::rbac::Rbac;
 
 pub(super) fn get(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let version = server.objects.state().current(&request.route.target())?;
-    request.object_answer(200, &request.route.resource, &version)
+    request.object_answer(200, &version)
 }
 
 /// Answers a `create`, which for some resources is an action: a Binding binds a pod, a review is only answered.
@@ -38,8 +38,13 @@ pub(super) async fn create(server: &Arc<Server>, request: &ApiRequest) -> Result
     }
     // A form of answer that this server does not have is refused (406) before anything is written.
     request.view()?;
-    let written = admitted::create(server, request, request.read_body()?, &request.write_options()).await?;
-    request.object_answer(201, &request.route.resource, &written.version)
+    let (target, body, options) = (
+        request.route.target(),
+        request.read_body()?,
+        request.write_options(),
+    );
+    let written = admitted::create(server, request, &target, body, &options).await?;
+    request.object_answer(201, &written.version)
 }
 
 /// The roles and bindings of the cluster.
@@ -57,7 +62,7 @@ pub(super) async fn update(server: &Arc<Server>, request: &ApiRequest) -> Result
     request.view()?;
     let body = request.read_body()?;
     let written = admitted::update(server, request, body, &request.write_options()).await?;
-    request.object_answer(200, &request.route.resource, &written.version)
+    request.object_answer(200, &written.version)
 }
 
 /// Answers a `patch`; the content type of the request says which kind of patch it is.
@@ -75,16 +80,16 @@ pub(super) async fn patch(server: &Arc<Server>, request: &ApiRequest) -> Result<
     let (body, options) = (request.read_body()?, request.write_options());
     let written = admitted::patch(server, request, format, body, &options).await?;
     let code = if written.created { 201 } else { 200 };
-    request.object_answer(code, &request.route.resource, &written.version)
+    request.object_answer(code, &written.version)
 }
 
 pub(super) async fn delete(server: &Arc<Server>, request: &ApiRequest) -> Result<Response, ApiError> {
     let options = request.delete_options()?;
     let resource = &request.route.resource;
-    let deleted = admitted::delete(server, request, &options).await?;
+    let deleted = admitted::delete(server, request, &request.route.target(), &options).await?;
     // The answer for a removed pod is the pod itself, for an object of another kind a Status that has the UID.
     if !deleted.removed || resource.is_pod() {
-        return request.object_answer(200, resource, &deleted.version);
+        return request.object_answer(200, &deleted.version);
     }
     let details = json!({
         "name": request.route.name, "group": resource.group, "kind": resource.plural,
@@ -137,7 +142,7 @@ pub(super) fn log(server: &Arc<Server>, request: &ApiRequest) -> Result<Response
     Ok(text_answer(lines.into_iter().skip(skipped).collect()))
 }
 
-/// The container of a request for a log or a program: the one that the request names, else the only one.
+/// The container of a request for a log or a program: the one that the request names, else the only app container.
 pub(super) fn choose_container<'a>(
     query: &Query,
     pod_name: &str,
@@ -152,7 +157,6 @@ pub(super) fn choose_container<'a>(
         (Some(asked), _) => names.iter().find(|n| **n == asked).copied().ok_or_else(|| {
             ApiError::bad_request(format!("container {asked} is not valid for pod {pod_name}"))
         }),
-        (None, [only]) => Ok(*only),
         (None, [first, ..]) if object::array(pod, "/spec/containers").len() == 1 => Ok(*first),
         (None, _) => Err(ApiError::bad_request(format!(
             "a container name must be specified for pod {pod_name}, choose one of: [{}]",

@@ -9,12 +9,11 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 
 use super::route::{Query, Route};
-use super::{bytes_answer, parse_body};
+use super::{json_bytes_answer, parse_body};
 use crate::apiserver::access::User;
 use crate::apiserver::object;
 use crate::apiserver::read::ListQuery;
 use crate::apiserver::render::{self, View};
-use crate::apiserver::resource::Resource;
 use crate::apiserver::selector::Selectors;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::ObjectVersion;
@@ -135,16 +134,9 @@ impl ApiRequest {
     }
 
     /// Answers with an object in the form that the client accepts: as it is, as metadata only, or as a table.
-    pub(super) fn object_answer(
-        &self,
-        code: u16,
-        resource: &Resource,
-        version: &ObjectVersion,
-    ) -> Result<Response, ApiError> {
-        Ok(bytes_answer(
-            code,
-            render::render_object(self.view()?, resource, version),
-        ))
+    pub(super) fn object_answer(&self, code: u16, version: &ObjectVersion) -> Result<Response, ApiError> {
+        let body = render::render_object(self.view()?, &self.route.resource, version);
+        Ok(json_bytes_answer(code, body))
     }
 
     /// The options of a deletion: from the body, and from the query where the body says nothing.

@@ -11,12 +11,12 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at, 
 use tokio_util::sync::CancellationToken;
 
 use super::Server;
-use crate::apiserver::faults::{Faults, WatchFault, WatchOrder};
+use crate::apiserver::faults::{Faults, WatchOrder, WatchSelection};
 use crate::apiserver::render::{self, View};
 use crate::apiserver::resource::Resource;
 use crate::apiserver::status::ApiError;
 use crate::apiserver::store::ChangeKind;
-use crate::apiserver::watch::{EncodedChange, Watch};
+use crate::apiserver::watch::{ReportedChange, Watch};
 
 /// The duration of a watch whose client sets no `timeoutSeconds`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -35,7 +35,7 @@ pub(super) struct WatchParams {
     pub(super) user: String,
     /// `allowWatchBookmarks` of the request.
     pub(super) bookmarks: bool,
-    /// True until the bookmark is sent that ends the initial events of a `WatchList`.
+    /// True until the bookmark is sent that ends the initial events of a `WatchList`; false from the start for other watches.
     pub(super) ends_initial_events: bool,
     pub(super) timeout: Option<Duration>,
 }
@@ -48,16 +48,18 @@ pub(super) struct WatchStream {
     bookmark: Interval,
     deadline: Instant,
     faults: Faults,
-    orders: broadcast::Receiver<(WatchFault, WatchOrder)>,
-    held: watch::Receiver<Vec<WatchFault>>,
+    orders: broadcast::Receiver<(WatchSelection, WatchOrder)>,
+    held: watch::Receiver<Vec<WatchSelection>>,
     /// True if a fault has held back the watch since it last sent events.
     was_held: bool,
     /// True if a fault lets the watch send bookmarks only.
     is_mute: bool,
     stopping: CancellationToken,
+    /// True once nothing comes after the chunk that was sent last.
     ended: bool,
 }
 
+/// The reason for which a stream that waits goes on.
 enum WakeReason {
     Changed,
     Bookmark,
@@ -91,7 +93,6 @@ impl WatchStream {
     pub(super) fn into_stream(self) -> impl Stream<Item = io::Result<Bytes>> {
         futures::stream::unfold(self, |mut stream| async move {
             let chunk = stream.next_chunk().await?;
-            stream.ended |= chunk.is_err();
             Some((chunk, stream))
         })
     }
@@ -123,8 +124,8 @@ impl WatchStream {
                     return Some(Ok(self.lines(&changes)));
                 }
                 Ok(_) if self.params.ends_initial_events && !held => {
-                    let ends_initial_events = std::mem::take(&mut self.params.ends_initial_events);
-                    return self.bookmark_line(ends_initial_events);
+                    self.params.ends_initial_events = false;
+                    return self.bookmark_line(true);
                 }
                 Ok(_) => {}
             }
@@ -135,12 +136,10 @@ impl WatchStream {
                 WakeReason::Ended => {
                     self.ended = true;
                     // kube-apiserver ends a watch with a bookmark, so that the client resumes without a list.
-                    let sends_bookmark = self.params.bookmarks && !held;
-                    return if sends_bookmark {
-                        self.bookmark_line(false)
-                    } else {
-                        None
-                    };
+                    if held || !self.params.bookmarks {
+                        return None;
+                    }
+                    return self.bookmark_line(false);
                 }
                 WakeReason::Ordered(WatchOrder::Mute) => {
                     self.is_mute = true;
@@ -163,7 +162,7 @@ impl WatchStream {
         self.held
             .borrow_and_update()
             .iter()
-            .any(|held| held.include(&self.params.resource.plural, &self.params.user))
+            .any(|held| held.includes(&self.params.resource.plural, &self.params.user))
     }
 
     /// Waits until there may be something to send, and returns the reason to wake up.
@@ -195,7 +194,7 @@ impl WatchStream {
     }
 
     /// The lines of some changes, in the order of the changes.
-    fn lines(&self, changes: &[EncodedChange]) -> Bytes {
+    fn lines(&self, changes: &[ReportedChange]) -> Bytes {
         let mut lines = BytesMut::new();
         for change in changes {
             let kind = match change.change {
@@ -215,13 +214,13 @@ impl WatchStream {
 
 /// Waits for an order to the watches of this resource and user.
 async fn next_order(
-    orders: &mut broadcast::Receiver<(WatchFault, WatchOrder)>,
+    orders: &mut broadcast::Receiver<(WatchSelection, WatchOrder)>,
     plural: &str,
     user: &str,
 ) -> WatchOrder {
     loop {
         match orders.recv().await {
-            Ok((watches, order)) if watches.include(plural, user) => return order,
+            Ok((watches, order)) if watches.includes(plural, user) => return order,
             Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }

@@ -81,7 +81,7 @@ fn ownable_part(declared: &Value, manager: Manager<'_>) -> Value {
     ownable
 }
 
-/// A place in an object: the path of field names, which items of lists do not lengthen.
+/// A place in an object: the names of the fields that lead there. An item of a list is at the place of the list.
 #[derive(Clone)]
 struct Place<'a> {
     is_custom: bool,
@@ -89,8 +89,7 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The place below an element of `FieldsV1`, or below a field without its prefix; items of a list are at the place of the
-    /// list.
+    /// The place below an element of `FieldsV1` (`f:name` for a field), or below a plain field name.
     fn below(&self, element: &'a str) -> Self {
         let mut place = self.clone();
         if !is_item(element) {
@@ -114,10 +113,10 @@ impl<'a> Place<'a> {
             ListRule::Map(keys) => {
                 let mut key_fields = Map::new();
                 for key in keys {
-                    let value = item.get(&key).cloned();
+                    let value = item.get(key).cloned();
                     // `protocol` of a port, the one key with a default.
-                    let value = value.or_else(|| (key == "protocol").then(|| "TCP".into()))?;
-                    key_fields.insert(key, value);
+                    let value = value.or_else(|| (*key == "protocol").then(|| "TCP".into()))?;
+                    key_fields.insert((*key).to_owned(), value);
                 }
                 Some(format!("k:{}", Value::Object(key_fields)))
             }
@@ -125,6 +124,7 @@ impl<'a> Place<'a> {
     }
 }
 
+/// Returns true if an element of `FieldsV1` is an item of a list, by its key or its value.
 fn is_item(element: &str) -> bool {
     element.starts_with("k:") || element.starts_with("v:")
 }
@@ -178,12 +178,14 @@ fn fields_of(value: &Value, place: &Place<'_>) -> Value {
     Value::Object(fields)
 }
 
-/// Removes the fields `before` that a manager owned and no `FieldsV1` in `owned` has now, and what becomes empty by that.
+/// Removes from `value` the fields that a manager owned `before` and that no `FieldsV1` in `owned` has now, with parents that
+/// become empty by that.
 fn prune(value: &mut Value, before: &Value, owned: &[&Value], place: &Place<'_>) {
     for (element, below) in before.as_object().into_iter().flatten() {
         let owned: Vec<&Value> = owned.iter().filter_map(|fields| fields.get(element)).collect();
         let place_below = place.below(element);
         let is_dropped = |child: &Value| {
+            // A field without fields below and an item of a list belong to the manager as a whole, others only by what is below.
             let is_whole = *below == json!({}) || is_item(element);
             owned.is_empty() && (is_whole || *child == json!({}) || *child == json!([]))
         };

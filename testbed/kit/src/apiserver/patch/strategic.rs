@@ -1,4 +1,5 @@
-//! Strategic merge patch, a merge patch that knows the keys of list items and obeys `$` directives.
+//! Strategic merge patch, a merge patch that knows the keys of list items and obeys the directives `$patch`, `$retainKeys` and
+//! `$setElementOrder`. `$deleteFromPrimitiveList` is left out.
 //!
 //! A table by field name stands for the tags of the Go structures of built-in kinds. Lists without a rule are atomic, as in
 //! Kubernetes.
@@ -11,7 +12,6 @@ use crate::apiserver::status::ApiError;
 const PATCH: &str = "$patch";
 const RETAIN: &str = "$retainKeys";
 const ORDER: &str = "$setElementOrder/";
-const DELETE_PRIMITIVE: &str = "$deleteFromPrimitiveList/";
 
 /// Merges a patch into an object of a built-in kind.
 pub(crate) fn merge(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
@@ -60,9 +60,11 @@ fn merge_map<'a>(
         merge_field(target, field, change, field_path)?;
         field_path.pop();
     }
-    // List directives come after the fields: `$setElementOrder` sorts the list that the patch has just merged.
-    for (field, change) in patch {
-        apply_list_directive(target, field, change, field_path);
+    // The order comes after the fields: it sorts the list that the patch has just merged.
+    for (field, listed) in patch {
+        if let (Some(list), Value::Array(listed)) = (field.strip_prefix(ORDER), listed) {
+            sort_list(target, list, listed, field_path);
+        }
     }
     Ok(())
 }
@@ -106,10 +108,9 @@ fn merge_list<'a>(
     let replace = patch.iter().any(|item| directive(item) == Some("replace"));
     match list_rule(field_path) {
         ListRule::Map(keys) if !replace => {
-            let key = keys.first().map_or("", String::as_str);
+            let key = keys.first().copied().unwrap_or_default();
             return merge_keyed(target, patch, key, field_path);
         }
-        // Removal from a set has a directive of its own, `$deleteFromPrimitiveList`.
         ListRule::Set if !replace => {
             for item in patch {
                 if !target.contains(item) {
@@ -161,22 +162,14 @@ fn merge_keyed<'a>(
     Ok(())
 }
 
-/// Applies a directive beside a list: one that deletes values from the list, or one that sets its order.
-fn apply_list_directive<'a>(
+/// Sorts a list of the target in the order of a `$setElementOrder`.
+fn sort_list<'a>(
     target: &mut Map<String, Value>,
-    field: &'a str,
-    change: &Value,
+    list: &'a str,
+    listed: &[Value],
     field_path: &mut Vec<&'a str>,
 ) {
-    let Value::Array(listed) = change else { return };
-    if let Some(list) = field.strip_prefix(DELETE_PRIMITIVE)
-        && let Some(items) = target.get_mut(list).and_then(Value::as_array_mut)
-    {
-        items.retain(|item| !listed.contains(item));
-    }
-    if let Some(list) = field.strip_prefix(ORDER)
-        && let Some(items) = target.get_mut(list).and_then(Value::as_array_mut)
-    {
+    if let Some(items) = target.get_mut(list).and_then(Value::as_array_mut) {
         field_path.push(list);
         let rule = list_rule(field_path);
         field_path.pop();
@@ -193,14 +186,15 @@ fn order_in(item: &Value, listed: &[Value], rule: &ListRule) -> usize {
     listed.iter().position(same).unwrap_or(listed.len())
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The way in which a patch merges a list.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum ListRule {
     /// Replaced as a whole.
     Atomic,
     /// A set of scalars.
     Set,
     /// Items are objects that these fields identify.
-    Map(Vec<String>),
+    Map(&'static [&'static str]),
 }
 
 /// Lists of objects: names of parent fields (empty for any parent), name of the list's field, merge keys.
@@ -242,11 +236,11 @@ pub(super) fn list_rule(field_path: &[&str]) -> ListRule {
     };
     let parent = parents.last().copied().unwrap_or_default();
     if is_listed(NAMED, field) {
-        return ListRule::Map(vec!["name".to_owned()]);
+        return ListRule::Map(&["name"]);
     }
     for (under, name, keys) in KEYED {
         if name == field && (under.is_empty() || under.contains(&parent)) {
-            return ListRule::Map(keys.iter().map(ToString::to_string).collect());
+            return ListRule::Map(keys);
         }
     }
     match (parent, *field) {

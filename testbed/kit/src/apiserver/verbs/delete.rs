@@ -23,6 +23,7 @@ pub(crate) struct DeleteOptions {
     pub(crate) now: DateTime<Utc>,
 }
 
+/// The result of a deletion.
 #[derive(Debug, Clone)]
 pub(crate) struct Deleted {
     pub(crate) version: Arc<ObjectVersion>,
@@ -132,14 +133,7 @@ pub(super) fn remove_object(state: &mut ApiState, target: &RequestTarget, last: 
         end_namespace_if_empty(state, &target.namespace);
     }
     // Not reached: the callers have found the object under the same lock.
-    removed.unwrap_or_else(|| {
-        let bytes = last.to_string().into();
-        Arc::new(ObjectVersion {
-            rv: state.store.revision(),
-            value: Arc::new(last),
-            bytes,
-        })
-    })
+    removed.unwrap_or_else(|| state.unstored(last))
 }
 
 /// Refuses a deletion whose preconditions name another UID or version than the stored object has.
@@ -197,13 +191,6 @@ fn delete_namespace(
     current: &Arc<ObjectVersion>,
     options: &DeleteOptions,
 ) -> Result<Deleted, ApiError> {
-    if matches!(target.name.as_str(), "default" | "kube-system" | "kube-public") {
-        return Err(ApiError::forbidden(
-            "namespaces",
-            &target.name,
-            "this namespace may not be deleted",
-        ));
-    }
     let mut marked = Value::clone(&current.value);
     mark_deleting(&mut marked, 0, options.now);
     object::make_object(&mut marked).insert("status".to_owned(), json!({"phase": "Terminating"}));

@@ -20,8 +20,8 @@ pub(crate) fn update(
     body: Value,
     options: &WriteOptions,
 ) -> Result<Written, ApiError> {
-    let (new, applied) = (draft_update(state, target, body)?, false);
-    commit(state, target, new, options, applied)
+    let new = draft_update(state, target, body)?;
+    commit(state, target, new, options, false)
 }
 
 /// Reads the new object from a request body; the rules of an update are checked later, by [`settle`].
