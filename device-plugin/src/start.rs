@@ -247,10 +247,8 @@ impl StartChecker {
             }
             checked = verify_start(node, snapshot, resource, ids, uid)?;
         }
-        // An answer by variable fixes the container's devices, so its pod may have to swap records with an equal pod.
-        if checked.is_by_variable()
-            && let Some(other) = settle(&mut checked, snapshot, node, &mut swaps).await?
-        {
+        // An answer by variable fixes a container's devices, so its pod may have to swap records with an equal pod.
+        if let Some(other) = settle(&mut checked, snapshot, node, &mut swaps).await? {
             return Ok(StartDecision::LookAgain(other));
         }
         match &checked.verified {

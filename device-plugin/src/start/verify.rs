@@ -160,14 +160,6 @@ pub(crate) struct CheckedStart<'a> {
     pub(crate) is_inherited: bool,
 }
 
-impl CheckedStart<'_> {
-    /// True if an answer by variable may have fixed the devices of this container, or of another one of the pod.
-    pub(crate) fn is_by_variable(&self) -> bool {
-        // A pod whose containers all have specs sees the devices of its record, so a mismatch comes from an answer by variable.
-        !self.is_by_spec || matches!(self.verified, Err(StartRefusal::Mismatch { .. }))
-    }
-}
-
 /// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use crate::start::verify::owner::KubeletSnapshot;
 use crate::start::verify::{CheckedStart, StartEvidence, verify_start};
 
 use super::environment::check_environment;
-use super::partners::{Verification, swap_or_refusal};
+use super::partners::{Verification, pod_in_need, swap_or_refusal};
 
 /// Most swaps of a pod while one start of it is decided.
 const MAX_SWAPS: usize = 16;
@@ -69,16 +69,6 @@ pub(crate) fn verification(
     let pods = node.pods.borrow();
     let log = node.log();
     let fleet = node.fleet.borrow();
-    let refusal = match &checked.verified {
-        Ok(()) => {
-            return match check_environment(starting, &node.enforcements.borrow(), &node.settings, &fleet) {
-                Ok(()) => Verification::Passed,
-                Err(refusal) => Verification::Refused(refusal),
-            };
-        }
-        // Also for a container with a CDI spec: an answer by variable to another container of its pod may name other devices.
-        Err(refusal) => refusal.clone(),
-    };
     let evidence = StartEvidence {
         pods: &pods,
         fleet: &fleet,
@@ -88,5 +78,16 @@ pub(crate) fn verification(
         is_young: node.is_young(),
         unit: node.settings.memory_unit,
     };
-    swap_or_refusal(&evidence, &starting.pod, &checked.seen, refusal)
+    match &checked.verified {
+        Ok(()) if checked.is_by_spec => match pod_in_need(&evidence, &starting.pod) {
+            Some(other) => Verification::Swap(other),
+            None => Verification::Passed,
+        },
+        Ok(()) => match check_environment(starting, &node.enforcements.borrow(), &node.settings, &fleet) {
+            Ok(()) => Verification::Passed,
+            Err(refusal) => Verification::Refused(refusal),
+        },
+        // Also for a container with a CDI spec: an answer by variable to another container of its pod may name other devices.
+        Err(refusal) => swap_or_refusal(&evidence, &starting.pod, &checked.seen, refusal.clone()),
+    }
 }

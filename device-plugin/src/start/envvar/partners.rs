@@ -51,6 +51,27 @@ pub(super) fn swap_or_refusal(
     }
 }
 
+/// Finds an equal pod that can start only with the record of `pod`, which starts by a CDI spec and so with either record: an
+/// answer by variable, from before the node's mode changed to `cdi`, has fixed the other pod's devices.
+pub(super) fn pod_in_need(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option<PodUid> {
+    if evidence.may_have_started(pod) {
+        return None;
+    }
+    for other in evidence.pods.live() {
+        if other.uid == pod.uid || evidence.may_have_started(other) || !pod.can_swap_with(other) {
+            continue;
+        }
+        let seen = visible_to_pod(evidence.allocated, &other.uid, evidence.fleet);
+        let is_fixed = seen
+            .values()
+            .any(|visible| matches!(visible, Visible::Devices(_)));
+        if is_fixed && verify_or_swap(evidence, other, &seen) == Verification::Swap(pod.uid.clone()) {
+            return Some(other.uid.clone());
+        }
+    }
+    None
+}
+
 /// Finds the best pod to swap records with, for a pod whose containers see other devices than its allocation record names.
 fn find_partner(
     evidence: &StartEvidence<'_>,

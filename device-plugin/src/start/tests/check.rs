@@ -90,11 +90,7 @@ fn checked_where(
     let checked = verify_start(&node, &snapshot, resource, &ids, &uid);
     let checked = checked.unwrap_or_else(|blocked| panic!("{blocked}"));
     Ending {
-        verification: match &checked.verified {
-            _ if checked.is_by_variable() => verification(&checked, &snapshot, &node),
-            Ok(()) => Verification::Passed,
-            Err(refusal) => Verification::Refused(refusal.clone()),
-        },
+        verification: verification(&checked, &snapshot, &node),
         is_by_spec: checked.is_by_spec,
         is_inherited: checked.is_inherited,
     }
@@ -279,6 +275,27 @@ fn a_container_with_a_spec_may_need_a_swap_for_its_variable() {
     let checked = checked(vec![a, b], &allocated, 0, Shared, &["s"]);
     assert!(checked.is_by_spec);
     assert_eq!(ending(&checked, Shared), "swaps with b");
+}
+
+/// The mode of the node has changed to `cdi` between the answers for two equal pods, a and b; b has the record of GPU 1.
+#[rstest]
+#[case::the_other_sees_our_gpu(pod("a", 1, [units(2)]).on([0]), 1, "swaps with a")]
+#[case::the_other_sees_its_own(pod("a", 1, [units(2)]).on([0]), 0, "starts")]
+#[case::the_other_runs(running(pod("a", 1, [units(2)]).on([0])), 1, "starts")]
+#[case::the_other_requests_more(pod("a", 1, [units(3)]).on([0]), 1, "starts")]
+fn a_pod_with_a_spec_gives_its_record_to_a_pod_that_needs_it(
+    #[case] a: NodePod,
+    #[case] seen_by_a: u32,
+    #[case] expected: &str,
+) {
+    let b = pod("b", 2, [units(2)]).on([1]);
+    let allocated = [
+        entry(&a, Memory, &["x"], says(VISIBLE, gpu(seen_by_a).uuid.as_str())),
+        entry(&b, Memory, &["y"], cdi_answer(Memory, &["y".to_owned()], 1)),
+    ];
+    let checked = checked(vec![a, b], &allocated, 1, Memory, &["y"]);
+    assert!(checked.is_by_spec);
+    assert_eq!(ending(&checked, Memory), expected);
 }
 
 /// The operator's choice holds for new pods; one that runs on such a GPU goes on.
