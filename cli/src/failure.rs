@@ -30,7 +30,7 @@ pub(crate) enum CommandFailure {
         "the API server refuses to {action}: {reason}. Ask an administrator for the right; docs/cli.md lists what each command needs"
     )]
     Forbidden {
-        /// The request, in words that complete "cannot …".
+        /// The request, in words that complete "refuses to …".
         action: String,
         reason: String,
     },
@@ -90,7 +90,7 @@ impl CommandFailure {
         self.is_temporary() || matches!(self, Self::Forbidden { .. })
     }
 
-    /// The failure of a request to the API server; `action` completes "cannot …".
+    /// The failure of a request to the API server; `action` completes "cannot …" and "refuses to …".
     pub(crate) fn of_kube(action: impl fmt::Display, error: kube::Error) -> Self {
         let action = action.to_string();
         match error {

@@ -29,7 +29,7 @@ pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index
 
 /// An index of these objects.
 pub(crate) fn index_of(nodes: Vec<Node>, devices: Vec<RawDevice>, pods: Vec<Pod>) -> Shared<Index> {
-    // The flags of the scheduler are not known here: its defaults count, also for those that decide room.
+    // The flags of the scheduler are not known here, so its defaults apply, even to those that change which pods fit.
     let mut index = Index::new(ResourceNames::default(), Policies::default(), NO_HINTS);
     add_all(&mut index, nodes);
     add_all(&mut index, devices);

@@ -25,7 +25,8 @@ pub(crate) enum AnswerSource {
 }
 
 impl AnswerSource {
-    /// Connects to the scheduler. If it does not answer, reads the objects instead, with a note on standard error.
+    /// Connects to the scheduler. With `--offline`, or if the scheduler does not answer, reads the objects instead, with a note
+    /// on standard error; a scheduler that `--read-api` names has to answer.
     pub(crate) async fn open(
         connection: &ClusterConnection,
         screen: &Screen,

@@ -129,7 +129,7 @@ fn read_function(entry: &Value) -> VirtualFunction {
 pub struct GpushareRecord {
     /// Minor number of the chosen GPU.
     pub idx: u32,
-    /// The memory units that the pod requests.
+    /// The memory units that the pod requests; 0 if the writer left them out.
     pub pod_units: u64,
     /// All memory units of the chosen GPU; 0 if the writer left them out.
     pub device_units: u64,

@@ -77,6 +77,9 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// The resource of Device objects in the testbed's API server.
 const DEVICES: &str = "devices.scheduling.koordinator.sh";
 
+/// The filter's reason for a pod for which no GPU has room.
+const NO_ROOM: &str = "not enough free GPU memory on any one GPU";
+
 /// The function of a scenario.
 type Body = for<'a> fn(&'a mut World) -> BoxFuture<'a, Result<()>>;
 

@@ -24,7 +24,8 @@ async fn with_cdi_no_container_sees_a_wrong_device_and_no_pod_is_killed() {
 async fn with_the_variable_no_container_sees_a_wrong_device() {
     let run = run(PluginMode::Envvar, 2, 12).await.unwrap();
     assert_eq!(run.wrong, 0, "{:#?}", run.quotes);
-    assert!(!run.heals.is_empty(), "the schedule puts the plugin to no test");
+    let n_healed: u64 = run.heals.values().sum();
+    assert!(n_healed > 0, "the schedule puts the plugin to no test");
 }
 
 /// Real kinds of nodes, with a container in each pod whose image asks for all GPUs.

@@ -34,7 +34,7 @@ pub const CONTAINER_KIND: &str = "gpushare.dev/gpu";
 /// The fully qualified name of the device that stands for the driver.
 pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 
-/// The least CDI version that has all fields which this plugin writes: names that begin with a digit, and `hostPath` of a node.
+/// The least CDI version that allows all that this plugin writes: names that begin with a digit, and `hostPath` of a node.
 const VERSION: &str = "0.5.0";
 
 /// The fully qualified name of the CDI device of an answer; `fresh` is a number that no other answer has.

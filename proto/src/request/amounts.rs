@@ -139,7 +139,8 @@ fn devices_of_percent(memory_and_core: u64, ratio: u64, core: u64) -> Result<u32
     ] {
         refuse_uneven_percent(name, percent)?;
     }
-    // The memory ratio decides, as in Koordinator; without one the core (Koordinator fails to place 200 % of it on one GPU).
+    // The memory ratio decides, as in Koordinator. Without one the core decides: Koordinator asks one GPU for all of it, and
+    // cannot place 200 percent.
     let (name, percent) = match (memory_and_core, ratio) {
         (0, 0) => (GPU_CORE, core),
         (0, ratio) => (GPU_MEMORY_RATIO, ratio),

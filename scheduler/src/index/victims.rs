@@ -194,8 +194,6 @@ impl<'a> Preemptor<'a> {
     }
 
     /// The victims by which the pod fits on a node, instead of those that kube-scheduler proposes; `None` if none help.
-    ///
-    /// If no device is short, these are all the victims that kube-scheduler proposes.
     pub fn victims_on(
         &self,
         filter: NodeFilter<'_>,
@@ -206,7 +204,7 @@ impl<'a> Preemptor<'a> {
         let pods = search.evictable();
         let victims = search.victims(&pods)?;
         if victims.owners.is_empty() {
-            // The index knows no reason for an eviction, so kube-scheduler has one of its own.
+            // All proposed victims are promised to other preemptors, and the index knows no reason for another eviction.
             return (!proposed.pods.is_empty()).then(|| proposed.clone());
         }
         Some(search.with_violations(&victims, &pods))

@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::index::{Index, Shared};
 
-/// The time for which a plugin's answer is kept. Plugins measure every 15 s.
+/// The time for which a plugin that measures is not asked again. Plugins measure every 15 s.
 const ANSWER_TTL: Duration = Duration::from_secs(10);
 /// The time for which a plugin that does not measure, or does not answer, is not asked again.
 const FAILURE_TTL: Duration = Duration::from_secs(60);
@@ -116,7 +116,8 @@ pub(super) struct PluginMeasurements {
 }
 
 impl PluginMeasurements {
-    /// The memory in use on these nodes, as far as the plugins have answered within [`CLIENT_WAIT`].
+    /// The memory in use on these nodes, by the last answers of the plugins. It waits for newer answers
+    /// for at most [`CLIENT_WAIT`].
     pub(super) async fn measure(
         self: &Arc<Self>,
         index: &Shared<Index>,
@@ -154,7 +155,7 @@ impl PluginMeasurements {
         measured
     }
 
-    /// Asks the plugins whose last answer is too old.
+    /// Asks the plugins without a fresh answer.
     async fn ask_all(self: Arc<Self>, targets: Vec<PluginTarget>) {
         let _one_at_a_time = self.asking.lock().await;
         let mut asked = JoinSet::new();
@@ -175,7 +176,7 @@ impl PluginMeasurements {
         }
     }
 
-    /// The plugins to ask: those whose last answer is too old.
+    /// The plugins without a fresh answer. Those that failed before come last, because they take the longest.
     fn outdated(&self, targets: Vec<PluginTarget>) -> Vec<PluginTarget> {
         let mut answers = self.answers();
         // Answers of nodes that are gone are removed once they are old. A failure is kept for longer than it is valid: the
@@ -192,7 +193,6 @@ impl PluginMeasurements {
                 _ => outdated.push(target),
             }
         }
-        // Plugins that failed before come last, because they take the longest.
         outdated.append(&mut failed);
         outdated
     }

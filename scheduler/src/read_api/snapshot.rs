@@ -23,7 +23,7 @@ use crate::index::{Index, Shared, view};
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 /// Nodes that are copied under one read lock.
 const NODES_PER_LOCK: usize = 4;
-/// Most namespaces that are reviewed for one client, those on the most nodes first; names in other namespaces are hidden.
+/// Most namespaces that are reviewed for one client, the largest first; names in other namespaces are hidden.
 const MAX_REVIEWED: usize = 32;
 /// Most pending pods of a snapshot.
 const MAX_PENDING: usize = 1000;

@@ -671,8 +671,8 @@ pub fn seen(log: &str, device: Option<&Device>) -> Vec<String> {
     uuids
 }
 
-/// The value in the last line `name=value` of a log.
-fn last_value<'a>(log: &'a str, name: &str) -> Option<&'a str> {
+/// The value in the last line `name=value` of a log, such as that of a variable which a container has printed last.
+pub fn last_value<'a>(log: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = log.lines().rev();
     lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
 }

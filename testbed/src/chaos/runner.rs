@@ -221,7 +221,7 @@ impl Runner {
         self.until_offered(node).await
     }
 
-    /// Waits until kubelet has healthy devices of both resources again.
+    /// Waits until kubelet has devices of both resources again, and all of them are healthy.
     async fn until_offered(&mut self, node: usize) -> Result<()> {
         let offered = |kubelet: &Kubelet| {
             let capacity = kubelet.capacity();
@@ -405,20 +405,15 @@ fn is_later_start(container: &RuntimeContainer, earlier: &RuntimeContainer) -> b
     is_same && container.starts > earlier.starts
 }
 
-/// Reads the plugin's metric of repaired differences, by outcome.
+/// Reads the plugin's metric of its reactions to differences (repairs, refusals, reports), by outcome.
 fn outcomes(text: &str) -> BTreeMap<String, u64> {
     let series = text
         .lines()
         .filter(|line| line.starts_with("gpushare_device_plugin_identity_mismatch_total{"));
     let read = |line: &str| {
         let outcome = line.split_once("outcome=\"")?.1.split_once('"')?.0;
-        let count: f64 = line.rsplit_once(' ')?.1.parse().ok()?;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a counter of small whole numbers"
-        )]
-        Some((outcome.to_owned(), count.max(0.0) as u64))
+        let count: u64 = line.rsplit_once(' ')?.1.parse().ok()?;
+        Some((outcome.to_owned(), count))
     };
     series.filter_map(read).collect()
 }

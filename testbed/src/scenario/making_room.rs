@@ -10,7 +10,7 @@ use kube::api::DeleteParams;
 use serde_json::json;
 
 use super::preemption::{BUDGET, is_staying, protect, with_classes};
-use super::{Body, ScenarioEntry, World};
+use super::{Body, NO_ROOM, ScenarioEntry, World};
 use kit::manifests;
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
@@ -92,9 +92,7 @@ fn n_staying(world: &World, names: &[String]) -> usize {
 /// Creates the important pod: it waits, and nothing goes, until the scheduler has the flags; then one pod goes and it runs.
 async fn one_goes_for(world: &mut World, high: PodBuilder, low: &[String]) -> Result<()> {
     world.create(high).await?;
-    world
-        .until_refused("high", "not enough free GPU memory on any one GPU")
-        .await?;
+    world.until_refused("high", NO_ROOM).await?;
     tokio::time::sleep(LONG_ENOUGH).await;
     let is_waiting = node_of(&world.pod("high")?).is_none();
     let n_stay = n_staying(world, low);
@@ -161,9 +159,7 @@ async fn budget_is_kept(world: &mut World) -> Result<()> {
     let low = fill(world).await?;
     let budgets = protect(world, json!({"matchLabels": {"app": "low"}}), low.len()).await?;
     world.create(important()).await?;
-    world
-        .until_refused("high", "not enough free GPU memory on any one GPU")
-        .await?;
+    world.until_refused("high", NO_ROOM).await?;
     tokio::time::sleep(LONG_ENOUGH).await;
     let n_stay = n_staying(world, &low);
     budgets.delete(BUDGET, &DeleteParams::default()).await?;

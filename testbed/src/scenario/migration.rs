@@ -45,7 +45,7 @@ async fn until_listed(world: &World, listed: &[&Pod], unlisted: &[&Pod]) -> Resu
         .await
 }
 
-/// The GPUs that the environment of a pod's container `main` names.
+/// The GPUs that a pod's container `main` sees, by its log.
 async fn visible_gpus(world: &World, pod: &str) -> Result<Vec<String>> {
     let log = world.log(pod, "main").await?;
     let pod = world.pod(pod)?;

@@ -8,7 +8,7 @@ use proto::resource::GPU_MEM;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{ScenarioEntry, World};
+use super::{NO_ROOM, ScenarioEntry, World};
 use kit::cluster::SCHEDULER_USER;
 use kit::observer::ClusterSnapshot;
 use kit::pod_fields::node_of;
@@ -38,9 +38,7 @@ fn whole(name: &str) -> PodBuilder {
 /// Creates a pod and waits until the filter refuses it for want of memory.
 async fn create_refused(world: &World, name: &str) -> Result<()> {
     world.create(whole(name)).await?;
-    world
-        .until_refused(name, "not enough free GPU memory on any one GPU")
-        .await?;
+    world.until_refused(name, NO_ROOM).await?;
     ensure!(node_of(&world.pod(name)?).is_none(), "the pod is bound already");
     Ok(())
 }

@@ -286,7 +286,7 @@ impl GpuScenario {
         Ok(found)
     }
 
-    /// The result of a scenario that has not failed.
+    /// The result of a scenario with this finding: passed, or not run.
     fn ended(&self, found: Finding, seconds: f64) -> GpuResult {
         let outcome = match &found.not_run {
             Some(_) => GpuOutcome::NotRun,

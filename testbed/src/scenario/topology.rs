@@ -15,8 +15,8 @@ use proto::record::{DeviceAllocation, RDMA_DEVICES, RDMA_FUNCTIONS};
 use proto::request::hints::{ALLOCATE_HINT as HINT, JOINT_ALLOCATE as JOINT, PARTITION_SPEC};
 use serde_json::Value;
 
-use super::world::last_value;
 use super::{ScenarioEntry, World};
+use kit::invariants::last_value;
 use kit::pod_fields::device_record;
 use kit::pods::PodBuilder;
 
@@ -64,7 +64,8 @@ fn virtual_functions_of(pod: &Pod) -> Result<Vec<String>> {
 async fn ensure_shown(world: &World, name: &str) -> Result<()> {
     world.ensure_shown(name, "rdma", RDMA_DEVICES).await?;
     let functions = virtual_functions_of(&world.pod(name)?)?.join(",");
-    let shown = last_value(&world.log(name, "main").await?, RDMA_FUNCTIONS).unwrap_or_default();
+    let log = world.log(name, "main").await?;
+    let shown = last_value(&log, RDMA_FUNCTIONS).unwrap_or_default();
     ensure!(
         shown == functions,
         "{name} sees the functions {shown:?}, its record names {functions:?}"

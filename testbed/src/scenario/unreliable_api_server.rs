@@ -1,5 +1,5 @@
-//! An API server that refuses requests of the daemons at random, or whose watches end, send nothing or are late, while pods
-//! fill every GPU, leave it, and are replaced.
+//! An API server that refuses requests of the daemons at random, or whose watches end, send bookmarks only or are late, while
+//! pods fill every GPU, and some of them are deleted and replaced.
 //!
 //! The records are checked at every change of an object, so that a GPU that is oversubscribed for a moment only is found too.
 
@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use proto::resource::GPU_MEM;
 use tokio::time::sleep;
 
-use super::{ScenarioEntry, World, breaking};
+use super::{NO_ROOM, ScenarioEntry, World, breaking};
 use kit::apiserver::{Fault, Faults, Injected, Matching};
 use kit::cluster::{PLUGIN_USER, SCHEDULER_USER};
 use kit::invariants;
@@ -40,17 +40,15 @@ const LIFETIME: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(3);
 /// The time in which a late watch sends what it has held back.
 const CATCH_UP: Duration = Duration::from_millis(50);
-/// The filter's reason for a pod for which no GPU has room.
-const NO_ROOM: &str = "not enough free GPU memory on any one GPU";
 /// The users whose requests and watches meet the faults.
 const DAEMONS: [&str; 2] = [SCHEDULER_USER, PLUGIN_USER];
 
-/// Every third request of the daemons is refused, also while they start.
+/// About a third of the daemons' requests is refused, at random, also while they start.
 async fn requests_refused(world: &mut World) -> Result<()> {
     let faults = world.cluster()?.api().faults().clone();
     let mut injected = Vec::new();
     for user in DAEMONS {
-        // The 429 has a Retry-After of 1 second.
+        // Three faults of 13 % each meet a third of the requests together. The 429 has a Retry-After of 1 second.
         for fault in [Fault::RefuseUntil(429, 1), Fault::Refuse(500), Fault::Refuse(504)] {
             let some = Matching::anything().user(user).percent(13);
             injected.push(faults.inject(some, fault));

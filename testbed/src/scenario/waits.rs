@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use tokio::time::sleep;
 
-use super::{ScenarioEntry, World};
+use super::{NO_ROOM, ScenarioEntry, World};
 use kit::kube_scheduler::{NO_NOMINATION, PERMIT_WAIT, VOLUME_WAIT};
 use kit::pod_fields::node_of;
 use kit::pods::PodBuilder;
@@ -61,9 +61,7 @@ async fn keeps_its_gpu(world: &mut World, waiting: PodBuilder) -> Result<()> {
     ensure!(node_of(&world.pod("waiting")?).is_none(), "the pod does not wait");
     world.create(large("later")).await?;
     // On a busy machine the waiting pod may be bound before kube-scheduler tries this one: the reason is the same.
-    world
-        .until_refused("later", "not enough free GPU memory on any one GPU")
-        .await?;
+    world.until_refused("later", NO_ROOM).await?;
     world.until_running(&["waiting"]).await?;
     ensure!(node_of(&world.pod("later")?).is_none(), "two pods have one GPU");
     world.delete("waiting").await?;

@@ -408,9 +408,10 @@ impl World {
         let record = device_record(&self.pod(name)?).unwrap_or_default();
         let devices = record.get(kind).into_iter().flatten();
         let recorded: Vec<&str> = devices.map(|device| device.id.as_str()).collect();
-        let shown = last_value(&self.log(name, "main").await?, variable);
+        let log = self.log(name, "main").await?;
+        let shown = invariants::last_value(&log, variable);
         ensure!(
-            shown.as_ref() == Some(&recorded.join(",")) && !recorded.is_empty(),
+            shown == Some(&*recorded.join(",")) && !recorded.is_empty(),
             "{name} sees {shown:?}, its record names {recorded:?}"
         );
         Ok(())
@@ -525,12 +526,6 @@ impl World {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         self.until_running(&names).await
     }
-}
-
-/// The value of a variable in the environment that a container has printed last.
-pub(super) fn last_value(log: &str, variable: &str) -> Option<String> {
-    let mut lines = log.lines().rev();
-    lines.find_map(|line| Some(line.strip_prefix(variable)?.strip_prefix('=')?.to_owned()))
 }
 
 /// A node and its healthy GPUs.

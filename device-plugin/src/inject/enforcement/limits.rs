@@ -126,6 +126,7 @@ fn core_limit(recipient: &Recipient<'_>, placement: &Placement, gpus: &[&Gpu]) -
     let container = recipient.container;
     let n_gpus = gpus.len() as u64;
     let percent = if container.core > 0 || container.whole > 0 {
+        // HAMi-core takes 0 for no limit, so the least is 1 percent, even if the record names no computing power.
         container.core_share(n_gpus).clamp(1, recorded.max(1))
     } else if container.requests_memory() {
         // The container requests memory and no computing power, so nothing limits its computing power.

@@ -39,7 +39,7 @@ type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 /// The answered calls of this node's pods, the answers, and all that follows from them for the next calls.
 #[derive(Clone, Debug, Default)]
 pub struct AllocateLog {
-    /// The answered calls of each pod that calls were matched with, in kubelet's order.
+    /// The answered calls of each pod, by matches of this process or by kubelet's checkpoint, in kubelet's order.
     calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
     /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a
     /// time.

@@ -1,9 +1,10 @@
 //! Checks that a pod fits on the devices that its annotations record, by a sum of the plugin's, whatever the scheduler counted.
 //!
 //! The sum begins with the pods whose containers have started, then adds the other pods in the order in which the scheduler
-//! assumed them: of two pods that do not fit together the later one waits. Where a record says less than its pod requests, the
-//! request counts; but the memory in the record of a pod that runs counts as it is, and so does that of a record in other memory
-//! units than the node's. A pod that runs without a record holds the amounts that it requests, on each GPU that it sees.
+//! assumed them: of two pods that do not fit together the later one waits. If a record gives a pod less of a GPU than the pod
+//! requests, the request counts; but the memory in the record of a pod that runs counts as it is, and so does that of a record in
+//! other memory units than the node's. Of other devices the record alone counts. A pod that runs without a record holds the
+//! amounts that it requests, on each GPU that it sees.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -63,7 +63,8 @@ impl DeviceOrder<'_> {
         [memory, core.into(), slots.into(), at as u64]
     }
 
-    /// A key that is smaller for a device that the policy prefers, by the named resources that it has left.
+    /// A key that is smaller for a device that the policy prefers. The policies compare the resources that the device has left
+    /// (of `free`) after a request takes `amounts` of it; [`DevicePolicy::InOrder`] compares minors.
     pub(crate) fn resource_preference(
         &self,
         device: &Device,

@@ -245,7 +245,7 @@ impl Nodes {
 
     /// Removes an owner's hint; returns false if it had none.
     pub(crate) fn unhint(&mut self, owner: &str) -> bool {
-        // Not counted in `n_openings`: most hints end with the reservation that they stood for.
+        // Not counted in `n_openings`: most hints end when their pod holds the devices. For the others the caller decides.
         let Some(index) = self.hinted.remove(owner) else {
             return false;
         };

@@ -10,12 +10,12 @@ use super::object::{array, integer, is_deleting, is_true, parse_time, text};
 use super::render::{RowObject, metadata_only};
 use super::resource::Resource;
 
-/// A cell of a row: the name of its column, [`ALWAYS`] or [`WIDE_ONLY`] for the column, and the value.
-type Cell = (&'static str, bool, Value);
-/// The column is shown with and without `-o wide`.
-const ALWAYS: bool = false;
-/// The column is shown with `-o wide` only.
-const WIDE_ONLY: bool = true;
+/// A cell of a row: the name and the priority of its column, and the value.
+type Cell = (&'static str, i64, Value);
+/// The priority of a column that is shown with and without `-o wide`.
+const ALWAYS: i64 = 0;
+/// The priority of a column that is shown with `-o wide` only.
+const WIDE_ONLY: i64 = 1;
 
 /// The cells that `kubectl get` prints for an object of a built-in kind.
 fn cells(resource: &Resource, value: &Value) -> Vec<Cell> {
@@ -76,6 +76,8 @@ fn event_cells(event: &Value) -> Vec<Cell> {
     let kind = text(event, "/involvedObject/kind").to_lowercase();
     let about = format!("{kind}/{}", text(event, "/involvedObject/name"));
     let source = first_text(event, &["/source/component", "/reportingComponent"]);
+    // printEvent: the count of a series, else the event's own; a single event of the newer API has neither.
+    let count = event.pointer("/series/count").or(event.get("count"));
     vec![
         ("Last Seen", ALWAYS, age_since(seen)),
         ("Type", ALWAYS, text_cell(event, "/type")),
@@ -83,12 +85,7 @@ fn event_cells(event: &Value) -> Vec<Cell> {
         ("Object", ALWAYS, Value::from(about)),
         ("Message", ALWAYS, Value::from(text(event, "/message").trim())),
         ("Source", WIDE_ONLY, Value::from(source)),
-        (
-            "Count",
-            WIDE_ONLY,
-            // An event of the newer API has a series in place of a count.
-            event.get("count").cloned().unwrap_or(Value::from(1)),
-        ),
+        ("Count", WIDE_ONLY, count.cloned().unwrap_or(Value::from(1))),
         ("Name", WIDE_ONLY, text_cell(event, "/metadata/name")),
     ]
 }
@@ -151,12 +148,12 @@ pub(crate) fn table(resource: &Resource, rows: &[Value], meta: &Value) -> Value 
     let mut columns = Vec::new();
     if resource.columns.is_empty() {
         // The columns are read from the cells of an empty object: headings and types are the same for every object.
-        for (name, wide, cell) in cells(resource, &Value::Null) {
+        for (name, priority, cell) in cells(resource, &Value::Null) {
             let kind = match cell {
                 Value::Number(_) => "integer",
                 _ => "string",
             };
-            columns.push(definition(name, kind, i64::from(wide)));
+            columns.push(definition(name, kind, priority));
         }
     } else {
         columns.push(definition("Name", "string", 0));

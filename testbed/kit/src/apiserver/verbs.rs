@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Event, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::Deserialize;
 use serde_json::Value;
@@ -218,12 +218,11 @@ fn settle_types(resource: &Resource, body: &mut Value) -> Result<(), ApiError> {
     } else if resource.is("", "nodes") {
         pod::normalize_node(body);
     }
-    // The kinds that gpushare writes are decoded with their Go-like types, so that a daemon's malformed object
-    // is refused here as by kube-apiserver. Other kinds are taken as they are.
+    // Four kinds are decoded with the types of k8s-openapi, so that a malformed object is refused here as by kube-apiserver.
+    // Other kinds are taken as they are.
     let failure = match (resource.group.as_str(), resource.plural.as_str()) {
         ("", "pods") => decode_error::<Pod>(body).or_else(|| bad_quantity(body)),
         ("", "nodes") => decode_error::<Node>(body),
-        ("", "configmaps") => decode_error::<ConfigMap>(body),
         ("", "events") => decode_error::<Event>(body),
         ("coordination.k8s.io", "leases") => decode_error::<Lease>(body),
         _ => None,

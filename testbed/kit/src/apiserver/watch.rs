@@ -54,7 +54,7 @@ impl Watch {
         selectors: Selectors,
         start: WatchStart,
     ) -> Result<Self, ApiError> {
-        // Under one lock: a change between the first scan and the cursor would be lost or reported twice.
+        // Under one lock: a change between the scan and the cursor would be lost or reported twice.
         let mut state = shared.write();
         let mut watch = Self {
             state: shared.clone(),
@@ -66,8 +66,8 @@ impl Watch {
             pending: Vec::new(),
         };
         if let WatchStart::After(rv) = start {
-            // No event is read: this only checks that the log still reaches back to the revision.
             watch.cursor = rv;
+            // No event is read: this only checks that the log still reaches back to the revision.
             state
                 .store
                 .events(storage, rv, 0)

@@ -1,6 +1,6 @@
 //! The client of an extender: kube-scheduler's requests as JSON over HTTP, and its treatment of the answers.
 //!
-//! It shares no type with gpushare's scheduler, so that a mistake in the types of one side shows.
+//! It has its own types for all verbs but preempt, so that a mistake in the types of gpushare's scheduler shows.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

@@ -37,7 +37,8 @@ pub struct KubeletConfig {
     pub started: StartHook,
     /// A function to call at every change of the node's containers.
     pub containers: ContainersHook,
-    /// Receives each container's environment when it starts, as sorted `NAME=value` lines.
+    /// Receives the device nodes and environment of each container that starts, as `NAME=value` lines, and the output of
+    /// `gpu-probe`.
     pub log: LogSink,
     /// Capacity of the node's own resources (`cpu`, `memory`, `pods`, ..), as quantities.
     pub capacity: BTreeMap<String, String>,

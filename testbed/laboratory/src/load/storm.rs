@@ -1,8 +1,8 @@
 //! `laboratory load storm`: the scheduler's filter and memory while masses of objects change, and the time until filters are as
 //! fast as before.
 //!
-//! Objects change in the testbed's API server as fast as that can write them. One client asks the filter all the time, at the
-//! pace of a kube-scheduler that is busy.
+//! Objects change in the testbed's API server as fast as that can write them; only the flaps come once a second. One client asks
+//! the filter all the time, at the pace of a kube-scheduler that is busy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -152,7 +152,7 @@ impl<'s> Objects<'s> {
             .iter()
             .map(|node| node.metadata.name.clone().unwrap_or_default());
         let by_name = names.zip(0..).collect();
-        let mut live = Self {
+        let mut cluster = Self {
             seen,
             nodes,
             pods,
@@ -161,8 +161,8 @@ impl<'s> Objects<'s> {
             held: HashMap::new(),
             per_gpu: [1; 2],
         };
-        live.read_devices();
-        Ok(live)
+        cluster.read_devices();
+        Ok(cluster)
     }
 
     /// Fills in `minors`, `held` and `per_gpu` by the scheduler's own index, which reads Device objects and
@@ -293,7 +293,7 @@ struct NodeSets {
 
 impl NodeSets {
     /// The index in `sets` of the nodes that a pod's selectors, affinity and tolerations allow; `None` for all nodes.
-    fn of(&mut self, pod: &PodObject, live: &Objects<'_>) -> Option<usize> {
+    fn of(&mut self, pod: &PodObject, cluster: &Objects<'_>) -> Option<usize> {
         let spec = pod.spec.as_ref()?;
         let affinity = spec
             .affinity
@@ -306,9 +306,11 @@ impl NodeSets {
         // A bound pod is placed again, on any node that its constraints allow.
         let mut pod = pod.clone();
         pod.spec.iter_mut().for_each(|spec| spec.node_name = None);
-        let allowed: Box<[bool]> = live.nodes.iter().map(|node| !repels(&pod, node)).collect();
+        let allowed: Box<[bool]> = cluster.nodes.iter().map(|node| !repels(&pod, node)).collect();
         let set = allowed.contains(&false).then_some(self.sets.len());
-        self.sets.extend(set.map(|_| allowed));
+        if set.is_some() {
+            self.sets.push(allowed);
+        }
         self.known.insert(constraints, set);
         set
     }

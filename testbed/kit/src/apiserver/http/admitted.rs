@@ -110,7 +110,7 @@ async fn change_object(
             // Draft and storage under one lock: no other write can come in between.
             let mut state = server.objects.state_mut();
             match draft(&state)? {
-                PatchedObject::New(body, options) => PatchedObject::New(body, options),
+                created @ PatchedObject::New(..) => created,
                 PatchedObject::Changed { new, applied } => {
                     return update::commit(&mut state, target, new, options, applied);
                 }
@@ -146,13 +146,12 @@ async fn try_change(
 ) -> Result<Written, ApiError> {
     let current = server.objects.state().current(target)?;
     let old = Arc::clone(&current.value);
-    let shown = new.clone();
     let objects = ReviewObjects {
         old: Arc::clone(&old),
-        new: shown.clone(),
+        new: new.clone(),
     };
     let mutated = chain.mutate(write, objects).await?;
-    let new = if mutated == shown {
+    let new = if mutated == new {
         new
     } else {
         update::draft_update(&server.objects.state(), target, mutated)?
