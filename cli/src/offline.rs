@@ -20,7 +20,7 @@ pub(crate) async fn index(connection: &ClusterConnection) -> Result<Shared<Index
     // The three lists are of slightly different times, as they are for the watches of the scheduler at its start.
     let (nodes, devices, pods) = tokio::join!(
         connection.list::<Node>(None, None),
-        // A cluster without the definition, as one of the old plugin alone, lists none.
+        // A cluster without the CustomResourceDefinition lists none: the old gpushare device plugin has no such objects.
         connection.list::<RawDevice>(None, None),
         connection.list::<Pod>(None, None),
     );

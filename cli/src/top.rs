@@ -190,13 +190,12 @@ pub(crate) fn nodes(nodes: &[Node], _: &Screen, is_wide: bool) -> TextTable {
     for node in nodes.iter().filter(|node| !node.gpus.is_empty()) {
         let totals = Totals::of_node(node);
         let share = percent(totals.memory.allocated, totals.memory.total);
+        // GPU by GPU: the memory that an overcommitted one lacks is not taken from the others.
+        let open = node.gpus.iter().filter(|gpu| gpu.healthy && !gpu.closed);
+        let free: u64 = open.map(|gpu| gpu.memory.free()).sum();
         let free = match node.plugin {
             Some(_) => Cell::from("-"),
-            None => {
-                // GPU by GPU: the memory that an overcommitted one lacks is not taken from the others.
-                let open = node.gpus.iter().filter(|gpu| gpu.healthy && !gpu.closed);
-                memory_cell(open.map(|gpu| gpu.memory.free()).sum())
-            }
+            None => memory_cell(free),
         };
         let core = percent(totals.core.allocated, totals.core.total);
         let holders = node.gpus.iter().flat_map(|gpu| &gpu.holders);

@@ -25,8 +25,8 @@ impl DirectoryEvents {
         Ok(Self(inotify.into_event_stream(vec![0; BUFFER])?))
     }
 
-    /// The next event; `None` once the directory itself is removed or renamed. An event without a name stands for events that were
-    /// lost.
+    /// The next event; `None` once the directory itself is removed or renamed. An event without a name is one of the directory
+    /// itself, or stands for events that were lost.
     pub(crate) async fn next(&mut self) -> io::Result<Option<EventOwned>> {
         let Some(event) = self.0.next().await else {
             return Err(io::Error::other("the watch of the directory has ended"));

@@ -268,7 +268,7 @@ pub struct DeviceCondition {
     /// `True`, `False` or `Unknown`.
     #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
     pub status: String,
-    /// The generation of the object that the condition is about; not set for observations of devices.
+    /// The `metadata.generation` for which the condition was set; the plugin does not set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i64", range(min = 0))]
     pub observed_generation: Option<i64>,

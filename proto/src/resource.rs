@@ -87,7 +87,7 @@ pub fn is_extended(name: &str) -> bool {
 /// The resource names that the operator of a cluster chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceNames {
-    /// The name of memory units, [`GPU_MEM`] by default.
+    /// The resource of GPU memory in units, [`GPU_MEM`] by default.
     pub memory: String,
 }
 

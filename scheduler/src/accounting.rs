@@ -453,11 +453,11 @@ impl Recorded {
         }
     }
 
-    /// The same record, with the units of another record of the pod if this one has none.
+    /// The same record, with the memory units of the pod's own record: a record that the plugin has swapped names none.
     #[must_use]
-    pub fn or_units_of(mut self, other: &Self) -> Self {
-        if let (Self::Devices { units, .. }, Self::Devices { units: others, .. }) = (&mut self, other) {
-            *units = units.or(*others);
+    pub fn with_units_of(mut self, own: &Self) -> Self {
+        if let (Self::Devices { units, .. }, Self::Devices { units: own_units, .. }) = (&mut self, own) {
+            *units = *own_units;
         }
         self
     }

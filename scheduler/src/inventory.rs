@@ -110,6 +110,7 @@ impl NodeReport {
     fn close(&mut self, closed: &ClosedGpus) {
         let gpus = &mut self.inventory.gpus;
         let known: Vec<u32> = gpus.iter().map(|gpu| gpu.minor).collect();
+        // `iter_mut` copies the devices, which this report shares with the report of the Device object.
         if !closed.is_empty() {
             for gpu in gpus.iter_mut() {
                 gpu.closed = closed.has(gpu.minor);

@@ -81,6 +81,17 @@ fn a_row_for_each_node() {
     insta::assert_snapshot!(shown(nodes, &Screen::plain(120), false));
 }
 
+/// 4 GiB more than it has are allocated on GPU 0, and 16 GiB are free on GPU 1.
+#[test]
+fn an_overcommitted_gpu_takes_no_free_memory_from_another() {
+    let node = Node {
+        gpus: vec![gpu(0, &[("a", 20)], 0), gpu(1, &[], 0)],
+        ..Node::default()
+    };
+    let table = nodes(&[node], &Screen::PLAIN, false).render(&Screen::PLAIN);
+    assert!(table.contains(" 63 %   16.0 GiB"), "{table}");
+}
+
 #[test]
 fn every_column() {
     insta::assert_snapshot!(shown(gpus, &Screen::PLAIN, true));

@@ -207,11 +207,10 @@ impl DevicePlugin for BootService {
         let list = ListAndWatchResponse {
             devices: self.ids.iter().map(device).collect(),
         };
-        // kubelet keeps the resource as long as the stream is open: it sends the list, and then nothing until `stop`.
-        let end = stream::once(self.stop.clone().cancelled_owned()).filter_map(|()| std::future::ready(None));
-        Ok(Response::new(Box::pin(
-            stream::once(std::future::ready(Ok(list))).chain(end),
-        )))
+        // kubelet keeps the resource as long as the stream is open, so the stream stays open behind the list until `stop`.
+        let lists = stream::once(std::future::ready(Ok(list))).chain(stream::pending());
+        let until_stop = lists.take_until(self.stop.clone().cancelled_owned());
+        Ok(Response::new(Box::pin(until_stop)))
     }
 
     async fn get_preferred_allocation(

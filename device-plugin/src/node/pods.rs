@@ -14,8 +14,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use daemon::events::Subject;
+use proto::device::ENFORCEMENT;
 use proto::pod::{ALL_DEVICES, Pod, PodSpec, PodStatus};
-use proto::pod_group::GroupWish;
+use proto::pod_group::{GROUP_DOMAIN, GroupWish};
 use proto::record::{DEVICE_ALLOCATED, DeviceAllocations, MEM_IDX};
 use proto::request::hints::HINTS;
 use proto::request::{self, ContainerKind, ContainerRequest, PodRequest};
@@ -147,8 +148,12 @@ impl NodePod {
         let labels = pod.metadata.labels.clone().unwrap_or_default();
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         let mut constraints = BTreeMap::new();
-        for hint in HINTS {
-            constraints.extend(annotations.get(hint.key).map(|value| (hint.key, value.clone())));
+        for key in HINTS
+            .map(|hint| hint.key)
+            .into_iter()
+            .chain([ENFORCEMENT, GROUP_DOMAIN])
+        {
+            constraints.extend(annotations.get(key).map(|value| (key, value.clone())));
         }
         Some(Self {
             uid: PodUid::from(pod.metadata.uid.as_deref()?),

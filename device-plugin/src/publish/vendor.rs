@@ -211,8 +211,8 @@ fn allocations_by_answers(
     Ok(found)
 }
 
-/// Replaces the GPUs of kubelet's allocations by those that the containers see, and adds an allocation for each container that
-/// requests whole GPUs, sees some, and is in neither a record nor kubelet's list.
+/// Replaces the GPUs of kubelet's allocations, except those of claims, by those that the containers see. Adds an allocation for
+/// each container that requests whole GPUs, sees some, and is in neither a record nor kubelet's list.
 fn correct_by_runtime(
     mut allocations: Vec<Allocation>,
     seen: &SeenGpus,

@@ -29,7 +29,7 @@ pub struct CertificateOrder {
 /// Writes `ca.crt`, `client.crt` and `client.key` into a folder; changes nothing in the cluster.
 ///
 /// # Errors
-/// If there is no authority yet, or a file cannot be written.
+/// The Secret cannot be read, it has no authority yet, or a file cannot be written.
 pub async fn issue(client: Client, order: &CertificateOrder, folder: &Path) -> anyhow::Result<()> {
     let api: Api<Secret> = Api::namespaced(client, &order.namespace);
     let secret_name = || format!("Secret {}/{}", order.namespace, order.secret);

@@ -636,7 +636,7 @@ impl Cluster {
 /// (mode `envvar`). The annotations of the pods themselves change later.
 fn effective_record<'a>(state: Option<&NodeState>, uid: &str, bound: &'a Bound) -> Cow<'a, Recorded> {
     match state.and_then(|state| state.swapped.get(uid)) {
-        Some(swapped) => Cow::Owned(swapped.clone().or_units_of(&bound.record)),
+        Some(swapped) => Cow::Owned(swapped.clone().with_units_of(&bound.record)),
         None => Cow::Borrowed(&bound.record),
     }
 }

@@ -57,7 +57,7 @@ pub use self::status::ApiError;
 use self::access::{Audit, Tokens};
 use self::http::Server;
 
-/// The number of changes that the server keeps for each resource; a list or watch that starts before them gets 410.
+/// The number of changes that the server keeps for each resource; a watch or `continue` token from before them gets 410.
 const EVENT_WINDOW: usize = 50_000;
 
 /// Settings of an API server.

@@ -231,6 +231,12 @@ fn is_served_by_vendor(device: &Device) -> bool {
     device.labels().get(SERVES_VENDOR_LABEL).map(String::as_str) != Some("true")
 }
 
+/// Returns true if the vendor's plugin chooses the whole GPUs of a pod, so that a record of the scheduler proves nothing.
+fn is_vendors_choice(pod: &Pod, device: Option<&Device>) -> bool {
+    let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
+    !is_recorded || device.is_none_or(is_served_by_vendor)
+}
+
 /// No pods are excused.
 pub static NONE_EXCUSED: BTreeSet<String> = BTreeSet::new();
 
@@ -268,7 +274,8 @@ pub fn held_amounts(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> H
     held
 }
 
-/// Returns a sentence for each demand of a pod's annotations that is not met, and for each device that an exclusive pod shares.
+/// Returns a sentence for each demand of a pod's annotations that is not met, and for each clash of two pods over a device, a
+/// PCIe switch or a virtual function.
 fn unmet_demands(snapshot: &ClusterSnapshot, excused: &BTreeSet<String>) -> Vec<String> {
     let mut sentences = Vec::new();
     for (node, device) in &snapshot.devices {
@@ -320,15 +327,12 @@ impl HeldAmounts {
         node: &str,
         share: RequestedShare,
     ) -> Result<(), String> {
-        let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-        // The vendor's plugin chooses the GPUs of such pods, so a record of the scheduler would prove nothing.
-        if share.use_kind == GpuUseKind::Whole
-            && (!is_recorded || snapshot.devices.get(node).is_none_or(is_served_by_vendor))
-        {
+        let device = snapshot.devices.get(node);
+        if share.use_kind == GpuUseKind::Whole && is_vendors_choice(pod, device) {
             // Only the pod's containers show which devices it has: see [`clashes`] of this file.
             return Ok(());
         }
-        let EffectiveRecord { devices, exchanged } = effective_record(pod, snapshot.devices.get(node))?;
+        let EffectiveRecord { devices, exchanged } = effective_record(pod, device)?;
         let mut distinct_minors = BTreeSet::new();
         for (minor, _) in &devices {
             distinct_minors.insert(*minor);
@@ -354,7 +358,8 @@ impl HeldAmounts {
                 share.n_devices
             ));
         }
-        if !snapshot.devices.contains_key(node) {
+        // A node of the old plugin has no Device object, so the sizes of its GPUs are not known.
+        if device.is_none() {
             return Ok(());
         }
         // Pods of the old gpushare count in memory units, whose size each node chooses.
@@ -497,11 +502,8 @@ pub async fn container_views(
             };
             let device = node_of(pod).and_then(|node| snapshot.devices.get(node));
             let sees = seen(&log, device);
-            let is_recorded = pod.annotations().contains_key(DEVICE_ALLOCATED);
-            let is_vendors_choice =
-                requests_whole_gpus(container) && (!is_recorded || device.is_none_or(is_served_by_vendor));
             // Any GPU that the vendor's plugin gives is right.
-            let should_see = if is_vendors_choice {
+            let should_see = if requests_whole_gpus(container) && is_vendors_choice(pod, device) {
                 sees.clone()
             } else {
                 should_see(pod, device, &container.name)

@@ -201,14 +201,15 @@ impl Commands {
     async fn run(&self, name: &str, command: Option<&String>, node: &str) -> Result<()> {
         let command = command.with_context(|| format!("the file has no {name}"))?;
         let mut shell = Command::new("sh");
-        shell
+        let status = shell
             .args(["-c", command.as_str()])
             .env("NODE", node)
             .env("KUBECONFIG", &self.kubeconfig)
             .stdin(Stdio::null())
-            .kill_on_drop(true);
-        // A part that the command starts may keep its standard output open.
-        let status = shell.stdout(Stdio::null()).stderr(Stdio::inherit()).status();
+            // The testbed prints its results there, and a part that the command starts would keep it open.
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .status();
         let status = timeout(COMMAND_TIMEOUT, status)
             .await
             .with_context(|| format!("{name} takes longer than {COMMAND_TIMEOUT:?}"))?;

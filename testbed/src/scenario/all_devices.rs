@@ -104,7 +104,7 @@ async fn check_inspect(world: &mut World, node: &str) -> Result<()> {
 /// Without the flags the pod is refused.
 async fn forbidden_by_default(world: &mut World) -> Result<()> {
     world
-        .until_breaks_rule(
+        .ensure_is_refused(
             monitor(world, "monitor"),
             "device plugins run with --allow-all-devices",
         )

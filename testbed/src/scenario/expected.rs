@@ -52,7 +52,7 @@ impl Expected {
                 ensure!(is_seen, "{name} sees no GPU: nothing was tried");
                 return Ok(Some(pod));
             }
-            Self::Refused(words) => world.until_breaks_rule(spec, words).await?,
+            Self::Refused(words) => world.ensure_is_refused(spec, words).await?,
             Self::Waits(words) => {
                 world.create(spec).await?;
                 world.until_refused(&name, words).await?;

@@ -80,12 +80,14 @@ async fn try_pods(world: &World, node: &str, n_gpus: usize) -> Result<()> {
     world.start_units("free", "1", node).await?;
     let found = environment(world, "free").await?;
     ensure!(
-        !found
-            .keys()
-            .any(|name| name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT),
+        !found.keys().any(|name| is_limit(name)),
         "a pod without the label is limited: {found:?}"
     );
     world.verify().await
+}
+
+fn is_limit(variable: &str) -> bool {
+    variable.starts_with(MEMORY_LIMIT) || variable == CORE_LIMIT
 }
 
 /// The environment of a pod's container `main`, which it prints to its log.
@@ -97,8 +99,8 @@ async fn environment(world: &World, pod: &str) -> Result<BTreeMap<String, String
         .collect())
 }
 
-/// Checks the limits in a pod's environment: of the memory of each device that it sees, which `bytes_of` makes of the device's
-/// memory, and of computing power, which is missing for `None`.
+/// Checks the limits in a pod's environment. For each device that the pod sees, `bytes_of` returns the memory limit from the
+/// device's memory; `core` is the limit of computing power in percent, `None` if the pod has none.
 async fn check_limits(
     world: &World,
     pod: &str,
@@ -106,7 +108,7 @@ async fn check_limits(
     bytes_of: impl Fn(u64) -> u64,
     core: Option<u64>,
 ) -> Result<()> {
-    let found = environment(world, pod).await?;
+    let mut found = environment(world, pod).await?;
     let device = world.device(node)?;
     let gpus = device
         .spec
@@ -128,13 +130,10 @@ async fn check_limits(
         );
     }
     wanted.extend(core.map(|percent| (CORE_LIMIT.to_owned(), percent.to_string())));
-    let limits: BTreeMap<String, String> = found
-        .into_iter()
-        .filter(|(name, _)| name.starts_with(MEMORY_LIMIT) || name == CORE_LIMIT)
-        .collect();
+    found.retain(|name, _| is_limit(name));
     ensure!(
-        limits == wanted,
-        "{pod} has the limits {limits:?} and should have {wanted:?}"
+        found == wanted,
+        "{pod} has the limits {found:?} and should have {wanted:?}"
     );
     Ok(())
 }

@@ -236,7 +236,8 @@ async fn checkpoint_cut(world: &mut World) -> Result<()> {
     replace_forgotten(world, &node, "pod-2").await
 }
 
-/// Ends the container of a pod that kubelet has forgotten the devices of: it does not start again, and a new pod does.
+/// Ends the container of a pod whose devices kubelet has forgotten: the container does not start again. Once the pod is deleted,
+/// the pod `one-too-many` gets its room.
 async fn replace_forgotten(world: &mut World, node: &str, name: &str) -> Result<()> {
     let namespace = world.namespace.clone();
     let kubelet = world.node(node)?.kubelet();

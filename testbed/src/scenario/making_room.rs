@@ -112,10 +112,7 @@ async fn one_goes_for(world: &mut World, high: PodBuilder, low: &[String]) -> Re
 async fn least_important_goes(world: &mut World) -> Result<()> {
     let low = fill(world).await?;
     one_goes_for(world, important(), &low).await?;
-    ensure!(
-        n_staying(world, &["low-0".to_owned()]) == 1,
-        "the least important pod had to go"
-    );
+    ensure!(is_staying(world, "low-0"), "the least important pod had to go");
     Ok(())
 }
 

@@ -21,7 +21,7 @@ async fn overrides_denied(world: &mut World) -> Result<()> {
         r#"{"gpu": 1}"#.to_owned(),
     )]);
     world
-        .until_breaks_rule(
+        .ensure_is_refused(
             PodBuilder::share("hinted", 10).annotated(&hint),
             "expected a JSON object",
         )
@@ -29,14 +29,14 @@ async fn overrides_denied(world: &mut World) -> Result<()> {
     world.add_scheduler_flags(&["--deny-overrides"]).await?;
     let sees_all = json!([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]);
     world
-        .until_breaks_rule(
+        .ensure_is_refused(
             PodBuilder::share("sees-all", 10).with("env", sees_all),
             "container \"main\" sets NVIDIA_VISIBLE_DEVICES",
         )
         .await?;
     let privileged = PodBuilder::units("privileged", 1).with("securityContext", json!({"privileged": true}));
     world
-        .until_breaks_rule(privileged, "container \"main\" is privileged")
+        .ensure_is_refused(privileged, "container \"main\" is privileged")
         .await?;
     world.start(PodBuilder::share("modest", 10)).await.map(|_| ())
 }

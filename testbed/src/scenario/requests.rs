@@ -231,7 +231,7 @@ async fn whole_by_ratio(world: &mut World) -> Result<()> {
     if world.has_webhooks {
         world.start(pair).await?;
     } else {
-        world.until_breaks_rule(pair, UNSERVED).await?;
+        world.ensure_is_refused(pair, UNSERVED).await?;
         world.delete("pair").await?;
         let limits: &Limits<'_> = &[(GPU_SHARED, "2"), (GPU_MEMORY_RATIO, "200"), (GPU_CORE, "200")];
         world

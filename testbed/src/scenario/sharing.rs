@@ -145,7 +145,7 @@ async fn refusals(world: &mut World) -> Result<()> {
         ),
     ];
     let tried = pods.iter().map(|(name, limits, words)| {
-        world.until_breaks_rule(PodBuilder::new(name, limits).on(&node.name), words)
+        world.ensure_is_refused(PodBuilder::new(name, limits).on(&node.name), words)
     });
     futures::future::try_join_all(tried).await?;
     world.start_units("sound", "1", &node.name).await.map(|_| ())

@@ -112,7 +112,7 @@ async fn uncounted_refused(world: &mut World) -> Result<()> {
             "annotation nvidia.cdi.k8s.io/pod is \"nvidia.com/gpu=0\"",
         ),
     ] {
-        world.until_breaks_rule(spec, words).await?;
+        world.ensure_is_refused(spec, words).await?;
     }
     world
         .start(PodBuilder::new("none", &[]).with("env", visible("void")))

@@ -331,7 +331,7 @@ impl World {
     }
 
     /// Creates a pod that breaks a rule, and checks that a webhook, or else the filter, refuses it in these words.
-    pub(super) async fn until_breaks_rule(&self, spec: PodBuilder, words: &str) -> Result<()> {
+    pub(super) async fn ensure_is_refused(&self, spec: PodBuilder, words: &str) -> Result<()> {
         match self.create(spec).await {
             Ok(pod) if self.has_webhooks => bail!("{} was made although it breaks a rule", pod.name_any()),
             Ok(pod) => self.until_refused(&pod.name_any(), words).await,
@@ -424,7 +424,7 @@ impl World {
         let binding =
             json!({"metadata": {"name": name, "uid": pod.uid()}, "target": {"kind": "Node", "name": node}});
         let objects = self.cluster()?.api().objects();
-        objects.bind(&namespace, &name, binding)?;
+        objects.bind(&namespace, &name, &binding)?;
         Ok(pod)
     }
 

@@ -252,7 +252,8 @@ impl InjectionDetector {
         self.settings.specs.prompt_read()
     }
 
-    /// True if a pod runs although the runtime has not read a spec with which this process let the pod's first container start.
+    /// True if a running pod shows that the runtime ignores CDI devices: the runtime has not read the spec with which this
+    /// process let the pod's first container start.
     fn has_unread_start(&self) -> bool {
         // A checkpoint that cannot be read proves nothing.
         let Some(allocated) = self.checkpoint.read() else {

@@ -160,6 +160,18 @@ fn pods_with_different_allocation_hints_do_not_swap() {
     assert!(of(&function, Some(exclusive)).can_swap_with(&of(&function, Some(exclusive))));
 }
 
+/// GPUs of a node may have different levels of enforcement, and lie in different link groups.
+#[rstest]
+#[case::enforcement("gpushare/enforcement", "driver")]
+#[case::domain_of_a_group("gpushare/group-domain", "link")]
+fn pods_with_different_demands_do_not_swap(#[case] key: &str, #[case] value: &str) {
+    let limits = json!([{"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}}]);
+    let plain = pod(&json!({}), &limits, &json!({})).unwrap();
+    let demanding = pod(&json!({key: value}), &limits, &json!({})).unwrap();
+    assert!(!plain.can_swap_with(&demanding));
+    assert!(plain.can_swap_with(&plain) && demanding.can_swap_with(&demanding));
+}
+
 /// The plugin remembers a removed or unreadable record until it is written again.
 #[rstest]
 #[case::everything(&["DEVICE", "BIND", "IDX", "TIME"], true)]

@@ -122,8 +122,8 @@ impl Evacuation {
 }
 
 impl Search<'_, '_> {
-    /// Tries every holder as the next to move, and after it all others. Of more than [`FEW_HOLDERS`] holders all that can move do
-    /// so in one order, then those that could not before, until none can.
+    /// Tries every subset and order of up to [`FEW_HOLDERS`] holders. With more holders it tries one order: each holder that can
+    /// move stays moved, and the others are tried again until none can move.
     fn go_on(&mut self) {
         self.keep_if_best();
         let evacuation = self.evacuation;

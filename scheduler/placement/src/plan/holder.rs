@@ -20,7 +20,7 @@ pub struct Holder<'a> {
     pub policies: Policies,
     /// The nodes that its successor may go to by all rules that the engine does not know, in rising order; `None` for all nodes.
     pub nodes: Option<&'a [NodeId]>,
-    /// Its priority: of moves with equal prices that of a lower priority is tried first.
+    /// Its priority: of moves that rank alike otherwise, that of the pod with the lowest priority is tried first.
     pub priority: i32,
     /// Seconds for which it has run.
     pub run_seconds: u64,

@@ -3,7 +3,6 @@
 //! Objects are untyped and shared. Access control, admission webhooks, audit and injected faults belong to the HTTP layer
 //! and do not apply here.
 
-use std::borrow::Borrow;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -235,14 +234,9 @@ impl ApiObjects {
     }
 
     /// Binds a pod with a Binding object, as `POST pods/{name}/binding` does.
-    pub fn bind(
-        &self,
-        namespace: &str,
-        pod: &str,
-        binding: impl Borrow<Value>,
-    ) -> Result<Arc<Value>, ApiError> {
+    pub fn bind(&self, namespace: &str, pod: &str, binding: &Value) -> Result<Arc<Value>, ApiError> {
         let target = self.target("pods", namespace, pod)?;
-        let version = binding::bind(&mut self.state_mut(), &target, binding.borrow(), &options())?;
+        let version = binding::bind(&mut self.state_mut(), &target, binding, &options())?;
         Ok(Arc::clone(&version.value))
     }
 
@@ -251,8 +245,7 @@ impl ApiObjects {
         self.state().store.revision()
     }
 
-    /// Forgets all past changes, as a compaction of etcd does: lists and watches from earlier revisions get
-    /// 410.
+    /// Forgets all past changes, as a compaction of etcd does: watches and `continue` tokens from earlier revisions get 410.
     pub fn compact(&self) {
         self.state_mut().store.compact();
     }

@@ -159,7 +159,8 @@ impl ResourceAmounts {
         self.mean_score(allocatable, used, |total, asked| asked.min(total))
     }
 
-    /// The mean share of CPU and memory in hundredths, of the part that `part` returns for the total and what is then used of it.
+    /// The mean score of CPU and memory, each in hundredths of its total: `part` returns the amount that scores, from the total
+    /// and the amount that is used with this pod.
     fn mean_score(&self, allocatable: &Self, used: &Self, part: fn(i128, i128) -> i128) -> i64 {
         let (mut sum, mut n_shares) = (0, 0);
         for (((name, _), used), own) in SCORED
@@ -217,7 +218,7 @@ fn is_hugepages(resource: &str) -> bool {
     resource.starts_with("hugepages-")
 }
 
-/// The amounts that the scheduler counts for a pod: the sum of its containers or the peak of its init containers, with overhead.
+/// The requests of a pod's spec by the rules of [`ResourceAmounts::of_pod`], before they are rounded.
 fn of_spec(spec: &PodSpec) -> Result<ResourceAmounts, AmountError> {
     let (mut running, mut sidecars, mut init_peak) = (
         ResourceAmounts::default(),

@@ -161,7 +161,7 @@ pub enum ConfigurationError {
         /// The reason for which the files cannot be used.
         problem: String,
     },
-    /// A rule that kube-scheduler applies at its start.
+    /// A field breaks a rule that kube-scheduler applies at its start, or needs something that the model leaves out.
     #[error("{field}: {rule}")]
     Rule {
         /// Path of the field, such as `extenders[0].weight`.
@@ -273,7 +273,7 @@ impl FromStr for SchedulerConfiguration {
 }
 
 impl Document {
-    /// Checks the rules of a configuration by which kube-scheduler refuses to start.
+    /// Checks the rules by which kube-scheduler refuses a configuration, and the limits of the model.
     fn check(&self) -> Result<(), ConfigurationError> {
         if self.api_version != API_VERSION || self.kind != KIND {
             let found = format!("is {} {}, not {API_VERSION} {KIND}", self.api_version, self.kind);

@@ -105,7 +105,7 @@ enum GroupVerdict {
     Bind,
     /// Enough members will have a place once the victims of preemption have ended; none is bound yet.
     AwaitVictims,
-    /// Too few members have a place; none is bound.
+    /// Too few members have a place, or the cycle has placed none; no member is bound.
     TooFew,
     /// No member is bound after an error.
     Error,
@@ -121,13 +121,14 @@ impl MemberResult {
     }
 }
 
-/// Decides the end of a cycle. `n_placed_before` members had a place before it; a group without `minCount` needs one place.
+/// Decides the end of a cycle: it must have placed a member, and together with the `n_placed_before` members that had a place
+/// before it at least `min_count` members must have one.
 fn group_verdict<'a>(
     results: impl IntoIterator<Item = &'a MemberResult>,
     n_placed_before: usize,
     min_count: usize,
 ) -> GroupVerdict {
-    let (mut n_placed, mut n_placed_now, mut has_victims) = (n_placed_before, 0, false);
+    let (mut n_placed_now, mut has_victims) = (0, false);
     for member in results {
         match member {
             MemberResult::Error(_) => return GroupVerdict::Error,
@@ -135,10 +136,10 @@ fn group_verdict<'a>(
             MemberResult::AfterVictims(..) => has_victims = true,
             MemberResult::Place(_) => {}
         }
-        n_placed += 1;
         n_placed_now += 1;
     }
-    match (n_placed_now > 0 && n_placed >= min_count, has_victims) {
+    let is_enough = n_placed_now > 0 && n_placed_before + n_placed_now >= min_count;
+    match (is_enough, has_victims) {
         (false, _) => GroupVerdict::TooFew,
         (true, true) => GroupVerdict::AwaitVictims,
         (true, false) => GroupVerdict::Bind,

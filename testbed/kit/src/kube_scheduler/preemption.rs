@@ -300,6 +300,7 @@ fn is_protected_by(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
         .as_ref()
         .and_then(|status| status.disrupted_pods.as_ref());
     let is_counted_already = disrupted.is_some_and(|disrupted| disrupted.contains_key(&pod.name_any()));
+    // kube-scheduler, unlike the disruption controller: an empty selector matches no pod, and no selector a pod without labels.
     budget.namespace() == pod.namespace()
         && !pod.labels().is_empty()
         && !selector.selects_all()

@@ -164,6 +164,7 @@ async fn floor(args: &BindArgs) -> Result<f64> {
 /// The Binding that the scheduler would write for a request.
 fn binding(bind: &Value) -> Value {
     let field = |name: &str| bind.get(name).and_then(Value::as_str).unwrap_or_default();
+    // Every pod gets GPU 0, as the API server does not count amounts.
     let annotations = fleet::record(field("Node"), 0, 1, 0);
     json!({
         "apiVersion": "v1", "kind": "Binding",

@@ -78,10 +78,8 @@ async fn connections_flooded(world: &mut World) -> Result<()> {
     let flood = flood(&listeners, N_CONNECTIONS, |n| {
         (n % 2 == 0).then_some("POST / HTTP/1.1\r\nhost: a\r\n")
     });
-    let held = target.while_attacked(flood).await??;
-    check_cost(&target, memory, lines)?;
-    drop(held);
-    Ok(())
+    let _held = target.while_attacked(flood).await??;
+    check_cost(&target, memory, lines)
 }
 
 /// Clients that follow the changes of the page, many more than it serves, and never read.
@@ -92,10 +90,8 @@ async fn followers_flooded(world: &mut World) -> Result<()> {
     let flood = flood(&page, N_FOLLOWERS, |_| {
         Some("GET /v1/changes HTTP/1.1\r\nhost: localhost\r\n\r\n")
     });
-    let held = target.while_attacked(flood).await??;
-    check_cost(&target, memory, lines)?;
-    drop(held);
-    Ok(())
+    let _held = target.while_attacked(flood).await??;
+    check_cost(&target, memory, lines)
 }
 
 /// Opens connections, sends the bytes for the nth of them, and returns those that are still held: as many as this process may.
@@ -127,7 +123,7 @@ async fn flood(
     Ok(held)
 }
 
-/// Many connections to the plugin's probes, before kubelet and the container runtime connect to it again.
+/// Many connections to the probes of a plugin with few open files, after which kubelet restarts and connects to the plugin again.
 async fn plugin_flooded(world: &mut World) -> Result<()> {
     let name = world.gpu_node(1)?.name;
     let node = world.node(&name)?;

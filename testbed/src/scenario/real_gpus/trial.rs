@@ -226,12 +226,12 @@ impl Trial {
         metrics.used((&self.world.namespace, pod), &self.gpu.uuid)
     }
 
-    /// The newest event of a kind about a pod, or about its node since the pod was created: the object and the message.
+    /// The newest event with this reason about a pod, or about the GPU's node since the pod was created: its object and message.
     pub(super) async fn event(&self, pod: &str, reason: &str) -> Result<Option<(String, String)>> {
         let events: Api<Event> = Api::all(self.world.client.0.clone());
         let params = ListParams::default().fields(&format!("reason={reason}"));
         let listed = events.list(&params).await.context("cannot list events")?;
-        // By the API server's clock; the node may have events about earlier faults.
+        // The node may have events about earlier faults. The time is the API server's, as this machine's clock may differ.
         let created = self.world.pod(pod)?.metadata.creation_timestamp;
         let is_about = |event: &&Event| {
             let of = &event.involved_object;

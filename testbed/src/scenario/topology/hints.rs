@@ -126,7 +126,7 @@ async fn gpu_scope(world: &mut World) -> Result<()> {
 async fn hint_refusals(world: &mut World) -> Result<()> {
     let unknown = adapters("unknown", "1", &json!({"allocateStrategy": "All"}));
     world
-        .until_breaks_rule(unknown, "none of ApplyForAll, RequestsAsCount")
+        .ensure_is_refused(unknown, "none of ApplyForAll, RequestsAsCount")
         .await?;
     let of_no_adapter = json!({"selector": {"matchLabels": {"fabric": "c"}}});
     world.create(adapters("labels", "1", &of_no_adapter)).await?;
