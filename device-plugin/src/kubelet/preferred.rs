@@ -143,8 +143,8 @@ fn choose(
     };
     choice.fill(resource, wanted, &included_devices);
     // IDs in use are available only by kubelet's fault: it forgets an allocation under way if its pod-resources API is called at
-    // that moment while a pod has just ended. If it allocates them twice, neither pod can be told from the other at a start. An
-    // ID of a device that is not wanted costs less, as it misleads only the tools that read kubelet's accounting.
+    // that moment while a pod has just ended. If it allocates them twice, the pre-start check cannot find which of the two pods is
+    // starting. An ID of a device that is not wanted misleads only the tools that read kubelet's accounting.
     choice.free = used;
     choice.fill(resource, wanted, &included_devices);
     choice.chosen

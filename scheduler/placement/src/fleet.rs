@@ -453,16 +453,7 @@ impl Fleet {
     ) -> Result<Placement, Reason> {
         let (node, context) = (&mut copy.node, self.context(Hints::Respect));
         let placement = choose_devices(node, request, policies.device, context)?;
-        // No UID of a pod has a slash, so that this owner is none of the fleet's.
-        let owner = OwnerId::from(format!("trial/{}", node.held.len()).as_str());
-        node.insert_held(Held {
-            owner,
-            origin: Origin::Decision,
-            holdings: Holdings::from(&placement),
-        });
-        // The next request must see the CPU and memory that this request takes, as kube-scheduler would.
-        node.host.used = node.host.used.plus(request.host);
-        node.value_cache.clear();
+        node.put_on_copy(&placement, request.host);
         Ok(placement)
     }
 }

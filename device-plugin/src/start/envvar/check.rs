@@ -16,8 +16,8 @@ use super::partners::{Verification, pod_in_need, swap_or_refusal};
 /// Most swaps of a pod while one start of it is decided.
 const MAX_SWAPS: usize = 16;
 
-/// Settles a start by the devices that the pod's containers see: checks the container's environment, and swaps records if kubelet
-/// gave the pod the devices of an equal pod. `checked` is then verified by the record that the pod has after that.
+/// Settles a start by the devices that containers see: checks the container's environment, and swaps records if kubelet gave the
+/// pod the devices of an equal pod, or an equal pod those of this pod's record. `checked` is then verified by the record that the pod has after that.
 ///
 /// Returns another pod if only another snapshot can show which of the two has the devices. It is the starting pod itself if its
 /// record has changed too often to decide by this snapshot.
@@ -58,7 +58,8 @@ pub(crate) async fn settle<'a>(
     Ok(Some(uid))
 }
 
-/// Completes a verification: if it has passed, checks the container's environment, else looks for a pod to swap records with.
+/// Completes a verification. If it has passed, checks the container's environment, or looks for a pod that needs the record of one
+/// that starts by a CDI spec; else looks for a pod to swap records with.
 pub(crate) fn verification(
     checked: &CheckedStart<'_>,
     snapshot: &KubeletSnapshot,

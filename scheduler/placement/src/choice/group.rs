@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::choice::gpu_room::{free_whole, share_need};
 use crate::choice::node_choice::{ChoiceContext, choose_devices, score};
 use crate::data::device::DeviceRef;
-use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
+use crate::data::holding::{Hints, Placement};
 use crate::data::ident::{DeviceId, DeviceType, OwnerId};
 use crate::data::inventory::GPUS;
 use crate::data::policy::{Policies, Score};
@@ -279,7 +279,7 @@ fn place_members(
         let Ok(placement) = choose_devices(&filling, member, policies.device, context) else {
             break;
         };
-        put_member(&mut filling, placements.len(), &placement, member);
+        filling.put_on_copy(&placement, member.host);
         placements.push(placement);
     }
     if limit < n {
@@ -293,24 +293,11 @@ fn place_members(
         return Err(placements.len());
     };
     let mut filling = copy.copy_with_hints(|_| true);
-    for (at, placement) in placements.iter().enumerate().take(n - 1) {
-        put_member(&mut filling, at, placement, member);
+    for placement in placements.iter().take(n - 1) {
+        filling.put_on_copy(placement, member.host);
     }
     let last_score = score(&filling, member, policies, context).unwrap_or_default();
     Ok((placements, last_score))
-}
-
-/// Puts a member with this placement onto a copy of a node; no other member there has its number.
-fn put_member(copy: &mut Node, number: usize, placement: &Placement, request: NodeRequest<'_>) {
-    copy.insert_held(Held {
-        // No UID of a pod has a slash, so that this owner is none of the fleet's.
-        owner: OwnerId::from(format!("member/{number}")),
-        origin: Origin::Decision,
-        holdings: Holdings::from(placement),
-    });
-    copy.host.used = copy.host.used.plus(request.host);
-    // The choice of devices may have cached the value of the node without this member.
-    copy.value_cache.clear();
 }
 
 /// Places `n` members on a copy of a node by trying sets of GPUs for each; `None` if there is no room, or no try is left.
@@ -346,7 +333,7 @@ fn place_on_sets(
         let chosen = choose_devices(&on_set, request.member, request.policies.device, context);
         let Ok(placement) = chosen else { continue };
         let mut rest = copy.copy_with_hints(|_| true);
-        put_member(&mut rest, n, &placement, request.member);
+        rest.put_on_copy(&placement, request.member.host);
         if let Some(mut placements) = place_on_sets(&rest, request, context, n - 1, set, search) {
             placements.insert(0, placement);
             return Some(placements);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::data::amounts::{Amounts, HostAmounts, NamedAmounts, subtract};
 use crate::data::device::{Device, DeviceRef};
-use crate::data::holding::{Held, HeldPart, Hints, Holdings, n_unknown_whole};
+use crate::data::holding::{Held, HeldPart, Hints, Holdings, Origin, Placement, n_unknown_whole};
 use crate::data::ident::OwnerId;
 use crate::data::inventory::{GPUS, GpuModel, Inventory};
 use crate::state::charges::{charges, charges_of_all, gpu_charges};
@@ -301,6 +301,20 @@ impl Node {
             }
         }
         free
+    }
+
+    /// Counts a placement, with the CPU and memory of its pod, as in use on this copy of a node.
+    pub(crate) fn put_on_copy(&mut self, placement: &Placement, host: HostAmounts) {
+        self.insert_held(Held {
+            // No UID of a pod has a slash, so that this owner is none of the fleet's.
+            owner: OwnerId::from(format!("trial/{}", self.held.len())),
+            origin: Origin::Decision,
+            holdings: Holdings::from(placement),
+        });
+        // The next request must see the CPU and memory that this request takes, as kube-scheduler would.
+        self.host.used = self.host.used.plus(host);
+        // The choice of devices may have cached the value of the node without this placement.
+        self.value_cache.clear();
     }
 
     /// Inserts a holding in place of the one that the owner has here.
