@@ -204,8 +204,10 @@ impl<'a> Preemptor<'a> {
         let pods = search.evictable();
         let victims = search.victims(&pods)?;
         if victims.owners.is_empty() {
-            // All proposed victims are promised to other preemptors, and the index knows no reason for another eviction.
-            return (!proposed.pods.is_empty()).then(|| proposed.clone());
+            // The index knows no reason for an eviction, so kube-scheduler has one of its own. Promised victims go for other pods.
+            let mut rest = proposed.clone();
+            rest.pods.retain(|pod| !search.is_promised(&pod.uid));
+            return (!rest.pods.is_empty()).then_some(rest);
         }
         Some(search.with_violations(&victims, &pods))
     }
