@@ -70,11 +70,11 @@ build:
 
 # Writes the outputs in docs, and the list of all texts
 documents:
-    UPDATE_DOCUMENTS=1 cargo test --locked --package testbed --test documents
+    UPDATE_DOCUMENTS=1 cargo test --locked --package testbed --test main documents
 
 # Writes the chart and the table of its values, from the folders of kustomize
 chart:
-    UPDATE_CHART=1 cargo test --locked --package testbed --test deploy chart
+    UPDATE_CHART=1 cargo test --locked --package testbed --test main deploy::chart
 
 # Writes the snapshots of a crate
 snapshots crate:

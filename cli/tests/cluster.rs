@@ -699,18 +699,29 @@ async fn doctor_finds_faults_of_programs(installed: &mut Installed) -> Result<()
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn commands_on_a_live_cluster() -> Result<()> {
-    let mut installed = Installed::start("90d").await?;
+/// Starts a cluster with a running pod that requests 4 GiB.
+async fn with_a_small_pod() -> Result<Installed> {
+    let installed = Installed::start("90d").await?;
     let small = PodBuilder::new("small", &[("aliyun.com/gpu-mem", "4")]);
     installed.pods.create(&small).await?;
     installed.until_runs("small").await?;
-    assert_eq!(installed.replicas.leaders().len(), 1);
+    Ok(installed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_in_use_and_errors_on_a_live_cluster() -> Result<()> {
+    let mut installed = with_a_small_pod().await?;
     top_shows_the_memory_in_use(&mut installed).await?;
     an_error_of_an_application_is_reported_on_its_pod(&mut installed).await?;
+    use_that_is_unknown_has_a_reason(&mut installed).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_on_a_live_cluster() -> Result<()> {
+    let mut installed = with_a_small_pod().await?;
+    assert_eq!(installed.replicas.leaders().len(), 1);
     doctor_finds_planted_faults(&mut installed).await?;
     doctor_finds_faults_of_programs(&mut installed).await?;
-    use_that_is_unknown_has_a_reason(&mut installed).await?;
     // No address leads to the read API of a replica.
     let nowhere = ([127, 0, 0, 1], 1).into();
     let api = installed.cluster.api().objects();
@@ -1386,19 +1397,30 @@ async fn ui_serves_the_page_of_the_leader(installed: &mut Installed) -> Result<(
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn watches_rights_and_certificates_on_a_live_cluster() -> Result<()> {
-    let mut installed = Installed::start("10d").await?;
-    until_doctor_finds(&installed, "certificates").await?;
+/// Starts a cluster with a running pod that requests 4 GiB and has the label `app: first`.
+async fn with_a_first_pod(lifetime: &'static str) -> Result<Installed> {
+    let installed = Installed::start(lifetime).await?;
     let first = PodBuilder::new("first", &[("aliyun.com/gpu-mem", "4")]).labelled("app", "first");
     installed.pods.create(&first).await?;
     installed.until_runs("first").await?;
+    Ok(installed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watches_selectors_and_rights_on_a_live_cluster() -> Result<()> {
+    let mut installed = with_a_first_pod("10d").await?;
+    until_doctor_finds(&installed, "certificates").await?;
     watching_goes_on_when_the_api_server_comes_back(&installed).await?;
     explain_and_fits(&installed).await?;
     steps_of_explain_succeed(&installed).await?;
-    plans_move_pods(&mut installed).await?;
-    plans_and_closed_gpus(&installed).await?;
     selectors_select_rows(&installed).await?;
     names_are_shown_by_namespace(&installed).await?;
     ui_serves_the_page_of_the_leader(&mut installed).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plans_on_a_live_cluster() -> Result<()> {
+    let mut installed = with_a_first_pod("90d").await?;
+    plans_move_pods(&mut installed).await?;
+    plans_and_closed_gpus(&installed).await
 }

@@ -3,9 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should end")]
 
-#[path = "stand_in/cuda.rs"]
-mod cuda;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +13,8 @@ use kit::kubelet::nvidia_runtime::{
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
+
+use super::cuda;
 
 #[derive(Deserialize)]
 struct Recorded {

@@ -10,8 +10,8 @@ use rstest::rstest;
 
 use serde_json::Value;
 
-use crate::render::{documents, render, render_with};
-use crate::{all, daemons, find, items, read, texts};
+use super::render::{documents, render, render_with};
+use super::{all, daemons, find, items, read, texts};
 
 const SCHEDULER_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
 const PLUGIN_ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-device-plugin";

@@ -4,8 +4,8 @@
 
 use kit::rbac::DEVICE_PLUGIN;
 
-use crate::render::render;
-use crate::{all, find, items, texts};
+use super::render::render;
+use super::{all, find, items, texts};
 
 #[test]
 fn every_right_to_write_is_confined_by_a_policy() {

@@ -1,7 +1,7 @@
 //! The Helm chart `deploy/helm/gpushare` is generated from the kustomize tree, so the two cannot differ.
 //!
 //! The generator renders the tree under many combinations of components, compares the results, and writes each difference as a
-//! condition of a template. `UPDATE_CHART=1 cargo test -p testbed --test deploy chart` writes the files; without the variable the
+//! condition of a template. `UPDATE_CHART=1 cargo test -p testbed --test main deploy::chart` writes the files; without the variable the
 //! test fails if a committed file is not the generated one. `.ci/helm` renders the chart with Helm's own engine.
 
 mod conditions;
@@ -17,8 +17,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::deploy;
-use crate::render::render_with;
+use super::deploy;
+use super::render::render_with;
 use conditions::{Choice, Condition, Universe};
 use tree::Tree;
 
@@ -124,7 +124,7 @@ fn files(universe: &Universe) -> BTreeMap<PathBuf, String> {
 
 /// The comment at the top of a component's kustomization.
 fn comment(component: &str) -> Vec<String> {
-    let text = crate::read(&format!("components/{component}/kustomization.yaml"));
+    let text = super::read(&format!("components/{component}/kustomization.yaml"));
     text.lines()
         .map_while(|line| line.strip_prefix('#'))
         .map(|line| line.trim().replace("../../", "deploy/"))
@@ -159,7 +159,7 @@ fn the_committed_chart_is_the_generated_one() {
         let committed = fs::read_to_string(chart().join(path)).unwrap_or_default();
         assert!(
             committed == *text,
-            "deploy/helm/gpushare/{} differs from the kustomize tree: run UPDATE_CHART=1 cargo test -p testbed --test deploy chart",
+            "deploy/helm/gpushare/{} differs from the kustomize tree: run UPDATE_CHART=1 cargo test -p testbed --test main deploy::chart",
             path.display()
         );
     }

@@ -5,7 +5,7 @@ use std::fs;
 use kube::CustomResourceExt;
 use proto::device::Device;
 
-use crate::{deploy, read};
+use super::{deploy, read};
 
 const PATH: &str = "base/crd.yaml";
 
@@ -16,7 +16,7 @@ fn the_crd_is_generated_from_the_type() {
     // deploy/uninstall.sh distinguishes the definition from Koordinator's by this label.
     crd.metadata.labels = Some([("app.kubernetes.io/part-of".to_owned(), "gpushare".to_owned())].into());
     let yaml = serde_yaml_ng::to_string(&crd).unwrap();
-    let head = "# Generated from proto::device::Device: UPDATE_CRD=1 cargo test --package testbed --test deploy crd\n";
+    let head = "# Generated from proto::device::Device: UPDATE_CRD=1 cargo test --package testbed --test main deploy::crd\n";
     let generated = format!("{head}{yaml}");
     if std::env::var_os("UPDATE_CRD").is_some() {
         fs::write(deploy().join(PATH), &generated).unwrap();

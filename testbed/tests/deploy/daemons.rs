@@ -9,7 +9,7 @@ use rstest::rstest;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
-use crate::{find, named, pod};
+use super::{find, named, pod};
 
 /// A daemon, by the name of its binary, its container and its workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::render::{render, render_base_with, render_with};
+use super::render::{render, render_base_with, render_with};
 
 /// An object without the fields that its type does not know.
 type Known = fn(&Value) -> Value;

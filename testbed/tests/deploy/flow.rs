@@ -4,9 +4,9 @@ use kit::rbac::{SCHEDULER, SCHEDULER_CERTIFICATES, SCHEDULER_LEADER, SCHEDULER_R
 use rstest::rstest;
 use serde_json::json;
 
-use crate::daemons;
-use crate::render::render;
-use crate::{find, items, texts};
+use super::daemons;
+use super::render::render;
+use super::{find, items, texts};
 
 /// The precedence of Kubernetes' own schema for all service accounts.
 const ALL_SERVICE_ACCOUNTS: i64 = 9000;

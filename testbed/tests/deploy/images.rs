@@ -2,9 +2,9 @@
 
 use rstest::rstest;
 
-use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
-use crate::render::render;
-use crate::{find, read, repository};
+use super::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
+use super::render::render;
+use super::{find, read, repository};
 
 /// The arguments of this instruction in the Dockerfile's stage of this name.
 fn instructions(stage: &str, instruction: &str) -> Vec<String> {

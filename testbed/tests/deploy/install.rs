@@ -7,9 +7,9 @@ use rstest::rstest;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::daemons::DEVICE_PLUGIN;
-use crate::render::{render, render_with};
-use crate::{deploy, find, read};
+use super::daemons::DEVICE_PLUGIN;
+use super::render::{render, render_with};
+use super::{deploy, find, read};
 
 const PART_OF: &str = "app.kubernetes.io/part-of";
 

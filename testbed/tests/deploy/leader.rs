@@ -4,9 +4,9 @@ use rstest::rstest;
 use scheduler::leader::BIND_TIMEOUT;
 use serde_json::{Value, json};
 
-use crate::daemons::SCHEDULER;
-use crate::render::render;
-use crate::{all, find, flag, items, named, texts};
+use super::daemons::SCHEDULER;
+use super::render::render;
+use super::{all, find, flag, items, named, texts};
 
 /// The label of the leader's pod; the scheduler says so too.
 pub(crate) const LEADER_LABEL: &str = "gpushare/leader";

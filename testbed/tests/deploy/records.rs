@@ -8,8 +8,8 @@ use proto::record::{
 };
 use serde_json::Value;
 
-use crate::render::{render, render_with};
-use crate::{find, named, texts};
+use super::render::{render, render_with};
+use super::{find, named, texts};
 
 const NAME: &str = "gpushare-records";
 

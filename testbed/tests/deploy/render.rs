@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::deploy;
+use super::deploy;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

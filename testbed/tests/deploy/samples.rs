@@ -11,8 +11,8 @@ use rstest::rstest;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::render::{documents, render};
-use crate::{deploy, read, texts};
+use super::render::{documents, render};
+use super::{deploy, read, texts};
 
 fn request(pod: &Value) -> GpuRequest {
     let typed = Pod::deserialize(pod).unwrap();

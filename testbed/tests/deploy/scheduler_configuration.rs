@@ -14,9 +14,9 @@ use scheduler::leader::BIND_TIMEOUT;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::daemons::SCHEDULER;
-use crate::render::{documents, render};
-use crate::{deploy, find, read};
+use super::daemons::SCHEDULER;
+use super::render::{documents, render};
+use super::{deploy, find, read};
 
 const OWN: &str = "attach/kube-scheduler/kube-scheduler-config.yaml";
 const SECOND: &str = "components/second-scheduler/kube-scheduler-config.yaml";

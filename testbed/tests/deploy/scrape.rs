@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use crate::render::render_with;
-use crate::{flag, items, pod, read, repository, texts, workloads};
+use super::render::render_with;
+use super::{flag, items, pod, read, repository, texts, workloads};
 
 const LABEL_PREFIX: &str = "__meta_kubernetes_pod_label_";
 

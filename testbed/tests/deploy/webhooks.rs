@@ -14,9 +14,9 @@ use proto::resource::{
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
-use crate::render::{render, render_base_with, render_with};
-use crate::{find, flag, items, named, pod as pod_of, texts, workloads};
+use super::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
+use super::render::{render, render_base_with, render_with};
+use super::{find, flag, items, named, pod as pod_of, texts, workloads};
 
 const ACCOUNT: &str = "system:serviceaccount:gpushare-system:gpushare-scheduler";
 const OWN_CERTIFICATES: &str = "components/webhooks";

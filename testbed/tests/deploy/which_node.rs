@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::deploy;
-use crate::render::render_with;
+use super::deploy;
+use super::render::render_with;
 
 const LIBRARY: (&str, &str) = ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "");
 const DEFAULT_RUNTIME: (&str, &str) = (

@@ -3,10 +3,10 @@
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
-use crate::leader::LEADER_LABEL;
-use crate::render::{render, render_base_with, render_with};
-use crate::{all, find, flag, items, named, pod, texts, workloads};
+use super::daemons::{DEVICE_PLUGIN, Daemon, SCHEDULER};
+use super::leader::LEADER_LABEL;
+use super::render::{render, render_base_with, render_with};
+use super::{all, find, flag, items, named, pod, texts, workloads};
 
 const FOLDERS: [&str; 3] = ["base", "overlays/simulated", "attach/second-scheduler"];
 
@@ -100,7 +100,7 @@ fn certificates_from_files_replace_the_scheduler_s_own() {
     let secret = SCHEDULER.pod(&objects)["volumes"][0]["secret"]["secretName"]
         .as_str()
         .unwrap();
-    let script = crate::read("attach/kube-scheduler/certificates.sh");
+    let script = super::read("attach/kube-scheduler/certificates.sh");
     assert!(script.contains(&format!("secret generic {secret} ")));
 }
 
@@ -324,7 +324,7 @@ fn the_component_for_a_driver_root_mounts_it() {
         "void"
     );
     assert_eq!(pod["nodeSelector"]["nvidia.com/gpu.deploy.client"], "true");
-    assert!(crate::read("components/driver-root/kustomization.yaml").contains("PRIVILEGED"));
+    assert!(super::read("components/driver-root/kustomization.yaml").contains("PRIVILEGED"));
 }
 
 /// The plugin's argument for the socket lies in the directory that is mounted.

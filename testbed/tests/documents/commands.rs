@@ -13,7 +13,7 @@
 //! `UPDATE_DOCUMENTS=1` the outputs are written into the documents instead:
 //!
 //! ```sh
-//! UPDATE_DOCUMENTS=1 cargo test --package testbed --test documents commands
+//! UPDATE_DOCUMENTS=1 cargo test --package testbed --test main documents::commands
 //! ```
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use regex::Regex;
 
-use crate::{code_spans, read, root};
+use super::{code_spans, read, root};
 
 /// The documents, in the order in which they are run.
 const DOCUMENTS: [&str; 4] = ["quick-start.md", "cookbook.md", "troubleshooting.md", "cli.md"];

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use regex::Regex;
 
-use crate::{blocks, code_spans, files, is_test, read, root};
+use super::{blocks, code_spans, files, is_test, read, root};
 
 /// The document.
 const CONTRIBUTING: &str = "CONTRIBUTING.md";

@@ -11,7 +11,7 @@ use proto::resource::{GPU, GPU_CORE, GPU_MEM, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{blocks, read, root};
+use super::{blocks, read, root};
 
 /// The resource whose devices [`Dialect::Vendor`] counts in the recording.
 const WHOLE: &str = "nvidia.com/gpu";

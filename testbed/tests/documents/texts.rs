@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use crate::{event_reasons, files, is_test, read, root};
+use super::{event_reasons, files, is_test, read, root};
 
 /// The file with all texts.
 const FILE: &str = "testbed/tests/documents/texts.txt";

@@ -13,7 +13,7 @@ use kit::pods::{NamespacePods, PodBuilder};
 use proto::resource::GPU_MEM;
 use rstest::rstest;
 
-use crate::{DEADLINE, LOOK, cluster_of_all, seen, starts, starts_again, until_event, until_run, verify};
+use super::{DEADLINE, LOOK, cluster_of_all, seen, starts, starts_again, until_event, until_run, verify};
 
 /// A short time without the API server: longer than a request of the plugin may take.
 const A_WHILE: Duration = Duration::from_secs(12);

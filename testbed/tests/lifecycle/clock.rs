@@ -15,7 +15,7 @@ use proto::record::MEM_ASSUME_TIME;
 use serde_json::{Value, json};
 use testbed::replicas::Replicas;
 
-use crate::{DEADLINE, not_run, starts_again, until_run, verify};
+use super::{DEADLINE, not_run, starts_again, until_run, verify};
 
 const HOUR: Duration = Duration::from_secs(3600);
 

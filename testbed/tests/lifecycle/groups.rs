@@ -24,7 +24,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::replicas::Replicas;
 
-use crate::{DEADLINE, cluster_of_all, until_run, verify};
+use super::{DEADLINE, cluster_of_all, until_run, verify};
 
 /// Members of each group.
 const N_MEMBERS: usize = 4;

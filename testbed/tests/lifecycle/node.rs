@@ -17,7 +17,7 @@ use proto::resource::{GPU_MEM, GPU_MEMORY};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{
+use super::{
     DEADLINE, LOOK, cluster_of, events, node_of, run, seen, starts, starts_again, until_event, until_run,
     verify, waits,
 };

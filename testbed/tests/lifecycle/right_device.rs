@@ -16,7 +16,7 @@ use proto::record::{
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
 use serde_json::{Value, json};
 
-use crate::{DEADLINE, cluster_of, node_of, run, until_event, until_run, verify};
+use super::{DEADLINE, cluster_of, node_of, run, until_event, until_run, verify};
 
 /// A node of two GPUs of 16 GiB, whose plugin is started with these arguments.
 async fn cluster(plugin_args: &[&str]) -> Result<(LocalCluster, NamespacePods)> {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use kit::cluster::{CdiDir, NodeSetup};
 use kit::pods::PodBuilder;
 
-use crate::{cluster_of, node_of, not_run, run, starts, starts_again, until_event, until_run, verify};
+use super::{cluster_of, node_of, not_run, run, starts, starts_again, until_event, until_run, verify};
 
 /// The options of `unshare` that may give a mount namespace.
 const WAYS: [&[&str]; 2] = [&["--mount"], &["--mount", "--map-root-user"]];
@@ -37,7 +37,7 @@ fn containers_wait_while_the_file_system_of_cdi_specs_takes_nothing() {
             Ok(tried) if tried.status.success() => {
                 let arguments = [
                     "--exact",
-                    "small_disks::in_a_mount_namespace",
+                    "lifecycle::small_disks::in_a_mount_namespace",
                     "--ignored",
                     "--nocapture",
                 ];

@@ -12,7 +12,7 @@ use kit::pods::{NamespacePods, PodBuilder};
 use proto::record::{GPU_DEVICES, MEM_CONTAINER};
 use proto::resource::{GPU_MEM, GPU_MEMORY, GPU_SHARED};
 
-use crate::{DEADLINE, cluster_of, seen, starts, starts_again, until_run, verify};
+use super::{DEADLINE, cluster_of, seen, starts, starts_again, until_run, verify};
 
 type Starts = Arc<Mutex<Vec<RuntimeContainer>>>;
 

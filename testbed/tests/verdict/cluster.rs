@@ -15,7 +15,7 @@ use scheduler::watch::ObjectStore;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::generator;
+use super::generator;
 
 /// The configuration that the documentation recommends.
 const CONFIGURATION: &str =

@@ -8,7 +8,7 @@ use proto::read_api::{Explanation, FitAnswer, FitRequest, NodeVerdict, RefusedBy
 use scheduler::read_api::{explain, fit};
 use serde_json::Value;
 
-use crate::cluster::{Case, World, name, namespace, typed};
+use super::cluster::{Case, World, name, namespace, typed};
 
 /// A difference between what is said and what is done: the question, and both answers.
 #[derive(Clone, Debug, PartialEq, Eq)]

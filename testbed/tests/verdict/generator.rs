@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
 
-use crate::cluster::{Case, OURS, World, name};
+use super::cluster::{Case, OURS, World, name};
 
 mod nodes;
 mod pods;

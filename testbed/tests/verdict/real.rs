@@ -21,8 +21,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cluster::{Case, World, name, namespace};
-use crate::setting;
+use super::cluster::{Case, World, name, namespace};
+use super::setting;
 
 /// The number of clusters without `VERDICT_CASES`.
 const CASES: u64 = 200;

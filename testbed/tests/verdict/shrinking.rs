@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::cluster::Case;
-use crate::comparison::{Difference, Tally, compare};
+use super::cluster::Case;
+use super::comparison::{Difference, Tally, compare};
 
 /// Most tries for one case.
 const TRIES: usize = 4000;

@@ -160,7 +160,7 @@ A list replaces the default; keys of an object are added to it, and `null` remov
 
 ## Values
 
-A test writes this table from `values.yaml` and `values.schema.json`: `UPDATE_CHART=1 cargo test --package testbed --test deploy chart`.
+A test writes this table from `values.yaml` and `values.schema.json`: `UPDATE_CHART=1 cargo test --package testbed --test main deploy::chart`.
 
 | Value | Default | Description |
 |---|---|---|
