@@ -15,19 +15,19 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// The root directory of another system.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RootDir {
+pub(crate) struct RootDir {
     path: PathBuf,
 }
 
 impl RootDir {
     /// The root at this path.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
+    pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
     /// The path, as this process sees it, of the file to which `path` leads in that system; `None` if it is missing, or if links
     /// form a loop.
-    pub fn resolve(&self, path: &Path) -> Option<PathBuf> {
+    pub(crate) fn resolve(&self, path: &Path) -> Option<PathBuf> {
         let mut remaining = names(path);
         let mut below = PathBuf::new();
         let mut n_links = 0;
@@ -58,7 +58,7 @@ impl RootDir {
     }
 
     /// The content of a file, up to 16 MiB; `None` if it cannot be read.
-    pub fn read(&self, path: &Path) -> Option<Vec<u8>> {
+    pub(crate) fn read(&self, path: &Path) -> Option<Vec<u8>> {
         let found = self.resolve(path)?;
         // Opening a pipe would wait for its writer.
         if !fs::metadata(&found).ok()?.is_file() {
@@ -74,7 +74,7 @@ impl RootDir {
     }
 
     /// The paths in that system for which a pattern with `*` in its names stands, sorted. Names without `*` are not looked up.
-    pub fn expand(&self, pattern: &Path) -> Vec<PathBuf> {
+    pub(crate) fn expand(&self, pattern: &Path) -> Vec<PathBuf> {
         let mut found = vec![PathBuf::from("/")];
         for name in names(pattern) {
             let pattern = name.to_string_lossy();

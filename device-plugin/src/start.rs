@@ -1,31 +1,21 @@
 //! The check before a container starts: kubelet's `PreStartContainer` succeeds once kubelet's own data proves which pod the
 //! container belongs to, and the container will see the devices of that pod's record (its annotations that name devices).
 //!
-//! The check goes through these files once, in this order:
-//!
-//! 1. [`StartChecker`] takes a [snapshot](verify::snapshot) of kubelet's allocations,
-//! 2. finds the pod that [owns](verify::owner) the device IDs of kubelet's call,
-//! 3. [verifies](verify) the pod's allocation, the health of its devices, and their [capacity](verify::capacity),
-//! 4. writes the container's CDI spec (`specs`), and waits until the container runtime has [read](crate::inject::cdi::readers) it.
-//!
-//! Beside them stand the reasons to [block](blocked) a start, the adoption (`adopt`) of pods that have no record, the
-//! [records](swap) that count before a pod's annotations, and [`envvar`] for containers that get their devices by the vendor's
-//! variable (`NVIDIA_VISIBLE_DEVICES`). kubelet tries a blocked start again, and the pod's events have the reason. [`reconcile`]
-//! compares running pods with their records after the start.
-//!
-//! Before the check the pod of a call is a guess ([`matching`]); Allocate waits for it or logs it in [`pod_of_call`].
+//! [`StartChecker`] takes a snapshot of kubelet's allocations, finds the pod that owns the device IDs of kubelet's call, verifies
+//! the pod (all in `verify`), and writes the container's CDI spec (`specs`). `reconcile` compares running pods with their records
+//! later. Before the check the pod of a call is a guess (`matching`).
 
 mod adopt;
 pub mod assigned;
 pub mod blocked;
-pub mod envvar;
-pub mod matching;
+pub(crate) mod envvar;
+pub(crate) mod matching;
 pub mod node_state;
-pub mod pod_of_call;
-pub mod reconcile;
+pub(crate) mod pod_of_call;
+pub(crate) mod reconcile;
 mod specs;
 pub mod swap;
-pub mod verify;
+pub(crate) mod verify;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -48,7 +38,7 @@ use crate::start::node_state::NodeState;
 use crate::start::swap::RecordSwaps;
 use crate::start::verify::container::StartingContainer;
 use crate::start::verify::owner::{KubeletSnapshot, OwnerUnknown, find_owner};
-use crate::start::verify::snapshot::Snapshots;
+use crate::start::verify::snapshot::{PACE, SharedRead, take_snapshot};
 use crate::start::verify::{CheckedStart, StartRefusal, verify_start};
 
 use adopt::adopt;
@@ -102,16 +92,16 @@ impl StartContext {
 /// Checks each container before it starts.
 #[expect(missing_debug_implementations, reason = "a client has none")]
 pub struct StartChecker {
-    context: StartContext,
-    snapshots: Snapshots,
+    pub(crate) context: StartContext,
+    /// Starts that are checked at the same time share a snapshot.
+    snapshots: SharedRead<KubeletSnapshot>,
     blocked: BlockedStarts,
 }
 
 enum StartDecision {
     /// The container may start once the runtime has read these CDI specs.
     Start(SpecFiles),
-    /// The decision needs a newer snapshot of kubelet's allocations: this one does not show yet which devices this pod has, whose
-    /// record names those of the starting pod.
+    /// The decision needs a newer snapshot of kubelet's allocations, which shows the devices of this other pod.
     LookAgain(PodUid),
 }
 
@@ -119,22 +109,14 @@ impl StartChecker {
     /// A checker that keeps the containers that it blocks in `blocked`.
     pub fn new(context: StartContext, blocked: BlockedStarts) -> Self {
         Self {
-            snapshots: Snapshots::default(),
+            snapshots: SharedRead::new(PACE),
             context,
             blocked,
         }
     }
 
-    /// The process's metrics.
-    pub fn metrics(&self) -> &Metrics {
-        &self.context.metrics
-    }
-
     /// Returns when the container with these device IDs may start.
-    ///
-    /// # Errors
-    /// The container must not start, or not yet.
-    pub async fn check_start(
+    pub(crate) async fn check_start(
         &self,
         resource: ExtendedResource,
         mut ids: Vec<String>,
@@ -143,12 +125,13 @@ impl StartChecker {
         ids.sort_unstable();
         let began = Instant::now();
         let checked = self.check(resource, &ids, began + CHECK_LIMIT).await;
-        self.metrics().pre_started(began.elapsed());
+        let metrics = &self.context.metrics;
+        metrics.pre_started(began.elapsed());
         match &checked {
             Ok(()) => self.blocked.remove(resource, &ids),
             Err(blocked) => {
                 self.blocked.insert(resource, &ids, blocked);
-                self.metrics().count(Outcome::Refused);
+                metrics.count(Outcome::Refused);
                 warn!(
                     node = self.context.recorder.node_name(),
                     resource = self.context.node.settings.names.of(resource),
@@ -161,8 +144,8 @@ impl StartChecker {
         checked
     }
 
-    /// Waits for the facts that a decision needs, finds the pod that owns these device IDs, and decides its start. Until the
-    /// deadline `until` it begins again while a newer snapshot of kubelet may still settle the matter.
+    /// Decides the start of the container with these device IDs, and until the deadline `until` again while a newer snapshot of
+    /// kubelet may still settle the matter.
     async fn check(
         &self,
         resource: ExtendedResource,
@@ -183,7 +166,7 @@ impl StartChecker {
         }
         loop {
             // kubelet names neither pod nor container in its call, only device IDs.
-            let snapshot = self.snapshots.take(node).await;
+            let snapshot = self.snapshots.read(take_snapshot(node)).await;
             let found = find_owner(&snapshot, &pods.borrow_and_update(), resource, ids);
             let uid = match found {
                 Ok(uid) => uid,
@@ -207,10 +190,8 @@ impl StartChecker {
                 }
                 Ok(StartDecision::LookAgain(other)) => {
                     let pods = node.pods.borrow();
-                    StartBlocked::Unsettled {
-                        pod: pods.display_name(&uid),
-                        other: pods.display_name(&other),
-                    }
+                    let (pod, other) = (pods.display_name(&uid), pods.display_name(&other));
+                    StartBlocked::Unsettled { pod, other }
                 }
                 Err(blocked) => blocked,
             };
@@ -241,7 +222,7 @@ impl StartChecker {
         if context.unplaced == OnUnplaced::Adopt && matches!(checked.verified, Err(StartRefusal::Unplaced(_)))
         {
             match adopt(node, &context.client, &checked.starting, snapshot.entries()).await {
-                Ok(()) => self.metrics().count(Outcome::Adopted),
+                Ok(()) => context.metrics.count(Outcome::Adopted),
                 Err(not_adopted) if checked.is_inherited => return Ok(restart(&pod, &not_adopted)),
                 Err(not_adopted) => return Err(not_adopted.into()),
             }
@@ -256,24 +237,21 @@ impl StartChecker {
             Err(refusal) if checked.is_inherited && may_go_on(resource, refusal) => {
                 Ok(restart(&pod, refusal))
             }
-            Err(refusal) => Err(StartBlocked::Refused {
-                pod,
-                refusal: refusal.clone(),
-            }),
+            Err(refusal) => {
+                let refusal = refusal.clone();
+                Err(StartBlocked::Refused { pod, refusal })
+            }
         }
     }
 
     /// Lets a verified container start: writes its CDI spec, if it has one.
     fn start(&self, checked: &CheckedStart<'_>) -> Result<StartDecision, StartBlocked> {
         let (node, starting, pod) = (&*self.context.node, &checked.starting, &checked.starting.pod);
-        let files = if checked.is_by_spec {
-            write_specs(node, starting).map_err(|source| StartBlocked::Spec {
-                pod: pod.display_name(),
-                source,
-            })?
-        } else {
-            SpecFiles::new()
-        };
+        let mut files = SpecFiles::new();
+        if checked.is_by_spec {
+            let pod = pod.display_name();
+            files = write_specs(node, starting).map_err(|source| StartBlocked::Spec { pod, source })?;
+        }
         // From here on the pod counts as started, also before the watch shows it.
         node.log().note_start(&pod.uid, starting.resource, starting.ids);
         node.answered.notify_one();
@@ -284,7 +262,6 @@ impl StartChecker {
         Ok(StartDecision::Start(files))
     }
 
-    /// Logs a start with pod, container, and the devices with their amounts.
     fn log_start(&self, starting: &StartingContainer<'_>) {
         let settings = &self.context.node.settings;
         let StartingContainer { pod, resource, .. } = starting;
@@ -310,7 +287,7 @@ impl StartChecker {
         let recorder = &self.context.recorder;
         recorder.warn(&pod, blocked.event_reason(), one_line(blocked));
         if blocked.is_final() {
-            self.metrics().count(Outcome::Impossible);
+            self.context.metrics.count(Outcome::Impossible);
             if self.context.evicts_mismatched {
                 self.context.evict(&pod).await;
             }

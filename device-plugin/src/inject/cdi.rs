@@ -1,21 +1,17 @@
 //! CDI specs of this plugin: one for the driver, and one per answer to Allocate.
 //!
-//! The plugin writes the spec of an answer before the container starts, when it knows the container's pod. The spec holds
-//! device nodes and variables, and the hooks and files that enforce the container's limits. All else that a container needs
-//! of the driver (libraries, hooks, control nodes) is one static device, made from the vendor's own specs ([`vendor`]), so
-//! that the runtime does not parse it once per container.
+//! The spec of an answer holds the device nodes and variables of its container, and the hooks and files that enforce limits. All
+//! else of the driver is one static device, made from the vendor's specs ([`vendor`]), which the runtime parses once.
 //!
-//! Container runtimes read the spec directory into a cache, some time after it changes. So a device name never changes its
-//! content at once: each answer has a name of its own ([`container_device`]), and where its content has to change,
-//! [`SpecDir::write`] first retires the name: for some seconds no spec has it. [`readers`] sees when the runtime reads a spec.
+//! Container runtimes read the spec directory into a cache, some time after it changes ([`readers`]). So a device name never
+//! changes its content at once: each answer has a name of its own, and [`SpecDir::write`] retires a name before it changes.
 //!
-//! The structures are JSON values rather than those of the crate `container-device-interface`: only the form of a spec would be
-//! used of that crate, and it brings two hundred other crates with it. NVIDIA's edits are passed on as they are, with fields that
-//! this plugin does not know.
+//! The structures are JSON values, so that NVIDIA's edits are passed on with fields that this plugin does not know; the crate
+//! `container-device-interface` would bring two hundred others with it.
 
-pub mod dir;
-pub mod readers;
-pub mod vendor;
+pub(crate) mod dir;
+pub(crate) mod readers;
+pub(crate) mod vendor;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,19 +22,20 @@ use serde_json::{Map, Value, json};
 use crate::devices::extended_resource::ExtendedResource;
 use crate::fnv::fnv1a;
 
-pub use dir::{SpecDir, SpecError};
+pub(crate) use dir::{SpecDir, SpecError};
 
 /// Vendor and class of the devices that stand for answers to Allocate.
-pub const CONTAINER_KIND: &str = "gpushare.dev/gpu";
+pub(crate) const CONTAINER_KIND: &str = "gpushare.dev/gpu";
 
-/// The fully qualified name of the device that stands for the driver.
-pub const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
+/// The kind of the device that stands for the driver, and its fully qualified name.
+const DRIVER_KIND: &str = "gpushare.dev/driver";
+pub(crate) const DRIVER_DEVICE: &str = "gpushare.dev/driver=all";
 
 /// The least CDI version that allows all that this plugin writes: names that begin with a digit, and `hostPath` of a node.
 const VERSION: &str = "0.5.0";
 
 /// The fully qualified name of the CDI device of an answer; `fresh` is a number that no other answer has.
-pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
+pub(crate) fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) -> String {
     let mut ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     // kubelet sends the same IDs in any order.
     ids.sort_unstable();
@@ -47,31 +44,29 @@ pub fn container_device(resource: ExtendedResource, ids: &[String], fresh: u64) 
 }
 
 /// The short name in a fully qualified CDI device name, if the device stands for an answer of this plugin.
-pub fn name_of(qualified: &str) -> Option<&str> {
+fn name_of(qualified: &str) -> Option<&str> {
     qualified.strip_prefix(CONTAINER_KIND)?.strip_prefix('=')
 }
 
 /// The short name of this plugin's CDI device in an answer to Allocate; none if the answer names devices without CDI.
-pub fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
+pub(crate) fn device_of(answer: &ContainerAllocateResponse) -> Option<&str> {
     answer.cdi_devices.iter().find_map(|device| name_of(&device.name))
 }
 
 /// The changes that a CDI spec makes to a container.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Edits {
+pub(crate) struct Edits {
     /// CDI version of the vendor's spec that edits come from, if any do.
-    pub version: Option<String>,
-    /// Environment variables of the container.
-    pub env: BTreeMap<String, String>,
-    /// Device nodes, as CDI writes them.
-    pub device_nodes: Vec<Value>,
+    pub(crate) version: Option<String>,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) device_nodes: Vec<Value>,
     /// All other edits, such as mounts and hooks, as CDI writes them, by field.
-    pub others: Map<String, Value>,
+    pub(crate) others: Map<String, Value>,
 }
 
 impl Edits {
     /// Adds a device node by its path on the host, which is its path in the container too.
-    pub fn add_node(&mut self, path: &Path) {
+    pub(crate) fn add_node(&mut self, path: &Path) {
         let node = json!({"path": path, "hostPath": path, "permissions": "rw"});
         // Several devices of a container may need the same node.
         if !self.device_nodes.contains(&node) {
@@ -79,7 +74,6 @@ impl Edits {
         }
     }
 
-    /// The edits as `containerEdits` of a CDI spec.
     fn to_json(&self) -> Map<String, Value> {
         let mut fields = self.others.clone();
         if !self.env.is_empty() {
@@ -92,12 +86,6 @@ impl Edits {
         }
         fields
     }
-}
-
-/// The text of the spec of the driver's device.
-fn driver_text(edits: &Edits) -> String {
-    let (kind, name) = DRIVER_DEVICE.split_once('=').unwrap_or((DRIVER_DEVICE, ""));
-    spec_text(kind, name, edits)
 }
 
 /// The environment variables in a CDI list `env`, whose items are `NAME=value`.

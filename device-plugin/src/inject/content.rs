@@ -1,10 +1,5 @@
-//! The content of an answer to Allocate and of a CDI spec: a container's variables and device nodes.
-//!
-//! Pure except that it checks which device nodes and vendor's specs exist. The callers choose the container and the devices of
-//! its pod.
-//!
-//! With CDI the answer names a CDI device that no answer named before. The UUIDs of a container's GPUs are in a variable of this
-//! project, [`GPU_DEVICES`].
+//! The content of an answer to Allocate and of a CDI spec: a container's variables and device nodes. Pure except that it checks
+//! which device nodes and vendor's specs exist.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -30,9 +25,8 @@ use crate::inject::settings::NodeSettings;
 /// Device nodes that go with every NVIDIA GPU, as far as they exist.
 const COMMON_NODES: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
-/// True if the answer for this resource names the container's devices: kubelet calls Allocate once for each resource, and of the
-/// answers for resources of one device type exactly one names the devices.
-pub fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -> bool {
+/// True if the answer for this resource names the container's devices: of those for one device type exactly one does.
+pub(crate) fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -> bool {
     // If two answers set different values of a variable, kubelet would keep one of them at random.
     match resource {
         ExtendedResource::Memory | ExtendedResource::Rdma | ExtendedResource::Fpga => true,
@@ -42,15 +36,13 @@ pub fn names_devices(resource: ExtendedResource, container: &ContainerRequest) -
 }
 
 /// The variable by which an answer without CDI names a container's devices of a resource's type: for GPUs the vendor's.
-pub fn visible_variable(resource: ExtendedResource) -> &'static str {
-    match resource {
-        ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => VISIBLE_DEVICES,
-        ExtendedResource::Rdma | ExtendedResource::Fpga => own_variable(resource),
-    }
+pub(crate) fn visible_variable(resource: ExtendedResource) -> &'static str {
+    let own = own_variable(resource);
+    if own == GPU_DEVICES { VISIBLE_DEVICES } else { own }
 }
 
 /// This project's variable that names a container's devices of a resource's type.
-pub fn own_variable(resource: ExtendedResource) -> &'static str {
+pub(crate) fn own_variable(resource: ExtendedResource) -> &'static str {
     match resource {
         ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => GPU_DEVICES,
         ExtendedResource::Rdma => RDMA_DEVICES,
@@ -59,7 +51,7 @@ pub fn own_variable(resource: ExtendedResource) -> &'static str {
 }
 
 /// The variable that names a container's virtual functions of devices of a resource's type.
-pub fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
+pub(crate) fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
     match resource {
         ExtendedResource::Shared | ExtendedResource::Memory | ExtendedResource::Whole => None,
         ExtendedResource::Rdma => Some(RDMA_FUNCTIONS),
@@ -68,11 +60,13 @@ pub fn functions_variable(resource: ExtendedResource) -> Option<&'static str> {
 }
 
 /// The devices that the value of a variable names, in its order, GPUs also by index; none if one of them is not on this node.
-pub fn named_devices(resource: ExtendedResource, value: &str, fleet: &NodeFleet) -> Option<Vec<PhysicalId>> {
-    value
-        .split(',')
-        .map(|name| named_device(resource, name, fleet))
-        .collect()
+pub(crate) fn named_devices(
+    resource: ExtendedResource,
+    value: &str,
+    fleet: &NodeFleet,
+) -> Option<Vec<PhysicalId>> {
+    let names = value.split(',');
+    names.map(|name| named_device(resource, name, fleet)).collect()
 }
 
 /// The ID of the device that a word in an answer to Allocate names: by its ID, or, for a GPU, by the driver's index.
@@ -91,18 +85,16 @@ fn named_device(resource: ExtendedResource, name: &str, fleet: &NodeFleet) -> Op
     Some(entry.device.uuid.clone())
 }
 
-/// The devices that a container gets: NVIDIA's tools inject GPUs, the plugin itself the device nodes of others.
+/// The devices that a container gets.
 #[derive(Clone, Debug)]
-pub enum AssignedDevices<'a> {
-    /// GPUs.
+pub(crate) enum AssignedDevices<'a> {
     Gpus(Vec<&'a Gpu>),
-    /// Devices of another type.
     Others(Vec<&'a OtherDevice>),
 }
 
 impl<'a> AssignedDevices<'a> {
     /// Looks up the devices with these keys in the fleet, in this order. Keys of devices that are not on this node are left out.
-    pub fn find(fleet: &'a NodeFleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
+    pub(crate) fn find(fleet: &'a NodeFleet, resource: ExtendedResource, keys: &[DeviceKey]) -> Self {
         let device_type = resource.device_type();
         if device_type == TYPE_GPU {
             return Self::Gpus(keys.iter().filter_map(|key| fleet.gpu(&key.id)).collect());
@@ -116,8 +108,7 @@ impl<'a> AssignedDevices<'a> {
         Self::Others(devices)
     }
 
-    /// The devices' IDs, separated by commas.
-    pub fn ids(&self) -> String {
+    pub(crate) fn ids(&self) -> String {
         let ids: Vec<&str> = match self {
             Self::Gpus(gpus) => gpus.iter().map(|gpu| gpu.uuid.as_str()).collect(),
             Self::Others(devices) => devices.iter().map(|device| device.id.as_str()).collect(),
@@ -127,31 +118,27 @@ impl<'a> AssignedDevices<'a> {
 }
 
 /// The answer to Allocate with CDI: a function of the device IDs and of a number that no other answer has.
-pub fn cdi_answer(resource: ExtendedResource, ids: &[String], fresh: u64) -> ContainerAllocateResponse {
+pub(crate) fn cdi_answer(
+    resource: ExtendedResource,
+    ids: &[String],
+    fresh: u64,
+) -> ContainerAllocateResponse {
     let device = CdiDevice {
         name: cdi::container_device(resource, ids, fresh),
     };
-    if resource.device_type() != TYPE_GPU {
-        return ContainerAllocateResponse {
-            cdi_devices: vec![device],
-            ..ContainerAllocateResponse::default()
-        };
-    }
-    ContainerAllocateResponse {
+    let mut answer = ContainerAllocateResponse::default();
+    if resource.device_type() == TYPE_GPU {
         // If the runtime ignores CDI devices, the container gets no GPU rather than those that its image names.
-        envs: [(VISIBLE_DEVICES.to_owned(), VOID.to_owned())].into(),
-        cdi_devices: vec![
-            CdiDevice {
-                name: cdi::DRIVER_DEVICE.to_owned(),
-            },
-            device,
-        ],
-        ..ContainerAllocateResponse::default()
+        answer.envs.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
+        let name = cdi::DRIVER_DEVICE.to_owned();
+        answer.cdi_devices.push(CdiDevice { name });
     }
+    answer.cdi_devices.push(device);
+    answer
 }
 
 /// The answer to Allocate by the vendor's variable. Without a recipient (the pod is not known) it has no limits.
-pub fn variable_answer(
+pub(crate) fn variable_answer(
     settings: &NodeSettings,
     recipient: Option<&Recipient<'_>>,
     resource: ExtendedResource,
@@ -197,7 +184,7 @@ pub fn variable_answer(
 }
 
 /// The edits of the CDI device that brings the driver: `edits` of a vendor's spec, and the common nodes that exist.
-pub fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
+pub(crate) fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
     // NVIDIA's runtime would otherwise give a container the GPUs that its image names, beside those of the CDI devices.
     edits.env.insert(VISIBLE_DEVICES.to_owned(), VOID.to_owned());
     let mut listed = Vec::new();
@@ -213,9 +200,8 @@ pub fn driver_edits(settings: &NodeSettings, mut edits: Edits) -> Edits {
     edits
 }
 
-/// The edits for one resource of a container: device nodes, variables, and the hooks and files that limit the container. The
-/// libraries of the driver come from the CDI device [`cdi::DRIVER_DEVICE`].
-pub fn cdi_edits(
+/// The edits for one resource of a container: device nodes, variables, and the hooks and files that limit the container.
+pub(crate) fn cdi_edits(
     settings: &NodeSettings,
     recipient: &Recipient<'_>,
     resource: ExtendedResource,
@@ -258,7 +244,7 @@ fn add_nodes_of_gpu(edits: &mut Edits, settings: &NodeSettings, gpu: &Gpu) {
 }
 
 /// True if edits have limits for the driver, and lack NVIDIA's hook that passes the limits to the driver.
-pub fn lacks_limit_hook(edits: &Edits) -> bool {
+pub(crate) fn lacks_limit_hook(edits: &Edits) -> bool {
     edits.env.contains_key(DRIVER_MEMORY_LIMIT) && !edits.others.contains_key("hooks")
 }
 
@@ -365,24 +351,19 @@ fn gpu_variables(
     resource: ExtendedResource,
     gpus: &[&Gpu],
 ) -> BTreeMap<String, String> {
-    let Recipient {
-        pod,
-        container,
-        placement,
-        ..
-    } = *recipient;
+    let container = recipient.container;
     let mut env = BTreeMap::new();
     if names_devices(resource, container) {
         env.extend(limits(settings.memory_unit, recipient, gpus));
     }
     if let (ExtendedResource::Memory, Some(gpu)) = (resource, gpus.first()) {
         let (mut pod_units, mut device_units) = (0, 0);
-        if let Some(record) = placement.and_then(|placement| placement.gpushare) {
+        if let Some(record) = recipient.placement.and_then(|placement| placement.gpushare) {
             (pod_units, device_units) = (record.pod_units, record.device_units);
         }
         // Records of old versions of the gpushare extender may lack the amounts.
         if pod_units == 0 {
-            pod_units = pod.peak(ExtendedResource::Memory);
+            pod_units = recipient.pod.peak(ExtendedResource::Memory);
         }
         if device_units == 0 {
             device_units = settings.memory_unit.units_in(gpu.memory_bytes);

@@ -1,12 +1,11 @@
 //! Enforcement of memory limits of containers on this node: the level of each GPU, and the variables that carry the limits.
 //!
-//! The level follows from facts of the node: `decide` is a pure function of them, [`detect`] finds them and decides again when
-//! they change, and [`limits`] makes the variables. This plugin enforces nothing itself: the driver does, or HAMi-core's library
-//! in a container.
+//! `decide` is a pure function of facts of the node, `detect` finds the facts, and `limits` makes the variables. This plugin
+//! enforces nothing itself: the driver does, or HAMi-core's library in a container.
 
 mod decide;
-pub mod detect;
-pub mod limits;
+pub(crate) mod detect;
+pub(crate) mod limits;
 
 use std::collections::BTreeMap;
 
@@ -51,19 +50,17 @@ pub struct Enforcement {
 /// The level of each GPU of this node; empty until the first decision.
 pub type Enforcements = BTreeMap<PhysicalId, Enforcement>;
 
-/// True if the driver enforces limits on this GPU.
 pub(crate) fn is_by_driver(levels: &Enforcements, gpu: &PhysicalId) -> bool {
     levels.get(gpu).is_some_and(|found| found.level == Level::Driver)
 }
 
-/// Returns true if the driver enforces limits on all these GPUs.
-pub fn are_by_driver(levels: &Enforcements, gpus: &[&Gpu]) -> bool {
+pub(crate) fn are_by_driver(levels: &Enforcements, gpus: &[&Gpu]) -> bool {
     // The variables of a container hold for all of its GPUs, and NVIDIA's hook fails on a GPU that the driver cannot limit.
     !gpus.is_empty() && gpus.iter().all(|gpu| is_by_driver(levels, &gpu.uuid))
 }
 
 /// The lowest level among the GPUs; none without GPUs, or before the first decision.
-pub fn lowest_level(levels: &Enforcements) -> Option<Level> {
+pub(crate) fn lowest_level(levels: &Enforcements) -> Option<Level> {
     levels.values().map(|found| found.level).min()
 }
 

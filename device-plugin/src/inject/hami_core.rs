@@ -18,18 +18,16 @@ pub struct HamiCore {
 }
 
 impl HamiCore {
-    /// The library in this directory.
-    pub fn new(dir: PathBuf) -> Self {
+    pub(crate) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
 
-    /// True if the library is there.
-    pub fn exists(&self) -> bool {
+    pub(crate) fn exists(&self) -> bool {
         self.dir.join(LIBRARY).is_file()
     }
 
     /// The files that a container with limits gets, each as its paths on the host and in the container.
-    pub fn files(&self) -> Vec<(PathBuf, PathBuf)> {
+    pub(crate) fn files(&self) -> Vec<(PathBuf, PathBuf)> {
         let mut files = Vec::new();
         // The operator may copy the library to the node later, so each call looks for it.
         if self.exists() {

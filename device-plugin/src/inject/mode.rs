@@ -2,7 +2,6 @@
 
 use proto::device::TYPE_GPU;
 
-/// The injection mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A variable in the answer to Allocate names the container's devices, and cannot change later.
@@ -12,8 +11,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The word for the mode in flags and metrics.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Envvar => "envvar",
             Self::Cdi => "cdi",
@@ -22,7 +20,7 @@ impl Mode {
 }
 
 /// The value of `NVIDIA_VISIBLE_DEVICES` with which NVIDIA's runtime gives a container nothing.
-pub const VOID: &str = "void";
+pub(crate) const VOID: &str = "void";
 
 /// The reason of an [`Injection`] when no CDI spec can bring the driver into containers.
 pub(super) const NO_DRIVER_SPEC: &str = "NoDriverSpec";
@@ -32,8 +30,7 @@ pub(super) const CDI_OFF: &str = "CdiOff";
 
 /// The evidence that a mode works on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Certainty {
-    /// The plugin has seen the mode work.
+pub(crate) enum Certainty {
     Proven,
     /// Nothing has shown that the mode does not work.
     Assumed,
@@ -42,8 +39,7 @@ pub enum Certainty {
 }
 
 impl Certainty {
-    /// The word for the evidence in metrics.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Proven => "proven",
             Self::Assumed => "assumed",
@@ -54,38 +50,32 @@ impl Certainty {
 
 /// The pods whose containers the runtime gives all GPUs if their image sets `NVIDIA_VISIBLE_DEVICES=all`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exposure {
-    /// All pods of the node.
+pub(crate) enum Exposure {
     EveryPod,
-    /// The pods with this `RuntimeClass`.
     RuntimeClass(String),
-    /// The pods are not known, for this reason.
     Unknown(&'static str),
 }
 
 /// The injection mode of this node, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
-    /// The mode.
-    pub mode: Mode,
-    /// The evidence that the mode works.
-    pub certainty: Certainty,
+    pub(crate) mode: Mode,
+    pub(crate) certainty: Certainty,
     /// The reason in one word, for a condition.
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
     /// The reason in a sentence; where injection is impossible, with the setting to change.
-    pub message: String,
+    pub(crate) message: String,
     /// The pods whose containers see all GPUs without a request if their image sets the variable, as far as is known.
-    pub exposure: Option<Exposure>,
+    pub(crate) exposure: Option<Exposure>,
 }
 
 impl Injection {
-    /// True if a container can get its devices.
-    pub fn is_possible(&self) -> bool {
+    pub(crate) fn is_possible(&self) -> bool {
         self.certainty != Certainty::Impossible
     }
 
     /// True if a container can get a device of this type: only GPUs need the driver.
-    pub fn is_possible_for(&self, device_type: &str) -> bool {
+    pub(crate) fn is_possible_for(&self, device_type: &str) -> bool {
         self.is_possible() || (self.reason == NO_DRIVER_SPEC && device_type != TYPE_GPU)
     }
 }

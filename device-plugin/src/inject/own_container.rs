@@ -6,29 +6,26 @@ use crate::node::pods::PodUid;
 
 use super::mode::VOID;
 
-/// The number of the Linux capability `CAP_SYS_ADMIN`.
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// The facts that show from where this plugin's own container got NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnContainer {
     /// True if this process loads NVML from a directory of the host (`--driver-root`), so the runtime need not have mounted NVML.
-    pub has_driver_root: bool,
-    /// True if this container is privileged.
-    pub is_privileged: bool,
+    pub(crate) has_driver_root: bool,
+    pub(crate) is_privileged: bool,
     /// The UID of this plugin's pod, if it runs in one.
-    pub pod: Option<PodUid>,
+    pub(crate) pod: Option<PodUid>,
     /// True until the API server has shown that pod, so that its `RuntimeClass` is not known yet.
-    pub is_pod_awaited: bool,
+    pub(crate) is_pod_awaited: bool,
     /// The `RuntimeClass` of this plugin's pod, if it has one.
-    pub runtime_class: Option<String>,
-    /// The value of `NVIDIA_VISIBLE_DEVICES` in this container.
-    pub visible_devices: Option<String>,
+    pub(crate) runtime_class: Option<String>,
+    pub(crate) visible_devices: Option<String>,
 }
 
 impl OwnContainer {
     /// The facts about the container in which this process runs, in the pod with this UID.
-    pub fn observe(has_driver_root: bool, pod: Option<&str>) -> Self {
+    pub(crate) fn observe(has_driver_root: bool, pod: Option<&str>) -> Self {
         Self {
             has_driver_root,
             is_privileged: is_privileged(),
@@ -40,7 +37,7 @@ impl OwnContainer {
     }
 
     /// The reason that the runtime's treatment of this container says nothing about others, if there is one.
-    pub fn why_inconclusive(&self) -> Option<&'static str> {
+    pub(crate) fn why_inconclusive(&self) -> Option<&'static str> {
         if self.is_pod_awaited {
             Some("the pods of this node are not known yet")
         } else if self.is_privileged {

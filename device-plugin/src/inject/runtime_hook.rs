@@ -2,16 +2,11 @@
 //! creates a container, and the hook gives the container the devices of its pod's record, whatever kubelet or a vendor's plugin
 //! has given it. The hook also learns the GPUs that containers of pods without a record see, for the scheduler to count them.
 //!
-//! A runtime closes a plugin that takes longer than 2 s, and creates no other container meanwhile: every answer comes from
-//! memory and waits for the watch of pods only. The hook sends no request to the API server.
-//!
-//! The protocol is written out here and in [`proto::nri`] rather than taken from a crate: `ttrpc` and `trapeze` build on an
-//! older prost or on another protobuf runtime beside the one that kubelet's protocols use, the first fixes the version of a crate
-//! that others may need newer, and neither knows NRI's framing. The plugin needs little of the protocol: it makes one call
-//! (`RegisterPlugin`), and answers three (`Configure`, `Synchronize`, `CreateContainer`).
+//! A runtime closes a plugin that takes longer than 2 s, so every answer comes from memory and waits for the watch of pods only.
+//! The protocol is in [`proto::nri`]: the crates `ttrpc` and `trapeze` need another protobuf runtime, and know no NRI framing.
 
 mod adjust;
-pub mod seen;
+pub(crate) mod seen;
 mod session;
 
 use std::collections::BTreeSet;
@@ -41,10 +36,8 @@ use crate::node::pods::{NodePods, PodUid};
 use adjust::{DeviceAdjustment, HookDecision, HookInputs};
 use seen::SeenGpus;
 
-/// The pause after the first failed attempt to connect; it doubles after each further one, up to [`LONGEST_PAUSE`].
+/// The pause after the first failed attempt to connect, which doubles each time, and the longest one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// The longest pause between attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Longest wait for a container's pod to be known. The runtime creates no other container meanwhile.
@@ -52,23 +45,16 @@ const POD_WAIT: Duration = Duration::from_secs(1);
 
 /// Answers the calls of a container runtime.
 #[derive(Debug)]
-pub struct RuntimeHook {
-    /// The operator's settings.
-    pub settings: NodeSettings,
-    /// The devices and their health.
-    pub fleet: watch::Receiver<Arc<NodeFleet>>,
-    /// The pods of this node.
-    pub pods: watch::Receiver<NodePods>,
-    /// The injection mode; none until it is decided.
-    pub injection: watch::Receiver<Option<Injection>>,
-    /// The enforcement level of each GPU; empty until it is decided.
-    pub enforcements: watch::Receiver<Arc<Enforcements>>,
-    /// The process's metrics.
-    pub metrics: Metrics,
-    /// The GPUs that containers see, which the hook records.
-    pub seen: watch::Sender<SeenGpus>,
+pub(crate) struct RuntimeHook {
+    pub(crate) settings: NodeSettings,
+    pub(crate) fleet: watch::Receiver<Arc<NodeFleet>>,
+    pub(crate) pods: watch::Receiver<NodePods>,
+    pub(crate) injection: watch::Receiver<Option<Injection>>,
+    pub(crate) enforcements: watch::Receiver<Arc<Enforcements>>,
+    pub(crate) metrics: Metrics,
+    pub(crate) seen: watch::Sender<SeenGpus>,
     /// Namespaces whose containers keep a value of the vendor's variable that shows them GPUs, although they request none.
-    pub unrestricted: Vec<String>,
+    pub(crate) unrestricted: Vec<String>,
 }
 
 impl RuntimeHook {
@@ -178,25 +164,24 @@ impl RuntimeHook {
 
     /// Replaces all records of GPUs that containers see by those of `running`, the containers that the runtime has reported.
     fn synchronize(&self, running: SeenGpus) {
+        let n_containers = running.n_containers();
         info!(
-            n_containers = running.n_containers(),
+            n_containers,
             "the container runtime has reported the running containers"
         );
-        self.seen.send_if_modified(|seen| {
-            let is_changed = *seen != running;
-            *seen = running;
-            is_changed
-        });
+        // The plugin publishes again for each message in this channel.
+        if *self.seen.borrow() != running {
+            self.seen.send_replace(running);
+        }
     }
 }
 
-/// `namespace/name` of the pod of a sandbox.
 fn name_of(sandbox: &PodSandbox) -> String {
     format!("{}/{}", sandbox.namespace, sandbox.name)
 }
 
 /// Serves the runtime at this socket until the task is dropped; connects again after the connection has ended or failed.
-pub async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
+pub(crate) async fn serve_runtime(hook: RuntimeHook, socket: PathBuf) {
     let mut pause = SHORTEST_PAUSE;
     let mut logged = LoggedError::default();
     loop {

@@ -47,7 +47,7 @@ pub struct NodeSettings {
 
 impl NodeSettings {
     /// The injection mode that the plugin has decided on, else the one that the operator has set (`--inject`), else `cdi`.
-    pub fn mode(&self, decided: Option<&Injection>) -> Mode {
+    pub(crate) fn mode(&self, decided: Option<&Injection>) -> Mode {
         let decided = decided.map(|injection| injection.mode);
         decided.or(self.injection_mode).unwrap_or(Mode::Cdi)
     }

@@ -15,7 +15,7 @@ use crate::start::node_state::NodeState;
 use crate::start::pod_of_call::log_answer;
 
 /// Answers kubelet's Allocate call for one container, by the injection mode of the node.
-pub async fn allocate(
+pub(crate) async fn allocate(
     node: &NodeState,
     resource: ExtendedResource,
     request: &ContainerAllocateRequest,

@@ -28,7 +28,7 @@ use crate::node::kubelet_checkpoint::{self, CheckpointError};
 use tokio_util::sync::CancellationToken;
 
 use super::server::OPTIONS;
-use super::socket::{KUBELET_SOCKET, PluginServer, RegistrationError, register, wait_for_kubelet};
+use super::socket::{KUBELET_SOCKET, PluginServer, register, wait_for_kubelet};
 
 /// Pause between two checks of sockets: kubelet admits pods some 100 ms after its socket is there.
 const POLL: Duration = Duration::from_millis(10);
@@ -81,7 +81,6 @@ fn resources_to_list(
     Ok(resources)
 }
 
-/// File name of the socket of the host's service for a resource.
 fn socket_name(resource: ExtendedResource) -> String {
     format!("boot-{}", resource.socket())
 }
@@ -104,8 +103,14 @@ pub async fn run(dir: &Path, names: &ExtendedResourceNames, stop: CancellationTo
     }
     let mut listings = Vec::new();
     for found in &resources {
-        listings.push(serve(dir, found)?);
-        register(&kubelet, &socket_name(found.resource), &found.name).await?;
+        let end_of_streams = CancellationToken::new();
+        let service = DevicePluginServer::new(BootService {
+            ids: found.ids.clone(),
+            stop: end_of_streams.clone(),
+        });
+        let socket = socket_name(found.resource);
+        listings.push(PluginServer::start(dir.join(&socket), service, end_of_streams)?);
+        register(&kubelet, &socket, &found.name).await?;
         info!(
             resource = found.name,
             n_devices = found.ids.len(),
@@ -136,7 +141,7 @@ async fn until_served(dir: &Path) {
 }
 
 /// Returns when the host's service lists devices no more, or after five seconds: the plugin registers all the same then.
-pub async fn until_ended(dir: &Path) {
+pub(crate) async fn until_ended(dir: &Path) {
     if !is_any_open(dir, socket_name).await {
         return;
     }
@@ -162,24 +167,13 @@ async fn is_any_open(dir: &Path, name: impl Fn(ExtendedResource) -> String) -> b
     false
 }
 
-/// Serves the device list of one resource on a socket of the host's service.
-fn serve(dir: &Path, found: &ListedResource) -> Result<PluginServer, RegistrationError> {
-    let stop = CancellationToken::new();
-    let service = DevicePluginServer::new(BootService {
-        ids: found.ids.clone(),
-        stop: stop.clone(),
-    });
-    PluginServer::start(dir.join(socket_name(found.resource)), service, stop)
-}
-
 /// The host's gRPC service for one resource, which only lists devices.
 struct BootService {
     ids: BTreeSet<String>,
     stop: CancellationToken,
 }
 
-/// The error for calls that only the plugin can answer. After it kubelet tries the start of a container again, and fails a pod
-/// that it admits for the first time, as it does while no plugin is registered.
+/// The error for calls that only the plugin can answer: kubelet tries starts again, and fails pods that it newly admits.
 fn unavailable<T>() -> Result<Response<T>, Status> {
     Err(Status::unavailable(
         "the node has booted, and gpushare-device-plugin does not run yet",
@@ -198,17 +192,18 @@ impl DevicePlugin for BootService {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let device = |id: &String| Device {
-            id: id.clone(),
-            // kubelet admits no pod again whose devices are unhealthy, and only the plugin probes their health.
-            health: HEALTHY.to_owned(),
-            ..Device::default()
-        };
-        let list = ListAndWatchResponse {
-            devices: self.ids.iter().map(device).collect(),
-        };
+        let mut devices = Vec::new();
+        for id in &self.ids {
+            devices.push(Device {
+                id: id.clone(),
+                // kubelet admits no pod again whose devices are unhealthy, and only the plugin probes their health.
+                health: HEALTHY.to_owned(),
+                ..Device::default()
+            });
+        }
+        let list = Ok(ListAndWatchResponse { devices });
         // kubelet keeps the resource as long as the stream is open, so the stream stays open behind the list until `stop`.
-        let lists = stream::once(std::future::ready(Ok(list))).chain(stream::pending());
+        let lists = stream::iter([list]).chain(stream::pending());
         let until_stop = lists.take_until(self.stop.clone().cancelled_owned());
         Ok(Response::new(Box::pin(until_stop)))
     }

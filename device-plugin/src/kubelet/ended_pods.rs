@@ -19,14 +19,12 @@ use daemon::api_server::one_line;
 /// Pause after a change of the pods: pods that end together become one change, and kubelet may see a deletion after this plugin.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// The pause before the first retry; it doubles each time.
+/// The pause before the first retry, which doubles each time, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-
-/// The longest pause between retries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Has kubelet free the devices of ended pods until the task is dropped.
-pub async fn free_ended_pods(node: Arc<NodeState>) {
+pub(crate) async fn free_ended_pods(node: Arc<NodeState>) {
     let mut pods = node.pods.clone();
     until_known(&mut pods).await;
     let mut pause = FIRST_PAUSE;
@@ -39,12 +37,10 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
             match node.pod_resources.list().await {
                 // The list has freed the devices, and receiving a device list makes kubelet write its checkpoint.
                 Ok(_) => node.list_again.send_replace(()),
-                Err(error) => {
-                    debug!(
-                        error = one_line(&error),
-                        "cannot have kubelet free devices of ended pods, trying later"
-                    );
-                }
+                Err(error) => debug!(
+                    error = one_line(&error),
+                    "cannot have kubelet free devices of ended pods, trying later"
+                ),
             }
         }
         let limit = if is_due { pause } else { Duration::MAX };
@@ -59,7 +55,6 @@ pub async fn free_ended_pods(node: Arc<NodeState>) {
     }
 }
 
-/// True if kubelet's checkpoint names a pod that has ended or is gone.
 fn names_ended(allocated: &[Allocated], pods: &NodePods) -> bool {
     allocated.iter().any(|entry| pods.get_live(&entry.pod).is_none())
 }

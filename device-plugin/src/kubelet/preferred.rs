@@ -10,7 +10,6 @@ use proto::kubelet::deviceplugin::{
     ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse,
 };
 use proto::request::ContainerKind;
-use tracing::debug;
 
 use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::NodeFleet;
@@ -19,13 +18,13 @@ use crate::inject::mode::Mode;
 use crate::node::pods::NodePods;
 use crate::start::matching::{Call, Match};
 use crate::start::node_state::NodeState;
-use crate::start::pod_of_call::{SHORT_CHECKPOINT, when_matched};
+use crate::start::pod_of_call::{SHORT_CHECKPOINT, wait_for_match};
 
 /// Longest wait until the pod of a call is known, in mode `cdi`, in which the answer to Allocate does not depend on the pod.
 const CDI_WAIT: Duration = Duration::from_millis(250);
 
 /// Returns the device IDs that kubelet should take for the container to which it is about to allocate.
-pub async fn prefer(
+pub(crate) async fn prefer(
     node: &NodeState,
     resource: ExtendedResource,
     request: &ContainerPreferredAllocationRequest,
@@ -38,31 +37,22 @@ pub async fn prefer(
         devices: &devices,
     };
     // The Allocate call after this one uses the match that is set here, so that of an earlier call must go.
-    node.log().set_preferred(None);
+    node.log().preferred = None;
     // In mode cdi the IDs do not decide the device: they only keep kubelet's accounting right.
     let limit = match node.mode() {
         Mode::Cdi => node.settings.allocate_wait.min(CDI_WAIT),
         Mode::Envvar => node.pod_wait(),
     };
-    let wanted = when_matched(node, &call, limit, |pods, found| {
-        let wanted = recorded(node, pods, &found, resource);
-        node.log().set_preferred(Some(found));
-        wanted
-    })
-    .await;
-    // Allocate follows at once, and need not wait for the same pod again if this call waited without success.
-    node.log().set_waited(wanted.is_err());
-    let wanted = match wanted {
-        Ok(wanted) => wanted,
-        Err(reason) => {
-            debug!(?reason, "preferring as few devices as possible");
-            Vec::new()
-        }
-    };
+    let found = wait_for_match(node, &call, limit).await;
     let allocated = node.checkpoint.read_if_short(SHORT_CHECKPOINT);
-    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
-    let log = node.log();
+    let mut log = node.log();
+    let wanted = match &found {
+        Some(found) => recorded(node, &pods, found, resource),
+        None => Vec::new(),
+    };
+    // Allocate follows at once, and need not wait for the same pod again if this call waited without success.
+    (log.has_waited, log.preferred) = (found.is_none(), found);
     let mut in_use = log.ids_in_use(resource, &pods);
     for entry in allocated.iter().flat_map(|allocated| allocated.iter()) {
         // The log may have matched the answer about these IDs with a pod that is gone, so the checkpoint counts too.
@@ -81,9 +71,7 @@ fn recorded(node: &NodeState, pods: &NodePods, found: &Match, resource: Extended
         return Vec::new();
     };
     let resolved = node.fleet.borrow().resolve(resource, placement.names(resource));
-    let Ok(mut devices) = resolved else {
-        return Vec::new();
-    };
+    let mut devices = resolved.unwrap_or_default();
     let mut n_earlier_ids = 0_u64;
     for container in pod.containers.iter().take(found.container) {
         // kubelet gives the IDs of an ordinary init container to later containers too.
@@ -164,7 +152,6 @@ type FreeIds<'a> = BTreeMap<&'a PhysicalId, Free<'a>>;
 /// The device IDs that are chosen so far for an answer, and those that are left.
 struct Choice<'a> {
     chosen: Vec<String>,
-    /// The number of IDs that kubelet asks for.
     size: usize,
     free: FreeIds<'a>,
 }

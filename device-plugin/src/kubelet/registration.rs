@@ -1,10 +1,9 @@
 //! Keeps one resource registered with kubelet, through restarts of kubelet and of this plugin.
 //!
-//! kubelet removes the sockets of all plugins when it starts, and never connects to a plugin again by itself. When the stream of
-//! a resource's device list ends, it marks the devices unhealthy, and removes the resource after five minutes. So the plugin
-//! watches the file of kubelet's socket, the file of its own socket, and the stream. It closes everything when the stream has
-//! ended, or when one of the files was removed or replaced and kubelet accepts connections, and only then registers again:
-//! kubelet finds plugins by resource name, and the late end of an old stream would disconnect a new one.
+//! kubelet removes the sockets of all plugins when it starts, and never connects to a plugin again by itself. So the plugin
+//! closes everything when the stream of the device list has ended, or when the file of kubelet's socket or of its own was
+//! removed or replaced and kubelet accepts connections, and only then registers again: kubelet finds plugins by resource name,
+//! and the late end of an old stream would disconnect a new one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,11 +24,10 @@ use daemon::tick::next_tick;
 use tokio_util::sync::CancellationToken;
 
 use super::boot;
-use super::server::{DeviceService, Streams};
+use super::server::DeviceService;
 use super::socket::{FileId, KUBELET_SOCKET, PluginServer, RegistrationError, register, wait_for_kubelet};
 
-/// Longest message of kubelet that the plugin reads, with some room: a request for preferred IDs has all available IDs of a
-/// resource, and those that must be included once more.
+/// Longest message of kubelet that the plugin reads: a request for preferred IDs has all available IDs, some of them twice.
 const MAX_REQUEST_BYTES: usize = 4 * proto::kubelet::MAX_MESSAGE_BYTES;
 
 /// A registration that has lasted this long was no failure, so the pause before the next one is the shortest.
@@ -79,27 +77,11 @@ pub struct Registration {
     pub socket_changes: watch::Receiver<()>,
 }
 
-/// The reason that a registration has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Stopped,
-    KubeletRestarted,
-    SocketRemoved,
-    StreamEnded,
-    StreamNeverOpened,
-}
+/// The reason that a registration has ended, for the log.
+type End = &'static str;
 
-impl End {
-    fn describe(self) -> &'static str {
-        match self {
-            Self::Stopped => "this plugin is stopping",
-            Self::KubeletRestarted => "kubelet has restarted",
-            Self::SocketRemoved => "the plugin's socket was removed",
-            Self::StreamEnded => "kubelet has closed the device list",
-            Self::StreamNeverOpened => "kubelet has not asked for the device list",
-        }
-    }
-}
+const KUBELET_RESTARTED: End = "kubelet has restarted";
+const SOCKET_REMOVED: End = "the plugin's socket was removed";
 
 impl Registration {
     /// Serves the resource, and keeps it registered, while this node has devices of it, until `stop`.
@@ -151,15 +133,15 @@ impl Registration {
             let end = self.register_once(name, &stop).await;
             self.set_registered(false);
             // These ends are no failures, so the next registration needs no longer pause.
-            let is_quick = matches!(end, Ok(End::KubeletRestarted | End::SocketRemoved));
+            let is_quick = matches!(end, Ok(Some(KUBELET_RESTARTED | SOCKET_REMOVED)));
             let longest = match &end {
                 // kubelet is starting, or an ended kubelet left the socket file behind: trying again costs nothing.
                 Err(RegistrationError::Connect { .. }) => Duration::from_secs(1),
                 _ => LONGEST_PAUSE,
             };
             match end {
-                Ok(End::Stopped) => return,
-                Ok(end) => info!(resource = name, reason = end.describe(), "registering again"),
+                Ok(None) => return,
+                Ok(Some(reason)) => info!(resource = name, reason, "registering again"),
                 Err(error) => {
                     warn!(
                         resource = name,
@@ -184,9 +166,13 @@ impl Registration {
         }
     }
 
-    /// Listens, registers, and returns the reason for which the registration ended. The socket is closed then.
-    async fn register_once(&self, name: &str, stop: &CancellationToken) -> Result<End, RegistrationError> {
-        let streams = watch::Sender::new(Streams::default());
+    /// Listens, registers, and returns the reason for which the registration ended; none if that is `stop`.
+    async fn register_once(
+        &self,
+        name: &str,
+        stop: &CancellationToken,
+    ) -> Result<Option<End>, RegistrationError> {
+        let streams = watch::Sender::new(false);
         let streams_stop = CancellationToken::new();
         let service = DevicePluginServer::new(DeviceService {
             resource: self.resource,
@@ -199,8 +185,8 @@ impl Registration {
         let path = self.dir.path.join(self.resource.socket());
         let serving = PluginServer::start(path, service, streams_stop)?;
         let ended = tokio::select! {
-            () = stop.cancelled() => Ok(End::Stopped),
-            ended = self.register_and_wait(name, &serving, streams.subscribe()) => ended,
+            () = stop.cancelled() => Ok(None),
+            ended = self.register_and_wait(name, &serving, &streams) => ended.map(Some),
         };
         // kubelet would take a late end of this stream for that of the next registration.
         serving.close().await;
@@ -212,15 +198,15 @@ impl Registration {
         &self,
         name: &str,
         serving: &PluginServer,
-        mut streams: watch::Receiver<Streams>,
+        streams: &watch::Sender<bool>,
     ) -> Result<End, RegistrationError> {
         let kubelet = self.dir.path.join(KUBELET_SOCKET);
         let kubelet_id = wait_for_kubelet(&kubelet, self.dir.interval).await;
         // `boot::run` on the host may still list this resource after a boot. The late end of its stream would end this one's.
         boot::until_ended(&self.dir.path).await;
         // A kubelet that starts removes all sockets of plugins, also one that was made a moment ago.
-        if !serving.is_in_place() {
-            return Ok(End::SocketRemoved);
+        if !serving.socket.is_in_place() {
+            return Ok(SOCKET_REMOVED);
         }
         let registration = async {
             let limit = self.dir.limit;
@@ -228,15 +214,16 @@ impl Registration {
                 .await
                 .map_err(|_| RegistrationError::NoAnswer(limit))??;
             // kubelet answers before it opens the stream of the device list, and without a list it knows no device.
-            let opened = streams.wait_for(|streams| streams.n_ever > 0);
-            if !matches!(timeout(limit, opened).await, Ok(Ok(_))) {
-                return Ok(End::StreamNeverOpened);
+            let mut opened = streams.subscribe();
+            if timeout(limit, opened.wait_for(|is_open| *is_open)).await.is_err() {
+                return Ok("kubelet has not asked for the device list");
             }
+            drop(opened);
             info!(resource = name, "registered with kubelet");
             self.set_registered(true);
-            // An error means that the server is gone, and the streams with it.
-            let _ = streams.wait_for(|streams| streams.n_open == 0).await;
-            Ok(End::StreamEnded)
+            // Each open stream has a receiver, so the channel closes with the last of them.
+            streams.closed().await;
+            Ok("kubelet has closed the device list")
         };
         tokio::select! {
             ended = registration => ended,
@@ -255,13 +242,13 @@ impl Registration {
         let mut is_logged = false;
         loop {
             let end = match FileId::read(kubelet) {
-                Some(id) if id == kubelet_id && serving.is_in_place() => {
+                Some(id) if id == kubelet_id && serving.socket.is_in_place() => {
                     is_logged = false;
                     next_change(&mut changes).await;
                     continue;
                 }
-                Some(id) if id == kubelet_id => End::SocketRemoved,
-                Some(_) | None => End::KubeletRestarted,
+                Some(id) if id == kubelet_id => SOCKET_REMOVED,
+                Some(_) | None => KUBELET_RESTARTED,
             };
             // A kubelet whose socket file was removed may go on, and the open stream is its only connection to the plugin.
             if UnixStream::connect(kubelet).await.is_ok() {

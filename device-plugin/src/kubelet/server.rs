@@ -1,6 +1,4 @@
-//! The gRPC service of one resource, and the stream of its device list.
-//!
-//! This file translates between kubelet's messages and this crate's types. The answers come from [`super::allocate`],
+//! The gRPC service of one resource, and the stream of its device list. The answers come from [`super::allocate`],
 //! [`super::preferred`] and [`crate::start`].
 
 use std::collections::BTreeMap;
@@ -34,54 +32,21 @@ use super::allocate::allocate;
 use super::preferred::prefer;
 
 /// The options that the plugin sends to kubelet, with its registration and on request.
-pub const OPTIONS: DevicePluginOptions = DevicePluginOptions {
+pub(crate) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
     pre_start_required: true,
     get_preferred_allocation_available: true,
 };
 
 /// Serves one resource to kubelet.
 #[derive(Clone)]
-#[expect(missing_debug_implementations, reason = "a client has none")]
-pub struct DeviceService {
-    /// The resource.
-    pub resource: ExtendedResource,
-    /// The state of this node, on which the answers to kubelet depend.
-    pub node: Arc<NodeState>,
-    /// Checks each container before it starts.
-    pub starts: Arc<StartChecker>,
-    /// Receives the numbers of streams when one is opened or ends.
-    pub streams: watch::Sender<Streams>,
+pub(crate) struct DeviceService {
+    pub(crate) resource: ExtendedResource,
+    pub(crate) node: Arc<NodeState>,
+    pub(crate) starts: Arc<StartChecker>,
+    /// True once kubelet has opened a stream. Each open stream holds a receiver of it.
+    pub(crate) streams: watch::Sender<bool>,
     /// Ends the streams when it is cancelled.
-    pub stop: CancellationToken,
-}
-
-/// The numbers of `ListAndWatch` streams of one [`DeviceService`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Streams {
-    /// Streams that are open now.
-    pub n_open: usize,
-    /// Streams that kubelet has opened so far, those that have ended included.
-    pub n_ever: usize,
-}
-
-/// Counts one open stream in [`Streams`] until it is dropped.
-struct OpenStream(watch::Sender<Streams>);
-
-impl OpenStream {
-    fn new(streams: watch::Sender<Streams>) -> Self {
-        streams.send_modify(|streams| {
-            streams.n_open += 1;
-            streams.n_ever += 1;
-        });
-        Self(streams)
-    }
-}
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        self.0
-            .send_modify(|streams| streams.n_open = streams.n_open.saturating_sub(1));
-    }
+    pub(crate) stop: CancellationToken,
 }
 
 /// One device in kubelet's list, which has an entry for each of the device's IDs with the same health and NUMA node.
@@ -89,11 +54,9 @@ impl Drop for OpenStream {
 struct ListedDevice {
     ids: NumberedIds,
     is_healthy: bool,
-    /// The NUMA node that the list names, if it names any.
     numa_node: Option<i32>,
 }
 
-/// The state of one `ListAndWatch` stream.
 struct DeviceListing {
     resource: ExtendedResource,
     fleet: watch::Receiver<Arc<NodeFleet>>,
@@ -103,19 +66,17 @@ struct DeviceListing {
     stop: CancellationToken,
     /// The entries of the list that was sent last.
     sent: Option<Vec<ListedDevice>>,
-    _open: OpenStream,
+    _open: watch::Receiver<bool>,
 }
 
 impl DeviceListing {
     /// The next item of the stream: the list at once, and again whenever it has changed; none when the service is stopped.
     async fn next(mut self) -> Option<(Result<ListAndWatchResponse, Status>, Self)> {
         let list = loop {
-            let device_type = self.resource.device_type();
-            let is_injectable = self
-                .injection
-                .borrow_and_update()
-                .as_ref()
-                .is_none_or(|injection| injection.is_possible_for(device_type));
+            let is_injectable = match &*self.injection.borrow_and_update() {
+                Some(injection) => injection.is_possible_for(self.resource.device_type()),
+                None => true,
+            };
             let entries = listed_devices(&self.fleet.borrow_and_update(), self.resource, is_injectable);
             // kubelet writes its whole checkpoint for every list that it receives, so an unchanged one is not sent.
             if self.sent.as_ref() != Some(&entries) {
@@ -190,6 +151,8 @@ impl DevicePlugin for DeviceService {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let open = self.streams.subscribe();
+        self.streams.send_replace(true);
         let listing = DeviceListing {
             resource: self.resource,
             fleet: self.node.fleet.clone(),
@@ -202,12 +165,10 @@ impl DevicePlugin for DeviceService {
             },
             stop: self.stop.clone(),
             sent: None,
-            _open: OpenStream::new(self.streams.clone()),
+            _open: open,
         };
-        Ok(Response::new(Box::pin(stream::unfold(
-            listing,
-            DeviceListing::next,
-        ))))
+        let lists = stream::unfold(listing, DeviceListing::next);
+        Ok(Response::new(Box::pin(lists)))
     }
 
     async fn get_preferred_allocation(
@@ -234,7 +195,7 @@ impl DevicePlugin for DeviceService {
             // kubelet sends one container at a time; its API allows several.
             container_responses.push(allocate(&self.node, self.resource, request).await);
         }
-        self.starts.metrics().allocated(began.elapsed());
+        self.starts.context.metrics.allocated(began.elapsed());
         Ok(Response::new(AllocateResponse { container_responses }))
     }
 

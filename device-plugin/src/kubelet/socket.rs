@@ -23,7 +23,6 @@ use crate::node::unix_channel::connect;
 
 use super::server::OPTIONS;
 
-/// Name of kubelet's socket in the device plugin directory.
 pub(super) const KUBELET_SOCKET: &str = "kubelet.sock";
 
 /// Longest wait for a server's graceful end, after which the server is aborted.
@@ -76,7 +75,7 @@ impl FileId {
 
 /// A socket file that this process listens on. Dropping it removes the file, unless it has been replaced.
 #[derive(Debug)]
-struct OwnSocket {
+pub(super) struct OwnSocket {
     path: PathBuf,
     id: FileId,
 }
@@ -87,24 +86,18 @@ impl OwnSocket {
         match fs::symlink_metadata(&path) {
             // The system binds no path that exists, whether anything listens there or not.
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&path)?,
-            Ok(_) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "there is a file that is no socket",
-                ));
-            }
+            Ok(_) => return Err(io::Error::other("there is a file that is no socket")),
             Err(_) => {}
         }
         let listener = UnixListener::bind(&path)?;
         // Only kubelet connects, which is root. The directory keeps others out too, unless its mode was changed.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        let id = FileId::read(&path)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the socket has vanished"))?;
+        let id = FileId::read(&path).ok_or_else(|| io::Error::other("the socket has vanished"))?;
         Ok((Self { path, id }, listener))
     }
 
     /// True if the file is still there and this process made it.
-    fn is_in_place(&self) -> bool {
+    pub(super) fn is_in_place(&self) -> bool {
         FileId::read(&self.path) == Some(self.id)
     }
 }
@@ -119,11 +112,10 @@ impl Drop for OwnSocket {
     }
 }
 
-/// A server of one resource on a socket of the plugin.
 pub(super) struct PluginServer {
     stop: DropGuard,
     task: JoinHandle<()>,
-    socket: OwnSocket,
+    pub(super) socket: OwnSocket,
 }
 
 impl PluginServer {
@@ -150,11 +142,6 @@ impl PluginServer {
             task,
             socket,
         })
-    }
-
-    /// True if the socket's file is still there and this process made it.
-    pub(super) fn is_in_place(&self) -> bool {
-        self.socket.is_in_place()
     }
 
     /// Ends the streams, then the connections.
@@ -194,24 +181,20 @@ pub(super) async fn register(
     endpoint: &str,
     resource: &str,
 ) -> Result<(), RegistrationError> {
+    let path = kubelet.to_owned();
     let channel = connect(kubelet).await;
-    let channel = channel.map_err(|source| RegistrationError::Connect {
-        path: kubelet.to_owned(),
-        source,
-    })?;
+    let channel = channel.map_err(|source| RegistrationError::Connect { path, source })?;
     let request = RegisterRequest {
         version: DEVICE_PLUGIN_VERSION.to_owned(),
         endpoint: endpoint.to_owned(),
         resource_name: resource.to_owned(),
         options: Some(OPTIONS),
     };
-    match RegistrationClient::new(channel).register(request).await {
-        Ok(_) => Ok(()),
-        Err(source) => Err(RegistrationError::Refused {
-            resource: resource.to_owned(),
-            source: Box::new(source),
-        }),
-    }
+    let registered = RegistrationClient::new(channel).register(request).await;
+    registered.map(drop).map_err(|source| RegistrationError::Refused {
+        resource: resource.to_owned(),
+        source: Box::new(source),
+    })
 }
 
 #[cfg(test)]

@@ -29,12 +29,11 @@ use crate::start::verify::{StartEvidence, StartRefusal, Visible, VisibleByType, 
 /// Longest wait for the written allocation record to appear in the watch.
 const SEEN_LIMIT: Duration = Duration::from_secs(5);
 
-/// No record could be written for a pod that the scheduler did not place.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "pod {pod} was not placed by gpushare-scheduler and cannot be adopted: {problem}; delete the pod to reschedule it"
 )]
-pub struct NotAdopted {
+pub(crate) struct NotAdopted {
     pod: String,
     problem: String,
 }
@@ -105,18 +104,11 @@ fn adopted_record(
         ..pod.clone()
     });
     let log = node.log();
-    let evidence = StartEvidence {
-        pods: &pods,
-        fleet: &fleet,
-        log: &log,
-        allocated,
-        is_checkpoint_known: true,
-        is_young: false,
-        unit: node.settings.memory_unit,
-    };
-    let fits = evidence.check_capacity(&pod.uid);
-    fits.map_err(|error| error.to_string())?;
-    Ok(record)
+    let evidence = StartEvidence::new(&pods, &fleet, &log, allocated, node.settings.memory_unit);
+    match evidence.check_capacity(&pod.uid) {
+        Ok(()) => Ok(record),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn asks_for_other_types(pod: &NodePod) -> bool {
@@ -132,15 +124,15 @@ fn known_gpus<'a>(fleet: &NodeFleet, uuids: impl Iterator<Item = &'a PhysicalId>
 
 /// The number of GPUs that a pod requests at once: one for memory units, else as many as shares or whole GPUs.
 fn n_requested_gpus(pod: &NodePod) -> usize {
+    let others = pod
+        .peak(ExtendedResource::Shared)
+        .max(pod.peak(ExtendedResource::Whole));
     // Memory units of a pod are of one GPU.
-    if pod.peak(ExtendedResource::Memory) > 0 {
+    let has_units = pod.peak(ExtendedResource::Memory) > 0;
+    if has_units {
         1
     } else {
-        usize::try_from(
-            pod.peak(ExtendedResource::Shared)
-                .max(pod.peak(ExtendedResource::Whole)),
-        )
-        .unwrap_or(usize::MAX)
+        usize::try_from(others).unwrap_or(usize::MAX)
     }
 }
 
@@ -150,17 +142,12 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
     // The pod's request is for all its GPUs together, and no GPU may hold less than its part.
     let each = |amount: u64| amount.div_ceil(n_gpus.max(1));
     let units = pod.peak(ExtendedResource::Memory);
-    let whole = pod
-        .peak(ExtendedResource::Whole)
-        .saturating_mul(WHOLE_DEVICE_PERCENT);
-    let whole = Some(whole).filter(|percent| *percent > 0);
+    let n_whole = pod.peak(ExtendedResource::Whole);
+    let whole = (n_whole > 0).then_some(n_whole.saturating_mul(WHOLE_DEVICE_PERCENT));
     // `koordinator.sh/gpu` stands for the same percentage of memory and of computing power.
-    let ratio = pod
-        .requests
-        .get(GPU)
-        .or(pod.requests.get(GPU_MEMORY_RATIO))
-        .or(whole);
-    let core = pod.requests.get(GPU).or(pod.requests.get(GPU_CORE)).or(whole);
+    let of_both = pod.requests.get(GPU);
+    let ratio = of_both.or(pod.requests.get(GPU_MEMORY_RATIO)).or(whole).map(each);
+    let core = of_both.or(pod.requests.get(GPU_CORE)).or(whole).map(each);
     let bytes = if units > 0 {
         node.settings.memory_unit.bytes_of(units)
     } else {
@@ -171,7 +158,6 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
     }
     let mut devices = Vec::new();
     for gpu in gpus {
-        let (ratio, core) = (ratio.map(each), core.map(each));
         let held = RecordedAmounts {
             bytes,
             ratio,
@@ -188,11 +174,10 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
             ..DeviceAllocation::default()
         };
         for (name, amount) in amounts {
-            if let Some(amount) = amount {
-                device
-                    .resources
-                    .insert(name.to_owned(), Quantity::from_unsigned(amount));
-            }
+            let quantity = amount.map(Quantity::from_unsigned);
+            device
+                .resources
+                .extend(quantity.map(|quantity| (name.to_owned(), quantity)));
         }
         devices.push(device);
     }
@@ -213,16 +198,14 @@ fn new_record(node: &NodeState, pod: &NodePod, gpus: &[Gpu]) -> Result<Record, S
     })
 }
 
-/// True if this container started with a record that its running pod has lost since: its answer is this plugin's, which lets no
-/// container start without a record.
+/// True if this container started with a record that its running pod has lost since: this plugin requires one for a start.
 pub(super) fn started_with_record(pod: &NodePod, entry: &Allocated) -> bool {
     let is_ours = device_of(&entry.answer).is_some() || entry.answer.envs.contains_key(GPU_DEVICES);
     pod.stage == PodStage::Running && pod.placement.is_err() && is_ours
 }
 
-/// The record to restore for a pod whose annotations have lost all or a part of it: the lost one if that agrees with the devices
-/// that the pod's containers see, else a record of these devices. `was_placed` is true if all its containers started with a
-/// record: a running pod that no scheduler placed gets none here.
+/// The record to restore for a pod whose annotations have lost a part of it: the lost one if its containers see these devices,
+/// else one of the devices that they see. `was_placed` is true if all its containers started with a record: others get none.
 pub(super) fn removed_record(
     node: &NodeState,
     evidence: &StartEvidence<'_>,
@@ -243,11 +226,8 @@ pub(super) fn removed_record(
         return None;
     };
     let gpus = known_gpus(evidence.fleet, uuids.iter());
-    if gpus.len() == n_requested_gpus(pod) {
-        new_record(node, pod, &gpus).ok()
-    } else {
-        None
-    }
+    let is_complete = gpus.len() == n_requested_gpus(pod);
+    new_record(node, pod, &gpus).ok().filter(|_| is_complete)
 }
 
 /// True if the pod's containers see the devices of this allocation record. As they run, capacity and health do not matter.

@@ -1,8 +1,7 @@
 //! Marks pods with the annotations of the old gpushare extender as assigned, once all their containers have their devices.
 //!
 //! Level-triggered: the pods to mark follow from the pods and the log of Allocate calls at each change, so no mark is lost while
-//! the API server is away, and pods that an earlier process left unmarked are marked too. The mark does not change the assume
-//! time, which orders the pods.
+//! the API server is away, and pods that an earlier process left unmarked are marked too.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ pub fn unmarked(pods: &NodePods, log: &AllocateLog) -> Vec<NodePod> {
 }
 
 /// Marks the [`unmarked`] pods at each change of the pods and after each answer or start.
-pub async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
+pub(crate) async fn mark_assigned(connection: Connection, node: Arc<NodeState>) {
     let Connection { client, contact } = connection;
     let mut pods = node.pods.clone();
     // Pods that this task has marked, and that the watch does not show as marked yet.

@@ -22,76 +22,45 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 
 /// The reason that a container does not start now. kubelet tries again.
 #[derive(Debug, thiserror::Error)]
-pub enum StartBlocked {
-    /// The pod that the container belongs to is not known for certain.
+pub(crate) enum StartBlocked {
     #[error(transparent)]
     OwnerUnknown(#[from] OwnerUnknown),
-    /// The verification has refused the pod.
     #[error("pod {pod}: {refusal}")]
-    Refused {
-        /// The pod.
-        pod: String,
-        /// The reason.
-        refusal: StartRefusal,
-    },
-    /// Two pods could not swap their records.
+    Refused { pod: String, refusal: StartRefusal },
     #[error(
         "kubelet allocated the devices of pod {other} to pod {pod}, and their records could not be swapped"
     )]
     NotSwapped {
-        /// The pod.
         pod: String,
-        /// The pod whose record names the devices.
         other: String,
-        /// The reason.
         source: SwapError,
     },
-    /// The pod could swap records with another pod, which kubelet may have given the same devices.
     #[error(
         "kubelet allocated devices to pod {pod} that are counted for pod {other}, and the devices of pod {other} are not known yet"
     )]
-    Unsettled {
-        /// The pod.
-        pod: String,
-        /// The pod whose record names the devices.
-        other: String,
-    },
-    /// The Device object, which holds swapped records, cannot be read.
+    Unsettled { pod: String, other: String },
     #[error("cannot read which pods have swapped their records")]
     SwapsUnknown(#[source] SwapError),
-    /// The container's CDI spec could not be written.
     #[error("pod {pod}: its CDI spec is not in place")]
     Spec {
-        /// The pod.
         pod: String,
-        /// The reason.
         #[source]
         source: SpecError,
     },
-    /// The Device object, which holds the device errors that an earlier process saw, has not been read yet.
     #[error(
         "the devices that were unhealthy before the plugin started are not known yet: the API server does not answer"
     )]
     HealthUnknown,
-    /// The plugin has not decided yet which GPUs the driver can limit.
     #[error("it is not known yet if the driver limits the memory of containers on this node")]
     LimitsUnknown,
-    /// This node can inject devices into no container.
     #[error("pod {pod}: this node cannot inject devices: {problem}")]
-    NoInjection {
-        /// The pod.
-        pod: String,
-        /// The reason, with the setting to change.
-        problem: String,
-    },
-    /// The scheduler did not place the pod, and the plugin could not write a record for it.
+    NoInjection { pod: String, problem: String },
     #[error(transparent)]
     NotAdopted(#[from] NotAdopted),
 }
 
 impl StartBlocked {
-    /// The `reason` of the Kubernetes event about the blocked start.
-    pub fn event_reason(&self) -> &'static str {
+    pub(crate) fn event_reason(&self) -> &'static str {
         match self {
             Self::Refused { refusal, .. } => refusal.event_reason(),
             Self::NotAdopted(_) => "GPUNotPlaced",
@@ -113,20 +82,15 @@ impl StartBlocked {
                 StartRefusal::Unplaced(_) => "unplaced",
                 StartRefusal::Unavailable(_) => "unavailable",
                 StartRefusal::NoCapacity(_) => "no_room",
-                StartRefusal::Mismatch { .. }
-                | StartRefusal::NotAllDevices { .. }
-                | StartRefusal::Limits { .. }
-                | StartRefusal::Overridden { .. }
-                | StartRefusal::SetsLimit { .. }
-                | StartRefusal::OverridesVoid { .. } => "mismatch",
                 StartRefusal::AllDevicesForbidden => "all_devices_forbidden",
                 StartRefusal::Unknown => "unproven",
+                _ => "mismatch",
             },
         }
     }
 
     /// True if no later try of kubelet can succeed.
-    pub fn is_final(&self) -> bool {
+    pub(crate) fn is_final(&self) -> bool {
         matches!(self, Self::Refused { refusal, .. } if refusal.is_final())
     }
 }
@@ -165,7 +129,7 @@ impl BlockedStarts {
     }
 
     /// The number of containers whose start is blocked now, for each reason in `LABELS`.
-    pub fn count(&self) -> [(&'static str, usize); LABELS.len()] {
+    pub(crate) fn count(&self) -> [(&'static str, usize); LABELS.len()] {
         let now = Instant::now();
         let mut counts = LABELS.map(|label| (label, 0));
         for (label, since) in self.lock().values() {

@@ -2,34 +2,26 @@
 //!
 //! kubelet does not name the pod that it allocates for. But it admits one pod at a time, the containers of a pod in the order of
 //! its spec (init containers first), the resources of a container in any order, with exactly one call per container and resource.
-//! So a pod of this node is a candidate if this call is the next one that kubelet has to make for it. Among candidates the order
-//! is:
+//! So a pod is a candidate if this call is the next one that kubelet has to make for it. Among candidates the order is:
 //!
 //! 1. the pod that kubelet is admitting (some of its calls have been answered, not all);
 //! 2. pods whose recorded devices are those of the device IDs in the call;
-//! 3. if kubelet's checkpoint cannot be read, pods that came since this process started before those that it found, as an earlier
-//!    process may have answered for the latter;
+//! 3. if kubelet's checkpoint cannot be read, pods that came since this process started: an earlier one may have answered for
+//!    the others;
 //! 4. the pod that the scheduler assumed first.
 //!
 //! The match is the likeliest pod and no proof: the check before a start finds the owner of the container. So no call is refused
-//! here, as kubelet fails a pod for good on that. In mode `cdi` the match only chooses the preferred device IDs, and in mode
-//! `envvar` it also decides the answer.
+//! here, as kubelet fails a pod for good on that. [`AllocateLog`] remembers the answered calls, and kubelet's checkpoint corrects
+//! it: a call that was another pod's moves to that pod. If the two pods request the same, the further calls of each are matched
+//! with the record of the other; the records themselves are swapped before a container starts.
 //!
-//! [`AllocateLog`] remembers the answered calls per pod UID and container. A pod that has left Pending is never a candidate.
-//! kubelet's checkpoint corrects the log: a call that was another pod's moves to that pod. If the two pods request the same, the
-//! further calls of each are matched with the record of the other, so that no record is used twice; the records themselves are
-//! swapped before a container starts. After a start of this process, or another registration with kubelet, the log continues from
-//! the checkpoint, which is read again as long as calls are missing for a pod that existed before.
-//!
-//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. As soon as a
-//! call was answered for a pod assumed later, or kubelet has reported such a pod as admitted, kubelet has passed the deleted pod
-//! over: it is matched only on the last attempt then, if no other pod fits. A pod without a usable record has the place of its
-//! arrival, and can be passed over as well. If it came before the pod that would be matched, the call is its own.
+//! A pod that is being deleted keeps its place, since kubelet admits it if it did not see it before the deletion. A pod without a
+//! usable record has the place of its arrival. As soon as kubelet has gone on to a later pod, either is passed over.
 //!
 //! If several pods wait for the same call, the match can turn out wrong at a later call that kubelet does not make for the
 //! matched pod. If all calls so far can be those of another pod with the same devices, the calls move to that pod. Otherwise
-//! kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it was given. A
-//! pod that kubelet seemed to have given up is matched again only on the last attempt, if no other pod fits.
+//! kubelet has given the matched pod up, or the calls were those of the other pod, which keeps the answers that it was given.
+//! Pods that kubelet seemed to have given up or passed over are matched on the last attempt alone, if no other pod fits.
 
 mod allocate_log;
 mod swap_plan;
@@ -38,37 +30,33 @@ use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::DeviceKey;
 use crate::node::pods::{NodePod, NodePods, Placement, PodStage, PodUid};
 
-pub use allocate_log::{AllocateLog, AnsweredCall};
+pub(crate) use allocate_log::{AllocateLog, AnsweredCall};
 
 /// An Allocate or `GetPreferredAllocation` call of kubelet, for one container and resource.
 #[derive(Clone, Debug)]
-pub struct Call<'a> {
+pub(crate) struct Call<'a> {
     /// The resource whose socket the call came over.
-    pub resource: ExtendedResource,
-    /// The number of device IDs that kubelet allocates.
-    pub count: u64,
+    pub(crate) resource: ExtendedResource,
+    pub(crate) count: u64,
     /// The devices of the IDs in an Allocate call, or of those that the answer to `GetPreferredAllocation` must include.
-    pub devices: &'a [DeviceKey],
+    pub(crate) devices: &'a [DeviceKey],
 }
 
-/// An attempt to match a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MatchAttempt {
+pub(crate) enum MatchAttempt {
     /// The caller waits and tries again when the pods change.
     Early,
     /// The caller waits no longer: doubtful candidates count too.
     Last,
 }
 
-/// The container that a call is matched with.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Match {
-    /// The pod.
-    pub pod: PodUid,
+pub(crate) struct Match {
+    pub(crate) pod: PodUid,
     /// Index in [`NodePod::containers`].
-    pub container: usize,
+    pub(crate) container: usize,
     /// The record that decides the devices of the call; none if the pod has no usable allocation record.
-    pub placement: Option<Placement>,
+    pub(crate) placement: Option<Placement>,
     /// The pod whose record `placement` is: the pod of the match, unless the log plans another pod's record for it (`SwapPlan`).
     record_of: PodUid,
     /// The calls that kubelet has made for the pod, this one included.
@@ -77,79 +65,53 @@ pub struct Match {
     corrects: Option<PodUid>,
 }
 
-/// The reason that a call cannot be matched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoMatch {
-    /// The pods of this node are not known yet.
-    NotSynced,
-    /// A pod waits for this call, and its allocation record is missing or cannot be used.
-    Unplaced {
-        /// `namespace/name`.
-        pod: String,
-    },
-    /// Earlier calls were answered for a pod that they cannot have been for, with other devices.
-    Ambiguous,
-    /// No pod of this node waits for this call.
-    NoPod,
-}
-
 /// Finds the container that `call` is most likely for: of the pod that kubelet is admitting, else of one that it has made no call
 /// for yet; on the last attempt also of a doubtful pod, or of one without usable record.
-///
-/// # Errors
-/// No container fits. The caller decides whether it waits for more pods.
-pub fn match_call(
+pub(crate) fn match_call(
     pods: &NodePods,
     log: &AllocateLog,
     call: &Call<'_>,
     attempt: MatchAttempt,
-) -> Result<Match, NoMatch> {
+) -> Option<Match> {
     let is_last = attempt == MatchAttempt::Last;
-    let admitting = log
-        .admitting
-        .as_ref()
-        .and_then(|uid| pods.get(uid))
-        .filter(|pod| is_candidate(pod, log));
+    let admitting = log.admitting.as_ref().and_then(|uid| pods.get(uid));
+    let admitting = admitting.filter(|pod| is_candidate(pod, log));
     // kubelet finishes the admission of a pod before it begins with another.
     if let Some(found) = admitting.and_then(|pod| match_if_next(pods, pod, log, call)) {
-        return Ok(found);
+        return Some(found);
     }
     let choice = match_new_pod(pods, log, call);
     // Calls that kubelet's checkpoint names were for this pod for certain, so they cannot have been another pod's.
-    let doubtful = admitting.filter(|pod| !log.was_answered_before(&pod.uid));
+    let doubtful = admitting.filter(|pod| !log.answered_before.contains(&pod.uid));
     // The call does not fit the pod that kubelet seemed to admit: kubelet gave that pod up, or the earlier calls were another's.
     if let Some((corrected, is_harmless)) = doubtful.and_then(|pod| find_correction(pods, log, pod, call)) {
         return match choice {
             // The answer by `choice` names the devices in the corrected pod's own record, so it is right for either pod.
-            Some(choice) if !is_harmless && is_on_devices_of(pods, &corrected, &choice) => Ok(choice),
+            Some(choice) if !is_harmless && is_on_devices_of(pods, &corrected, &choice) => Some(choice),
             // Harmless: the answers so far have named the devices of this pod too.
-            _ if is_harmless || is_last => Ok(corrected),
-            _ => Err(NoMatch::Ambiguous),
+            _ => (is_harmless || is_last).then_some(corrected),
         };
     }
     if let Some(choice) = choice {
         return match earlier_unplaced(pods, log, call, &choice) {
-            Some(unplaced) if is_last => Ok(unplaced),
-            Some(unplaced) => Err(unplaced_error(pods, &unplaced)),
-            None => Ok(choice),
+            Some(unplaced) => is_last.then_some(unplaced),
+            None => Some(choice),
         };
     }
-    if is_last && let Some(found) = match_doubtful(pods, log, call) {
-        return Ok(found);
+    if !is_last {
+        return None;
     }
-    if !pods.is_synced() {
-        return Err(NoMatch::NotSynced);
+    let doubtful = match_doubtful(pods, log, call);
+    // Until the first list of pods is complete, a pod with a record may wait for the call.
+    if doubtful.is_some() || !pods.is_synced() {
+        return doubtful;
     }
-    match first_unplaced(pods, pods.iter(), log, call) {
-        Some(unplaced) if is_last => Ok(unplaced),
-        Some(unplaced) => Err(unplaced_error(pods, &unplaced)),
-        None => Err(NoMatch::NoPod),
-    }
+    first_unplaced(pods, pods.iter(), log, call)
 }
 
 /// The match of the last `GetPreferredAllocation`, if this call is the Allocate that follows it and the pod is still due.
-pub fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
-    let found = log.preferred()?;
+pub(crate) fn preferred(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
+    let found = log.preferred.as_ref()?;
     let answered = found.calls.last()?;
     // kubelet calls Allocate for the same container right after `GetPreferredAllocation`.
     let is_same_call = answered.resource == call.resource && answered.count == call.count;
@@ -184,17 +146,11 @@ fn as_calls_of_pod(
     Some(explained)
 }
 
-/// True if kubelet may still make Allocate calls for the pod: kubelet has not reported on it, and no earlier process has marked
-/// it assigned.
+/// True if kubelet may still make Allocate calls for the pod.
 fn is_candidate(pod: &NodePod, log: &AllocateLog) -> bool {
-    if pod.stage != PodStage::Bound {
-        return false;
-    }
-    match &pod.placement {
-        // The mark of this process adds nothing to its log of answered calls, with which the caller compares the call.
-        Ok(placement) => !placement.is_assigned() || log.is_answered(&pod.uid),
-        Err(_) => true,
-    }
+    // The mark of this process adds nothing to its log of answered calls, with which the caller compares the call.
+    let is_marked_before = pod.record().is_some_and(Placement::is_assigned) && !log.is_answered(&pod.uid);
+    pod.stage == PodStage::Bound && !is_marked_before
 }
 
 /// The record of a pod that kubelet may still make calls for; none if the pod has no usable allocation record.
@@ -208,8 +164,7 @@ fn is_passed_over(pods: &NodePods, pod: &NodePod, log: &AllocateLog) -> bool {
     if pod.assumed_at().is_some() && !pod.deleting {
         return false;
     }
-    let mut latest_assumed = log.latest_assumed;
-    let mut latest_arrival = log.latest_arrival;
+    let (mut latest_assumed, mut latest_arrival) = (log.latest_assumed, log.latest_arrival);
     for other in pods.iter() {
         if matches!(other.stage, PodStage::Admitted | PodStage::Running) {
             latest_assumed = latest_assumed.max(other.assumed_at());
@@ -258,7 +213,7 @@ fn new_match(
         count: call.count,
     });
     // If a swap of records is planned, the answer has the devices that the pod will have after it.
-    let record_of = log.record_of(&pod.uid).clone();
+    let record_of = log.plan.record_of(&pod.uid).clone();
     let holder = pods.get(&record_of).unwrap_or(pod);
     Match {
         pod: pod.uid.clone(),
@@ -303,7 +258,7 @@ fn match_new_pod(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
     let mut candidates = Vec::new();
     for pod in pods.iter() {
         // kubelet seems to have passed over a doubtful pod: it is matched only if no other pod fits.
-        if pod.stage != PodStage::Bound || log.is_answered(&pod.uid) || log.is_doubtful(&pod.uid) {
+        if pod.stage != PodStage::Bound || log.is_answered(&pod.uid) || log.doubtful.contains(&pod.uid) {
             continue;
         }
         let Some(placement) = record_of_candidate(pod, log) else {
@@ -325,10 +280,13 @@ fn match_new_pod(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<
 /// of `choice` that pod would use devices that are counted for another pod.
 fn earlier_unplaced(pods: &NodePods, log: &AllocateLog, call: &Call<'_>, choice: &Match) -> Option<Match> {
     let place = |uid: &PodUid| (log.is_uncertain(uid), pods.arrival(uid));
-    let earlier = pods.iter().filter(|pod| {
-        pod.placement.is_err() && place(&pod.uid) < place(&choice.pod) && !is_passed_over(pods, pod, log)
-    });
-    first_unplaced(pods, earlier, log, call)
+    let earlier = pods.iter().filter(|pod| place(&pod.uid) < place(&choice.pod));
+    first_unplaced(
+        pods,
+        earlier.filter(|pod| !is_passed_over(pods, pod, log)),
+        log,
+        call,
+    )
 }
 
 /// The match with the first of these pods to arrive that has no usable allocation record and waits for the call.
@@ -347,33 +305,25 @@ fn first_unplaced<'a>(
     waiting.into_iter().min_by_key(|found| pods.arrival(&found.pod))
 }
 
-/// The error for a call that a pod without usable allocation record waits for.
-fn unplaced_error(pods: &NodePods, unplaced: &Match) -> NoMatch {
-    NoMatch::Unplaced {
-        pod: pods.display_name(&unplaced.pod),
-    }
-}
-
 /// The best candidate in the order of candidates that the head of this file gives, with the value beside it.
 fn first_candidate<'a, T>(
     candidates: Vec<(&'a Placement, &'a NodePod, T)>,
     log: &AllocateLog,
     call: &Call<'_>,
 ) -> Option<(&'a NodePod, T)> {
-    let rank = |(placement, pod, _): &(&'a Placement, &'a NodePod, T)| {
-        (
+    let mut best: Option<((bool, bool, u64, [&str; 3]), &NodePod, T)> = None;
+    for (placement, pod, value) in candidates {
+        let rank = (
             !placement.includes(call.resource, call.devices),
             log.is_uncertain(&pod.uid),
             placement.assumed_at,
             // The rest makes the order the same in every process.
-            pod.namespace.as_str(),
-            pod.name.as_str(),
-            pod.uid.as_str(),
-        )
-    };
-    let best = candidates
-        .into_iter()
-        .min_by(|one, other| rank(one).cmp(&rank(other)));
+            [&pod.namespace, &pod.name, pod.uid.as_str()],
+        );
+        if best.as_ref().is_none_or(|(least, ..)| rank < *least) {
+            best = Some((rank, pod, value));
+        }
+    }
     best.map(|(_, pod, value)| (pod, value))
 }
 
@@ -407,7 +357,7 @@ fn find_correction(
         return Some((found, true));
     }
     let (_, likeliest) = first_candidate(explaining, log, call)?;
-    let record_of = log.record_of(&mistaken.uid).clone();
+    let record_of = log.plan.record_of(&mistaken.uid).clone();
     let placement = pods.get(&record_of).and_then(|pod| pod.record());
     let corrected = Match {
         placement: placement.cloned(),
@@ -433,8 +383,7 @@ fn match_as_correction(
     })
 }
 
-/// The match with a pod that kubelet seemed to have given up or passed over, else one for which an earlier process may have
-/// answered.
+/// The match with a pod that kubelet seemed to have given up or passed over, else with one of an earlier process.
 fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
     let (mut doubtful, mut resumed) = (Vec::new(), Vec::new());
     for pod in pods.iter() {
@@ -442,7 +391,7 @@ fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option
             continue;
         };
         let is_answered = log.is_answered(&pod.uid);
-        let is_doubtful = log.is_doubtful(&pod.uid) || (!is_answered && is_passed_over(pods, pod, log));
+        let is_doubtful = log.doubtful.contains(&pod.uid) || (!is_answered && is_passed_over(pods, pod, log));
         if is_doubtful && let Some(found) = match_if_next(pods, pod, log, call) {
             doubtful.push((placement, pod, found));
         }
@@ -460,10 +409,8 @@ fn match_doubtful(pods: &NodePods, log: &AllocateLog, call: &Call<'_>) -> Option
 
 /// The match with the first container of the pod that requests as much; the calls of the containers before it count as answered.
 fn match_any_container(pods: &NodePods, pod: &NodePod, log: &AllocateLog, call: &Call<'_>) -> Option<Match> {
-    let idx = pod
-        .containers
-        .iter()
-        .position(|container| call.resource.count(container) == call.count)?;
+    let mut containers = pod.containers.iter();
+    let idx = containers.position(|container| call.resource.count(container) == call.count)?;
     let mut answered = Vec::new();
     for (container, earlier) in pod.containers.iter().take(idx).enumerate() {
         for resource in log.offered() {

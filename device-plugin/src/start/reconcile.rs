@@ -1,10 +1,8 @@
 //! Compares running pods with their records (the annotations that name their devices): when the plugin starts, after every
 //! restart of kubelet, when a record changes, and once a minute.
 //!
-//! The pre-start check decides start by start. The comparison finds differences that come later, whatever their cause: records
-//! that were changed under a running pod, a Device object that was recreated without the swapped records, CDI specs that are
-//! missing or unused, pods that run without a record, pods marked assigned that kubelet has not admitted. The plugin corrects
-//! differences that need no change of a container, and reports the others.
+//! The comparison finds differences that come after the pre-start check: changed or lost records, missing or unused CDI specs,
+//! false marks. The plugin corrects those that need no change of a container, and reports the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -38,15 +36,13 @@ use super::StartContext;
 use super::adopt::{adopt, removed_record, started_with_record};
 use super::specs::restore_specs;
 
-/// Longest time between two comparisons.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Delay of the comparison after a restart of kubelet, and after a record has changed: several changes often come together.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// Compares running pods with their allocation records. Remembers the differences, so that the plugin reports each once.
-#[expect(missing_debug_implementations, reason = "a client has none")]
-pub struct Reconciler {
+pub(crate) struct Reconciler {
     context: StartContext,
     /// The text of the last event about each pod.
     reported: BTreeMap<PodUid, String>,
@@ -57,8 +53,7 @@ pub struct Reconciler {
 }
 
 impl Reconciler {
-    /// A reconciler before its first comparison.
-    pub fn new(context: StartContext) -> Self {
+    pub(crate) fn new(context: StartContext) -> Self {
         Self {
             context,
             reported: BTreeMap::new(),
@@ -68,7 +63,7 @@ impl Reconciler {
     }
 
     /// Compares all running pods with their records: now, every minute, and after the changes that the head of this file names.
-    pub async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut pods = self.context.node.pods.clone();
         until_known(&mut pods).await;
         loop {
@@ -148,13 +143,11 @@ impl Reconciler {
             }
             Verification::Swap(partner) => match swaps.swap(&context.node, uid, partner).await {
                 Ok(false) => {}
-                Ok(true) => {
-                    warn!(
-                        pod = pod.display_name(),
-                        other = partner.as_str(),
-                        "a running pod has the devices of another: swapped their records"
-                    );
-                }
+                Ok(true) => warn!(
+                    pod = pod.display_name(),
+                    other = partner.as_str(),
+                    "a running pod has the devices of another: swapped their records"
+                ),
                 Err(error) => log_postponed(&error),
             },
             Verification::Refused(StartRefusal::Unplaced(_))
@@ -181,7 +174,6 @@ impl Reconciler {
         }
     }
 
-    /// Writes a running pod's record into its annotations again.
     async fn restore(&self, pod: &NodePod, record: &Record) {
         match annotate(&self.context.client, pod, &record.annotations()).await {
             Ok(()) => {
@@ -197,18 +189,13 @@ impl Reconciler {
         }
     }
 
-    /// If the refusal is final and all containers have started, writes a record of the devices that the pod sees. If that cannot
-    /// be, reports the refusal, and may evict the pod.
+    /// Writes a record of the devices that the pod sees; if that cannot be, reports the refusal, and may evict the pod.
     async fn correct_record(&mut self, swaps: &mut RecordSwaps, compared: &Compared, refusal: &StartRefusal) {
         let pod = &compared.pod;
         // While a start is not decided, a swap or the container's spec may still put the pod right.
         let is_past_help = refusal.is_final() && compared.is_certain;
-        let record = if is_past_help {
-            record_of_visible(&self.context.node, pod, &compared.seen)
-        } else {
-            None
-        };
-        let Some(record) = record else {
+        let record = record_of_visible(&self.context.node, pod, &compared.seen);
+        let Some(record) = record.filter(|_| is_past_help) else {
             self.report(pod, refusal.event_reason(), refusal.to_string());
             if is_past_help && self.context.evicts_mismatched {
                 self.context.evict(pod).await;
@@ -276,7 +263,6 @@ fn log_postponed(error: &(dyn Error + 'static)) {
     debug!(error = one_line(error), "cannot correct records, trying later");
 }
 
-/// A running pod compared with its allocation record.
 struct Compared {
     pod: NodePod,
     seen: VisibleByType,
@@ -302,25 +288,14 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
         is_certain &= has_started || !is_own;
         was_placed &= has_run || !is_own;
         // The spec of a container that has not started may be that of an earlier holder of its IDs.
-        entries.push(if has_run {
-            as_started(node, entry)
-        } else {
-            entry.clone()
-        });
+        let seen = if has_run { as_started(node, entry) } else { None };
+        entries.push(seen.unwrap_or_else(|| entry.clone()));
     }
     let seen = visible_to_pod(&entries, uid, &fleet);
     if seen.is_empty() {
         return None;
     }
-    let evidence = StartEvidence {
-        pods: &pods,
-        fleet: &fleet,
-        log: &log,
-        allocated: &entries,
-        is_checkpoint_known: true,
-        is_young: false,
-        unit: node.settings.memory_unit,
-    };
+    let evidence = StartEvidence::new(&pods, &fleet, &log, &entries, node.settings.memory_unit);
     Some(Compared {
         verification: verify_or_swap(&evidence, pod, &seen),
         removed: removed_record(node, &evidence, pod, &seen, was_placed),
@@ -331,22 +306,20 @@ fn compare(node: &NodeState, allocated: &[Allocated], uid: &PodUid) -> Option<Co
 }
 
 /// The entry with the variables of its CDI spec in place of its answer: a running container sees the devices that the spec named.
-fn as_started(node: &NodeState, entry: &Allocated) -> Allocated {
-    let name = device_of(&entry.answer);
-    let Some(mut envs) = name.and_then(|name| node.settings.specs.env(name)) else {
-        return entry.clone();
-    };
+fn as_started(node: &NodeState, entry: &Allocated) -> Option<Allocated> {
+    let mut envs = node.settings.specs.env(device_of(&entry.answer)?)?;
     // In a spec the vendor's variable is void, and a variable of this project names the devices.
     if let Some(named) = envs.get(own_variable(entry.resource)).cloned() {
         envs.insert(visible_variable(entry.resource).to_owned(), named);
     }
-    Allocated {
-        answer: ContainerAllocateResponse {
-            envs,
-            ..ContainerAllocateResponse::default()
-        },
+    let answer = ContainerAllocateResponse {
+        envs,
+        ..ContainerAllocateResponse::default()
+    };
+    Some(Allocated {
+        answer,
         ..entry.clone()
-    }
+    })
 }
 
 /// The record of a pod with the GPUs that it sees in place of the recorded ones; none if it sees more or fewer.
@@ -394,7 +367,7 @@ fn stale_marks(pods: &NodePods, log: &AllocateLog, allocated: &[Allocated]) -> V
         let is_marked = pod.stage == PodStage::Bound && pod.record().is_some_and(Placement::is_assigned);
         if is_marked
             && !log.is_answered(&pod.uid)
-            && !log.has_started(&pod.uid)
+            && !log.started.contains(&pod.uid)
             && !allocated.iter().any(|entry| entry.pod == pod.uid)
         {
             stale.push(pod.clone());

@@ -91,10 +91,10 @@ fn write_spec(
         Some(false) => Ok(Some(file)),
         // An earlier process wrote the file, and may have ended before it prompted the runtime.
         None => {
-            specs.prompt_read().map_err(|source| SpecError::Io {
-                path: specs.path().to_owned(),
-                source,
-            })?;
+            let path = specs.path().to_owned();
+            specs
+                .prompt_read()
+                .map_err(|source| SpecError::Io { path, source })?;
             node.readers.assume_read(&file);
             Ok(None)
         }

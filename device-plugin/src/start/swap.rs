@@ -1,10 +1,8 @@
 //! Swaps the records of pods (the annotations that name their devices), and corrects those of running pods: writes them into the
 //! node's Device object first, and then into the pods' annotations.
 //!
-//! The write to the Device object is the swap. It carries both pods' records, and the version of the object that was read, so
-//! that it overwrites nothing unseen. It has a field manager of its own: the task that publishes the devices uses server-side
-//! apply, which removes the fields of its own manager that it leaves out. The annotations follow as soon as they can; scheduler
-//! and plugin prefer the record in the Device object.
+//! The write to the Device object is the swap: it carries both pods' records, and the version of the object that was read, so
+//! that it overwrites nothing unseen. Scheduler and plugin prefer the record in the Device object; the annotations follow.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,13 +27,12 @@ use crate::node::pods::{NodePod, NodePods, PodUid};
 use crate::start::node_state::NodeState;
 use daemon::api_server::Connection;
 
-/// The field manager under which the plugin writes swapped records into the Device object.
+/// The field manager of swapped records: the task that publishes the devices applies the object without them under its own.
 const FIELD_MANAGER: &str = "gpushare-exchange";
 
 /// Longest duration of one request to the API server. kubelet waits for those that a start needs.
 const REQUEST_LIMIT: Duration = Duration::from_secs(4);
 
-/// Most tries of a write when the object has changed meanwhile.
 const MAX_TRIES: usize = 4;
 
 /// Time for which a swapped record outlives its pod: the scheduler may see the end of the pod later than this plugin.
@@ -51,20 +48,16 @@ type Records = BTreeMap<PodUid, DeviceAllocations>;
 
 /// The records in the Device object could not be read or written.
 #[derive(Debug, thiserror::Error)]
-pub enum SwapError {
-    /// A request failed.
+pub(crate) enum SwapError {
     #[error(transparent)]
     Request(#[from] ApiRequestError),
     /// No request was sent: the API server left one unanswered less than `REST` (10 s) ago.
     #[error("the API server did not answer about the Device object {0}; trying again in a few seconds")]
     Resting(String),
-    /// The plugin has not created the Device object yet.
     #[error("there is no Device object {0} yet, which holds the swapped records of pods")]
     Absent(String),
-    /// Other writers changed the Device object between each read and write.
     #[error("the Device object {0} changes all the time")]
     Contended(String),
-    /// The annotation of the Device object has no room for more records.
     #[error(transparent)]
     Unwritable(#[from] AnnotationError),
 }
@@ -111,19 +104,13 @@ impl RecordSwaps {
     }
 
     /// Reads the swapped records from the Device object, unless it is known for certain which record this pod has.
-    ///
-    /// # Errors
-    /// The Device object cannot be read.
-    pub async fn load_for(&mut self, uid: &PodUid) -> Result<(), SwapError> {
+    pub(crate) async fn load_for(&mut self, uid: &PodUid) -> Result<(), SwapError> {
         let is_known = self.pods.borrow().swapped().is_some() && !self.in_doubt.contains(uid);
         if is_known { Ok(()) } else { self.load().await }
     }
 
     /// Reads the swapped records, unless they are known.
-    ///
-    /// # Errors
-    /// The Device object cannot be read.
-    pub async fn load(&mut self) -> Result<(), SwapError> {
+    pub(crate) async fn load(&mut self) -> Result<(), SwapError> {
         if self.is_loaded {
             return Ok(());
         }
@@ -132,15 +119,18 @@ impl RecordSwaps {
         let annotations = device
             .as_ref()
             .and_then(|device| device.metadata.annotations.as_ref());
-        let swapped = plugin_reports::read_swapped_records(annotations).unwrap_or_else(|error| {
+        let mut records = Records::new();
+        match plugin_reports::read_swapped_records(annotations) {
+            Ok(swapped) => {
+                for (uid, record) in swapped {
+                    records.insert(PodUid::from(uid.as_str()), record);
+                }
+            }
             // The pods' annotations count again, which name the devices of a swap as soon as they are written.
-            warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods");
-            SwappedRecords::new()
-        });
-        let swapped = swapped.into_iter();
-        let records: Records = swapped
-            .map(|(uid, record)| (PodUid::from(uid.as_str()), record))
-            .collect();
+            Err(error) => {
+                warn!(node = self.node_name, %error, "ignoring the swapped records of this node's pods")
+            }
+        }
         self.version = device.and_then(|device| device.resource_version());
         self.in_doubt.clear();
         self.pods.send_if_modified(|pods| {
@@ -153,10 +143,12 @@ impl RecordSwaps {
     }
 
     /// Swaps the allocation records of two pods. Returns false, and loads the swapped records, if another writer changed them.
-    ///
-    /// # Errors
-    /// The swap was not written, or its outcome is unknown.
-    pub async fn swap(&mut self, node: &NodeState, one: &PodUid, other: &PodUid) -> Result<bool, SwapError> {
+    pub(crate) async fn swap(
+        &mut self,
+        node: &NodeState,
+        one: &PodUid,
+        other: &PodUid,
+    ) -> Result<bool, SwapError> {
         // A pod that is gone, or whose record is not readable, cannot swap.
         let Some(wanted) = records_after_swap(&self.pods.borrow(), one, other, node.settings.memory_unit)
         else {
@@ -177,10 +169,11 @@ impl RecordSwaps {
     }
 
     /// Replaces the allocation record of a pod. Returns false, and loads the swapped records, if another writer changed them.
-    ///
-    /// # Errors
-    /// The record was not written, or the outcome is unknown.
-    pub async fn replace(&mut self, uid: &PodUid, record: DeviceAllocations) -> Result<bool, SwapError> {
+    pub(crate) async fn replace(
+        &mut self,
+        uid: &PodUid,
+        record: DeviceAllocations,
+    ) -> Result<bool, SwapError> {
         let mut wanted = self.known_records();
         wanted.insert(uid.clone(), record);
         self.write_and_show(wanted).await
@@ -188,10 +181,7 @@ impl RecordSwaps {
 
     /// Writes the swapped records again if the Device object does not have them: the object may have been recreated, or its
     /// annotation removed. Returns true if that was necessary.
-    ///
-    /// # Errors
-    /// The Device object cannot be read or written.
-    pub async fn verify(&mut self) -> Result<bool, SwapError> {
+    pub(crate) async fn verify(&mut self) -> Result<bool, SwapError> {
         self.load().await?;
         let known = self.known_records();
         if known.is_empty() {
@@ -220,16 +210,12 @@ impl RecordSwaps {
     }
 
     /// Removes the swapped records of pods that are gone.
-    ///
-    /// # Errors
-    /// They were not removed, or the outcome is unknown.
-    pub async fn remove(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), SwapError> {
+    pub(crate) async fn remove(&mut self, gone: &BTreeSet<PodUid>) -> Result<(), SwapError> {
         let mut wanted = self.known_records();
         wanted.retain(|uid, _| !gone.contains(uid));
         self.write_and_show(wanted).await.map(drop)
     }
 
-    /// The records as they were loaded or written last.
     fn known_records(&self) -> Records {
         self.pods.borrow().swapped().cloned().unwrap_or_default()
     }
@@ -282,10 +268,8 @@ impl RecordSwaps {
             ..PatchParams::default()
         };
         let (devices, name) = (self.devices.clone(), self.node_name.clone());
-        match self
-            .send("write", devices.patch(&name, &params, &Patch::Merge(&patch)))
-            .await
-        {
+        let patch = Patch::Merge(&patch);
+        match self.send("write", devices.patch(&name, &params, &patch)).await {
             Ok(device) => {
                 self.version = device.resource_version();
                 self.is_loaded = true;
@@ -310,15 +294,11 @@ impl RecordSwaps {
         if self.rest_until.is_some_and(|until| Instant::now() < until) {
             return Err(SwapError::Resting(self.node_name.clone()));
         }
-        let what = format!(
-            "{what} the Device object {}, which holds the swapped records of pods",
-            self.node_name
-        );
+        let name = &self.node_name;
+        let what = format!("{what} the Device object {name}, which holds the swapped records of pods");
         let answer = within(REQUEST_LIMIT, what, request).await;
-        self.rest_until = match &answer {
-            Err(ApiRequestError::Slow { .. }) => Some(Instant::now() + REST),
-            _ => None,
-        };
+        let is_slow = matches!(answer, Err(ApiRequestError::Slow { .. }));
+        self.rest_until = is_slow.then(|| Instant::now() + REST);
         Ok(answer?)
     }
 }
@@ -336,24 +316,23 @@ fn records_after_swap(pods: &NodePods, one: &PodUid, other: &PodUid, unit: Memor
     Some(wanted)
 }
 
-/// The value of the annotation [`EXCHANGED_RECORDS`] with these records.
 fn annotation_text(records: &Records) -> Result<String, AnnotationError> {
-    let entries = records
-        .iter()
-        .map(|(uid, record)| (uid.as_str().to_owned(), record.clone()));
-    plugin_reports::write_swapped_records(&entries.collect())
+    let mut entries = SwappedRecords::new();
+    for (uid, record) in records {
+        entries.insert(uid.as_str().to_owned(), record.clone());
+    }
+    plugin_reports::write_swapped_records(&entries)
 }
 
 /// The pods whose allocation record in `known` is not the same as in `wanted`.
 fn pods_with_other_record(known: &Records, wanted: &Records) -> BTreeSet<PodUid> {
-    let uids = known.keys().chain(wanted.keys());
-    uids.filter(|uid| known.get(*uid) != wanted.get(*uid))
-        .cloned()
-        .collect()
+    let mut uids: BTreeSet<PodUid> = known.keys().chain(wanted.keys()).cloned().collect();
+    uids.retain(|uid| known.get(uid) != wanted.get(uid));
+    uids
 }
 
 /// Writes swapped records into the pods' annotations, and removes those of pods that are long gone.
-pub async fn follow_swaps(
+pub(crate) async fn follow_swaps(
     connection: Connection,
     node: Arc<NodeState>,
     swaps: Arc<tokio::sync::Mutex<RecordSwaps>>,

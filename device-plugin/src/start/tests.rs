@@ -286,8 +286,9 @@ fn answers_of_both_injection_modes_do_not_contradict() {
 fn after_a_restart_neither_of_two_pods_that_do_not_fit_starts() {
     let pods = pods([pod("p0", 0, [units(10)]), pod("p1", 1, [units(10)])]);
     let entry = |name: &str| allocated(name, "u10", ExtendedResource::Memory, &[name]);
-    let mut log = AllocateLog::after(Some(vec![entry("p0"), entry("p1")]));
-    log.note_existing_pods(&pods);
+    let mut log = AllocateLog::default();
+    assert!(log.note_existing_pods(&pods));
+    log.load(&[entry("p0"), entry("p1")], &pods);
     let fleet = fleet(1);
     let verify = |is_young, name: &str| {
         let evidence = StartEvidence {

@@ -1,14 +1,10 @@
 //! Verifies before a container starts that it will see the devices of its pod's record, and that these devices are healthy and
-//! have capacity for the pod.
-//!
-//! The plugin answers Allocate before it knows for which pod. Before a container starts, kubelet calls with exactly the device
-//! IDs of the container, and kubelet's own data ([`snapshot`]) proves which pod they belong to ([`owner`]). `verify_start` reads
-//! the facts of one moment from the node's state; all that it calls is pure. [`snapshot`] asks kubelet.
+//! have capacity for the pod. `verify_start` reads the facts of one moment from the node's state; all that it calls is pure.
 
-pub mod capacity;
+pub(crate) mod capacity;
 pub(crate) mod container;
-pub mod owner;
-pub mod snapshot;
+pub(crate) mod owner;
+pub(crate) mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +13,6 @@ use proto::kubelet::deviceplugin::ContainerAllocateResponse;
 use proto::memory_unit::MemoryUnit;
 use proto::pod::ALL_DEVICES;
 use proto::record::VISIBLE_DEVICES;
-use proto::request::ContainerRequest;
 
 use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::{NodeFleet, Unavailable, type_name};
@@ -35,86 +30,47 @@ use owner::{KubeletSnapshot, OwnerUnknown};
 
 /// The reason that a container must not start. kubelet tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StartRefusal {
-    /// The pod has no usable record.
+pub(crate) enum StartRefusal {
     #[error("{0}; delete the pod to reschedule it")]
     Unplaced(String),
-    /// The record names a device that the pod cannot have.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
-    /// A device of the record has no capacity for the pod.
     #[error(transparent)]
     NoCapacity(#[from] NoCapacity),
-    /// The pod sees other devices than its record names, for as long as it lives.
     #[error(
         "kubelet allocated {seen}, but the scheduler assigned {recorded}; delete the pod to reschedule it"
     )]
-    Mismatch {
-        /// The devices that the pod sees.
-        seen: String,
-        /// The devices of its record.
-        recorded: String,
-    },
-    /// The pod's author sets a variable that contradicts the record and overrides the answer to Allocate.
+    Mismatch { seen: String, recorded: String },
     #[error(
         "container {container:?} sets {variable}, which is not allowed in a pod that shares devices: it would override {given:?}, which is \
          counted for it; remove it from the pod, or run this node's plugin with --inject=cdi"
     )]
     Overridden {
-        /// The container.
         container: String,
-        /// The variable.
         variable: String,
-        /// The value that is counted for the container.
         given: String,
     },
-    /// The pod's author sets a variable by which NVIDIA's driver limits containers.
     #[error(
         "container {container:?} sets {variable}, which is not allowed in a pod that shares devices; remove it from the pod"
     )]
-    SetsLimit {
-        /// The container.
-        container: String,
-        /// The variable.
-        variable: String,
-    },
-    /// The pod's author sets the vendor's variable, and this plugin has not seen the container runtime read CDI specs.
+    SetsLimit { container: String, variable: String },
     #[error(
         "container {container:?} sets {variable}, and this node's runtime has not been seen reading CDI specs yet: without CDI the variable \
          could show it GPUs that are not counted for it; remove it from the pod"
     )]
-    OverridesVoid {
-        /// The container.
-        container: String,
-        /// The variable.
-        variable: String,
-    },
-    /// An annotation of the pod asks to see all GPUs, which the operator has not allowed.
+    OverridesVoid { container: String, variable: String },
     #[error(
         "annotation {ALL_DEVICES}: this node's device plugin runs without --allow-all-devices, so that no pod sees all GPUs uncounted; remove \
          the annotation and request amounts, or set the flag on the scheduler and its device plugins"
     )]
     AllDevicesForbidden,
-    /// An annotation of the pod asks to see all GPUs, and its record names fewer: the pod would not be charged for the others.
     #[error(
         "annotation {ALL_DEVICES} counts only where the record names every healthy GPU of the node: {recorded} is recorded, {unnamed} is not; \
          delete the pod to reschedule it"
     )]
-    NotAllDevices {
-        /// The devices of the record.
-        recorded: String,
-        /// The first GPU that the record does not name.
-        unnamed: PhysicalId,
-    },
-    /// The pod has other limits than its record says, for as long as it lives.
+    NotAllDevices { recorded: String, unnamed: PhysicalId },
     #[error("kubelet gave it {kept}, but its record says {recorded}; delete the pod to reschedule it")]
-    Limits {
-        /// The limits of the answer to Allocate.
-        kept: String,
-        /// The limits of the record.
-        recorded: String,
-    },
-    /// No answer to Allocate that names the container's devices is known.
+    Limits { kept: String, recorded: String },
     #[error(
         "the devices of the container are not known: no answer that names devices is in kubelet's checkpoint or was given by this process"
     )]
@@ -122,28 +78,22 @@ pub enum StartRefusal {
 }
 
 impl StartRefusal {
-    /// True if another try cannot succeed.
-    pub fn is_final(&self) -> bool {
+    pub(crate) fn is_final(&self) -> bool {
         matches!(
             self,
             Self::Mismatch { .. } | Self::Limits { .. } | Self::NotAllDevices { .. }
         )
     }
 
-    /// The `reason` of the Kubernetes event about the refusal.
-    pub fn event_reason(&self) -> &'static str {
+    pub(crate) fn event_reason(&self) -> &'static str {
         match self {
             Self::Unplaced(_) => "GPUNotPlaced",
             Self::Unavailable(_) => "GPUUnavailable",
             Self::NoCapacity(_) => "GPUOvercommitted",
-            Self::Mismatch { .. }
-            | Self::NotAllDevices { .. }
-            | Self::Limits { .. }
-            | Self::Overridden { .. }
-            | Self::SetsLimit { .. }
-            | Self::OverridesVoid { .. } => "GPUMismatch",
             Self::AllDevicesForbidden => "GPUAllDevicesForbidden",
             Self::Unknown => "GPUNotReady",
+            // The record, and an answer or a variable that a container keeps for good, do not agree.
+            _ => "GPUMismatch",
         }
     }
 }
@@ -161,9 +111,6 @@ pub(crate) struct CheckedStart<'a> {
 }
 
 /// Verifies the start of the container of pod `uid` that has these device IDs, with the facts of this moment.
-///
-/// # Errors
-/// The watch does not show the pod.
 pub(crate) fn verify_start<'a>(
     node: &NodeState,
     snapshot: &'a KubeletSnapshot,
@@ -172,7 +119,6 @@ pub(crate) fn verify_start<'a>(
     uid: &PodUid,
 ) -> Result<CheckedStart<'a>, OwnerUnknown> {
     let (offered, is_young) = (node.offered(), node.is_young());
-    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
     let mut log = node.log();
     log.set_offered(offered);
@@ -194,11 +140,10 @@ pub(crate) fn verify_start<'a>(
         is_by_spec: false,
     };
     let starting = &checked.starting;
-    let own = starting
-        .answer()
-        .and_then(|answer| visible_by_answer(resource, answer, &fleet));
+    let answer = starting.answer();
+    let own = answer.and_then(|answer| visible_by_answer(resource, answer, &fleet));
     // The answer for one resource of a container may leave the devices to the answer for another one (`names_devices`).
-    if own.is_none() && (starting.answer().is_none() || must_name_devices(starting)) {
+    if own.is_none() && (answer.is_none() || must_name_devices(starting)) {
         checked.verified = Err(StartRefusal::Unknown);
     }
     if resource.device_type() == TYPE_GPU
@@ -217,13 +162,9 @@ pub(crate) fn verify_start<'a>(
         add_visible(&mut checked.seen, resource.device_type(), own);
     }
     let evidence = StartEvidence {
-        pods: &pods,
-        fleet: &fleet,
-        log: &log,
-        allocated,
         is_checkpoint_known: snapshot.allocated.is_some(),
         is_young,
-        unit: node.settings.memory_unit,
+        ..StartEvidence::new(&pods, &fleet, &log, allocated, node.settings.memory_unit)
     };
     checked.verified = evidence.verify(&starting.pod, &checked.seen);
     if checked.is_by_spec && checked.verified.is_ok() && !node.is_cdi_proven() {
@@ -234,32 +175,29 @@ pub(crate) fn verify_start<'a>(
 
 /// True if the answer for this resource has to name the container's devices, whichever container of the pod is starting.
 fn must_name_devices(starting: &StartingContainer<'_>) -> bool {
-    let resource = starting.resource;
-    let containers = starting.containers();
-    let names = |container: &&ContainerRequest| {
-        resource.count(container) == 0 || content::names_devices(resource, container)
-    };
-    !containers.is_empty() && containers.iter().all(names)
+    let (resource, containers) = (starting.resource, starting.containers());
+    for container in &containers {
+        if resource.count(container) > 0 && !content::names_devices(resource, container) {
+            return false;
+        }
+    }
+    !containers.is_empty()
 }
 
-/// Refuses a container for which the pod's spec sets the vendor's variable to anything but no GPU: a runtime that ignores CDI
-/// devices would act on the value.
+/// Refuses a container whose author has set the vendor's variable: a runtime that ignores CDI devices would act on the value.
 fn check_variable(starting: &StartingContainer<'_>) -> Result<(), StartRefusal> {
     for own in starting.pod.variables.iter() {
         // A value that is not known here (from a `ConfigMap` or a Secret) may name GPUs.
         let shows_none = matches!(own.value.as_deref(), Some("" | "void" | "none"));
         if own.name == VISIBLE_DEVICES && !shows_none && starting.may_be(&own.container) {
-            return Err(StartRefusal::OverridesVoid {
-                container: own.container.clone(),
-                variable: VISIBLE_DEVICES.to_owned(),
-            });
+            let (container, variable) = (own.container.clone(), own.name.clone());
+            return Err(StartRefusal::OverridesVoid { container, variable });
         }
     }
     Ok(())
 }
 
-/// Checks a pod whose annotation asks to see all GPUs of its node against the operator's setting and the pod's record: the pod's
-/// author may have written both annotation and record.
+/// Checks a pod whose annotation asks to see all GPUs: its author may have written both annotation and record.
 fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Result<(), StartRefusal> {
     if !pod.sees_all {
         return Ok(());
@@ -283,39 +221,49 @@ fn check_all_devices(pod: &NodePod, fleet: &NodeFleet, is_allowed: bool) -> Resu
     Ok(())
 }
 
-/// Device IDs by device type.
-pub type DevicesByType = BTreeMap<&'static str, BTreeSet<PhysicalId>>;
+pub(crate) type DevicesByType = BTreeMap<&'static str, BTreeSet<PhysicalId>>;
 
 /// The facts that a verification depends on, all of one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct StartEvidence<'a> {
+pub(crate) struct StartEvidence<'a> {
     /// The pods, each with the record that counts for it: that of a swap before that of its annotations.
-    pub pods: &'a NodePods,
-    /// The devices.
-    pub fleet: &'a NodeFleet,
-    /// The answered Allocate calls.
-    pub log: &'a AllocateLog,
-    /// The entries of kubelet's checkpoint.
-    pub allocated: &'a [Allocated],
+    pub(crate) pods: &'a NodePods,
+    pub(crate) fleet: &'a NodeFleet,
+    pub(crate) log: &'a AllocateLog,
+    pub(crate) allocated: &'a [Allocated],
     /// False if the checkpoint could not be read: the devices of pods for which an earlier process answered are unknown then.
-    pub is_checkpoint_known: bool,
+    pub(crate) is_checkpoint_known: bool,
     /// [`NodeState::is_young`]: the API server may not show yet which pods an earlier process let start.
-    pub is_young: bool,
-    /// The size of a memory unit.
-    pub unit: MemoryUnit,
+    pub(crate) is_young: bool,
+    pub(crate) unit: MemoryUnit,
 }
 
-impl StartEvidence<'_> {
-    /// Verifies a pod: the devices that its containers see (`seen`) are those of its record, they are healthy, and they have
-    /// capacity for the pod.
-    ///
-    /// # Errors
-    /// No container of the pod may start.
-    pub fn verify(&self, pod: &NodePod, seen: &VisibleByType) -> Result<(), StartRefusal> {
-        let placement = pod
-            .placement
-            .as_ref()
-            .map_err(|unplaced| StartRefusal::Unplaced(unplaced.to_string()))?;
+impl<'a> StartEvidence<'a> {
+    /// The evidence of a process that has run for long and reads kubelet's checkpoint.
+    pub(crate) fn new(
+        pods: &'a NodePods,
+        fleet: &'a NodeFleet,
+        log: &'a AllocateLog,
+        allocated: &'a [Allocated],
+        unit: MemoryUnit,
+    ) -> Self {
+        Self {
+            pods,
+            fleet,
+            log,
+            allocated,
+            is_checkpoint_known: true,
+            is_young: false,
+            unit,
+        }
+    }
+
+    /// Verifies that the devices which a pod's containers see are those of its record, are healthy, and have capacity for it.
+    pub(crate) fn verify(&self, pod: &NodePod, seen: &VisibleByType) -> Result<(), StartRefusal> {
+        let placement = match &pod.placement {
+            Ok(placement) => placement,
+            Err(unplaced) => return Err(StartRefusal::Unplaced(unplaced.to_string())),
+        };
         // Allocation: no container of the pod may have been given other devices than the record names.
         let recorded = self.recorded_devices(pod, placement)?;
         let mismatch = |seen: String| StartRefusal::Mismatch {
@@ -345,12 +293,8 @@ impl StartEvidence<'_> {
         offered.filter(|resource| pod.asks_for(*resource))
     }
 
-    /// The devices that a pod's record names, with their virtual functions, for each device type that the pod requests. Health
-    /// does not matter here.
-    ///
-    /// # Errors
-    /// The record names no device of a requested type, or one that is not on this node.
-    pub fn recorded_devices(
+    /// The devices that a pod's record names, healthy or not, with their virtual functions, for each type that the pod requests.
+    pub(crate) fn recorded_devices(
         &self,
         pod: &NodePod,
         placement: &Placement,
@@ -378,37 +322,33 @@ impl StartEvidence<'_> {
     }
 
     /// Checks that the devices of the pod's record have capacity for it beside the pods that come before it.
-    ///
-    /// # Errors
-    /// A device has no capacity for the pod.
-    pub fn check_capacity(&self, uid: &PodUid) -> Result<(), NoCapacity> {
-        let has_started = |other: &PodUid| {
-            // Two pods that do not fit together both wait while this process is young: an earlier one may have let either start.
-            let may_run = self.is_young && other != uid && self.log.was_answered_before(other);
-            self.log.has_started(other) || may_run
-        };
-        let visible_gpus =
-            |other: &PodUid| match visible_to_pod(self.allocated, other, self.fleet).remove(TYPE_GPU) {
-                Some(Visible::Devices(gpus)) => gpus,
-                _ => BTreeSet::new(),
-            };
+    pub(crate) fn check_capacity(&self, uid: &PodUid) -> Result<(), NoCapacity> {
+        // Two pods that do not fit together both wait while this process is young: an earlier one may have let either start.
+        let may_run =
+            |other: &PodUid| self.is_young && other != uid && self.log.answered_before.contains(other);
+        let has_started = |other: &PodUid| self.log.started.contains(other) || may_run(other);
+        let visible_gpus = |other: &PodUid| self.visible_gpus(other);
         capacity::check(self.pods, self.fleet, self.unit, has_started, visible_gpus, uid)
     }
 
+    fn visible_gpus(&self, uid: &PodUid) -> BTreeSet<PhysicalId> {
+        match visible_to_pod(self.allocated, uid, self.fleet).remove(TYPE_GPU) {
+            Some(Visible::Devices(gpus)) => gpus,
+            _ => BTreeSet::new(),
+        }
+    }
+
     /// True if a container of the pod may be running, as far as this process knows.
-    pub fn may_have_started(&self, pod: &NodePod) -> bool {
+    pub(crate) fn may_have_started(&self, pod: &NodePod) -> bool {
         pod.stage == PodStage::Running
-            || self.log.has_started(&pod.uid)
-            || self.log.was_answered_before(&pod.uid)
+            || self.log.started.contains(&pod.uid)
+            || self.log.answered_before.contains(&pod.uid)
     }
 }
 
-/// The devices that answers to Allocate fixed for as long as the pod lives, of the types that its record names. A CDI spec fixes
-/// none, as it is written for the record.
-///
-/// # Errors
-/// The answers name something that is no device of this node, or contradict each other.
-pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<DevicesByType, String> {
+/// The devices that answers to Allocate fixed for as long as the pod lives, of the types that its record names; an error if the
+/// answers contradict each other. A CDI spec fixes none, as it is written for the record.
+pub(crate) fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<DevicesByType, String> {
     let mut fixed = DevicesByType::new();
     for (device_type, visible) in seen {
         match visible {
@@ -423,7 +363,7 @@ pub fn fixed_devices(seen: &VisibleByType, recorded: &DevicesByType) -> Result<D
 }
 
 /// The device types of which the pod sees other devices than recorded.
-pub fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&'static str> {
+pub(crate) fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&'static str> {
     let mut differing = Vec::new();
     for (device_type, devices) in fixed {
         if recorded.get(device_type) != Some(devices) {
@@ -435,7 +375,7 @@ pub fn differing_types(fixed: &DevicesByType, recorded: &DevicesByType) -> Vec<&
 
 /// The devices of one type that a pod's containers see by the answers to Allocate, which kubelet applies as long as they live.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Visible {
+pub(crate) enum Visible {
     /// The devices that the CDI spec names when the runtime creates the container.
     BySpec,
     /// These devices, and virtual functions of them, for as long as the containers live.
@@ -445,10 +385,10 @@ pub enum Visible {
 }
 
 /// The visible devices by device type; a type has no entry if no answer names devices of it.
-pub type VisibleByType = BTreeMap<&'static str, Visible>;
+pub(crate) type VisibleByType = BTreeMap<&'static str, Visible>;
 
 /// The devices that a container sees by the answer to Allocate for one resource; none if the answer names no devices.
-pub fn visible_by_answer(
+pub(crate) fn visible_by_answer(
     resource: ExtendedResource,
     answer: &ContainerAllocateResponse,
     fleet: &NodeFleet,
@@ -475,7 +415,7 @@ pub fn visible_by_answer(
 }
 
 /// The devices that the containers of a pod see by the answers in kubelet's checkpoint.
-pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) -> VisibleByType {
+pub(crate) fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) -> VisibleByType {
     let mut visible = VisibleByType::new();
     for entry in allocated.iter().filter(|entry| entry.pod == *uid) {
         if let Some(seen) = visible_by_answer(entry.resource, &entry.answer, fleet) {
@@ -485,7 +425,7 @@ pub fn visible_to_pod(allocated: &[Allocated], uid: &PodUid, fleet: &NodeFleet) 
     visible
 }
 
-/// Adds the devices of one more answer to Allocate; devices that differ from those of the answers before are [`Visible::Unclear`].
+/// Adds the devices of one more answer to Allocate; devices that differ from those before are [`Visible::Unclear`].
 fn add_visible(visible: &mut VisibleByType, device_type: &'static str, seen: Visible) {
     let known = visible.entry(device_type).or_insert(Visible::BySpec);
     // A spec follows the pod's record, so it contradicts no devices that other containers of the pod were given.

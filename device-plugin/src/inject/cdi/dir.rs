@@ -2,12 +2,8 @@
 //! after runtimes have had time to forget the old one.
 //!
 //! A runtime reads all specs again for each file that is renamed, written or removed in the directory, and for none that is
-//! moved in from another one ([containerd's and CRI-O's package](https://github.com/cncf-tags/container-device-interface)
-//! subscribes to no event of files that appear). So the specs of containers are moved in, and [`SpecDir::prompt_read`] makes
-//! runtimes read them: once for all that start together.
-//!
-//! Nothing here waits for a disk. After a power cut a file may be missing or half written; no container has outlived that,
-//! and the plugin compares the text of a spec with the right one before each start of its container.
+//! moved in from another one (its [package](https://github.com/cncf-tags/container-device-interface) subscribes to no such
+//! event). So the specs of containers are moved in, and [`SpecDir::prompt_read`] has all that start together read at once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -21,31 +17,26 @@ use serde_json::Value;
 
 use crate::file_version::FileVersion;
 
-use super::{CONTAINER_KIND, Edits, driver_text, spec_text, variables};
+use super::{CONTAINER_KIND, DRIVER_KIND, Edits, spec_text, variables};
 
-/// The start of the file names of containers' specs; the short CDI device name in the answer to Allocate follows.
+/// The start of the file names of containers' specs; the short CDI device name in the answer to Allocate follows, and the end.
 const CONTAINER_PREFIX: &str = "gpushare.dev-gpu_";
-
-/// The end of the file names of containers' specs.
 const CONTAINER_SUFFIX: &str = ".json";
 
-/// The file of the driver's spec.
-pub const DRIVER_FILE: &str = "gpushare.dev-driver.json";
+pub(crate) const DRIVER_FILE: &str = "gpushare.dev-driver.json";
 
 /// The file whose replacement makes runtimes read all specs: in the order of names, and so this file after containers' specs.
-pub const PROMPT_FILE: &str = "gpushare.dev-read.json";
+pub(crate) const PROMPT_FILE: &str = "gpushare.dev-read.json";
 
 /// The directory from which containers' specs are moved into the spec directory; runtimes read no directories in that.
 const STAGING: &str = ".gpushare.dev-new";
 
-/// Prefix of every file of this plugin.
 pub(super) const OWN_PREFIX: &str = "gpushare.dev-";
 
 /// The extension of a retired spec: renamed because its device name gets other content. Runtimes read `.json` and `.yaml` alone.
 const RETIRED: &str = "retired";
 
-/// Time before the device name of a retired spec is used again. Until a runtime has read the changed directory (within a second
-/// on a loaded machine), it resolves the name with the old content.
+/// Time before the device name of a retired spec is used again: a runtime resolves the old content for up to a second.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
 /// Age below which no spec is cleaned up: kubelet may not have written the checkpoint that names it yet.
@@ -53,26 +44,18 @@ const YOUNG: Duration = Duration::from_secs(60);
 
 /// The reason that a spec is not in place.
 #[derive(Debug, thiserror::Error)]
-pub enum SpecError {
-    /// The runtime may still resolve the CDI device name with its old content.
+pub(crate) enum SpecError {
     #[error(
         "its CDI device {name} had other content before; it starts once the runtime no longer knows that"
     )]
-    Retired {
-        /// The CDI device name.
-        name: String,
-    },
-    /// The container has limits for the driver, and the vendor's specs lack NVIDIA's hook that passes them on.
+    Retired { name: String },
     #[error(
         "no CDI spec of the vendor has NVIDIA's hook for memory limits now; it starts once the spec is there again"
     )]
     NoLimitHook,
-    /// The file cannot be written.
     #[error("cannot write the CDI spec {}", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         #[source]
         source: io::Error,
     },
@@ -90,31 +73,25 @@ pub struct SpecDir {
 type Contents = HashMap<PathBuf, (FileVersion, Arc<str>)>;
 
 impl SpecDir {
-    /// The specs in this directory, which need not exist.
-    pub fn new(dir: PathBuf) -> Self {
+    pub(crate) fn new(dir: PathBuf) -> Self {
         Self {
             dir,
             known: Arc::default(),
         }
     }
 
-    /// The directory.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.dir
     }
 
     /// The file name of the container's spec with this CDI device name.
-    pub fn file(name: &str) -> String {
+    pub(crate) fn file(name: &str) -> String {
         format!("{CONTAINER_PREFIX}{name}{CONTAINER_SUFFIX}")
     }
 
     /// Puts a container's spec with this CDI device name in place; runtimes read it after the next [`SpecDir::prompt_read`].
-    /// Returns false if it was there with this content.
-    ///
-    /// # Errors
-    /// A runtime may still resolve the name with other content, until 5 s after the plugin has retired that; or the directory
-    /// cannot be written.
-    pub fn write(&self, name: &str, edits: &Edits, now: SystemTime) -> Result<bool, SpecError> {
+    /// Returns false if it was there with this content, and an error while a runtime may resolve the name with other content.
+    pub(crate) fn write(&self, name: &str, edits: &Edits, now: SystemTime) -> Result<bool, SpecError> {
         let path = self.dir.join(Self::file(name));
         let retired = path.with_extension(RETIRED);
         let wanted = spec_text(CONTAINER_KIND, name, edits);
@@ -122,9 +99,8 @@ impl SpecDir {
             path: path.clone(),
             source,
         };
-        let still_resolved = SpecError::Retired {
-            name: name.to_owned(),
-        };
+        let name = name.to_owned();
+        let still_resolved = SpecError::Retired { name };
         match self.content(&path) {
             Some(found) if *found == *wanted => return Ok(false),
             // No runtime resolves a spec that does not parse, so only one that parses is retired.
@@ -141,19 +117,20 @@ impl SpecDir {
         }
         // Moved in from another directory, so that runtimes do not read all specs for each container that starts.
         replace(&path, &self.dir.join(STAGING), &wanted).map_err(io_error)?;
-        self.remember(&path, wanted.into());
+        // With the text of a spec that was just written the plugin does not read it again.
+        if let Ok(found) = fs::metadata(&path) {
+            let version = FileVersion::from(&found);
+            self.known().insert(path, (version, wanted.into()));
+        }
         // There is a retired file only after a retirement. If its removal fails, `clean` removes it later.
         let _ = fs::remove_file(retired);
         Ok(true)
     }
 
     /// Replaces the driver's spec if it has other content, and returns true if it had.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
-    pub fn write_driver(&self, edits: &Edits) -> io::Result<bool> {
+    pub(crate) fn write_driver(&self, edits: &Edits) -> io::Result<bool> {
         let path = self.dir.join(DRIVER_FILE);
-        let wanted = driver_text(edits);
+        let wanted = spec_text(DRIVER_KIND, "all", edits);
         // Runtimes read all specs again for each file that is written, so an equal text stays.
         if fs::read_to_string(&path).is_ok_and(|found| found == wanted) {
             return Ok(false);
@@ -163,40 +140,29 @@ impl SpecDir {
     }
 
     /// Makes runtimes read all specs that are in place now.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
-    pub fn prompt_read(&self) -> io::Result<()> {
+    pub(crate) fn prompt_read(&self) -> io::Result<()> {
         // A spec without any edit is invalid.
         let edits = Edits {
             env: [("GPUSHARE_READ".to_owned(), String::new())].into(),
             ..Edits::default()
         };
-        replace(
-            &self.dir.join(PROMPT_FILE),
-            &self.dir,
-            &spec_text("gpushare.dev/read", "read", &edits),
-        )
+        let text = spec_text("gpushare.dev/read", "read", &edits);
+        replace(&self.dir.join(PROMPT_FILE), &self.dir, &text)
     }
 
-    /// True if the container's spec with this CDI device name exists.
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.dir.join(Self::file(name)).exists()
     }
 
     /// The variables that the container's spec with this CDI device name sets, if it exists and parses.
-    pub fn env(&self, name: &str) -> Option<HashMap<String, String>> {
+    pub(crate) fn env(&self, name: &str) -> Option<HashMap<String, String>> {
         let spec: Value = serde_json::from_str(&self.content(&self.dir.join(Self::file(name)))?).ok()?;
         let list = spec.pointer("/devices/0/containerEdits/env")?.as_array()?;
         Some(variables(list).collect())
     }
 
-    /// Removes containers' specs whose CDI device names are not among `kept`, and files that interrupted writes left, if they are
-    /// older than 60 s. Returns the number of removed files.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn clean(&self, kept: &BTreeSet<String>, now: SystemTime) -> io::Result<usize> {
+    /// Removes old specs whose device names are not among `kept`, and files that interrupted writes left; returns their number.
+    pub(crate) fn clean(&self, kept: &BTreeSet<String>, now: SystemTime) -> io::Result<usize> {
         let mut n_removed = 0;
         let staged = fs::read_dir(self.dir.join(STAGING)).into_iter().flatten();
         for entry in fs::read_dir(&self.dir)?.chain(staged) {
@@ -221,12 +187,8 @@ impl SpecDir {
         Ok(n_removed)
     }
 
-    /// Removes every file of this plugin, as uninstalling it demands. Returns the number of removed specs; a directory that does
-    /// not exist has none.
-    ///
-    /// # Errors
-    /// The directory cannot be read, or a file cannot be removed.
-    pub fn remove_all(&self) -> io::Result<usize> {
+    /// Removes every file of this plugin, as uninstalling it demands. Returns the number of removed specs.
+    pub(crate) fn remove_all(&self) -> io::Result<usize> {
         let staging = self.dir.join(STAGING);
         if staging.exists() {
             fs::remove_dir_all(&staging)?;
@@ -249,7 +211,6 @@ impl SpecDir {
         Ok(n_removed)
     }
 
-    /// The text of a spec file; none if it cannot be read.
     fn content(&self, path: &Path) -> Option<Arc<str>> {
         let version = FileVersion::from(&fs::metadata(path).ok()?);
         // The module `readers` would take another opening of the file for a read by the runtime.
@@ -261,14 +222,6 @@ impl SpecDir {
         let text: Arc<str> = fs::read_to_string(path).ok()?.into();
         self.known().insert(path.to_owned(), (version, Arc::clone(&text)));
         Some(text)
-    }
-
-    /// Keeps the text of a spec that was just written, with the version of its file, so that the plugin does not read it again.
-    fn remember(&self, path: &Path, text: Arc<str>) {
-        if let Ok(found) = fs::metadata(path) {
-            self.known()
-                .insert(path.to_owned(), (FileVersion::from(&found), text));
-        }
     }
 
     fn known(&self) -> MutexGuard<'_, Contents> {

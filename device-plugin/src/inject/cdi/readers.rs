@@ -1,10 +1,9 @@
 //! Detects that a container runtime reads the spec directory.
 //!
-//! A runtime with CDI watches its spec directories, and reads all specs again when one changes, under the lock that an
-//! injection needs too. So once a spec has been opened after it was written, every later injection resolves it. A runtime
-//! whose CDI is off opens nothing. Two things stay unknown here: another program with a CDI cache of its own, such as
-//! NVIDIA's DRA driver, looks like the runtime; and a runtime that started before the directory existed reads it at its
-//! first injection alone.
+//! A runtime with CDI reads all specs again when one changes, under the lock that an injection needs too: once a spec has been
+//! opened after it was written, every later injection resolves it. A runtime whose CDI is off opens nothing. But another program
+//! with a CDI cache, such as NVIDIA's DRA driver, looks like the runtime; and a runtime that started before the directory existed
+//! reads it at its first injection alone.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -36,19 +35,11 @@ const FIRST_READ_LIMIT: Duration = Duration::from_millis(200);
 /// Number of waits of starts in a row without a read after which the runtime counts as no longer reading.
 const MOST_MISSED: u32 = 3;
 
-/// The last event that was seen of one spec file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// The file was moved into place.
-    Written,
-    /// The file was opened after it was last moved into place.
-    Read,
-}
-
-/// The last event of each of this plugin's files in the spec directory, and counts of the runtime's reads.
+/// The events of this plugin's files in the spec directory, and counts of the runtime's reads.
 #[derive(Clone, Debug, Default)]
 struct ReaderState {
-    files: HashMap<String, Progress>,
+    /// The files that were moved into place: true if the file was opened since.
+    files: HashMap<String, bool>,
     /// The spec files with which the first containers of pods start: once such a pod runs, the runtime must have read its file.
     started: HashSet<String>,
     /// Number of reads: a read is the first opening of one of this plugin's files after a write of the file.
@@ -59,7 +50,7 @@ struct ReaderState {
 
 impl ReaderState {
     fn has_read(&self, file: &str) -> bool {
-        self.files.get(file) == Some(&Progress::Read)
+        self.files.get(file) == Some(&true)
     }
 
     /// Applies an event of inotify about a file of the spec directory. Returns true if it changed anything.
@@ -68,7 +59,7 @@ impl ReaderState {
             return false;
         }
         if mask.contains(EventMask::MOVED_TO) {
-            self.files.insert(file.to_owned(), Progress::Written);
+            self.files.insert(file.to_owned(), false);
             return true;
         }
         if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {
@@ -77,8 +68,8 @@ impl ReaderState {
         }
         // A runtime opens an unchanged file again at each change of the directory; only the first read since the write counts.
         match self.files.get_mut(file) {
-            Some(progress) if *progress == Progress::Written => {
-                *progress = Progress::Read;
+            Some(is_read) if !*is_read => {
+                *is_read = true;
                 self.n_reads += 1;
                 self.n_missed = 0;
                 true
@@ -89,25 +80,16 @@ impl ReaderState {
 }
 
 /// The runtime's reads of one spec directory; clones share them.
-#[derive(Clone, Debug)]
-pub struct Readers {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Readers {
     state: Arc<watch::Sender<ReaderState>>,
     /// Held by the one start that prompts the runtime for all that wait, until the runtime has read the files of that moment.
     turn: Arc<Mutex<()>>,
 }
 
-impl Default for Readers {
-    fn default() -> Self {
-        Self {
-            state: Arc::new(watch::Sender::new(ReaderState::default())),
-            turn: Arc::default(),
-        }
-    }
-}
-
 impl Readers {
     /// Watches the spec directory for writes and for the runtime's reads until the task is dropped; begins again after a failure.
-    pub async fn watch(self, dir: PathBuf) {
+    pub(crate) async fn watch(self, dir: PathBuf) {
         let mut logged = LoggedError::default();
         loop {
             let ended = self.apply_events(&dir).await;
@@ -140,29 +122,23 @@ impl Readers {
     }
 
     /// Forgets the events of a file that the plugin is about to write, so that only a read after the write counts.
-    pub fn forget(&self, file: &str) {
+    pub(crate) fn forget(&self, file: &str) {
         self.state
             .send_if_modified(|state| state.files.remove(file).is_some());
     }
 
     /// Counts a spec that an earlier process wrote, and that the runtime may have read then, as read.
-    pub fn assume_read(&self, file: &str) {
+    pub(crate) fn assume_read(&self, file: &str) {
         self.state.send_modify(|state| {
-            state.files.insert(file.to_owned(), Progress::Read);
+            state.files.insert(file.to_owned(), true);
         });
     }
 
     /// Returns when the container runtime has read these spec files, or at a limit: the container then starts without proof.
-    pub async fn until_resolved(&self, specs: &SpecDir, files: &[String]) {
-        if files.is_empty() {
-            return;
-        }
-        let limit = if self.has_reader() {
-            READ_LIMIT
-        } else {
-            FIRST_READ_LIMIT
-        };
-        if !self.until_read(specs, files, limit).await {
+    pub(crate) async fn until_resolved(&self, specs: &SpecDir, files: &[String]) {
+        let is_reading = self.has_reader();
+        let limit = if is_reading { READ_LIMIT } else { FIRST_READ_LIMIT };
+        if !files.is_empty() && !self.until_read(specs, files, limit).await {
             info!(
                 files = files.join(","),
                 "the container runtime was not seen reading a new CDI spec; the container starts all the same"
@@ -200,32 +176,30 @@ impl Readers {
     }
 
     /// True if the runtime was seen reading a spec, and fewer than `MOST_MISSED` waits of starts in a row have ended without it.
-    pub fn has_reader(&self) -> bool {
+    pub(crate) fn has_reader(&self) -> bool {
         let state = self.state.borrow();
         state.n_reads > 0 && state.n_missed < MOST_MISSED
     }
 
     /// Notes that a pod which does not run yet starts a container with the spec in this file.
-    pub fn note_start(&self, file: &str) {
+    pub(crate) fn note_start(&self, file: &str) {
         self.state
             .send_if_modified(|state| state.started.insert(file.to_owned()));
     }
 
-    /// True if a container was started with the spec in this file, and no read of the file was seen: if the pod runs, the runtime
-    /// ignores CDI devices.
-    pub fn is_unread_by_start(&self, file: &str) -> bool {
+    /// True if a container was started with the spec in this file, and no read of the file was seen.
+    pub(crate) fn is_unread_by_start(&self, file: &str) -> bool {
         let state = self.state.borrow();
-        state.started.contains(file) && state.files.get(file) == Some(&Progress::Written)
+        state.started.contains(file) && state.files.get(file) == Some(&false)
     }
 
     /// True if a file that this process has written was read since the write; none if no event of the file has been seen.
-    pub fn was_read(&self, file: &str) -> Option<bool> {
-        let progress = *self.state.borrow().files.get(file)?;
-        Some(progress == Progress::Read)
+    pub(crate) fn was_read(&self, file: &str) -> Option<bool> {
+        self.state.borrow().files.get(file).copied()
     }
 
     /// Returns once the runtime has read any of this plugin's files for the first time since the file's last write.
-    pub async fn until_next_read(&self) {
+    pub(crate) async fn until_next_read(&self) {
         let mut state = self.state.subscribe();
         let before = state.borrow_and_update().n_reads;
         let _ = state.wait_for(|state| state.n_reads != before).await;

@@ -16,9 +16,8 @@ use tracing::warn;
 use crate::devices::inventory::Gpu;
 use crate::file_version::FileVersion;
 
-use super::Edits;
 use super::dir::OWN_PREFIX;
-use super::variables;
+use super::{Edits, variables};
 
 /// Length of the longest spec that the plugin reads, in bytes.
 const MAX_BYTES: u64 = 4 << 20;
@@ -38,26 +37,23 @@ const VERSIONED_LIBRARIES: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 /// The command of NVIDIA's hook that has the driver limit a container's memory.
 const LIMIT_HOOK: &str = "apply-cuda-memory-limits";
 
-/// The argument of [`LIMIT_HOOK`] that names a GPU.
 const GPU_ID: &str = "--gpu-id";
 
 /// The tool that wrote a spec; the tools whose specs say most about a GPU come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum VendorKind {
+pub(crate) enum VendorKind {
     /// nvidia-ctk or `nvidia-cdi-refresh.service`.
     Toolkit,
-    /// NVIDIA's device plugin.
     DevicePlugin,
     /// GPU Operator, for its own pods; its spec has all GPUs as one device.
     Management,
 }
 
 impl VendorKind {
-    /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Toolkit, Self::DevicePlugin, Self::Management];
+    pub(crate) const ALL: [Self; 3] = [Self::Toolkit, Self::DevicePlugin, Self::Management];
 
     /// The kind of such specs, in CDI's form `vendor/class`.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Toolkit => "nvidia.com/gpu",
             Self::DevicePlugin => "k8s.device-plugin.nvidia.com/gpu",
@@ -78,7 +74,6 @@ struct SpecFile {
     container_edits: Map<String, Value>,
 }
 
-/// A device in a CDI spec.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SpecDevice {
@@ -105,7 +100,6 @@ impl SpecDevice {
     }
 }
 
-/// A spec of one of NVIDIA's tools.
 #[derive(Debug)]
 struct VendorSpec {
     kind: VendorKind,
@@ -114,45 +108,10 @@ struct VendorSpec {
 }
 
 /// NVIDIA's hook that has the driver limit a container's memory on one GPU.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LimitHook {
+pub(crate) struct LimitHook {
     /// CDI version of the spec that the hook comes from.
-    pub cdi_version: String,
-    /// The hook, as CDI writes it.
-    pub hook: Value,
-}
-
-/// A container's edits for the driver, which are the same for all GPUs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DriverEdits {
-    /// The kind of the spec that the edits come from.
-    pub kind: VendorKind,
-    /// Libraries, hooks, control nodes and variables.
-    pub edits: Edits,
-}
-
-/// The reason that no spec of the node can be used for the driver.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoDriver {
-    /// The directories have no spec of a [`VendorKind`].
-    #[error(
-        "no CDI spec of the NVIDIA driver is in {dirs}: enable nvidia-cdi-refresh.service or CDI in GPU Operator, or run \
-         `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml` on the node"
-    )]
-    Missing {
-        /// The directories, separated by commas.
-        dirs: String,
-    },
-    /// Each spec was made for another version of the driver.
-    #[error("the CDI spec {} is of driver {found}, and the node runs {running}: generate it again, for example by restarting nvidia-cdi-refresh.service", path.display())]
-    Stale {
-        /// The file of the first such spec.
-        path: PathBuf,
-        /// The version of the driver whose libraries the spec mounts.
-        found: String,
-        /// The version of the driver that runs on the node, as NVML reports it.
-        running: String,
-    },
+    pub(crate) cdi_version: String,
+    pub(crate) hook: Value,
 }
 
 /// NVIDIA's specs in some directories, of which later ones override earlier ones. Clones share the parsed files.
@@ -166,21 +125,22 @@ pub struct VendorSpecs {
 type ParsedFiles = HashMap<PathBuf, (FileVersion, Option<Arc<VendorSpec>>)>;
 
 impl VendorSpecs {
-    /// The specs in these directories.
-    pub fn new(dirs: Vec<PathBuf>) -> Self {
+    pub(crate) fn new(dirs: Vec<PathBuf>) -> Self {
         Self {
             dirs,
             parsed: Arc::default(),
         }
     }
 
-    /// Returns a container's edits for the driver, from the first kind that has a spec for the driver that runs on the node.
-    ///
-    /// `running_driver` is its version, if NVML reports it.
-    ///
-    /// # Errors
-    /// There is no spec, or all are of other driver versions.
-    pub fn driver(&self, running_driver: Option<&str>) -> Result<DriverEdits, NoDriver> {
+    /// Returns a container's edits for the driver, from the first kind that has a spec for the driver that runs on the node, or
+    /// the reason that no spec can be used. `running_driver` is the version of that driver, if NVML reports it.
+    pub(crate) fn driver(&self, running_driver: Option<&str>) -> Result<(VendorKind, Edits), String> {
+        let dirs: Vec<_> = self.dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+        let dirs = dirs.join(", ");
+        let missing = format!(
+            "no CDI spec of the NVIDIA driver is in {dirs}: enable nvidia-cdi-refresh.service or CDI in GPU Operator, or run \
+             `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml` on the node"
+        );
         let mut specs = self.read();
         // A stable sort, so that of one kind the spec of the later directory stays first.
         specs.sort_by_key(|spec| spec.kind);
@@ -189,26 +149,21 @@ impl VendorSpecs {
             let edits = driver_edits(&spec.file);
             match (library_version(&edits), running_driver) {
                 (Some(found), Some(running)) if found != running => {
-                    stale.get_or_insert(NoDriver::Stale {
-                        path: spec.path.clone(),
-                        found,
-                        running: running.to_owned(),
-                    });
+                    stale.get_or_insert(format!(
+                        "the CDI spec {} is of driver {found}, and the node runs {running}: generate it again, for example by \
+                         restarting nvidia-cdi-refresh.service",
+                        spec.path.display()
+                    ));
                 }
                 // The versions are equal, or one of them is not known.
-                _ => {
-                    let kind = spec.kind;
-                    return Ok(DriverEdits { kind, edits });
-                }
+                _ => return Ok((spec.kind, edits)),
             }
         }
-        let dirs: Vec<_> = self.dirs.iter().map(|dir| dir.to_string_lossy()).collect();
-        let dirs = dirs.join(", ");
-        Err(stale.unwrap_or(NoDriver::Missing { dirs }))
+        Err(stale.unwrap_or(missing))
     }
 
     /// The device nodes of a GPU as a vendor's spec lists them: for its UUID or index, else its own node from the device `all`.
-    pub fn nodes(&self, gpu: &Gpu) -> Option<Vec<Value>> {
+    pub(crate) fn nodes(&self, gpu: &Gpu) -> Option<Vec<Value>> {
         let (specs, index) = (self.read(), gpu.index.to_string());
         for name in [gpu.uuid.as_str(), &index] {
             // Only the first spec with the device counts, as runtimes resolve the name by that spec too.
@@ -230,7 +185,7 @@ impl VendorSpecs {
     }
 
     /// NVIDIA's hook that has the driver limit the memory of a container on this GPU; `None` if no spec has it.
-    pub fn limit_hook(&self, gpu: &Gpu) -> Option<LimitHook> {
+    pub(crate) fn limit_hook(&self, gpu: &Gpu) -> Option<LimitHook> {
         for spec in self.read() {
             for device in &spec.file.devices {
                 let mut hooks = list(&device.container_edits, "hooks");
@@ -246,15 +201,14 @@ impl VendorSpecs {
     }
 
     /// Returns true if a spec of this kind has a device with one of these names.
-    pub fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
+    pub(crate) fn names_any<'a>(&self, kind: VendorKind, devices: impl IntoIterator<Item = &'a str>) -> bool {
         let mut specs = self.read();
         specs.retain(|spec| spec.kind == kind);
         let mut devices = devices.into_iter();
         devices.any(|device| !devices_named(&specs, device).is_empty())
     }
 
-    /// Returns true if there is a spec of this kind.
-    pub fn has(&self, kind: VendorKind) -> bool {
+    pub(crate) fn has(&self, kind: VendorKind) -> bool {
         self.read().iter().any(|spec| spec.kind == kind)
     }
 
@@ -284,7 +238,6 @@ impl VendorSpecs {
     }
 }
 
-/// The devices with this name, in the order of the specs.
 fn devices_named<'a>(specs: &'a [Arc<VendorSpec>], name: &str) -> Vec<&'a SpecDevice> {
     let devices = specs.iter().flat_map(|spec| &spec.file.devices);
     devices.filter(|device| device.name == name).collect()
@@ -460,7 +413,7 @@ devices:
             ("broken.json", "{"),
             ("other.json", r#"{"kind": "x/y"}"#),
         ]);
-        let DriverEdits { kind, edits } = specs.driver(Some("570.1")).unwrap();
+        let (kind, edits) = specs.driver(Some("570.1")).unwrap();
         assert_eq!(
             (kind, edits.version.as_deref()),
             (VendorKind::Toolkit, Some("0.5.0"))
@@ -477,7 +430,7 @@ devices:
     #[test]
     fn the_spec_of_the_gpu_operator_gives_the_driver_and_no_gpu() {
         let (_dir, specs) = specs(&[("management.nvidia.com-gpu.yaml", MANAGEMENT)]);
-        let DriverEdits { kind, edits } = specs.driver(Some("570.1")).unwrap();
+        let (kind, edits) = specs.driver(Some("570.1")).unwrap();
         assert_eq!(
             (kind, paths(&edits.device_nodes)),
             (VendorKind::Management, vec!["/dev/nvidiactl"])
@@ -504,7 +457,7 @@ devices:
         let (_dir, specs) = specs(files);
         let found = specs
             .driver(running)
-            .map_or_else(|why| why.to_string(), |driver| driver.kind.as_str().to_owned());
+            .map_or_else(|why| why, |(kind, _)| kind.as_str().to_owned());
         assert!(found.contains(expected), "{found}");
     }
 
@@ -515,7 +468,7 @@ devices:
             ("a.yaml", TOOLKIT),
             ("b.yaml", &MANAGEMENT.replace("570.1", "580.2")),
         ]);
-        assert_eq!(specs.driver(Some("580.2"),).unwrap().kind, VendorKind::Management);
+        assert_eq!(specs.driver(Some("580.2")).unwrap().0, VendorKind::Management);
     }
 
     #[test]
@@ -565,7 +518,7 @@ devices:
             specs
                 .driver(None)
                 .ok()
-                .map(|driver| paths(&driver.edits.device_nodes)[0].to_owned())
+                .map(|(_, edits)| paths(&edits.device_nodes)[0].to_owned())
         };
         assert_eq!(first(&specs), None);
         fs::write(&file, TOOLKIT).unwrap();

@@ -11,12 +11,10 @@ const FIRST_DRIVER: u32 = 615;
 /// The first containerd whose CDI specs replace a variable; earlier ones append a value, and NVIDIA's hook reads the first.
 const FIRST_CONTAINERD: (u32, u32) = (2, 4);
 
-/// The version of the node's cgroup hierarchy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cgroup {
     /// cgroup v1, with which the driver knows no limits.
     V1,
-    /// cgroup v2, the unified hierarchy.
     V2,
     /// No hierarchy is visible to this process.
     Unknown,
@@ -42,18 +40,14 @@ pub(super) enum HookRoute {
 pub(super) struct EnforcementFacts {
     /// True if the operator has turned the driver's limits on (`--driver-limits`).
     pub(super) is_enabled: bool,
-    /// Version of the driver, if it is known.
     pub(super) driver: Option<String>,
     pub(super) cgroup: Cgroup,
-    /// The way in which NVIDIA's hook gets into containers.
     pub(super) route: HookRoute,
-    /// True if the operator's HAMi-core library is on the node.
     pub(super) has_hami_core: bool,
     /// The directory of an MPS control daemon that runs on the node, if there is one.
     pub(super) mps: Option<String>,
 }
 
-/// The facts about one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GpuFacts {
     /// True if a CDI spec of the vendor has NVIDIA's hook for memory limits on this GPU.
@@ -147,20 +141,16 @@ fn route_obstacle(route: HookRoute) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// The way in which NVIDIA's hook gets into containers, with this injection and this container runtime.
-///
-/// `runtime` is the node's name and version of the container runtime; `has_nri` is true if the runtime hook of this plugin is on,
-/// which sets a container's variables whatever its image and its pod say.
+/// The way in which NVIDIA's hook gets into containers. `runtime` is the container runtime's name and version; `has_nri` is true
+/// if the runtime hook of this plugin is on, which sets a container's variables whatever its image and its pod say.
 pub(super) fn hook_route(
-    injection: Option<&Injection>,
+    injection: &Injection,
     own: &OwnContainer,
     runtime: &str,
     has_nri: bool,
 ) -> HookRoute {
-    let Some(injection) = injection.filter(|injection| injection.is_possible()) else {
-        return HookRoute::Unknown;
-    };
     match injection.mode {
+        _ if !injection.is_possible() => HookRoute::Unknown,
         Mode::Cdi if has_nri || replaces_variables(runtime) => HookRoute::Spec,
         Mode::Cdi => HookRoute::ReadsOthers,
         Mode::Envvar if own.why_inconclusive().is_some() => HookRoute::Unknown,

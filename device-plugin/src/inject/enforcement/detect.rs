@@ -28,11 +28,10 @@ const GRACE: Duration = Duration::from_secs(15);
 /// Directories of the pipe of an MPS control daemon: NVIDIA's default, its device plugin's, and its fractioning operator's.
 const MPS_DIRECTORIES: [&str; 3] = ["tmp/nvidia-mps", "run/nvidia/mps", "run/nvidia-mps"];
 
-/// The pipe of the MPS control daemon in its directory.
 const MPS_PIPE: &str = "control";
 
 /// Detects the levels until the task is dropped. `kubernetes_node` shows the version of the container runtime.
-pub async fn detect_enforcement(
+pub(crate) async fn detect_enforcement(
     settings: NodeSettings,
     mut fleet: watch::Receiver<Arc<NodeFleet>>,
     mut injection: watch::Receiver<Option<Injection>>,
@@ -41,7 +40,8 @@ pub async fn detect_enforcement(
 ) {
     let mut hook_missing_since: Option<Instant> = None;
     loop {
-        let runtime = container_runtime(kubernetes_node.borrow_and_update().as_ref());
+        let node = kubernetes_node.borrow_and_update().clone();
+        let runtime = node.map(|node| node.status.node_info.container_runtime_version);
         let injected = injection.borrow_and_update().clone();
         // Without the version of the runtime or the injection mode the level would be a guess that the next second corrects.
         // Meanwhile a container would start without limits, or get a CDI spec that has to be replaced before it can start.
@@ -82,11 +82,6 @@ fn publish(levels: &watch::Sender<Arc<Enforcements>>, decided: Enforcements) {
     levels.send_replace(Arc::new(decided));
 }
 
-/// The name and version of the container runtime; none before the Node is known.
-fn container_runtime(node: Option<&Node>) -> Option<String> {
-    Some(node?.status.node_info.container_runtime_version.clone())
-}
-
 /// Decides the enforcement level for each GPU from the facts of this moment.
 fn decide_all(
     settings: &NodeSettings,
@@ -99,7 +94,7 @@ fn decide_all(
         is_enabled: settings.driver_limits,
         driver: fleet.driver_version.clone(),
         cgroup: cgroup(&settings.sysfs_root),
-        route: hook_route(Some(injection), own, runtime, has_nri),
+        route: hook_route(injection, own, runtime, has_nri),
         has_hami_core: settings.hami_core.as_ref().is_some_and(HamiCore::exists),
         mps: mps_directory(&settings.host_root),
     };
@@ -115,7 +110,6 @@ fn decide_all(
     levels
 }
 
-/// The cgroup version of the node, by the files of its hierarchy.
 fn cgroup(sysfs: &Path) -> Cgroup {
     let root = sysfs.join("fs/cgroup");
     if root.join("cgroup.controllers").exists() {
@@ -127,7 +121,6 @@ fn cgroup(sysfs: &Path) -> Cgroup {
     }
 }
 
-/// The directory of the node's MPS control daemon, if its pipe exists.
 fn mps_directory(root: &Path) -> Option<String> {
     let mut directories = MPS_DIRECTORIES.iter();
     let found = directories.find(|directory| root.join(directory).join(MPS_PIPE).exists())?;

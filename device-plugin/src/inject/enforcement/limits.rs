@@ -25,42 +25,38 @@ const HAMI_CORE_LIMIT: &str = "CUDA_DEVICE_SM_LIMIT";
 
 /// The container that an answer to Allocate or a CDI spec is made for.
 #[derive(Clone, Copy, Debug)]
-pub struct Recipient<'a> {
-    /// The pod.
-    pub pod: &'a NodePod,
-    /// The container.
-    pub container: &'a ContainerRequest,
+pub(crate) struct Recipient<'a> {
+    pub(crate) pod: &'a NodePod,
+    pub(crate) container: &'a ContainerRequest,
     /// The pod's record, which names the devices of the container.
-    pub placement: Option<&'a Placement>,
-    /// The enforcement levels of this node's GPUs.
-    pub enforcements: &'a Enforcements,
+    pub(crate) placement: Option<&'a Placement>,
+    pub(crate) enforcements: &'a Enforcements,
 }
 
-/// True if a container that has this variable is limited by it.
-pub fn is_limit(name: &str) -> bool {
+pub(crate) fn is_limit(name: &str) -> bool {
     is_of_driver(name) || is_of_hami_core(name)
 }
 
 /// True if HAMi-core reads the variable.
-pub fn is_of_hami_core(name: &str) -> bool {
+pub(crate) fn is_of_hami_core(name: &str) -> bool {
     name.starts_with(HAMI_MEMORY_LIMIT) || name == HAMI_CORE_LIMIT
 }
 
 /// True if NVIDIA's hook reads the variable.
-pub fn is_of_driver(name: &str) -> bool {
+pub(crate) fn is_of_driver(name: &str) -> bool {
     name == DRIVER_MEMORY_REQUEST || name == DRIVER_MEMORY_LIMIT
 }
 
 /// The limits of a container on these GPUs: for the driver if it enforces them, and for HAMi-core if the pod asks for that.
-pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
+pub(crate) fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTreeMap<String, String> {
     let mut env = BTreeMap::new();
     let Some(placement) = recipient.placement else {
         return env;
     };
-    let memory: Vec<Option<u64>> = gpus
-        .iter()
-        .map(|gpu| memory_limit(unit, recipient, placement, gpu, gpus.len()))
-        .collect();
+    let mut memory = Vec::new();
+    for gpu in gpus {
+        memory.push(memory_limit(unit, recipient, placement, gpu, gpus.len()));
+    }
     if are_by_driver(recipient.enforcements, gpus)
         // NVIDIA's hook takes one limit for all GPUs of a container: the smallest one exceeds the container's part of no GPU.
         && let Some(mib) = memory.iter().flatten().min()
@@ -81,10 +77,8 @@ pub fn limits(unit: MemoryUnit, recipient: &Recipient<'_>, gpus: &[&Gpu]) -> BTr
     env
 }
 
-/// The bytes of a GPU's memory that a container is given; `None` if neither its request nor the pod's record names an amount.
-///
-/// `n_gpus` is the number of the pod's GPUs.
-pub fn given_memory(
+/// The bytes of one of the pod's `n_gpus` GPUs that a container is given; `None` if neither request nor record names an amount.
+pub(crate) fn given_memory(
     unit: MemoryUnit,
     container: &ContainerRequest,
     placement: &Placement,

@@ -5,11 +5,11 @@
 use crate::inject::mode::{CDI_OFF, Certainty, Exposure, Injection, Mode, NO_DRIVER_SPEC};
 use crate::inject::own_container::OwnContainer;
 
-use super::ConfiguredRuntime;
+use super::runtime_files::ConfiguredRuntime;
 
 /// The runtime's support for CDI, as far as this plugin has seen it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cdi {
+pub(crate) enum Cdi {
     /// A spec was read soon after it was written.
     Read,
     /// No read was seen, which may be because the runtime started before the directory existed.
@@ -22,7 +22,7 @@ pub enum Cdi {
 
 /// The source of the driver's libraries that a CDI device brings into a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Driver {
+pub(crate) enum Driver {
     /// The devices are simulated.
     NotNeeded,
     /// A spec of this kind names the libraries.
@@ -33,47 +33,41 @@ pub enum Driver {
 
 /// The runtime's support for giving unprivileged containers the devices that the variable names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VariableSupport {
+pub(crate) enum VariableSupport {
     /// The runtime gave this plugin's own container its GPUs.
     Works,
     /// The runtime does not act on the variable; the text says why.
     Fails(String),
-    /// Nothing has shown it.
     Unknown,
 }
 
-/// The facts of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InjectionFacts {
-    /// The runtime's CDI.
-    pub cdi: Cdi,
-    /// The driver's libraries.
-    pub driver: Driver,
-    /// The variable.
-    pub variable: VariableSupport,
+pub(crate) struct InjectionFacts {
+    pub(crate) cdi: Cdi,
+    pub(crate) driver: Driver,
+    pub(crate) variable: VariableSupport,
     /// The pods in which the runtime acts on the variable of an image, as far as is known.
-    pub exposure: Option<Exposure>,
+    pub(crate) exposure: Option<Exposure>,
     /// True if the runtime hook is on, which gives the variable the value `void` in containers that request no GPU.
-    pub has_hook: bool,
+    pub(crate) has_hook: bool,
 }
 
 /// The facts that show whether the runtime acts on the variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VariableFacts {
+pub(crate) struct VariableFacts {
     /// True if the devices are simulated, so that no runtime has to act.
-    pub is_simulated: bool,
-    /// This plugin's own container.
-    pub own: OwnContainer,
+    pub(crate) is_simulated: bool,
+    pub(crate) own: OwnContainer,
     /// The configuration of the node's container runtime; `None` if the node's root is not mounted.
-    pub configured: Option<ConfiguredRuntime>,
+    pub(crate) configured: Option<ConfiguredRuntime>,
     /// True if a spec of NVIDIA's toolkit names one of this node's GPUs by UUID.
-    pub toolkit_names_uuid: bool,
+    pub(crate) toolkit_names_uuid: bool,
     /// True once GPU Operator's spec has been seen: the runtime goes on using it when the file comes back. It names `all` alone.
-    pub has_management_spec: bool,
+    pub(crate) has_management_spec: bool,
 }
 
 /// Infers the variable's effect in other pods from its effect in this plugin's own.
-pub fn variable(facts: &VariableFacts) -> VariableSupport {
+pub(crate) fn variable(facts: &VariableFacts) -> VariableSupport {
     if facts.is_simulated {
         return VariableSupport::Works;
     }
@@ -99,10 +93,9 @@ pub fn variable(facts: &VariableFacts) -> VariableSupport {
     }
 }
 
-/// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set: by the runtime's effect in
-/// this plugin's own pod, and by its configuration. A runtime that acts on `all` may still be unable to resolve UUIDs. `None` if
-/// no runtime shows the devices to any pod.
-pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
+/// The pods in which the runtime acts on the value `all` of the variable, which CUDA's images set; a runtime that does may still
+/// be unable to resolve UUIDs. `None` if no runtime shows the devices to any pod.
+pub(crate) fn exposure(facts: &VariableFacts) -> Option<Exposure> {
     if facts.is_simulated {
         return None;
     }
@@ -126,52 +119,60 @@ pub fn exposure(facts: &VariableFacts) -> Option<Exposure> {
 fn exposure_by_own_container(own: &OwnContainer) -> Exposure {
     match (own.why_inconclusive(), own.visible_devices.as_deref()) {
         (Some(why), _) => Exposure::Unknown(why),
-        (None, Some("all" | "void")) => own
-            .runtime_class
-            .clone()
-            .map_or(Exposure::EveryPod, Exposure::RuntimeClass),
+        (None, Some("all" | "void")) => match &own.runtime_class {
+            Some(class) => Exposure::RuntimeClass(class.clone()),
+            None => Exposure::EveryPod,
+        },
         (None, _) => Exposure::Unknown("the plugin's own container does not set NVIDIA_VISIBLE_DEVICES=all"),
     }
 }
 
 /// The mode of a node with these facts: the one that the operator asks for, else the best that works.
-pub fn decide(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
-    match requested {
-        Some(Mode::Cdi) => by_cdi(facts),
-        Some(Mode::Envvar) => by_variable(facts),
-        None => {
-            let cdi = by_cdi(facts);
-            // Without CDI a container gets nothing, so trying CDI shows no device to the wrong container.
-            if cdi.certainty != Certainty::Proven && facts.variable == VariableSupport::Works {
-                by_variable(facts)
-            } else {
-                cdi
-            }
-        }
+pub(crate) fn decide(requested: Option<Mode>, facts: &InjectionFacts) -> Injection {
+    let cdi = by_cdi(facts);
+    let by_variable_works = facts.variable == VariableSupport::Works;
+    let mode = match requested {
+        Some(mode) => mode,
+        None if cdi.0 != Certainty::Proven && by_variable_works => Mode::Envvar,
+        // Without CDI a container gets nothing, so trying CDI shows no device to the wrong container.
+        None => Mode::Cdi,
+    };
+    let (certainty, reason, message) = match mode {
+        Mode::Cdi => cdi,
+        Mode::Envvar => by_variable(&facts.variable),
+    };
+    Injection {
+        mode,
+        certainty,
+        reason,
+        message,
+        // With the runtime hook the variable is `void` in containers that request no GPU.
+        exposure: facts.exposure.clone().filter(|_| !facts.has_hook),
     }
 }
 
-/// The mode `cdi` with the evidence that CDI specs give containers their devices, and the reason.
-fn by_cdi(facts: &InjectionFacts) -> Injection {
+/// The evidence that a mode works, and the reason as a word and a sentence.
+type Evidence = (Certainty, &'static str, String);
+
+/// The evidence that CDI specs give containers their devices.
+fn by_cdi(facts: &InjectionFacts) -> Evidence {
     let mut of_variable = String::new();
     if let VariableSupport::Fails(why) = &facts.variable {
         of_variable = format!("; the variable cannot stand in for it: {why}");
     }
-    let (certainty, reason, message) = match (&facts.cdi, &facts.driver) {
-        (Cdi::Unwritable(why), _) => (
-            Certainty::Impossible,
-            "CdiDirNotWritable",
-            format!("{why}{of_variable}"),
-        ),
+    match (&facts.cdi, &facts.driver) {
+        (Cdi::Unwritable(why), _) => {
+            let message = format!("{why}{of_variable}");
+            (Certainty::Impossible, "CdiDirNotWritable", message)
+        }
         (Cdi::Off, _) => {
             let message = "the container runtime ignores CDI devices: set enable_cdi = true in containerd's configuration and restart it";
             (Certainty::Impossible, CDI_OFF, format!("{message}{of_variable}"))
         }
-        (_, Driver::Missing(why)) => (
-            Certainty::Impossible,
-            NO_DRIVER_SPEC,
-            format!("{why}{of_variable}"),
-        ),
+        (_, Driver::Missing(why)) => {
+            let message = format!("{why}{of_variable}");
+            (Certainty::Impossible, NO_DRIVER_SPEC, message)
+        }
         (Cdi::Read, Driver::Spec(kind)) => {
             let message = format!("the container runtime reads CDI specs, and the driver comes from {kind}");
             (Certainty::Proven, "Cdi", message)
@@ -185,13 +186,12 @@ fn by_cdi(facts: &InjectionFacts) -> Injection {
                            it does so at its first container";
             (Certainty::Assumed, "CdiAssumed", message.to_owned())
         }
-    };
-    injection(Mode::Cdi, facts, certainty, reason, message)
+    }
 }
 
-/// The mode `envvar` with the evidence that the vendor's variable gives containers their devices, and the reason.
-fn by_variable(facts: &InjectionFacts) -> Injection {
-    let (certainty, reason, message) = match &facts.variable {
+/// The evidence that the vendor's variable gives containers their devices.
+fn by_variable(variable: &VariableSupport) -> Evidence {
+    match variable {
         VariableSupport::Works => {
             let message = "the container runtime acts on the variable".to_owned();
             (Certainty::Proven, "Variable", message)
@@ -205,25 +205,6 @@ fn by_variable(facts: &InjectionFacts) -> Injection {
             let message = format!("as --inject=envvar says, although {why}");
             (Certainty::Assumed, "VariableAssumed", message)
         }
-    };
-    injection(Mode::Envvar, facts, certainty, reason, message)
-}
-
-/// A mode with evidence and reason, and the pods that see GPUs without any request.
-fn injection(
-    mode: Mode,
-    facts: &InjectionFacts,
-    certainty: Certainty,
-    reason: &'static str,
-    message: String,
-) -> Injection {
-    Injection {
-        mode,
-        certainty,
-        reason,
-        message,
-        // With the runtime hook the variable is `void` in containers that request no GPU.
-        exposure: facts.exposure.clone().filter(|_| !facts.has_hook),
     }
 }
 

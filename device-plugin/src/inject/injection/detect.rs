@@ -15,7 +15,7 @@ use crate::devices::fleet::NodeFleet;
 use crate::inject::cdi::dir::DRIVER_FILE;
 use crate::inject::cdi::readers::Readers;
 use crate::inject::cdi::vendor::VendorKind;
-use crate::inject::cdi::{Edits, SpecDir, name_of};
+use crate::inject::cdi::{Edits, SpecDir, device_of};
 use crate::inject::content::driver_edits;
 use crate::inject::mode::{CDI_OFF, Certainty, Injection, Mode};
 use crate::inject::own_container::OwnContainer;
@@ -24,8 +24,8 @@ use crate::node::kubelet_checkpoint::Checkpoint;
 use crate::node::pods::{NodePods, PodStage};
 use crate::root_dir::RootDir;
 
-use super::ConfiguredRuntime;
 use super::decide::{Cdi, Driver, InjectionFacts, VariableFacts, decide, exposure, variable};
+use super::runtime_files::ConfiguredRuntime;
 
 /// Interval at which the plugin checks the vendor's specs and the runtime's reads.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -39,13 +39,12 @@ const PROMPT_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval at which the plugin reads the configuration of the container runtime.
 const CONFIGURATION_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Time for which a node stays with CDI although its specs cannot be written or the driver's spec is missing. The vendor's tools
-/// delete and write their specs at any time. While injection is impossible the plugin lists devices as unhealthy, and kubelet
-/// fails for good a pod that it then admits. A start that needs a missing spec is only refused, and kubelet tries it again.
+/// Time for which a node stays with CDI although specs cannot be written or are missing: the vendor's tools rewrite theirs at any
+/// time. kubelet tries a refused start again, and fails for good a pod that it admits while injection is impossible.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Decides on the injection mode at once and whenever the facts change, until the task is dropped.
-pub async fn detect_injection(
+pub(crate) async fn detect_injection(
     settings: NodeSettings,
     fleet: watch::Receiver<Arc<NodeFleet>>,
     pods: watch::Receiver<NodePods>,
@@ -215,14 +214,11 @@ impl InjectionDetector {
         // Simulated devices name a driver version that no library has.
         let running = fleet.driver_version.as_deref().filter(|_| fleet.needs_driver);
         match settings.vendor_specs.driver(running) {
-            Ok(found) => (
-                Driver::Spec(found.kind.as_str()),
-                Some(driver_edits(settings, found.edits)),
-            ),
+            Ok((kind, edits)) => (Driver::Spec(kind.as_str()), Some(driver_edits(settings, edits))),
             Err(_) if !fleet.needs_driver => {
                 (Driver::NotNeeded, Some(driver_edits(settings, Edits::default())))
             }
-            Err(why) => (Driver::Missing(why.to_string()), None),
+            Err(why) => (Driver::Missing(why), None),
         }
     }
 
@@ -252,8 +248,7 @@ impl InjectionDetector {
         self.settings.specs.prompt_read()
     }
 
-    /// True if a running pod shows that the runtime ignores CDI devices: the runtime has not read the spec with which this
-    /// process let the pod's first container start.
+    /// True if the runtime has not read the spec with which this process let the first container of a running pod start.
     fn has_unread_start(&self) -> bool {
         // A checkpoint that cannot be read proves nothing.
         let Some(allocated) = self.checkpoint.read() else {
@@ -261,16 +256,12 @@ impl InjectionDetector {
         };
         let pods = self.pods.borrow();
         for entry in allocated.iter() {
-            let pod = pods.get(&entry.pod);
-            if !pod.is_some_and(|pod| pod.stage == PodStage::Running) {
-                continue;
-            }
-            for device in &entry.answer.cdi_devices {
-                if let Some(name) = name_of(&device.name)
-                    && self.readers.is_unread_by_start(&SpecDir::file(name))
-                {
-                    return true;
-                }
+            if let Some(pod) = pods.get(&entry.pod)
+                && pod.stage == PodStage::Running
+                && let Some(name) = device_of(&entry.answer)
+                && self.readers.is_unread_by_start(&SpecDir::file(name))
+            {
+                return true;
             }
         }
         false

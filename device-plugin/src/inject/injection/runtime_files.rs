@@ -38,8 +38,7 @@ const HOOK_FILES: [&str; 2] = [
 
 /// NVIDIA's runtime in the configuration of a node's container runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfiguredRuntime {
-    /// No configuration of a container runtime was found.
+pub(crate) enum ConfiguredRuntime {
     Unknown,
     /// NVIDIA's runtime is not configured, or ignores the variable of containers that are not privileged.
     Inactive,
@@ -50,34 +49,37 @@ pub enum ConfiguredRuntime {
 }
 
 impl ConfiguredRuntime {
-    /// Reads the configuration below the node's root.
-    pub fn read(node: &RootDir) -> Self {
+    pub(crate) fn read(node: &RootDir) -> Self {
         let runtime = settings(node, &RUNTIME_FILES);
         let mut toolkits = TOOLKIT_FILES.iter().map(|file| settings(node, &[file]));
         let toolkit = toolkits.find(|lines| !lines.is_empty()).unwrap_or_default();
+        let accepts = "accept-nvidia-visible-devices-envvar-when-unprivileged";
         // NVIDIA's runtime then acts on no container of a pod that is not privileged, whatever else is configured.
-        let is_hardened = toolkit.iter().any(|line| {
-            value_of(line, "accept-nvidia-visible-devices-envvar-when-unprivileged") == Some("false")
-        });
-        let sets_default = |line: &String| {
-            let value = value_of(line, "default_runtime_name").or_else(|| value_of(line, "default_runtime"));
-            value.is_some_and(|value| value.starts_with("nvidia"))
-        };
-        let runs_nvidia = |line: &String| line.contains("nvidia-container-runtime");
-        let has_hook = settings(node, &HOOK_FILES)
+        if toolkit
             .iter()
-            .any(|line| line.contains("nvidia"));
-        if is_hardened {
-            Self::Inactive
-        } else if has_hook || runtime.iter().any(sets_default) {
-            Self::Default
-        } else if runtime.iter().any(runs_nvidia) {
-            Self::OfRuntimeClass
-        } else if runtime.is_empty() {
+            .any(|line| value_of(line, accepts) == Some("false"))
+        {
+            return Self::Inactive;
+        }
+        let hooks = settings(node, &HOOK_FILES);
+        if hooks.iter().any(|line| line.contains("nvidia")) {
+            return Self::Default;
+        }
+        let mut found = if runtime.is_empty() {
             Self::Unknown
         } else {
             Self::Inactive
+        };
+        for line in &runtime {
+            let default = value_of(line, "default_runtime_name").or(value_of(line, "default_runtime"));
+            if default.is_some_and(|value| value.starts_with("nvidia")) {
+                return Self::Default;
+            }
+            if line.contains("nvidia-container-runtime") {
+                found = Self::OfRuntimeClass;
+            }
         }
+        found
     }
 }
 

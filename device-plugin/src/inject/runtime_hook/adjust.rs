@@ -27,14 +27,12 @@ use crate::node::pods::{NodePods, PodUid};
 
 use super::seen;
 
-/// The resources by which a container requests GPUs.
 const GPU_RESOURCES: [ExtendedResource; 3] = [
     ExtendedResource::Memory,
     ExtendedResource::Shared,
     ExtendedResource::Whole,
 ];
 
-/// The facts from which the hook decides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HookInputs<'a> {
     pub(super) pods: &'a NodePods,
@@ -53,7 +51,6 @@ pub(super) enum HookDecision {
     Ignore,
     /// The container is created with this adjustment, which may be empty.
     Adjust(Box<DeviceAdjustment>),
-    /// The container must not be created, for this reason.
     Refuse(String),
     /// The decision has to wait for a change of the pods, for this reason.
     Unknown(String),
@@ -67,26 +64,17 @@ pub(super) struct DeviceAdjustment {
     /// The value of the vendor's variable without the adjustment.
     pub(super) before: Option<String>,
     env: BTreeMap<String, String>,
-    removed_nodes: Vec<String>,
-    added_nodes: Vec<LinuxDevice>,
+    /// Device nodes to add; one whose path begins with a minus is removed.
+    nodes: Vec<LinuxDevice>,
 }
 
 impl DeviceAdjustment {
     pub(super) fn is_empty(&self) -> bool {
-        self.env.is_empty() && self.removed_nodes.is_empty() && self.added_nodes.is_empty()
+        self.env.is_empty() && self.nodes.is_empty()
     }
 
-    /// The adjustment in the form of the Node Resource Interface.
     pub(super) fn into_adjustment(self) -> ContainerAdjustment {
-        let mut devices = self.added_nodes;
-        for path in self.removed_nodes {
-            // In NRI a minus before the path of a device removes the device from the container.
-            let path = format!("-{path}");
-            devices.push(LinuxDevice {
-                path,
-                ..LinuxDevice::default()
-            });
-        }
+        let devices = self.nodes;
         let env = self.env.into_iter();
         ContainerAdjustment {
             env: env.map(|(key, value)| KeyValue { key, value }).collect(),
@@ -96,7 +84,6 @@ impl DeviceAdjustment {
 }
 
 impl HookInputs<'_> {
-    /// Decides how a container is created.
     pub(super) fn decide(&self, sandbox: &PodSandbox, container: &Container) -> HookDecision {
         let uid = PodUid::from(sandbox.uid.as_str());
         let Some(pod) = self.pods.get(&uid) else {
@@ -105,15 +92,12 @@ impl HookInputs<'_> {
             let keys = [DEVICE_ALLOCATED, MEM_IDX];
             let has_record = keys.iter().any(|key| sandbox.annotations.contains_key(*key));
             if has_record && !asks_for_nothing && seen::has_devices(container, self.fleet) {
-                return HookDecision::Unknown(
-                    "it has a record, and this node's plugin has not received the pod from the API server yet"
-                        .to_owned(),
-                );
+                let why = "it has a record, and this node's plugin has not received the pod from the API server yet";
+                return HookDecision::Unknown(why.to_owned());
             }
             return self.hide(sandbox, container, asks_for_nothing);
         };
-        let mut requests = pod.containers.iter();
-        let request = requests.find(|request| request.name == container.name);
+        let request = pod.container(&container.name);
         let Some(request) = request.filter(|request| requests_gpus(request)) else {
             return self.hide(sandbox, container, true);
         };
@@ -125,15 +109,12 @@ impl HookInputs<'_> {
         // Whole GPUs may be served by the vendor's plugin; then neither swaps nor CDI devices of this plugin matter.
         let is_served = request.memory_units + request.shared > 0 || self.settings.names.whole.is_some();
         if is_served && self.pods.swapped().is_none() {
-            return HookDecision::Unknown(
-                "it is not known yet which pods have swapped their records".to_owned(),
-            );
+            let why = "it is not known yet which pods have swapped their records";
+            return HookDecision::Unknown(why.to_owned());
         }
         if is_served && self.mode == Mode::Cdi && is_without_cdi(container) {
-            return HookDecision::Refuse(
-                "the container runtime has dropped its CDI devices: set enable_cdi = true in containerd's configuration and restart it"
-                    .to_owned(),
-            );
+            let why = "the container runtime has dropped its CDI devices: set enable_cdi = true in containerd's configuration and restart it";
+            return HookDecision::Refuse(why.to_owned());
         }
         let mut gpus = Vec::with_capacity(placement.gpus.len());
         for name in &placement.gpus {
@@ -154,8 +135,7 @@ impl HookInputs<'_> {
         self.adjust(&recipient, container, &gpus)
     }
 
-    /// Hides the GPUs from a container that would see some and requests none. `is_known` is false if its pod is not known, which
-    /// may request GPUs all the same.
+    /// Hides the GPUs from a container that would see some and requests none. A pod that is not known may request some.
     fn hide(&self, sandbox: &PodSandbox, container: &Container, is_known: bool) -> HookDecision {
         if self.unrestricted.contains(&sandbox.namespace) {
             return HookDecision::Ignore;
@@ -238,16 +218,19 @@ impl HookInputs<'_> {
 
     /// Replaces the device nodes of other GPUs by those of `gpus`; the libraries of the driver came with the present nodes.
     fn adjust_nodes(&self, change: &mut DeviceAdjustment, gpus: &[&Gpu], present: &BTreeSet<PhysicalId>) {
-        for uuid in present.difference(&change.gpus) {
-            if let Some(gpu) = self.fleet.gpu(uuid) {
-                let path = gpu.device_node.to_string_lossy().into_owned();
-                change.removed_nodes.push(path);
-            }
-        }
         for gpu in gpus {
             if !present.contains(&gpu.uuid) {
                 let node = device_node(&self.settings.device_root, &gpu.device_node);
-                change.added_nodes.extend(node);
+                change.nodes.extend(node);
+            }
+        }
+        for uuid in present.difference(&change.gpus) {
+            if let Some(gpu) = self.fleet.gpu(uuid) {
+                change.nodes.push(LinuxDevice {
+                    // In NRI a minus before the path of a device removes the device from the container.
+                    path: format!("-{}", gpu.device_node.display()),
+                    ..LinuxDevice::default()
+                });
             }
         }
     }

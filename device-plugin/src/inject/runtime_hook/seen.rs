@@ -8,7 +8,7 @@ use proto::nri::api::{Container, ContainerState, SynchronizeRequest};
 use proto::record::{GPU_DEVICES, VISIBLE_DEVICES};
 
 use crate::devices::extended_resource::ExtendedResource;
-use crate::devices::fleet::NodeFleet;
+use crate::devices::fleet::{FleetDevice, NodeFleet};
 use crate::devices::inventory::PhysicalId;
 use crate::inject::content::named_devices;
 use crate::inject::mode::VOID;
@@ -20,7 +20,6 @@ const MOST_CONTAINERS: usize = 16_384;
 /// Values of the visible-devices variable that name no device.
 const NAMELESS: [&str; 4] = ["", "all", "none", "void"];
 
-/// The UID of a container's pod, and the container's name.
 type ContainerKey = (PodUid, String);
 
 /// The GPUs of each container that sees some.
@@ -32,35 +31,31 @@ pub struct SeenGpus {
 
 impl SeenGpus {
     /// True once a runtime has reported all running containers.
-    pub fn is_synced(&self) -> bool {
+    pub(crate) fn is_synced(&self) -> bool {
         self.is_synced
     }
 
-    /// Returns true if a container of the pod sees a GPU.
-    pub fn has_pod(&self, uid: &PodUid) -> bool {
+    pub(crate) fn has_pod(&self, uid: &PodUid) -> bool {
         // No name sorts before the empty one, so the first entry from there on is of the pod if any is.
         let first = (uid.clone(), String::new());
         let mut following = self.by_container.range(first..);
         following.next().is_some_and(|((found, _), _)| found == uid)
     }
 
-    /// The GPUs that a container sees; none if it sees no GPU.
-    pub fn gpus_of(&self, uid: &PodUid, container: &str) -> Option<&BTreeSet<PhysicalId>> {
+    pub(crate) fn gpus_of(&self, uid: &PodUid, container: &str) -> Option<&BTreeSet<PhysicalId>> {
         self.by_container.get(&(uid.clone(), container.to_owned()))
     }
 
-    /// Every container that sees a GPU, with the GPUs that it sees.
-    pub fn iter(&self) -> impl Iterator<Item = (&(PodUid, String), &BTreeSet<PhysicalId>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&(PodUid, String), &BTreeSet<PhysicalId>)> {
         self.by_container.iter()
     }
 
-    /// The number of containers with GPUs.
     pub(super) fn n_containers(&self) -> usize {
         self.by_container.len()
     }
 
     /// Records the GPUs of a container that is being created; returns true if others, or none, were recorded for it.
-    pub fn record(
+    pub(crate) fn record(
         &mut self,
         uid: PodUid,
         container: &str,
@@ -71,18 +66,14 @@ impl SeenGpus {
             self.by_container.retain(|(uid, _), _| pods.get(uid).is_some());
         }
         let key = (uid, container.to_owned());
-        if self.by_container.get(&key) == Some(&gpus) {
-            return false;
-        }
-        self.by_container.insert(key, gpus);
-        true
+        let before = self.by_container.insert(key, gpus.clone());
+        before != Some(gpus)
     }
 }
 
 /// The runtime's report of all running containers, which comes in parts; a container may come before its sandbox.
 #[derive(Debug, Default)]
 pub(super) struct RunningContainers {
-    /// The pod of each sandbox, by the ID of the sandbox.
     sandboxes: BTreeMap<String, PodUid>,
     /// The sandbox, name and GPUs of each container that sees some.
     containers: Vec<(String, String, BTreeSet<PhysicalId>)>,
@@ -90,9 +81,6 @@ pub(super) struct RunningContainers {
 
 impl RunningContainers {
     /// Adds one part of the runtime's report: sandboxes, and containers with the GPUs that they see.
-    ///
-    /// # Errors
-    /// There are too many containers.
     pub(super) fn add(&mut self, part: SynchronizeRequest, fleet: &NodeFleet) -> Result<(), String> {
         for sandbox in part.pods {
             self.sandboxes
@@ -131,8 +119,7 @@ impl RunningContainers {
     }
 }
 
-/// The GPUs that a container sees: by the vendor's variable, else by device nodes, else by a CDI spec of this plugin. None if it
-/// sees none, or its variable names something that is no GPU of this node.
+/// The GPUs that a container sees: by the vendor's variable, else by device nodes, else by a CDI spec of this plugin.
 pub(super) fn gpus_of(container: &Container, fleet: &NodeFleet) -> Option<BTreeSet<PhysicalId>> {
     let value = value_of(container, VISIBLE_DEVICES);
     if let Some(names) = value
@@ -165,14 +152,14 @@ pub(super) fn has_devices(container: &Container, fleet: &NodeFleet) -> bool {
 
 /// The GPUs of this node whose device nodes a container has.
 pub(super) fn gpus_by_nodes(container: &Container, fleet: &NodeFleet) -> BTreeSet<PhysicalId> {
-    let mut nodes = BTreeSet::new();
-    if let Some(linux) = &container.linux {
-        nodes.extend(linux.devices.iter().map(|device| Path::new(&device.path)));
-    }
+    let nodes = container.linux.as_ref().map_or(&[][..], |linux| &linux.devices);
     let mut gpus = BTreeSet::new();
-    for entry in &fleet.gpus {
-        if nodes.contains(entry.device.device_node.as_path()) {
-            gpus.insert(entry.device.uuid.clone());
+    for FleetDevice { device, .. } in &fleet.gpus {
+        if nodes
+            .iter()
+            .any(|node| device.device_node == Path::new(&node.path))
+        {
+            gpus.insert(device.uuid.clone());
         }
     }
     gpus

@@ -23,7 +23,6 @@ use tracing::info;
 use super::RuntimeHook;
 use super::seen::RunningContainers;
 
-/// The name of this plugin in the runtime's log.
 const NAME: &str = "gpushare";
 
 /// The place of this plugin in the order in which the runtime calls plugins: a late one sees the changes of those before it.
@@ -41,7 +40,6 @@ const WRITE_LIMIT: Duration = Duration::from_secs(2);
 /// Most calls that are answered at the same time; further ones are read later.
 const MOST_CALLS: usize = 64;
 
-/// The errors of a connection.
 const BROKEN: &str = "the connection is broken";
 const INVALID: &str = "a message of the runtime is invalid";
 
@@ -106,18 +104,25 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             // The session has limits of its own.
             timeout_nano: 0,
         };
-        let (connection, kind) = (ConnectionId::Runtime, Kind::Request);
-        self.send(&Message {
-            connection,
-            call: REGISTRATION,
-            kind,
-            payload: request.encode_to_vec(),
-        })
-        .await
+        let payload = request.encode_to_vec();
+        self.send(ConnectionId::Runtime, Kind::Request, REGISTRATION, payload)
+            .await
     }
 
     /// Writes one message to the connection; an error if the runtime does not read it in time.
-    async fn send(&mut self, message: &Message) -> anyhow::Result<()> {
+    async fn send(
+        &mut self,
+        connection: ConnectionId,
+        kind: Kind,
+        call: u32,
+        payload: Vec<u8>,
+    ) -> anyhow::Result<()> {
+        let message = Message {
+            connection,
+            call,
+            kind,
+            payload,
+        };
         let bytes = message.encode().context(INVALID)?;
         let written = timeout(WRITE_LIMIT, self.writer.write_all(&bytes)).await;
         written
@@ -140,11 +145,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 }
             }
             (ConnectionId::Plugin, Kind::Request, call) => {
-                let request = match Request::decode(message.payload.as_slice()) {
+                let request: Request = match decode(&message.payload) {
                     Ok(request) => request,
-                    Err(error) => {
-                        let (code, message) = (code::INVALID_ARGUMENT, error.to_string());
-                        self.answer(call, Err(Status { code, message })).await?;
+                    Err(status) => {
+                        self.answer(call, Err(status)).await?;
                         return Ok(None);
                     }
                 };
@@ -164,31 +168,20 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
     /// Sends the answer, or its error, to the runtime's call with this number.
     async fn answer(&mut self, call: u32, answer: Answer) -> anyhow::Result<()> {
-        let response = match answer {
-            Ok(payload) => Response {
-                status: None,
-                payload,
-            },
-            Err(status) => Response {
-                status: Some(status),
-                payload: Vec::new(),
-            },
+        let (status, payload) = match answer {
+            Ok(payload) => (None, payload),
+            Err(status) => (Some(status), Vec::new()),
         };
-        let (connection, kind) = (ConnectionId::Plugin, Kind::Response);
-        self.send(&Message {
-            connection,
-            call,
-            kind,
-            payload: response.encode_to_vec(),
-        })
-        .await
+        let payload = Response { status, payload }.encode_to_vec();
+        self.send(ConnectionId::Plugin, Kind::Response, call, payload)
+            .await
     }
 
     /// Answers every request but `CreateContainer`: those that need no waiting.
     fn answer_at_once(&mut self, request: &Request) -> Answer {
         match (request.service.as_str(), request.method.as_str()) {
             (PLUGIN_SERVICE, "Configure") => {
-                let configuration: ConfigureRequest = decode(request)?;
+                let configuration: ConfigureRequest = decode(&request.payload)?;
                 info!(
                     runtime = configuration.runtime_name,
                     version = configuration.runtime_version,
@@ -197,12 +190,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 self.is_configured = true;
                 self.hook.metrics.set_hook_connected(true);
                 // Any event beside `CreateContainer` would cost a call for every container of the node.
-                Ok(ConfigureResponse {
-                    events: CREATE_CONTAINER_EVENT,
-                }
-                .encode_to_vec())
+                let events = CREATE_CONTAINER_EVENT;
+                Ok(ConfigureResponse { events }.encode_to_vec())
             }
-            (PLUGIN_SERVICE, "Synchronize") => self.synchronize(decode(request)?),
+            (PLUGIN_SERVICE, "Synchronize") => self.synchronize(decode(&request.payload)?),
             // The plugin has not subscribed to these; an empty answer asks for no change.
             (
                 PLUGIN_SERVICE,
@@ -219,18 +210,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// Adds one part of the runtime's report of all running containers, and hands the report to the hook after its last part.
     fn synchronize(&mut self, part: SynchronizeRequest) -> Answer {
         let more = part.more;
-        let added = self.running.add(part, &self.hook.fleet.borrow());
-        if let Err(message) = added {
+        if let Err(message) = self.running.add(part, &self.hook.fleet.borrow()) {
             // The runtime may begin its report from the start.
             self.running = RunningContainers::default();
-            return Err(Status {
-                code: code::FAILED_PRECONDITION,
-                message,
-            });
+            let code = code::FAILED_PRECONDITION;
+            return Err(Status { code, message });
         }
         if !more {
-            self.hook
-                .synchronize(std::mem::take(&mut self.running).complete());
+            let running = std::mem::take(&mut self.running);
+            self.hook.synchronize(running.complete());
         }
         Ok(SynchronizeResponse { more }.encode_to_vec())
     }
@@ -238,7 +226,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
 /// Answers `CreateContainer`: the change to the container, within half the time that the runtime waits for it.
 async fn answer_create(hook: &RuntimeHook, request: &Request) -> Answer {
-    let asked: CreateContainerRequest = decode(request)?;
+    let asked: CreateContainerRequest = decode(&request.payload)?;
     let limit = match u64::try_from(request.timeout_nano) {
         // Half of the time that the runtime waits, so that the answer is there before the runtime closes the connection.
         Ok(nanos) if nanos > 0 => Duration::from_nanos(nanos / 2),
@@ -249,9 +237,9 @@ async fn answer_create(hook: &RuntimeHook, request: &Request) -> Answer {
     Ok(CreateContainerResponse { adjust }.encode_to_vec())
 }
 
-/// The message in the request; an error for the runtime if it does not parse.
-fn decode<M: prost::Message + Default>(request: &Request) -> Result<M, Status> {
-    M::decode(request.payload.as_slice()).map_err(|error| Status {
+/// The message in a payload; an error for the runtime if it does not parse.
+fn decode<M: prost::Message + Default>(payload: &[u8]) -> Result<M, Status> {
+    M::decode(payload).map_err(|error| Status {
         code: code::INVALID_ARGUMENT,
         message: error.to_string(),
     })

@@ -1,25 +1,22 @@
-//! Answers Allocate by the vendor's variable, with the devices of the pod that the call is matched with.
-//!
-//! kubelet may know a pod before this plugin's watch does, so a call waits a moment for its pod; if no pod comes, the answer
-//! names the devices of the device IDs. The answer sends no request to the API server: kubelet admits no other pod meanwhile,
-//! and sets no deadline.
+//! Answers Allocate by the vendor's variable, with the devices of the pod that the call is matched with. A call waits a moment
+//! for its pod, and is else answered with the devices of its IDs, without a request to the API server: kubelet admits no other
+//! pod meanwhile, and sets no deadline.
 
 use std::time::Duration;
 
 use proto::kubelet::deviceplugin::ContainerAllocateResponse;
-use tracing::debug;
 
 use crate::devices::extended_resource::ExtendedResource;
 use crate::devices::fleet::{DeviceKey, NodeFleet};
 use crate::inject::content::{AssignedDevices, variable_answer};
 use crate::inject::enforcement::limits::Recipient;
-use crate::node::pods::{NodePods, Placement};
+use crate::node::pods::Placement;
 use crate::start::matching::{Call, Match, preferred};
 use crate::start::node_state::NodeState;
-use crate::start::pod_of_call::when_matched;
+use crate::start::pod_of_call::wait_for_match;
 
 /// Answers kubelet's Allocate call with these device IDs.
-pub async fn allocate_by_variable(
+pub(crate) async fn allocate_by_variable(
     node: &NodeState,
     resource: ExtendedResource,
     ids: &[String],
@@ -30,65 +27,52 @@ pub async fn allocate_by_variable(
         count: ids.len() as u64,
         devices: &devices,
     };
-    {
-        let pods = node.pods.borrow();
-        // kubelet has just asked for the preferred device IDs of the same container.
-        let found = preferred(&pods, &node.log(), &call);
-        if let Some(found) = found {
-            return answer_match(node, &pods, found, &call, ids);
-        }
+    // kubelet has just asked for the preferred device IDs of the same container.
+    let mut found = preferred(&node.pods.borrow(), &node.log(), &call);
+    if found.is_none() {
+        // `GetPreferredAllocation` has waited for the same pod a moment ago.
+        let has_waited = std::mem::take(&mut node.log().has_waited);
+        let limit = if has_waited {
+            Duration::ZERO
+        } else {
+            node.pod_wait()
+        };
+        found = wait_for_match(node, &call, limit).await;
     }
-    let has_waited = node.log().take_waited();
-    // `GetPreferredAllocation` has waited for the same pod a moment ago.
-    let limit = if has_waited {
-        Duration::ZERO
-    } else {
-        node.pod_wait()
-    };
-    let answered = when_matched(node, &call, limit, |pods, found| {
-        answer_match(node, pods, found, &call, ids)
-    });
-    match answered.await {
-        Ok(response) => response,
-        Err(reason) => {
-            debug!(
-                resource = node.settings.names.of(resource),
-                ?reason,
-                "allocated before the pod is known"
-            );
-            let fleet = node.fleet.borrow().clone();
-            // Without a pod the answer has the devices of the IDs in place of a record's, and no limits.
-            let assigned = assigned_devices(&fleet, None, &call);
-            let response = variable_answer(&node.settings, None, resource, &assigned);
-            node.log().add_answer(resource, ids, None, response.clone());
-            response
-        }
-    }
+    answer(node, found, &call, ids)
 }
 
-/// Answers for the matched container, and adds the answer to the log.
-fn answer_match(
+/// The answer for the matched container, which is added to the log. Without a match it names the devices of the IDs in place of a
+/// record's, and has no limits.
+fn answer(
     node: &NodeState,
-    pods: &NodePods,
-    found: Match,
+    found: Option<Match>,
     call: &Call<'_>,
     ids: &[String],
 ) -> ContainerAllocateResponse {
-    let enforcements = node.enforcements.borrow().clone();
-    let recipient = pods.get(&found.pod).and_then(|pod| {
-        Some(Recipient {
+    let (fleet, enforcements) = (node.fleet.borrow().clone(), node.enforcements.borrow().clone());
+    let pods = node.pods.borrow();
+    let placement = found.as_ref().and_then(|found| found.placement.as_ref());
+    let mut recipient = None;
+    if let Some(found) = &found
+        && let Some(pod) = pods.get(&found.pod)
+        && let Some(container) = pod.containers.get(found.container)
+    {
+        recipient = Some(Recipient {
             pod,
-            container: pod.containers.get(found.container)?,
-            placement: found.placement.as_ref(),
+            container,
+            placement,
             enforcements: &enforcements,
-        })
-    });
-    let fleet = node.fleet.borrow().clone();
-    let assigned = assigned_devices(&fleet, found.placement.as_ref(), call);
+        });
+    }
+    let assigned = assigned_devices(&fleet, placement, call);
     let response = variable_answer(&node.settings, recipient.as_ref(), call.resource, &assigned);
     let mut log = node.log();
-    log.add_answer(call.resource, ids, Some(found.pod.clone()), response.clone());
-    log.record(found, pods);
+    let pod = found.as_ref().map(|found| found.pod.clone());
+    log.add_answer(call.resource, ids, pod, response.clone());
+    if let Some(found) = found {
+        log.record(found, &pods);
+    }
     response
 }
 

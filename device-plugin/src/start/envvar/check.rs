@@ -17,13 +17,8 @@ use super::partners::{Verification, pod_in_need, swap_or_refusal};
 const MAX_SWAPS: usize = 16;
 
 /// Settles a start by the devices that containers see: checks the container's environment, and swaps records if kubelet gave the
-/// pod the devices of an equal pod, or an equal pod those of this pod's record. `checked` is then verified by the record that the pod has after that.
-///
-/// Returns another pod if only another snapshot can show which of the two has the devices. It is the starting pod itself if its
-/// record has changed too often to decide by this snapshot.
-///
-/// # Errors
-/// The records could not be swapped.
+/// pod the devices of an equal pod, or the reverse. `checked` is then verified by the record that the pod has after that. Returns
+/// a pod if only another snapshot can show which devices it has, or if the record of this one has changed too often.
 pub(crate) async fn settle<'a>(
     checked: &mut CheckedStart<'a>,
     snapshot: &'a KubeletSnapshot,
@@ -58,26 +53,21 @@ pub(crate) async fn settle<'a>(
     Ok(Some(uid))
 }
 
-/// Completes a verification. If it has passed, checks the container's environment, or looks for a pod that needs the record of one
-/// that starts by a CDI spec; else looks for a pod to swap records with.
+/// Completes a verification by a check of the container's environment, or by a search of a pod to swap records with.
 pub(crate) fn verification(
     checked: &CheckedStart<'_>,
     snapshot: &KubeletSnapshot,
     node: &NodeState,
 ) -> Verification {
     let starting = &checked.starting;
-    // Every function that locks both locks the pods before the log of Allocate calls, so that no two tasks wait for each other.
     let pods = node.pods.borrow();
     let log = node.log();
     let fleet = node.fleet.borrow();
+    let unit = node.settings.memory_unit;
     let evidence = StartEvidence {
-        pods: &pods,
-        fleet: &fleet,
-        log: &log,
-        allocated: snapshot.entries(),
         is_checkpoint_known: snapshot.allocated.is_some(),
         is_young: node.is_young(),
-        unit: node.settings.memory_unit,
+        ..StartEvidence::new(&pods, &fleet, &log, snapshot.entries(), unit)
     };
     match &checked.verified {
         Ok(()) if checked.is_by_spec => match pod_in_need(&evidence, &starting.pod) {

@@ -5,6 +5,7 @@
 //! later one counts. Values from a `ConfigMap` or a Secret are not known here.
 
 use std::collections::BTreeMap;
+use std::iter::once;
 use std::path::Path;
 
 use proto::device::TYPE_GPU;
@@ -21,9 +22,6 @@ use crate::start::verify::StartRefusal;
 use crate::start::verify::container::StartingContainer;
 
 /// Checks the device nodes, variables and limits of a container that has passed the verification.
-///
-/// # Errors
-/// Something else than the record decides the devices or limits of the container.
 pub(super) fn check_environment(
     starting: &StartingContainer<'_>,
     enforcements: &Enforcements,
@@ -38,22 +36,28 @@ pub(super) fn check_environment(
     check_limits(starting, answer, enforcements, settings, fleet)
 }
 
-/// Checks that the answer's device nodes are those of the record's devices.
+/// Checks that the answer's device nodes are those of the record's devices. Those of GPUs are in no answer.
 fn check_nodes(
     starting: &StartingContainer<'_>,
     answer: &ContainerAllocateResponse,
     fleet: &NodeFleet,
 ) -> Result<(), StartRefusal> {
+    let resource = starting.resource;
     let Ok(placement) = &starting.pod.placement else {
         return Ok(());
     };
-    let nodes = device_nodes(fleet, starting.resource);
     for given in &answer.devices {
+        let path = Path::new(&given.container_path);
         let (mut is_known, mut is_recorded) = (false, false);
-        for (device, function, path) in &nodes {
-            if *path == Path::new(&given.container_path) {
-                is_known = true;
-                is_recorded |= placement.gives(starting.resource, device, *function);
+        for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {
+            let functions = device.function_nodes.iter();
+            let of_functions = functions.map(|(function, nodes)| (Some(function), nodes));
+            for (function, nodes) in once((None, &device.device_nodes)).chain(of_functions) {
+                if nodes.iter().any(|node| node == path) {
+                    is_known = true;
+                    let function = function.map(String::as_str);
+                    is_recorded |= placement.gives(resource, &DeviceKey::from(device), function);
+                }
             }
         }
         // After a reboot the number of a device node can be that of another device, while kubelet keeps the answer.
@@ -83,45 +87,37 @@ fn check_own_variables(
         let Some(given) = answer.envs.get(&own.name) else {
             continue;
         };
+        let (container, variable) = (own.container.clone(), own.name.clone());
         // The driver's limits are refused whatever their value: the words are those of the validating webhook.
         if is_of_driver(&own.name) {
-            return Err(StartRefusal::SetsLimit {
-                container: own.container.clone(),
-                variable: own.name.clone(),
-            });
+            return Err(StartRefusal::SetsLimit { container, variable });
         }
         // A pod that sees all GPUs is charged for all of them, and may see fewer.
         let may_differ = is_devices && pod.sees_all;
         if !may_differ && !has_value_of_answer(own, given, is_devices.then_some(*resource), fleet) {
+            let given = given.clone();
             return Err(StartRefusal::Overridden {
-                container: own.container.clone(),
-                variable: own.name.clone(),
-                given: given.clone(),
+                container,
+                variable,
+                given,
             });
         }
     }
     Ok(())
 }
 
-/// True if the pod's own variable has the value of the answer (`given`), or names the same devices in other words. `devices` is
-/// the resource whose devices the variable names, if it names devices.
+/// True if the pod's own variable has the value of the answer (`given`), or names the same devices of a resource in other words.
 fn has_value_of_answer(
     own: &OwnVariable,
     given: &str,
     devices: Option<ExtendedResource>,
     fleet: &NodeFleet,
 ) -> bool {
-    let Some(value) = &own.value else {
-        return false;
-    };
-    if value == given {
-        return true;
+    let named = |value: &str| named_devices(devices?, value, fleet);
+    match own.value.as_deref() {
+        Some(value) => value == given || (named(value).is_some() && named(value) == named(given)),
+        None => false,
     }
-    let Some(resource) = devices else {
-        return false;
-    };
-    let named = named_devices(resource, value, fleet);
-    named.is_some() && named == named_devices(resource, given, fleet)
 }
 
 /// Checks that the limits in the variables of the answer are those that follow from the record and the container's request.
@@ -165,35 +161,12 @@ fn check_limits(
     })
 }
 
-/// A device, its virtual function if the device node belongs to one, and the path of the device node.
-type DeviceNode<'a> = (DeviceKey, Option<&'a str>, &'a Path);
-
-/// Every device node of a resource's devices; none for GPUs, whose nodes are in no answer, as NVIDIA's runtime finds them.
-fn device_nodes(fleet: &NodeFleet, resource: ExtendedResource) -> Vec<DeviceNode<'_>> {
-    let mut nodes = Vec::new();
-    for FleetDevice { device, .. } in fleet.devices_of(resource.device_type()) {
-        let key = DeviceKey::from(device);
-        for path in &device.device_nodes {
-            nodes.push((key.clone(), None, path.as_path()));
-        }
-        for (function, paths) in &device.function_nodes {
-            for path in paths {
-                nodes.push((key.clone(), Some(function.as_str()), path));
-            }
-        }
-    }
-    nodes
-}
-
 fn limits_as_text(limits: &BTreeMap<String, String>) -> String {
     if limits.is_empty() {
         return "no limits".to_owned();
     }
-    let pairs: Vec<String> = limits
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    pairs.join(" ")
+    let pairs = limits.iter().map(|(name, value)| format!("{name}={value}"));
+    pairs.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -7,18 +7,17 @@
 use std::collections::BTreeSet;
 
 use crate::devices::inventory::PhysicalId;
+use crate::inject::cdi::device_of;
 use crate::node::pods::{NodePod, PodUid};
 use crate::start::verify::{
     DevicesByType, StartEvidence, StartRefusal, Visible, VisibleByType, differing_types, fixed_devices,
-    visible_by_answer, visible_to_pod,
+    visible_to_pod,
 };
 
 /// The result of verifying a pod whose containers may have got their devices by the vendor's variable.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verification {
-    /// The pod's containers may start.
+pub(crate) enum Verification {
     Passed,
-    /// The pod's containers must not start.
     Refused(StartRefusal),
     /// The pod's containers see the devices of this other pod's allocation record, and the two pods can swap their records.
     Swap(PodUid),
@@ -27,7 +26,11 @@ pub enum Verification {
 }
 
 /// Verifies a pod whose containers see `seen`, and looks for a swap if these are the devices of another pod's allocation record.
-pub fn verify_or_swap(evidence: &StartEvidence<'_>, pod: &NodePod, seen: &VisibleByType) -> Verification {
+pub(crate) fn verify_or_swap(
+    evidence: &StartEvidence<'_>,
+    pod: &NodePod,
+    seen: &VisibleByType,
+) -> Verification {
     match evidence.verify(pod, seen) {
         Ok(()) => Verification::Passed,
         Err(refusal) => swap_or_refusal(evidence, pod, seen, refusal),
@@ -72,7 +75,8 @@ pub(super) fn pod_in_need(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option
     None
 }
 
-/// Finds the best pod to swap records with, for a pod whose containers see other devices than its allocation record names.
+/// The most suitable pod to swap records with, for a pod whose containers see other devices than its allocation record names.
+/// The record of that pod names exactly the devices that `pod` sees for good, and its own containers do not see them.
 fn find_partner(
     evidence: &StartEvidence<'_>,
     pod: &NodePod,
@@ -81,19 +85,37 @@ fn find_partner(
     let recorded = recorded_devices(evidence, pod)?;
     let fixed = fixed_devices(seen, &recorded).ok()?;
     // A container of the pod that started by its CDI spec sees the devices of its record, which must stay its own.
-    if evidence.may_have_started(pod) && has_spec(evidence, pod) {
+    let mut own = evidence.allocated.iter().filter(|entry| entry.pod == pod.uid);
+    if evidence.may_have_started(pod) && own.any(|entry| device_of(&entry.answer).is_some()) {
         return None;
     }
-    best_partner(evidence, pod, &fixed, &recorded)
-}
-
-/// True if a container of the pod was given its devices by a CDI spec.
-fn has_spec(evidence: &StartEvidence<'_>, pod: &NodePod) -> bool {
-    let mut own = evidence.allocated.iter().filter(|entry| entry.pod == pod.uid);
-    own.any(|entry| {
-        let visible = visible_by_answer(entry.resource, &entry.answer, evidence.fleet);
-        visible == Some(Visible::BySpec)
-    })
+    let mut candidates = Vec::new();
+    for other in evidence.pods.live() {
+        // Equal pods alone can swap: then no sum of a device changes, whatever the scheduler decides meanwhile.
+        if other.uid == pod.uid || !pod.can_swap_with(other) {
+            continue;
+        }
+        let Some(recorded_for_other) = recorded_devices(evidence, other) else {
+            continue;
+        };
+        // Only the record of exactly these devices lets the pod start.
+        if !differing_types(&fixed, &recorded_for_other).is_empty() {
+            continue;
+        }
+        let visible = visible_to_pod(evidence.allocated, &other.uid, evidence.fleet);
+        // A record is swapped whole, so the type of device that fits worst decides.
+        let mut worst = Some(PartnerRank::SeesOurs);
+        for device_type in differing_types(&fixed, &recorded) {
+            let (seen, recorded) = (fixed.get(device_type), recorded.get(device_type));
+            let rank = rank(evidence, other, visible.get(device_type), seen, recorded);
+            worst = worst.zip(rank).map(|(worst, rank)| worst.max(rank));
+        }
+        if let Some(rank) = worst {
+            candidates.push((rank, other.assumed_at(), &other.uid));
+        }
+    }
+    let (rank, _, uid) = candidates.into_iter().min()?;
+    Some((rank, uid.clone()))
 }
 
 /// The suitability of another pod for a swap with the refused pod, the best first.
@@ -109,49 +131,6 @@ enum PartnerRank {
     MayBeAnswered,
 }
 
-/// The most suitable pod whose record names exactly the devices that `pod` sees and cannot change any more (`fixed`), and whose
-/// own containers do not see them. `recorded` are the devices in the record of `pod`.
-fn best_partner(
-    evidence: &StartEvidence<'_>,
-    pod: &NodePod,
-    fixed: &DevicesByType,
-    recorded: &DevicesByType,
-) -> Option<(PartnerRank, PodUid)> {
-    let mut candidates = Vec::new();
-    for other in evidence.pods.live() {
-        // Equal pods alone can swap: then no sum of a device changes, whatever the scheduler decides meanwhile.
-        if other.uid == pod.uid || !pod.can_swap_with(other) {
-            continue;
-        }
-        let Some(recorded_for_other) = recorded_devices(evidence, other) else {
-            continue;
-        };
-        // Only the record of exactly these devices lets the pod start.
-        if !differing_types(fixed, &recorded_for_other).is_empty() {
-            continue;
-        }
-        let visible = visible_to_pod(evidence.allocated, &other.uid, evidence.fleet);
-        // A record is swapped whole, so the type of device that fits worst decides.
-        let mut worst = Some(PartnerRank::SeesOurs);
-        for device_type in differing_types(fixed, recorded) {
-            let rank = rank(
-                evidence,
-                other,
-                visible.get(device_type),
-                fixed.get(device_type),
-                recorded.get(device_type),
-            );
-            worst = worst.and_then(|worst| rank.map(|rank| worst.max(rank)));
-        }
-        if let Some(rank) = worst {
-            candidates.push((rank, other.assumed_at(), &other.uid));
-        }
-    }
-    let (rank, _, uid) = candidates.into_iter().min()?;
-    Some((rank, uid.clone()))
-}
-
-/// The devices of a pod's allocation record, if it has a usable one.
 fn recorded_devices(evidence: &StartEvidence<'_>, pod: &NodePod) -> Option<DevicesByType> {
     evidence.recorded_devices(pod, pod.record()?).ok()
 }

@@ -15,15 +15,12 @@ use super::{Match, are_alike, as_calls_of_pod};
 /// Most answers that the log keeps: kubelet runs a few hundred pods.
 const MAX_ANSWERS: usize = 16_384;
 
-/// One answered Allocate call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnsweredCall {
+pub(crate) struct AnsweredCall {
     /// Index in [`NodePod::containers`].
-    pub container: usize,
-    /// The resource.
-    pub resource: ExtendedResource,
-    /// The number of device IDs in the call.
-    pub count: u64,
+    pub(crate) container: usize,
+    pub(crate) resource: ExtendedResource,
+    pub(crate) count: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -41,38 +38,33 @@ type ByIds<T> = BTreeMap<ExtendedResource, HashMap<Vec<String>, T>>;
 pub struct AllocateLog {
     /// The answered calls of each pod, by matches of this process or by kubelet's checkpoint, in kubelet's order.
     calls: BTreeMap<PodUid, Vec<AnsweredCall>>,
-    /// The pod of the latest answered call, as long as kubelet has further calls to make for it: kubelet admits one pod at a
-    /// time.
+    /// The pod of the latest answered call, as long as kubelet has further calls to make for it.
     pub(super) admitting: Option<PodUid>,
     /// Pods that kubelet seems to have given up before it made all Allocate calls for them.
-    doubtful: BTreeSet<PodUid>,
+    pub(super) doubtful: BTreeSet<PodUid>,
     /// Pods for which an earlier process, or this one at an earlier registration, may have answered: those of the first complete
     /// list of pods, and those that kubelet was admitting when a registration ended. None until that list.
     existing: Option<BTreeSet<PodUid>>,
-    /// kubelet's checkpoint at the start of this process, kept until the existing pods are known.
-    checkpoint_at_start: Option<Vec<Allocated>>,
     /// True if kubelet's checkpoint could be read: a pod in `existing` that it does not name has got no answer.
     is_checkpoint_loaded: bool,
-    /// Pods in `existing` that the checkpoint names.
-    answered_before: BTreeSet<PodUid>,
-    /// The match of the last `GetPreferredAllocation`, until the next answered call.
-    preferred: Option<Match>,
-    /// True if the last `GetPreferredAllocation` waited for its pod without success.
-    has_waited: bool,
-    /// The latest assume time of a pod that calls were answered for.
+    /// Pods in `existing` that the checkpoint names, as an earlier process answered for them: they may have started since.
+    pub(crate) answered_before: BTreeSet<PodUid>,
+    /// The match of the last `GetPreferredAllocation`, for the Allocate that follows it: until the next answered call.
+    pub(crate) preferred: Option<Match>,
+    /// True after a `GetPreferredAllocation` that waited without success: the Allocate that follows it need not wait again.
+    pub(crate) has_waited: bool,
     pub(super) latest_assumed: Option<u64>,
-    /// The latest arrival of a pod that calls were answered for.
     pub(super) latest_arrival: Option<u64>,
     /// The last answer of this process about each set of device IDs.
     answers: ByIds<LoggedAnswer>,
     /// The number of answers that were ever added.
     n_added: u64,
     /// The pods whose further calls are matched with another pod's allocation record.
-    plan: SwapPlan,
+    pub(super) plan: SwapPlan,
     /// Pods for which kubelet's checkpoint confirms an answer of this process.
     proven: BTreeSet<PodUid>,
     /// Pods one of whose containers this process has let start.
-    started: BTreeSet<PodUid>,
+    pub(crate) started: BTreeSet<PodUid>,
     /// Containers that this process has let start with the device IDs of its last answer.
     started_containers: ByIds<()>,
     /// The resources that kubelet calls for, once they are known.
@@ -84,48 +76,36 @@ pub struct AllocateLog {
 }
 
 impl AllocateLog {
-    /// A log that begins with the answers of an earlier process, as far as kubelet's checkpoint names them.
-    pub fn after(checkpoint: Option<Vec<Allocated>>) -> Self {
-        Self {
-            checkpoint_at_start: checkpoint,
-            ..Self::default()
-        }
-    }
-
-    /// Sets the resources that kubelet calls for from now on.
-    pub fn set_offered(&mut self, resources: Vec<ExtendedResource>) {
+    pub(crate) fn set_offered(&mut self, resources: Vec<ExtendedResource>) {
         self.offered = Some(resources);
     }
 
     /// The resources that kubelet calls for; until they are known, those of every node.
-    pub fn offered(&self) -> &[ExtendedResource] {
+    pub(crate) fn offered(&self) -> &[ExtendedResource] {
         self.offered.as_deref().unwrap_or(&ExtendedResource::ALWAYS)
     }
 
-    /// Notes the pods of the first complete list of pods, once. Does nothing before that list is complete.
-    pub fn note_existing_pods(&mut self, pods: &NodePods) {
-        if self.existing.is_some() || !pods.is_synced() {
-            return;
+    /// Notes the pods of the first complete list of pods, once. Returns true if kubelet's checkpoint has to be loaded for them.
+    pub(crate) fn note_existing_pods(&mut self, pods: &NodePods) -> bool {
+        let is_first = self.existing.is_none() && pods.is_synced();
+        if is_first {
+            self.existing = Some(pods.iter().map(|pod| pod.uid.clone()).collect());
         }
-        self.existing = Some(pods.iter().map(|pod| pod.uid.clone()).collect());
-        if let Some(allocated) = self.checkpoint_at_start.take() {
-            self.load(&allocated, pods);
-        }
+        is_first
     }
 
     /// True if an earlier process may have answered for a waiting pod, and the log does not show that.
-    pub fn needs_checkpoint(&self, pods: &NodePods) -> bool {
+    pub(crate) fn needs_checkpoint(&self, pods: &NodePods) -> bool {
         let mut existing = self.existing.iter().flatten().filter_map(|uid| pods.get(uid));
+        let doubtful = &self.doubtful;
         existing
-            .any(|pod| pod.stage == PodStage::Bound && !self.is_doubtful(&pod.uid) && !self.is_complete(pod))
+            .any(|pod| pod.stage == PodStage::Bound && !doubtful.contains(&pod.uid) && !self.is_complete(pod))
     }
 
     /// Adds the calls of existing pods that kubelet's checkpoint names; a pod that lacks some of its calls is being admitted.
-    pub fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
+    pub(crate) fn load(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.is_checkpoint_loaded = true;
-        let Some(existing) = self.existing.clone().filter(|existing| !existing.is_empty()) else {
-            return;
-        };
+        let existing = self.existing.clone().unwrap_or_default();
         let mut by_pod = HashMap::<&PodUid, Vec<&Allocated>>::new();
         for entry in allocated {
             by_pod.entry(&entry.pod).or_default().push(entry);
@@ -158,7 +138,7 @@ impl AllocateLog {
 
     /// The answered calls of an existing pod by log and checkpoint; none if its entries in the checkpoint add no call to the log.
     fn with_missing_calls(&self, pod: &NodePod, entries: &[&Allocated]) -> Option<Vec<AnsweredCall>> {
-        if self.is_doubtful(&pod.uid) {
+        if self.doubtful.contains(&pod.uid) {
             return None;
         }
         let known = self.answered_calls(&pod.uid);
@@ -179,7 +159,7 @@ impl AllocateLog {
     }
 
     /// Prepares for another registration with kubelet, which may have restarted.
-    pub fn resume(&mut self, allocated: &[Allocated], pods: &NodePods) {
+    pub(crate) fn resume(&mut self, allocated: &[Allocated], pods: &NodePods) {
         self.preferred = None;
         // A kubelet that has restarted remembers of the admission under way only what its checkpoint names.
         if let Some(uid) = self.admitting.take() {
@@ -193,28 +173,8 @@ impl AllocateLog {
         }
     }
 
-    /// Sets the match of a `GetPreferredAllocation`, for the Allocate that follows it.
-    pub fn set_preferred(&mut self, found: Option<Match>) {
-        self.preferred = found;
-    }
-
-    /// The match of the last `GetPreferredAllocation`, until the next answered call.
-    pub fn preferred(&self) -> Option<&Match> {
-        self.preferred.as_ref()
-    }
-
-    /// Sets whether the last `GetPreferredAllocation` waited for its pod without success.
-    pub fn set_waited(&mut self, has_waited: bool) {
-        self.has_waited = has_waited;
-    }
-
-    /// True once after a `GetPreferredAllocation` that waited without success: the Allocate that follows it need not wait again.
-    pub fn take_waited(&mut self) -> bool {
-        std::mem::take(&mut self.has_waited)
-    }
-
     /// Adds the answer to an Allocate call. [`Self::record`] adds the call itself to those of its pod.
-    pub fn add_answer(
+    pub(crate) fn add_answer(
         &mut self,
         resource: ExtendedResource,
         ids: &[String],
@@ -241,13 +201,17 @@ impl AllocateLog {
     }
 
     /// The answer of this process about these device IDs, sorted.
-    pub fn response(&self, resource: ExtendedResource, ids: &[String]) -> Option<&ContainerAllocateResponse> {
+    pub(crate) fn response(
+        &self,
+        resource: ExtendedResource,
+        ids: &[String],
+    ) -> Option<&ContainerAllocateResponse> {
         let answer = self.answers.get(&resource)?.get(ids)?;
         Some(&answer.response)
     }
 
     /// The device IDs of a resource that this process has answered for, without those of pods that have ended.
-    pub fn ids_in_use<'a>(&'a self, resource: ExtendedResource, pods: &NodePods) -> HashSet<&'a str> {
+    pub(crate) fn ids_in_use<'a>(&'a self, resource: ExtendedResource, pods: &NodePods) -> HashSet<&'a str> {
         let mut in_use = HashSet::new();
         for (ids, answer) in self.answers.get(&resource).into_iter().flatten() {
             // An answer without a pod may be that of any pod.
@@ -259,7 +223,7 @@ impl AllocateLog {
     }
 
     /// Records the call of this match as the latest of its pod. A correction (`corrects`) first moves the calls of the other pod.
-    pub fn record(&mut self, found: Match, pods: &NodePods) {
+    pub(crate) fn record(&mut self, found: Match, pods: &NodePods) {
         let Match {
             pod: uid,
             calls,
@@ -315,7 +279,7 @@ impl AllocateLog {
     }
 
     /// Corrects the log by kubelet's checkpoint, unless checkpoint, log and pods are as at the last correction.
-    pub fn correct_by_checkpoint(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
+    pub(crate) fn correct_by_checkpoint(&mut self, allocated: &Arc<Vec<Allocated>>, pods: &NodePods) {
         let state = (self.n_added, pods.n_arrived(), pods.n_departed());
         // Called at every start, and the checkpoint of a full node has thousands of IDs.
         if let Some(last) = &self.corrected_by
@@ -330,8 +294,7 @@ impl AllocateLog {
         (self.corrected_by, self.corrected_state) = (Some(Arc::clone(allocated)), state);
     }
 
-    /// Corrects the log by one entry of kubelet's checkpoint, which proves to which pod the answer about these device IDs
-    /// belongs.
+    /// Corrects the log by one entry of kubelet's checkpoint, which proves to which pod an answer belongs.
     fn correct_by_entry(&mut self, entry: &Allocated, pods: &NodePods) {
         let answers = self.answers.get_mut(&entry.resource);
         let Some(answer) = answers.and_then(|answers| answers.get_mut(&entry.ids)) else {
@@ -367,9 +330,8 @@ impl AllocateLog {
     }
 
     /// Corrects the log after kubelet's checkpoint has proved that `call`, logged for `mistaken`, was for `real`. Each pod gets
-    /// the other's calls as far as kubelet can have made them for it; the logged answers change pods too. If their requests are
-    /// alike, each pod's later calls use the other's record. Nothing proves that the calls of `real` were for `mistaken`, but
-    /// that is as likely as anything else.
+    /// the other's calls and answers, as far as kubelet can have made them for it: nothing proves that the calls of `real` were
+    /// for `mistaken`, but that is as likely as anything else. Alike pods use each other's record from then on.
     fn exchange_calls(&mut self, mistaken: &PodUid, real: &PodUid, call: AnsweredCall, pods: &NodePods) {
         // The preferred match was chosen by the log before this correction.
         self.preferred = None;
@@ -412,13 +374,12 @@ impl AllocateLog {
         }
     }
 
-    /// Notes that the two pods have swapped their records.
-    pub fn note_swap(&mut self, one: &PodUid, other: &PodUid) {
+    pub(crate) fn note_swap(&mut self, one: &PodUid, other: &PodUid) {
         self.plan.note_swap(one, other);
     }
 
     /// Matches the further calls of each of the two pods with the other's record until their records are swapped.
-    pub fn plan_swap(&mut self, one: &PodUid, other: &PodUid) {
+    pub(crate) fn plan_swap(&mut self, one: &PodUid, other: &PodUid) {
         self.preferred = None;
         // A pod whose calls are matched with another record by now keeps that plan.
         if self.plan.record_of(one) == one && self.plan.record_of(other) == other {
@@ -435,25 +396,20 @@ impl AllocateLog {
         }
     }
 
-    /// True if this process has let one of the pod's containers start.
-    pub fn has_started(&self, uid: &PodUid) -> bool {
-        self.started.contains(uid)
-    }
-
     /// True if a container of the pod has started, and the pod has not ended.
-    pub fn is_started(&self, pod: &NodePod) -> bool {
-        pod.stage == PodStage::Running || (pod.stage != PodStage::Terminal && self.has_started(&pod.uid))
+    pub(crate) fn is_started(&self, pod: &NodePod) -> bool {
+        pod.stage == PodStage::Running || (pod.stage != PodStage::Terminal && self.started.contains(&pod.uid))
     }
 
     /// True if this process has let the container start to which this entry of kubelet's checkpoint belongs.
-    pub fn has_started_container(&self, entry: &Allocated) -> bool {
+    pub(crate) fn has_started_container(&self, entry: &Allocated) -> bool {
         self.started_containers
             .get(&entry.resource)
             .is_some_and(|containers| containers.contains_key(&entry.ids))
     }
 
     /// Forgets the starts of containers that are not in kubelet's checkpoint any more.
-    pub fn forget_starts(&mut self, allocated: &[Allocated]) {
+    pub(crate) fn forget_starts(&mut self, allocated: &[Allocated]) {
         // A set, as each start is looked up in it: the checkpoint of a full node has thousands of entries.
         let mut kept = HashSet::<(ExtendedResource, &[String])>::new();
         for entry in allocated {
@@ -464,23 +420,17 @@ impl AllocateLog {
         }
     }
 
-    /// True if a call was matched with the pod.
-    pub fn is_answered(&self, uid: &PodUid) -> bool {
+    pub(crate) fn is_answered(&self, uid: &PodUid) -> bool {
         !self.answered_calls(uid).is_empty()
     }
 
     /// True if calls were matched with the pod, none of which kubelet's checkpoint confirms.
-    pub fn is_answered_unproven(&self, uid: &PodUid) -> bool {
+    pub(crate) fn is_answered_unproven(&self, uid: &PodUid) -> bool {
         self.is_answered(uid) && !self.proven.contains(uid) && !self.answered_before.contains(uid)
     }
 
-    /// True if kubelet's checkpoint shows that an earlier process answered for the pod, so that the pod may have started since.
-    pub fn was_answered_before(&self, uid: &PodUid) -> bool {
-        self.answered_before.contains(uid)
-    }
-
     /// Removes everything about pods that the API server does not have any more.
-    pub fn forget_gone(&mut self, pods: &NodePods) {
+    pub(crate) fn forget_gone(&mut self, pods: &NodePods) {
         let is_there = |uid: &PodUid| pods.get(uid).is_some();
         self.calls.retain(|uid, _| is_there(uid));
         for answers in self.answers.values_mut() {
@@ -521,19 +471,9 @@ impl AllocateLog {
         self.calls.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// True if kubelet seems to have given up the pod before it made all Allocate calls for it.
-    pub(super) fn is_doubtful(&self, uid: &PodUid) -> bool {
-        self.doubtful.contains(uid)
-    }
-
     /// True if an earlier process may have answered for the pod, and kubelet's checkpoint, which would show that, cannot be read.
     pub(super) fn is_uncertain(&self, uid: &PodUid) -> bool {
         !self.is_checkpoint_loaded && self.existing.as_ref().is_some_and(|pods| pods.contains(uid))
-    }
-
-    /// The pod whose allocation record decides the devices of this pod's calls: mostly the same pod.
-    pub(super) fn record_of<'a>(&'a self, uid: &'a PodUid) -> &'a PodUid {
-        self.plan.record_of(uid)
     }
 
     /// Raises `latest_assumed` and `latest_arrival` to those of this pod, which calls were answered for.
@@ -546,10 +486,8 @@ impl AllocateLog {
 
 /// The call of this entry of kubelet's checkpoint, if the pod has a container of that name which requests the resource.
 fn answered_call(entry: &Allocated, pod: &NodePod) -> Option<AnsweredCall> {
-    let idx = pod
-        .containers
-        .iter()
-        .position(|container| container.name == entry.container)?;
+    let mut containers = pod.containers.iter();
+    let idx = containers.position(|container| container.name == entry.container)?;
     let count = entry.resource.count(pod.containers.get(idx)?);
     (count > 0).then_some(AnsweredCall {
         container: idx,
@@ -560,12 +498,10 @@ fn answered_call(entry: &Allocated, pod: &NodePod) -> Option<AnsweredCall> {
 
 /// True if one of these calls is for the same container and resource.
 fn contains(calls: &[AnsweredCall], call: AnsweredCall) -> bool {
-    calls
-        .iter()
-        .any(|known| known.container == call.container && known.resource == call.resource)
+    let mut calls = calls.iter();
+    calls.any(|known| known.container == call.container && known.resource == call.resource)
 }
 
-/// The number of values of all resources.
 fn len<T>(by_ids: &ByIds<T>) -> usize {
     by_ids.values().map(HashMap::len).sum()
 }

@@ -36,7 +36,7 @@ impl Scene {
         count: u64,
         devices: &[DeviceKey],
         attempt: MatchAttempt,
-    ) -> Result<Match, NoMatch> {
+    ) -> Option<Match> {
         match_call(
             &self.pods,
             &self.log,
@@ -60,12 +60,12 @@ impl Scene {
 
     fn call_on(&mut self, resource: ExtendedResource, count: u64, devices: &[DeviceKey]) -> String {
         match self.ask(resource, count, devices, MatchAttempt::Last) {
-            Ok(found) => {
+            Some(found) => {
                 let container = format!("{}/{}", found.pod.as_str(), found.container);
                 self.log.record(found, &self.pods);
                 container
             }
-            Err(error) => format!("{error:?}"),
+            None => "NoPod".to_owned(),
         }
     }
 
@@ -97,6 +97,12 @@ impl Scene {
     fn correct(&mut self, entries: impl Into<Vec<Allocated>>) {
         self.log
             .correct_by_checkpoint(&Arc::new(entries.into()), &self.pods);
+    }
+
+    /// The pods are those of the first list, and kubelet's checkpoint has these entries.
+    fn existing(&mut self, checkpoint: &[Allocated]) {
+        assert!(self.log.note_existing_pods(&self.pods));
+        self.log.load(checkpoint, &self.pods);
     }
 
     fn delete(&mut self, name: &str) {
@@ -352,7 +358,7 @@ fn a_terminating_pod_that_kubelet_skips_delays_no_other_pod() {
     assert_eq!(scene.memory([3, 2]), ["b/0", "c/0"]);
     assert_eq!(
         scene.ask(Memory, 2, &[], MatchAttempt::Early),
-        Err(NoMatch::NoPod),
+        None,
         "another pod may come"
     );
     assert_eq!(scene.call(Memory, 2), "a/0");
@@ -387,16 +393,14 @@ fn an_earlier_pod_without_a_record_does_not_get_the_devices_of_a_later_one() {
     let mut scene = Scene::new([unplaced_pod("z", 2), pod("a", 1, [units(2)])]);
     assert_eq!(
         scene.ask(Memory, 2, &[], MatchAttempt::Early),
-        Err(NoMatch::Unplaced {
-            pod: "default/z".to_owned()
-        }),
+        None,
         "its record may come"
     );
     assert_eq!(
         scene
             .ask(Memory, 2, &[], MatchAttempt::Last)
             .map(|found| found.placement),
-        Ok(None)
+        Some(None)
     );
     assert_eq!(scene.call(Memory, 2), "z/0");
     assert_eq!(scene.memory([2, 2]), ["a/0", "NoPod"]);
@@ -411,7 +415,7 @@ fn a_call_matches_the_pod_of_its_preferred_ids() {
         devices: &[],
     };
     let found = scene.ask(Memory, 2, &[], MatchAttempt::Early).unwrap();
-    scene.log.set_preferred(Some(found));
+    scene.log.preferred = Some(found);
     scene.pods.apply(pod("a", 1, [units(2)]));
     assert_eq!(
         preferred(
@@ -443,10 +447,7 @@ fn the_containers_of_a_pod_see_the_devices_of_one_record() {
         pod("c", 5, [units(3)]).on([2]),
     ]);
     assert_eq!(scene.call_for(Memory, 2, "x"), "m/0 on minor 0");
-    assert_eq!(
-        scene.ask(Memory, 3, &[], MatchAttempt::Early),
-        Err(NoMatch::Ambiguous)
-    );
+    assert_eq!(scene.ask(Memory, 3, &[], MatchAttempt::Early), None);
     assert_eq!(scene.call_for(Memory, 3, "y"), "b/1 on minor 0");
     assert_eq!(
         scene.call_for(Memory, 2, "z"),
@@ -459,13 +460,12 @@ fn the_containers_of_a_pod_see_the_devices_of_one_record() {
 #[test]
 fn pods_of_the_checkpoint_are_not_answered_again() {
     let mut scene = Scene::new([pod("old", 1, [units(2)]), pod("half", 2, [units(3), units(4)])]);
-    let before = vec![
+    let before = [
         allocated("old", "u2", Memory, &["x"]),
         allocated("half", "u3", Memory, &["x"]),
         allocated("gone", "x", Memory, &["x"]),
     ];
-    scene.log = AllocateLog::after(Some(before));
-    scene.log.note_existing_pods(&scene.pods);
+    scene.existing(&before);
     scene.pods.apply(pod("new", 3, [units(2)]));
     assert_eq!(scene.memory([2, 2, 4]), ["new/0", "NoPod", "half/1"]);
 }
@@ -478,8 +478,7 @@ fn a_match_that_the_checkpoint_confirms_is_not_corrected() {
         pod("c", 3, [units(2), units(3)]).on([2]),
     ];
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)])].into_iter().chain(others));
-    scene.log = AllocateLog::after(Some(vec![allocated("a", "u2", Memory, &["x"])]));
-    scene.log.note_existing_pods(&scene.pods);
+    scene.existing(&[allocated("a", "u2", Memory, &["x"])]);
     assert_eq!(scene.memory([3, 4]), ["b/0", "a/1"]);
 }
 
@@ -487,8 +486,7 @@ fn a_match_that_the_checkpoint_confirms_is_not_corrected() {
 #[test]
 fn a_pod_without_a_record_older_than_the_checkpoint_blocks_no_other_pod() {
     let mut scene = Scene::new([unplaced_pod("u", 2), pod("v", 1, [units(3)])]);
-    scene.log = AllocateLog::after(Some(vec![allocated("v", "u3", Memory, &["x"])]));
-    scene.log.note_existing_pods(&scene.pods);
+    scene.existing(&[allocated("v", "u3", Memory, &["x"])]);
     scene.pods.apply(pod("w", 2, [units(2)]));
     assert_eq!(scene.call(Memory, 2), "w/0");
 }
@@ -508,10 +506,7 @@ fn before_the_first_pod_list_no_call_is_matched() {
         pods: NodePods::default(),
         log: AllocateLog::default(),
     };
-    assert_eq!(
-        scene.ask(Memory, 1, &[], MatchAttempt::Last),
-        Err(NoMatch::NotSynced)
-    );
+    assert_eq!(scene.ask(Memory, 1, &[], MatchAttempt::Last), None);
 }
 
 /// kubelet fails a pod half-way, for a reason of its own, and goes on to the next.
@@ -519,10 +514,7 @@ fn before_the_first_pod_list_no_call_is_matched() {
 fn a_pod_whose_admission_stopped_halfway_is_matched_last() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4)]), pod("b", 2, [units(3)])]);
     assert_eq!(scene.memory([2, 3]), ["a/0", "b/0"]);
-    assert_eq!(
-        scene.ask(Memory, 2, &[], MatchAttempt::Early),
-        Err(NoMatch::NoPod)
-    );
+    assert_eq!(scene.ask(Memory, 2, &[], MatchAttempt::Early), None);
     assert_eq!(scene.call(Memory, 2), "a/0");
 }
 
@@ -534,10 +526,7 @@ fn a_wrong_first_match_on_another_gpu_is_kept() {
         pod("b", 2, [units(2), units(3)]).on([1]),
     ]);
     assert_eq!(scene.call_for(Memory, 2, "x"), "a/0 on minor 0");
-    assert_eq!(
-        scene.ask(Memory, 3, &[], MatchAttempt::Early),
-        Err(NoMatch::Ambiguous)
-    );
+    assert_eq!(scene.ask(Memory, 3, &[], MatchAttempt::Early), None);
     assert_eq!(scene.call_for(Memory, 3, "y"), "b/1 on minor 0");
     assert_eq!(scene.memory([2, 4]), ["a/0", "a/1"]);
 }
@@ -547,10 +536,7 @@ fn a_wrong_first_match_on_another_gpu_is_kept() {
 fn a_pod_of_an_earlier_process_is_continued_only_after_waiting() {
     let mut scene = Scene::new([pod("a", 1, [units(2), units(4), units(6)])]);
     scene.log.note_existing_pods(&scene.pods.clone());
-    assert_eq!(
-        scene.ask(Memory, 4, &[], MatchAttempt::Early),
-        Err(NoMatch::NoPod)
-    );
+    assert_eq!(scene.ask(Memory, 4, &[], MatchAttempt::Early), None);
     assert_eq!(scene.memory([4, 6]), ["a/1", "a/2"]);
 }
 
@@ -668,7 +654,7 @@ proptest! {
         let mut scene = Scene::new(all.clone());
         for (is_memory, count, minor) in calls {
             let resource = if is_memory { Memory } else { Shared };
-            if let Ok(found) = scene.ask(resource, count, &[(&gpu(minor)).into()], MatchAttempt::Last) {
+            if let Some(found) = scene.ask(resource, count, &[(&gpu(minor)).into()], MatchAttempt::Last) {
                 let pod = all.iter().find(|pod| pod.uid == found.pod).unwrap();
                 prop_assert_eq!(resource.count(&pod.containers[found.container]), count);
                 let answered = scene.log.answered_calls(&found.pod).to_vec();

@@ -20,7 +20,6 @@ use crate::node::pods::{
     NodePod, NodePods, Placement, PodStage, PodUid, RecordedAmounts, WHOLE_DEVICE_PERCENT,
 };
 
-/// A device has no capacity for the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} {device} has no room for it: {} of {} {what} are held by pods that came before, and it requests {}, {} too much; delete the pod to \
@@ -31,10 +30,9 @@ use crate::node::pods::{
     shown(what, *requested),
     shown(what, before.saturating_add(*requested).saturating_sub(*total))
 )]
-pub struct NoCapacity {
+pub(crate) struct NoCapacity {
     device_type: &'static str,
-    /// The device.
-    pub device: PhysicalId,
+    pub(crate) device: PhysicalId,
     what: &'static str,
     before: u64,
     total: u64,
@@ -84,10 +82,7 @@ struct PodShare<'a> {
 
 /// Checks that the pod `uid` fits beside all pods that come before it. `may_have_started` is true for a pod whose containers may
 /// run although the API server does not show that, and `visible_gpus` returns the GPUs that a pod sees, as far as they are known.
-///
-/// # Errors
-/// A device has no capacity for the pod.
-pub fn check(
+pub(crate) fn check(
     pods: &NodePods,
     fleet: &NodeFleet,
     unit: MemoryUnit,
@@ -102,14 +97,19 @@ pub fn check(
     // A container that runs cannot be refused any more, so started pods come first; the others in the scheduler's order.
     order.sort_by_cached_key(|pod| (!may_run(pod), pod.assumed_at(), &pod.uid));
     for pod in order {
-        let shares = if pod.placement.is_ok() {
-            recorded_shares(pod, fleet, unit)
-        } else {
-            shares_without_record(pod, fleet, unit, &visible_gpus(&pod.uid))
-        };
-        let refusal = shares
-            .iter()
-            .find_map(|share| share.shortage(held.get(share.device).copied().unwrap_or_default()));
+        let mut shares = recorded_shares(pod, fleet, unit);
+        if pod.placement.is_err() {
+            let seen = visible_gpus(&pod.uid);
+            for gpu in seen.iter().filter_map(|uuid| fleet.gpu(uuid)) {
+                let requested = requested_amounts(pod, gpu, seen.len(), unit);
+                shares.push(gpu_share(gpu, fleet, requested));
+            }
+        }
+        let mut refusal = None;
+        for share in &shares {
+            let before = held.get(share.device).copied().unwrap_or_default();
+            refusal = refusal.or(share.shortage(before));
+        }
         if pod.uid == *uid {
             return refusal.map_or(Ok(()), Err);
         }
@@ -237,14 +237,15 @@ fn recorded_bytes(
     // A record in units of another size than the node's holds the same part of the GPU as when it was written. It counts the
     // units of the whole GPU, an older one with the memory that the driver reserves.
     let known = [gpu.memory_bytes, gpu.memory_with_reserved()].map(|bytes| unit.units_in(bytes));
-    let other_unit = placement
-        .gpushare
-        .filter(|record| record.device_units > 0 && !known.contains(&record.device_units));
-    let in_other_unit =
-        other_unit.map(|record| scaled(gpu.memory_bytes, record.pod_units, record.device_units));
+    let in_other_unit = match placement.gpushare {
+        Some(record) if record.device_units > 0 && !known.contains(&record.device_units) => {
+            Some(scaled(gpu.memory_bytes, record.pod_units, record.device_units))
+        }
+        _ => None,
+    };
     match recorded.or(in_other_unit) {
         // The request is computed with the node's present unit, which may be another one than when the pod was placed.
-        Some(recorded) if other_unit.is_some() || pod.stage == PodStage::Running => recorded,
+        Some(recorded) if in_other_unit.is_some() || pod.stage == PodStage::Running => recorded,
         recorded => requested.max(recorded.unwrap_or(0)),
     }
 }
@@ -264,18 +265,6 @@ fn gpu_share<'a>(gpu: &'a Gpu, fleet: &NodeFleet, held: DeviceAmounts) -> PodSha
         held,
         total,
     }
-}
-
-/// The amounts that a running pod without an allocation record holds, on each GPU that it sees.
-fn shares_without_record<'a>(
-    pod: &NodePod,
-    fleet: &'a NodeFleet,
-    unit: MemoryUnit,
-    seen: &BTreeSet<PhysicalId>,
-) -> Vec<PodShare<'a>> {
-    let gpus = seen.iter().filter_map(|uuid| fleet.gpu(uuid));
-    let share = |gpu: &'a Gpu| gpu_share(gpu, fleet, requested_amounts(pod, gpu, seen.len(), unit));
-    gpus.map(share).collect()
 }
 
 /// The amounts that the pod's spec requests of one of its `n_gpus` GPUs.

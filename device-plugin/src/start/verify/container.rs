@@ -12,7 +12,6 @@ use crate::node::pods::NodePod;
 pub(crate) struct StartingContainer<'a> {
     pub(crate) pod: NodePod,
     pub(crate) resource: ExtendedResource,
-    /// The device IDs, sorted.
     pub(crate) ids: &'a [String],
     /// The entries of kubelet's checkpoint that may be this container's: init and app containers can have the same IDs.
     pub(crate) entries: Vec<&'a Allocated>,
@@ -60,7 +59,6 @@ impl<'a> StartingContainer<'a> {
         containers
     }
 
-    /// True if this may be the container with this name.
     pub(crate) fn may_be(&self, name: &str) -> bool {
         self.containers().iter().any(|container| container.name == name)
     }

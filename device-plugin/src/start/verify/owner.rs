@@ -1,8 +1,8 @@
 //! Finds the pod that owns device IDs, from the list of kubelet's pod-resources API and from its checkpoint. Never a guess.
 //!
-//! The list names app containers and sidecars, and no UIDs. The checkpoint names every container with the pod's UID, but kubelet
-//! does not promise its form, and removes the entries of ended pods late. So the two must agree where both can be read.
-//! The list shows an ordinary init container only by the device IDs that the containers after it take over.
+//! The list names app containers and sidecars, and no UIDs; an ordinary init container shows only by the device IDs that later
+//! ones take over. The checkpoint names every container with the pod's UID, but kubelet does not promise its form, and removes
+//! the entries of ended pods late. So the two must agree where both can be read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,62 +14,49 @@ use crate::node::pods::{NodePod, NodePods, PodUid};
 
 /// The devices that kubelet has allocated, at one moment.
 #[derive(Clone, Debug)]
-pub struct KubeletSnapshot {
-    /// The devices that kubelet's pod-resources API lists.
-    pub listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
+pub(crate) struct KubeletSnapshot {
+    pub(crate) listed: Result<Arc<Vec<ListedDevices>>, PodResourcesError>,
     /// The entries of kubelet's checkpoint; none if the file cannot be read.
-    pub allocated: Option<Arc<Vec<Allocated>>>,
+    pub(crate) allocated: Option<Arc<Vec<Allocated>>>,
 }
 
 impl KubeletSnapshot {
     /// The entries of kubelet's checkpoint; an empty list if the file cannot be read.
-    pub fn entries(&self) -> &[Allocated] {
-        self.allocated
-            .as_ref()
-            .map_or(&[], |allocated| allocated.as_slice())
+    pub(crate) fn entries(&self) -> &[Allocated] {
+        self.allocated.as_ref().map_or(&[], |entries| entries.as_slice())
     }
 }
 
 /// The devices of one resource of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedDevices {
-    /// Namespace of the pod.
-    pub namespace: String,
+pub(crate) struct ListedDevices {
+    pub(crate) namespace: String,
     /// Name of the pod, as the API has no UIDs.
-    pub pod: String,
-    /// The resource.
-    pub resource: ExtendedResource,
+    pub(crate) pod: String,
+    pub(crate) resource: ExtendedResource,
     /// The device IDs, sorted.
-    pub ids: Vec<String>,
+    pub(crate) ids: Vec<String>,
 }
 
 /// The pod that owns the device IDs of a container is not known for certain. kubelet tries the start again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OwnerUnknown {
-    /// kubelet's pod-resources API does not answer, and the checkpoint alone does not name the pod.
+pub(crate) enum OwnerUnknown {
     #[error(transparent)]
     NoList(#[from] PodResourcesError),
-    /// The plugin's watch of pods may be behind kubelet.
     #[error("the watch of pods does not show the pod yet that kubelet starts a container of")]
     NotSeen,
-    /// Neither source names a pod that holds the IDs.
     #[error("kubelet names no pod that holds these device IDs")]
     NoPod,
-    /// A source names several pods that hold the IDs, and the other does not decide between them.
     #[error(
         "kubelet has allocated these device IDs to several pods, {0}; delete all but one of them to reschedule them"
     )]
     Several(String),
-    /// The two sources name different pods.
     #[error("kubelet's list and its checkpoint name different pods for these device IDs: {0}")]
     Contradiction(String),
 }
 
 /// Finds the pod of the container that holds exactly these device IDs (sorted) of a resource.
-///
-/// # Errors
-/// kubelet does not name exactly one pod.
-pub fn find_owner(
+pub(crate) fn find_owner(
     snapshot: &KubeletSnapshot,
     pods: &NodePods,
     resource: ExtendedResource,
@@ -135,10 +122,11 @@ fn by_name(pods: &NodePods, listed: &BTreeSet<(&str, &str)>) -> Result<PodUid, O
     let (namespace, name) = match listed.first() {
         Some(first) if listed.len() == 1 => first,
         Some(_) => {
-            let names = listed
+            let names: Vec<_> = listed
                 .iter()
-                .map(|(namespace, name)| format!("{namespace}/{name}"));
-            return Err(OwnerUnknown::Several(names.collect::<Vec<_>>().join(", ")));
+                .map(|(space, name)| format!("{space}/{name}"))
+                .collect();
+            return Err(OwnerUnknown::Several(names.join(", ")));
         }
         None => return Err(OwnerUnknown::NoPod),
     };
@@ -172,12 +160,9 @@ fn only_live(pods: &NodePods, uids: &BTreeSet<&PodUid>) -> Result<Option<PodUid>
     }
 }
 
-/// Names and UIDs of pods, for errors.
 fn names_and_uids<'a>(pods: impl Iterator<Item = &'a NodePod>) -> String {
-    let names: Vec<String> = pods
-        .map(|pod| format!("{} ({})", pod.display_name(), pod.uid.as_str()))
-        .collect();
-    names.join(", ")
+    let names = pods.map(|pod| format!("{} ({})", pod.display_name(), pod.uid.as_str()));
+    names.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

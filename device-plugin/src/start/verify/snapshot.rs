@@ -16,29 +16,15 @@ use crate::start::node_state::NodeState;
 use super::owner::{KubeletSnapshot, ListedDevices};
 
 /// Least time from the beginning of one snapshot to that of the next: kubelet answers at most a hundred calls a second.
-const PACE: Duration = Duration::from_millis(15);
+pub(crate) const PACE: Duration = Duration::from_millis(15);
 
-/// Snapshots, each of which the callers that waited for it share.
-pub type Snapshots = SharedRead<KubeletSnapshot>;
-
-impl SharedRead<KubeletSnapshot> {
-    /// Takes a snapshot of kubelet's allocations, or returns one that another start took and that began after this call.
-    pub async fn take(&self, node: &NodeState) -> KubeletSnapshot {
-        let read = async || {
-            let listed = node.pod_resources.list().await;
-            KubeletSnapshot {
-                listed: listed.map(|listed| Arc::new(listed_devices(&listed, &node.settings.names))),
-                // After the list, so that the checkpoint has every allocation that the list shows.
-                allocated: node.checkpoint.read(),
-            }
-        };
-        self.read(read).await
-    }
-}
-
-impl Default for SharedRead<KubeletSnapshot> {
-    fn default() -> Self {
-        Self::new(PACE)
+/// Takes a snapshot of kubelet's allocations.
+pub(crate) async fn take_snapshot(node: &NodeState) -> KubeletSnapshot {
+    let listed = node.pod_resources.list().await;
+    KubeletSnapshot {
+        listed: listed.map(|listed| Arc::new(listed_devices(&listed, &node.settings.names))),
+        // After the list, so that the checkpoint has every allocation that the list shows.
+        allocated: node.checkpoint.read(),
     }
 }
 
@@ -71,7 +57,7 @@ fn listed_devices(response: &ListPodResourcesResponse, names: &ExtendedResourceN
 
 /// Reads a source that changes, and shares each read among all calls that came before it began.
 #[derive(Debug)]
-pub struct SharedRead<T> {
+pub(crate) struct SharedRead<T> {
     /// The beginning and the result of the last read. Locked by the call that reads, so that later calls wait for it.
     last: Mutex<(Option<Instant>, Option<T>)>,
     /// Least time from the beginning of one read to that of the next.
@@ -80,7 +66,7 @@ pub struct SharedRead<T> {
 
 impl<T: Clone> SharedRead<T> {
     /// A shared read without a result yet. Two reads begin at least `pace` apart.
-    fn new(pace: Duration) -> Self {
+    pub(crate) fn new(pace: Duration) -> Self {
         Self {
             last: Mutex::new((None, None)),
             pace,
@@ -88,7 +74,7 @@ impl<T: Clone> SharedRead<T> {
     }
 
     /// Reads, or returns the result of a read that began after this call.
-    async fn read(&self, read: impl AsyncFnOnce() -> T) -> T {
+    pub(crate) async fn read(&self, read: impl Future<Output = T>) -> T {
         let called = Instant::now();
         let mut last = self.last.lock().await;
         if let (Some(began), result) = &*last {
@@ -101,7 +87,7 @@ impl<T: Clone> SharedRead<T> {
         }
         // A call that is cancelled during its read leaves no result.
         *last = (Some(Instant::now()), None);
-        let result = read().await;
+        let result = read.await;
         last.1 = Some(result.clone());
         result
     }
@@ -131,7 +117,7 @@ mod tests {
                 let (shared, n_reads, at) = (Rc::clone(&shared), Rc::clone(&n_reads), *at);
                 local.spawn_local(async move {
                     sleep_until(began + Duration::from_millis(at)).await;
-                    let read = async || {
+                    let read = async {
                         n_reads.set(n_reads.get() + 1);
                         let now = u64::try_from(began.elapsed().as_millis()).unwrap();
                         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -167,10 +153,10 @@ mod tests {
         let shared = SharedRead::new(Duration::ZERO);
         let forever = tokio::time::timeout(
             Duration::from_millis(5),
-            shared.read(async || std::future::pending::<u8>().await),
+            shared.read(std::future::pending::<u8>()),
         );
         assert!(forever.await.is_err());
-        assert_eq!(shared.read(async || 7).await, 7);
+        assert_eq!(shared.read(std::future::ready(7)).await, 7);
     }
 
     /// kubelet's list of a pod with two units of one resource and one of another, as it comes from the socket.

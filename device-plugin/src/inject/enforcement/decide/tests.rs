@@ -155,7 +155,6 @@ fn injection(mode: Mode, certainty: Certainty) -> Injection {
 #[case::nvidia_s_runtime_in_legacy_mode("envvar", "all", "containerd://2.4.0", false, HookRoute::Legacy)]
 #[case::no_variable("envvar", "-", "containerd://2.4.0", false, HookRoute::Unknown)]
 #[case::set_by_the_operator("envvar", "root", "containerd://2.4.0", false, HookRoute::Unknown)]
-#[case::undecided("-", "void", "containerd://2.4.0", true, HookRoute::Unknown)]
 #[case::impossible("impossible", "void", "containerd://2.4.0", true, HookRoute::Unknown)]
 fn the_way_of_the_hook(
     #[case] mode: &str,
@@ -165,15 +164,14 @@ fn the_way_of_the_hook(
     #[case] expected: HookRoute,
 ) {
     let injection = match mode {
-        "cdi" => Some(injection(Mode::Cdi, Certainty::Assumed)),
-        "envvar" => Some(injection(Mode::Envvar, Certainty::Proven)),
-        "impossible" => Some(injection(Mode::Cdi, Certainty::Impossible)),
-        _ => None,
+        "cdi" => injection(Mode::Cdi, Certainty::Assumed),
+        "envvar" => injection(Mode::Envvar, Certainty::Proven),
+        _ => injection(Mode::Cdi, Certainty::Impossible),
     };
     let own = OwnContainer {
         has_driver_root: value == "root",
         visible_devices: (value != "-").then(|| value.replace("root", "void")),
         ..OwnContainer::default()
     };
-    assert_eq!(hook_route(injection.as_ref(), &own, runtime, has_nri), expected);
+    assert_eq!(hook_route(&injection, &own, runtime, has_nri), expected);
 }

@@ -121,9 +121,9 @@ impl Node {
     fn new() -> Self {
         let mut scene = Scene {
             pods: pods([]),
-            log: AllocateLog::after(Some(Vec::new())),
+            log: AllocateLog::default(),
         };
-        scene.log.note_existing_pods(&scene.pods);
+        scene.existing(&[]);
         Self {
             api: Vec::new(),
             unseen: Vec::new(),
@@ -249,9 +249,9 @@ impl Node {
         self.unseen.clear();
         self.scene = Scene {
             pods: pods(self.api.clone()),
-            log: AllocateLog::after(Some(self.kubelet.checkpoint.clone())),
+            log: AllocateLog::default(),
         };
-        self.scene.log.note_existing_pods(&self.scene.pods);
+        self.scene.existing(&self.kubelet.checkpoint);
         self.kubelet.checkpoint = self.kubelet.allocated.clone();
     }
 
@@ -261,7 +261,7 @@ impl Node {
         self.kubelet.checkpoint = self.kubelet.allocated.clone();
     }
 
-    fn ask(&mut self, call: AnsweredCall, attempt: MatchAttempt) -> Result<Match, NoMatch> {
+    fn ask(&mut self, call: AnsweredCall, attempt: MatchAttempt) -> Option<Match> {
         let Scene { pods, log } = &mut self.scene;
         if log.needs_checkpoint(pods) {
             log.load(&self.kubelet.checkpoint, pods);
@@ -270,11 +270,11 @@ impl Node {
     }
 
     /// Waits for the pods that the watch has not shown, unless the match is clear without them.
-    fn answer(&mut self, call: AnsweredCall) -> Result<Match, NoMatch> {
-        self.ask(call, MatchAttempt::Early).or_else(|_| {
+    fn answer(&mut self, call: AnsweredCall) -> Option<Match> {
+        self.ask(call, MatchAttempt::Early).or_else(|| {
             self.show();
             self.ask(call, MatchAttempt::Early)
-                .or_else(|_| self.ask(call, MatchAttempt::Last))
+                .or_else(|| self.ask(call, MatchAttempt::Last))
         })
     }
 
@@ -282,20 +282,18 @@ impl Node {
         let Some((pod, call)) = self.kubelet.next(flip) else {
             return Ok(());
         };
-        self.scene.log.set_preferred(None);
+        self.scene.log.preferred = None;
         if is_preferred_first {
-            let found = self.answer(call).ok();
-            self.scene.log.set_preferred(found);
+            self.scene.log.preferred = self.answer(call);
         }
         let asked = Call {
             resource: call.resource,
             count: call.count,
             devices: &[],
         };
-        let answer =
-            preferred(&self.scene.pods, &self.scene.log, &asked).map_or_else(|| self.answer(call), Ok);
+        let answer = preferred(&self.scene.pods, &self.scene.log, &asked).or_else(|| self.answer(call));
         match (&pod.placement, answer) {
-            (Ok(own), Ok(found)) => {
+            (Ok(own), Some(found)) => {
                 let gpus = found.placement.as_ref().map(|placement| &placement.gpus);
                 prop_assert_eq!(
                     (&found.pod, found.container, gpus),
@@ -306,7 +304,7 @@ impl Node {
                 self.scene.log.record(found, &self.scene.pods);
                 self.kubelet.answered(&pod, call);
             }
-            (Err(_), Ok(found)) => {
+            (Err(_), Some(found)) => {
                 prop_assert_eq!(
                     (&found.pod, found.container, &found.placement),
                     (&pod.uid, call.container, &None)
