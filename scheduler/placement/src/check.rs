@@ -6,24 +6,22 @@ mod amounts;
 mod domain;
 mod rules;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use crate::data::ident::{DeviceId, DeviceType, FunctionId, OwnerId, ResourceName};
+use crate::data::ident::{DeviceId, OwnerId, ResourceName};
 use crate::data::request::RequestedGpus;
 use crate::data::workload::{PodProfile, Workload};
-use crate::state::equivalence::EquivalenceClassId;
 use crate::state::node::Node;
 use crate::state::nodes::Nodes;
 
-/// A violated invariant. Amounts count if an owner is known to hold them, and not if its record is in doubt.
+/// A violated invariant, in words. Amounts count if an owner is known to hold them, and not if its record is in doubt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// Owners are known to hold more of a device than it has.
     Oversubscribed {
         /// The node's name.
         node: String,
-        /// The device's type.
-        kind: DeviceType,
         /// The device.
         id: DeviceId,
         /// The named resource, or a GPU's memory, core or slots.
@@ -34,69 +32,21 @@ pub enum Violation {
         total: u128,
     },
     /// A value that a node keeps (free amounts, flags, its class) differs from the value that inventory and holdings give.
-    RowDiffers {
-        /// The node's name.
-        node: String,
-        /// The difference in words.
-        detail: String,
-    },
+    RowDiffers(String),
     /// An owner holds something of several nodes.
-    OwnerOnSeveralNodes {
-        /// The owner.
-        owner: OwnerId,
-        /// The nodes' names.
-        nodes: Vec<String>,
-    },
+    OwnerOnSeveralNodes(String),
     /// Two parts that one owner holds are of the same GPU.
-    SameGpuTwice {
-        /// The node's name.
-        node: String,
-        /// The owner.
-        owner: OwnerId,
-        /// The GPU.
-        gpu: DeviceId,
-    },
+    SameGpuTwice(String),
     /// Two owners are known to hold a virtual function.
-    FunctionHeldTwice {
-        /// The node's name.
-        node: String,
-        /// The function.
-        function: FunctionId,
-        /// The owners.
-        owners: [OwnerId; 2],
-    },
-    /// An owner was given a device of which another has exclusive use.
-    ExclusionBroken {
-        /// The node's name.
-        node: String,
-        /// The owner with exclusive use.
-        keeper: OwnerId,
-        /// The other owner of the device, or of a device on the same switch.
-        other: OwnerId,
-        /// The device's type.
-        kind: DeviceType,
-        /// The device.
-        device: DeviceId,
-    },
+    FunctionHeldTwice(String),
+    /// An owner was given a device of which another has exclusive use, or one on the same switch.
+    ExclusionBroken(String),
     /// An owner holds a share of a GPU that the node does not have.
-    MissingGpu {
-        /// The node's name.
-        node: String,
-        /// The owner.
-        owner: OwnerId,
-        /// The GPU, as the record identifies it.
-        gpu: String,
-    },
+    MissingGpu(String),
     /// Members of a group that share a domain are on several nodes, or on GPUs of several link groups.
-    GroupApart {
-        /// The GPUs of the members, as `node/GPU`.
-        gpus: Vec<String>,
-    },
+    GroupApart(String),
     /// The indices of names, owners and hints do not match the nodes.
-    Index {
-        /// The inconsistency in words.
-        detail: String,
-    },
+    Index(String),
 }
 
 pub(crate) use domain::check_group;
@@ -124,12 +74,12 @@ pub(crate) fn check(nodes: &Nodes) -> Vec<Violation> {
 
 /// Finds names that do not lead to their nodes, and entries of nodes of which nothing is known.
 fn check_names(nodes: &Nodes, violations: &mut Vec<Violation>) {
-    let mut report = |detail: String| violations.push(inconsistent(detail));
+    let mut report = |text: String| violations.push(Violation::Index(text));
     let mut n_nodes = 0;
     for (id, node) in nodes.iter() {
         n_nodes += 1;
         let name = &node.name;
-        if nodes.names.get(name) != Some(id) {
+        if nodes.names.get(name) != Some(&id) {
             report(format!("the name {name} does not lead to its node"));
         }
         if node.is_idle() {
@@ -150,27 +100,26 @@ fn check_owners(nodes: &Nodes, violations: &mut Vec<Violation>) {
         }
     }
     for (owner, holding) in &by_owner {
-        if holding.len() > 1 {
-            violations.push(Violation::OwnerOnSeveralNodes {
-                owner: (*owner).clone(),
-                nodes: holding.iter().map(|(_, node)| node.name.to_string()).collect(),
-            });
+        if let [(_, first), (_, second), ..] = holding.as_slice() {
+            let text = format!("{owner} holds something on {} and {}", first.name, second.name);
+            violations.push(Violation::OwnerOnSeveralNodes(text));
         }
         if holding.first().map(|(index, _)| index) != nodes.owners.get(*owner) {
-            violations.push(inconsistent(format!("owner {owner} is indexed on another node")));
+            violations.push(Violation::Index(format!(
+                "owner {owner} is indexed on another node"
+            )));
         }
     }
     if by_owner.len() != nodes.owners.len() {
         let (indexed, holding) = (nodes.owners.len(), by_owner.len());
-        violations.push(inconsistent(format!(
-            "{indexed} owners are indexed, {holding} hold something"
-        )));
+        let text = format!("{indexed} owners are indexed, {holding} hold something");
+        violations.push(Violation::Index(text));
     }
 }
 
 /// Finds hints that are indexed on another node than theirs, and hints of owners that hold something already.
 fn check_hints(nodes: &Nodes, violations: &mut Vec<Violation>) {
-    let mut report = |detail: String| violations.push(inconsistent(detail));
+    let mut report = |text: String| violations.push(Violation::Index(text));
     let mut n_hints = 0;
     for (id, node) in nodes.iter() {
         for hint in &node.hints {
@@ -190,22 +139,17 @@ fn check_hints(nodes: &Nodes, violations: &mut Vec<Violation>) {
     }
 }
 
-/// Compares the number of nodes of each equivalence class with the nodes that are in it.
+/// Finds equivalence classes without nodes, and nodes of classes that are not known.
 fn check_classes(nodes: &Nodes, violations: &mut Vec<Violation>) {
-    let mut n_nodes: BTreeMap<EquivalenceClassId, usize> = BTreeMap::new();
-    for class in nodes.summaries.iter().filter_map(|summary| summary.class) {
-        *n_nodes.entry(class).or_default() += 1;
-    }
-    let mut are_counted = n_nodes.len() == nodes.classes.len();
-    for (class, n) in &n_nodes {
-        are_counted &= nodes
-            .classes
-            .get(*class)
-            .is_some_and(|(_, counted)| counted == *n);
-    }
-    if !are_counted {
-        let detail = "the equivalence classes are not those of the nodes".to_owned();
-        violations.push(inconsistent(detail));
+    let classes = nodes
+        .summaries
+        .iter()
+        .filter_map(|summary| summary.class.as_ref());
+    let used: BTreeSet<_> = classes.map(Arc::as_ptr).collect();
+    let known: BTreeSet<_> = nodes.classes.0.iter().map(Arc::as_ptr).collect();
+    if used != known {
+        let text = "the equivalence classes are not those of the nodes".to_owned();
+        violations.push(Violation::Index(text));
     }
 }
 
@@ -219,13 +163,13 @@ fn check_host_uses(nodes: &Nodes, violations: &mut Vec<Violation>) {
         *cpu_milli += u128::from(used.amounts.cpu_milli);
         *memory += u128::from(used.amounts.memory);
     }
-    for (index, slot) in (0..).zip(&nodes.slots) {
-        let host = slot.node.as_ref().map(|node| node.host).unwrap_or_default();
+    for (index, node) in (0..).zip(&nodes.slots) {
+        let host = node.as_ref().map(|node| node.host).unwrap_or_default();
         let used = host.used;
         let counted = (host.n_owners, u128::from(used.cpu_milli), u128::from(used.memory));
         if sums.get(&index).copied().unwrap_or_default() != counted {
-            let detail = format!("CPU and memory used of node {index} are not the sums over its owners");
-            violations.push(inconsistent(detail));
+            let text = format!("CPU and memory used of node {index} are not the sums over its owners");
+            violations.push(Violation::Index(text));
         }
     }
 }
@@ -244,23 +188,15 @@ fn check_cpu_only(nodes: &Nodes, violations: &mut Vec<Violation>) {
             });
         }
     }
-    if !nodes.cpu_only.workload().has_same_pods(&expected) {
-        let detail = "the CPU-only pods that count are not those on nodes with GPUs".to_owned();
-        violations.push(inconsistent(detail));
+    if !nodes.cpu_only.has_same_pods(&expected) {
+        let text = "the CPU-only pods that count are not those on nodes with GPUs".to_owned();
+        violations.push(Violation::Index(text));
     }
-}
-
-/// The violation of an index that does not match the nodes.
-fn inconsistent(detail: String) -> Violation {
-    Violation::Index { detail }
 }
 
 /// The violation of a node that keeps another value than follows from its inventory and holdings.
-fn differs(node: &Node, detail: impl Into<String>) -> Violation {
-    Violation::RowDiffers {
-        node: node.name.to_string(),
-        detail: detail.into(),
-    }
+fn differs(node: &Node, text: &str) -> Violation {
+    Violation::RowDiffers(format!("node {}: {text}", node.name))
 }
 
 #[cfg(test)]

@@ -77,51 +77,46 @@ pub(crate) fn explain<'a>(
     hints: Hints<'_>,
 ) -> Result<Vec<DeviceFit<'a>>, Reason> {
     let need = match request {
-        RequestedGpus::Share(request) => share_need(node, &request)?,
-        RequestedGpus::Whole(_) => return Ok(explain_whole(node, hints)),
+        RequestedGpus::Share(request) => Some(share_need(node, &request)?),
+        RequestedGpus::Whole(_) => None,
         RequestedGpus::All { .. } | RequestedGpus::Nothing => return Ok(Vec::new()),
     };
-    let mut fits = Vec::with_capacity(node.gpus().len());
-    // A row has the amounts of one GPU, with room kept for other pods (hints) taken off.
-    for ((row, gpu), flags) in node.rows_with(hints).zip(node.gpus()).zip(&node.flags) {
-        let need = need.amounts_on(row.total);
-        fits.push(DeviceFit {
-            gpu,
-            free: row.free,
-            total: row.total,
-            need,
-            fit: fit_gpu(gpu, *flags, row.free, need),
-        });
-    }
-    Ok(fits)
-}
-
-/// Compares a request for whole GPUs with every GPU of a node.
-fn explain_whole<'a>(node: &'a Node, hints: Hints<'_>) -> Vec<DeviceFit<'a>> {
     let free: Vec<usize> = free_whole(node, hints).collect();
     let mut fits = Vec::with_capacity(node.gpus().len());
-    for (at, (gpu, row)) in node.gpus().iter().zip(node.rows_with(hints)).enumerate() {
-        let fit = if free.contains(&at) {
-            Ok(())
-        } else if !gpu.healthy {
-            Err(Reason::Unhealthy)
-        } else if gpu.closed {
-            Err(Reason::Closed)
-        } else if gpu.whole().within(row.free) {
-            // Free, but not served to requests by the vendor's resource name.
-            Err(Reason::Vendor)
+    // A row has the amounts of one GPU, with room kept for other pods (hints) taken off.
+    let rows = node.rows_with(hints).zip(node.gpus()).zip(&node.flags);
+    for (at, ((row, gpu), flags)) in rows.enumerate() {
+        let (need, fit) = if let Some(need) = need {
+            let need = need.amounts_on(row.total);
+            (need, fit_gpu(gpu, *flags, row.free, need))
         } else {
-            Err(Reason::Memory)
+            (gpu.whole(), fit_whole_gpu(gpu, row.free, free.contains(&at)))
         };
         fits.push(DeviceFit {
             gpu,
             free: row.free,
             total: row.total,
-            need: gpu.whole(),
+            need,
             fit,
         });
     }
-    fits
+    Ok(fits)
+}
+
+/// Checks one GPU for a request for whole GPUs.
+fn fit_whole_gpu(gpu: &Device, free: Amounts, is_free: bool) -> Result<(), Reason> {
+    if is_free {
+        Ok(())
+    } else if !gpu.healthy {
+        Err(Reason::Unhealthy)
+    } else if gpu.closed {
+        Err(Reason::Closed)
+    } else if gpu.whole().within(free) {
+        // Free, but not served to requests by the vendor's resource name.
+        Err(Reason::Vendor)
+    } else {
+        Err(Reason::Memory)
+    }
 }
 
 impl<'a> NodeView<'a> {
@@ -141,7 +136,7 @@ impl<'a> NodeView<'a> {
 
     /// Its usable devices; `None` while the node, or its report, is missing.
     pub fn inventory(self) -> Option<&'a Inventory> {
-        self.node.inventory.as_ref()
+        self.node.hardware.as_ref().map(|_| &self.node.inventory)
     }
 
     /// The holdings on the node, by owner.
@@ -173,9 +168,7 @@ impl<'a> NodeView<'a> {
 
     /// All devices, by type index and minor.
     fn devices(self) -> Vec<Vec<DeviceView<'a>>> {
-        let Some(inventory) = self.inventory() else {
-            return Vec::new();
-        };
+        let inventory = &self.node.inventory;
         let mut views = Vec::with_capacity(inventory.n_types());
         for (type_at, (kind, devices)) in inventory.types().enumerate() {
             let mut of_type = Vec::with_capacity(devices.len());

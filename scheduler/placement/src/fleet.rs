@@ -11,11 +11,11 @@ use crate::batch::next_model::NextModel;
 #[cfg(any(test, feature = "check"))]
 use crate::check::{Violation, check, check_group};
 use crate::choice::admit::{ReserveError, admit};
-use crate::choice::cost::WorkloadModel;
+use crate::choice::cost::{ChoiceContext, WorkloadModel};
 #[cfg(any(test, feature = "check"))]
 use crate::choice::group::SharedDomain;
 use crate::choice::group::{GroupRequest, GroupRoom, GroupSearch, room_for_group};
-use crate::choice::node_choice::{ChoiceContext, choose_devices, fit, misfit, score};
+use crate::choice::node_choice::{choose_devices, fit, misfit, score};
 use crate::choice::preempt::{Preemption, Victims, preempt};
 use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
@@ -27,7 +27,7 @@ use crate::data::reason::Reason;
 use crate::data::request::{NodeRequest, RequestedGpus};
 use crate::data::workload::{PodProfile, Workload};
 use crate::explain::{DeviceFit, NodeView, explain};
-use crate::state::node_copy::NodeCopy;
+use crate::state::node::{HostUse, NodeCopy};
 use crate::state::nodes::Nodes;
 
 /// All nodes with their devices, holdings and hints.
@@ -69,17 +69,35 @@ impl Fleet {
 
     /// A copy of a node for another fleet; `None` if the node is gone.
     pub fn copy_node(&self, id: NodeId) -> Option<NodeCopy> {
-        NodeCopy::of(&self.nodes, id)
+        let node = self.nodes.get(id)?;
+        let mut host_uses = Vec::with_capacity(node.held.len());
+        for Held { owner, .. } in &node.held {
+            let used = self.nodes.host_uses.get(owner);
+            host_uses.extend(
+                used.filter(|used| used.node_index == id.index)
+                    .map(|used| (owner.clone(), *used)),
+            );
+        }
+        let node = node.copy_with_hints(|_| true);
+        Some(NodeCopy { node, host_uses })
     }
 
     /// A copy of a node without any holding, hint or use of its CPU and memory; `None` if the node is gone.
     pub fn copy_empty_node(&self, id: NodeId) -> Option<NodeCopy> {
-        NodeCopy::emptied(&self.nodes, id)
+        Some(NodeCopy {
+            node: self.nodes.get(id)?.emptied(),
+            host_uses: Vec::new(),
+        })
     }
 
     /// Adds a copy of a node of another fleet. This fleet must have no node of its name.
     pub fn insert(&mut self, copy: NodeCopy) -> NodeId {
-        copy.insert_into(&mut self.nodes)
+        let id = self.nodes.insert(copy.node);
+        for (owner, used) in copy.host_uses {
+            let node_index = id.index;
+            self.nodes.host_uses.insert(owner, HostUse { node_index, ..used });
+        }
+        id
     }
 
     /// Sets a node's devices, and computes again what its holdings take of them.
@@ -118,15 +136,14 @@ impl Fleet {
         node: NodeId,
         placement: &Placement,
     ) -> Result<(), ReserveError> {
-        let is_gone = || ReserveError("the node is gone".to_owned());
-        let target = self.nodes.get(node).ok_or_else(is_gone)?;
+        let Some(target) = self.nodes.get(node) else {
+            return Err(ReserveError("the node is gone".to_owned()));
+        };
         let current = self.nodes.owners.get(owner);
         if let Some(current) = current.and_then(|index| self.nodes.at(*index)) {
             // A second reservation would move or double the pod.
-            let node = &current.name;
-            return Err(ReserveError(format!(
-                "the pod already holds other shares on node {node}"
-            )));
+            let text = format!("the pod already holds other shares on node {}", current.name);
+            return Err(ReserveError(text));
         }
         admit(target, placement)?;
         // Counted at once: the watch shows the bound pod later, as a fact that takes the place of this decision.
@@ -184,12 +201,12 @@ impl Fleet {
     /// Finds a node by its name; `None` if nothing is known of it.
     #[inline]
     pub fn node_id(&self, name: &str) -> Option<NodeId> {
-        self.nodes.names.get(name)
+        self.nodes.names.get(name).copied()
     }
 
     /// Number of changes so far of the table of node names: results of [`Self::node_id`] hold as long as it is the same.
     pub fn names_version(&self) -> u64 {
-        self.nodes.names.version()
+        self.nodes.names_version
     }
 
     /// Number of changes so far by which a request that was refused may fit now: grows with every inventory, release and holding
@@ -200,7 +217,7 @@ impl Fleet {
 
     /// Number of changes of all nodes so far.
     pub fn n_changes(&self) -> u64 {
-        self.nodes.n_changes()
+        self.nodes.n_changes
     }
 
     /// Number of owners that hold something.
@@ -288,9 +305,6 @@ impl Fleet {
     }
 
     /// The devices to take on a node for a request.
-    ///
-    /// # Errors
-    /// The reason that [`Fleet::fit`] returns.
     pub fn choose_devices<'r>(
         &self,
         node: NodeId,
@@ -298,9 +312,8 @@ impl Fleet {
         policy: DevicePolicy,
         hints: Hints<'_>,
     ) -> Result<Placement, Reason> {
-        let request = request.into();
         let node = self.nodes.get(node).ok_or(Reason::NoDevice)?;
-        choose_devices(node, request, policy, self.context(hints))
+        choose_devices(node, self.context(request.into(), policy, hints))
     }
 
     /// The score of a node for a request after the best choice of its devices; 0 if there is no room.
@@ -312,11 +325,12 @@ impl Fleet {
         policies: Policies,
         hints: Hints<'_>,
     ) -> Score {
-        let request = request.into();
-        let Some(node) = self.nodes.get(node) else {
-            return Score::default();
-        };
-        score(node, request, policies, self.context(hints)).unwrap_or_default()
+        let context = self.context(request.into(), policies.device, hints);
+        let score = self
+            .nodes
+            .get(node)
+            .map(|node| score(node, policies.node, context));
+        score.and_then(Result::ok).unwrap_or_default()
     }
 
     /// Compares a request with every GPU of a node, by minor; empty if it asks for neither shares nor whole GPUs.
@@ -357,14 +371,12 @@ impl Fleet {
         search: &mut GroupSearch,
     ) -> Result<GroupRoom, usize> {
         let node = self.nodes.get(node).ok_or(0_usize)?;
-        room_for_group(node, request, self.context(hints), search)
+        let context = self.context(request.member, request.policies.device, hints);
+        room_for_group(node, request, context, search)
     }
 
     /// The devices to take on a node for a request, its GPUs only from `gpus`. The owners in `gone` count as holding nothing, and
     /// the hints of those in `uncounted` do not count.
-    ///
-    /// # Errors
-    /// The reason for which there is no room.
     pub fn choose_devices_among(
         &self,
         node: NodeId,
@@ -383,7 +395,7 @@ impl Fleet {
             let among = all.filter(|(_, gpu)| gpus.contains(&gpu.id));
             copy.offer_only(&among.map(|(at, _)| at).collect::<Vec<_>>());
         }
-        choose_devices(&copy, request, policy, self.context(Hints::Respect))
+        choose_devices(&copy, self.context(request, policy, Hints::Respect))
     }
 
     /// Prepares the evaluation of many nodes for one request.
@@ -395,19 +407,22 @@ impl Fleet {
     ) -> BatchEvaluation<'a> {
         let request = request.into();
         let scores = self.cache.scores(&request, policies, &self.nodes);
-        BatchEvaluation::new(&self.nodes, self.context(hints), (request, policies), scores)
+        let context = self.context(request, policies.device, hints);
+        BatchEvaluation::new(&self.nodes, context, policies.node, scores)
     }
 
-    /// The inputs of a choice besides node and request, with the workload model in effect.
-    pub(crate) fn context<'a>(&'a self, hints: Hints<'a>) -> ChoiceContext<'a> {
-        self.context_by(&self.model, hints)
-    }
-
-    /// As [`Self::context`], with a workload model that need not be in effect.
-    pub(crate) fn context_by<'a>(&'a self, model: &'a WorkloadModel, hints: Hints<'a>) -> ChoiceContext<'a> {
+    /// The inputs of a choice besides the node, with the workload model in effect.
+    pub(crate) fn context<'a>(
+        &'a self,
+        request: NodeRequest<'a>,
+        policy: DevicePolicy,
+        hints: Hints<'a>,
+    ) -> ChoiceContext<'a> {
         ChoiceContext {
+            request,
+            policy,
             weights: &self.weights,
-            model,
+            model: &self.model,
             hints,
         }
     }
@@ -416,44 +431,37 @@ impl Fleet {
 /// Placements on copies of nodes, which show how many more pods would fit. The fleet itself does not change.
 impl Fleet {
     /// The score of a copy for a request.
-    ///
-    /// # Errors
-    /// The reason for which there is no room.
     pub fn score_copy(
         &self,
         copy: &NodeCopy,
         request: NodeRequest<'_>,
         policies: Policies,
     ) -> Result<Score, Reason> {
-        score(&copy.node, request, policies, self.context(Hints::Respect))
+        let context = self.context(request, policies.device, Hints::Respect);
+        score(&copy.node, policies.node, context)
     }
 
     /// Room on a copy for all members of a group in one domain; nothing is placed.
-    ///
-    /// # Errors
-    /// As those of [`Self::room_for_group`].
     pub fn room_on_copy(
         &self,
         copy: &NodeCopy,
         request: &GroupRequest<'_>,
         search: &mut GroupSearch,
     ) -> Result<GroupRoom, usize> {
-        room_for_group(&copy.node, request, self.context(Hints::Respect), search)
+        let context = self.context(request.member, request.policies.device, Hints::Respect);
+        room_for_group(&copy.node, request, context, search)
     }
 
     /// Places a request on a copy, which then counts its devices, CPU and memory as in use.
-    ///
-    /// # Errors
-    /// The reason for which there is no room.
     pub fn place_on_copy(
         &self,
         copy: &mut NodeCopy,
         request: NodeRequest<'_>,
         policies: Policies,
     ) -> Result<Placement, Reason> {
-        let (node, context) = (&mut copy.node, self.context(Hints::Respect));
-        let placement = choose_devices(node, request, policies.device, context)?;
-        node.put_on_copy(&placement, request.host);
+        let context = self.context(request, policies.device, Hints::Respect);
+        let placement = choose_devices(&copy.node, context)?;
+        copy.node.put_on_copy(&placement, request.host);
         Ok(placement)
     }
 }
@@ -472,8 +480,8 @@ impl Fleet {
 
     /// The workload model of the present pods, CPU-only pods on nodes with GPUs included; `None` if it is the one in effect.
     pub fn next_model(&self) -> Option<NextModel> {
-        let sample = self.workload.sample(self.nodes.cpu_only.workload());
-        if sample == *self.model.sample() {
+        let sample = self.workload.sample(&self.nodes.cpu_only);
+        if sample == self.model.sample {
             return None;
         }
         let number = 1 + self.n_models.fetch_add(1, Ordering::Relaxed);
@@ -494,23 +502,26 @@ impl Fleet {
     /// Puts the workload model of the present pods into effect at once; returns false if it is so already. The next request of
     /// each kind then simulates all nodes.
     pub fn refresh_workload_model(&mut self) -> bool {
-        let next = self.next_model();
-        next.map(|mut next| self.set_model(&mut next)).is_some()
+        let Some(mut next) = self.next_model() else {
+            return false;
+        };
+        self.set_model(&mut next);
+        true
     }
 
     /// The pods that the model expects: each kind, and its number in a thousand pods, the commonest first. Empty before the first
     /// model takes effect.
     pub fn expected_workload(&self) -> Vec<(PodProfile, u32)> {
-        let sample = self.model.sample();
+        let sample = &self.model.sample;
         let mut counts: BTreeMap<PodProfile, usize> = BTreeMap::new();
         for profile in sample {
             *counts.entry(*profile).or_default() += 1;
         }
-        let permille = |n: usize| (n * 1000 + sample.len() / 2) / sample.len().max(1);
-        let mut expected: Vec<(PodProfile, u32)> = counts
-            .into_iter()
-            .map(|(profile, n)| (profile, u32::try_from(permille(n)).unwrap_or(1000)))
-            .collect();
+        let mut expected = Vec::with_capacity(counts.len());
+        for (profile, n) in counts {
+            let permille = (n * 1000 + sample.len() / 2) / sample.len().max(1);
+            expected.push((profile, u32::try_from(permille).unwrap_or(1000)));
+        }
         // A stable sort, so that kinds of one number keep the order of the map and two answers are equal.
         expected.sort_by_key(|(_, permille)| Reverse(*permille));
         expected

@@ -1,20 +1,9 @@
-//! The pure placement engine. It finds the devices of a node that have room for a request, scores nodes, and keeps account of the
-//! owner of each part of a device.
+//! The pure placement engine: finds the devices of a node that have room for a request, scores nodes, and keeps account of the
+//! owner of each part of a device. It knows no Kubernetes, wire format, clock, file, network or randomness.
 //!
-//! It knows no Kubernetes, wire format, clock, file, network, environment or randomness: the same calls give the same
-//! answers. Callers bring inventories, facts (holdings that watches report), decisions (placements they are about to bind) and
-//! hints (placements they expect to bind soon) into a [`Fleet`] and query it.
-//!
-//! One device model serves GPUs, RDMA adapters, FPGAs and all other types. A [`Device`] has an ID, amounts and attributes; a
-//! [`HeldPart`] is a part of a device that a pod holds by its record (its annotations), and a [`Share`] a chosen part. Charges
-//! are the amounts that parts take of devices (`state/charges`); from them free amounts (`state/node`) and the use of devices
-//! (`state/occupancy`) follow, the same way for each type; one set of rules (`choice/topology/eligible`) leaves the candidates of
-//! each type. GPUs differ where their hardware does: their amounts are dense rows, since every request compares with them
-//! (`choice/gpu_room`), they have partitions and links (`choice/topology/groups`), and pods can ask for whole GPUs by the
-//! vendor's resource name (`nvidia.com/gpu`).
-//!
-//! Amounts are per device: memory in hundredths of a byte ([`Memory`]), core in percent, slots in pods, and named resources.
-//! Nothing wraps around: a device with more holdings than room has nothing free.
+//! Callers bring inventories, facts (holdings that watches report), decisions (placements they are about to bind) and hints
+//! (placements they expect to bind soon) into a [`Fleet`] and query it. Amounts are per device: memory in hundredths of a byte
+//! ([`Memory`]), core in percent, slots in pods, and named resources. A device with more holdings than room has nothing free.
 //!
 //! Each module builds only on those before it: `data` (values), `state` (nodes and every change of them), `choice` (decisions on
 //! one node), `batch` (evaluations of many nodes, and their caches), with `explain` (views for users) beside these; `fleet` is
@@ -38,7 +27,7 @@ pub use check::Violation;
 pub use choice::admit::ReserveError;
 pub use choice::group::{GroupRequest, GroupRoom, GroupSearch, MAX_GROUP, SharedDomain};
 pub use choice::preempt::{Evictable, EvictionCost, Preemption, Victims, n_violations};
-pub use data::amounts::{Amounts, Dimension, HostAmounts, Memory, NamedAmounts};
+pub use data::amounts::{Amounts, HostAmounts, Memory, NamedAmounts};
 pub use data::constraints::{
     Constraints, DeviceConstraint, Exclusion, JointAllocation, LabelCondition, PartitionConstraint,
     Requirement, Scope, Selector, Strategy,
@@ -60,4 +49,4 @@ pub use data::workload::{PodProfile, Workload};
 pub use explain::{DeviceFit, DeviceView, HolderView, NodeView};
 pub use fleet::Fleet;
 pub use plan::{Goal, Holder, Limits, Move, Obstacle, Plan, PlanError, Price, nodes_with_gpus, plan};
-pub use state::node_copy::NodeCopy;
+pub use state::node::NodeCopy;

@@ -1,14 +1,9 @@
 //! Plans: moves of pods by which a node or some of its GPUs become empty, or by which free memory comes together on one GPU.
 //!
-//! A move is an eviction: the controller of the pod creates a successor, and the successor takes the best place by the engine,
-//! like every other pod, with all earlier moves counted and the pod gone from its own place. So a plan chooses the pods that
-//! move and their order, and not their targets. It moves each pod once at most, and only holders of the GPUs that become empty or
-//! free: no pod moves to make room for another.
-//!
-//! The search returns the plan with the least [`Price`] of those that it finds to reach the goal. It tries every order of every
-//! subset of the holders of a set of GPUs if these are [`FEW_HOLDERS`](evacuation::FEW_HOLDERS) at most, and one order of more;
-//! for [`Goal::Join`] it takes the best single move again and again. Moves are tried on copies of nodes,
-//! [`MAX_TRIES`](trials::MAX_TRIES) at most; the fleet does not change.
+//! A move is an eviction: the controller of the pod creates a successor, which takes the best place by the engine, with all
+//! earlier moves counted and the pod gone. So a plan chooses the pods that move and their order, and not their targets. It moves
+//! each pod once at most, and only holders of the GPUs that become empty or free. Of the plans that it finds to reach the goal it
+//! returns the one with the least [`Price`]; all moves are tried on copies of nodes.
 
 mod evacuation;
 mod free;

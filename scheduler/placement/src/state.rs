@@ -4,12 +4,9 @@
 //! Values derived from these (free amounts, occupancy, equivalence classes) are kept beside them and updated with every change.
 
 pub(crate) mod charges;
-pub(crate) mod cpu_only;
 pub(crate) mod equivalence;
 pub(crate) mod hardware;
-pub(crate) mod names;
 pub(crate) mod node;
-pub(crate) mod node_copy;
 pub(crate) mod nodes;
 pub(crate) mod occupancy;
 pub(crate) mod value_cache;

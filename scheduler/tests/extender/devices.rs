@@ -686,7 +686,7 @@ fn no_device_object_breaks_an_invariant() {
             let annotations = json!({"node.koordinator.sh/devices-checkpoints": checkpoint, "scheduling.koordinator.sh/gpu-partitions": table, "gpushare/gpu-links": table});
             let object = json!({"metadata": {"name": "n1", "labels": serves.map(|serves| json!({"gpushare/serves-vendor": serves})), "annotations": annotations}, "spec": {"devices": devices}});
             index.apply(serde_json::from_value::<RawDevice>(object).unwrap());
-            let bad: Vec<_> = index.fleet().check().into_iter().filter(|violation| matches!(violation, placement::Violation::RowDiffers { .. } | placement::Violation::Index { .. })).collect();
+            let bad: Vec<_> = index.fleet().check().into_iter().filter(|violation| matches!(violation, placement::Violation::RowDiffers(_) | placement::Violation::Index(_))).collect();
             prop_assert_eq!(bad, vec![]);
             for asking in [whole("w", 1), shared("s", 1, 1), monitor("m"), pod("r", &json!({"koordinator.sh/rdma": "1", "example.com/x": "1"})), joined(whole("x", 2)), joined(pod("y", &json!({"koordinator.sh/rdma": "1"})))] {
                 let asking: Pod = serde_json::from_value(asking).unwrap();

@@ -1,11 +1,8 @@
 //! The score cache: results of earlier evaluations, so that a request evaluates only the nodes that have changed since the last
-//! equal request. Equal requests are of one kind.
+//! equal request. Equal requests are of one kind. As scores depend on the workload model, each model has a cache of its own.
 //!
-//! For each kind of request there is one word per node, dense in the order in which nodes became known. Words are read and
-//! written whole and without locks, so that concurrent requests share them: no node changes while any request is evaluated, and
-//! the first request after a change forgets the results of the nodes that have changed.
-//!
-//! Scores depend on the workload model, so that each model has a cache of its own.
+//! For each kind of request there is one word per node. Words are read and written whole and without locks: no node changes
+//! while a request is evaluated, and the first request after a change forgets the results of the nodes that have changed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,7 +57,6 @@ impl RequestKey {
     }
 }
 
-/// The results of all kinds of requests.
 #[derive(Debug, Default)]
 pub(crate) struct ScoreCache {
     /// In the order of their last use.
@@ -147,7 +143,7 @@ impl KnownKind {
         for index in nodes.changed_since(self.n_changes) {
             self.scores.store(index, UNKNOWN);
         }
-        self.n_changes = nodes.n_changes();
+        self.n_changes = nodes.n_changes;
         Arc::clone(&self.scores)
     }
 }
@@ -166,7 +162,6 @@ impl CachedScores {
         Self(words.take(n_nodes + spare).collect())
     }
 
-    /// The result on a node, if it is known.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<Result<Score, Reason>> {
         // No order with other words matters: a word is right or wrong by itself.
@@ -185,7 +180,6 @@ impl CachedScores {
         word.is_some_and(|word| word.load(Ordering::Relaxed) < least.points())
     }
 
-    /// Keeps the result on a node.
     pub(crate) fn set(&self, index: u32, result: Result<Score, Reason>) {
         // Reasons are few, and their numbers are their places in `Reason::ALL`.
         self.store(
@@ -194,7 +188,6 @@ impl CachedScores {
         );
     }
 
-    /// Writes the word of a node.
     fn store(&self, index: u32, value: u32) {
         if let Some(word) = self.0.get(index as usize) {
             word.store(value, Ordering::Relaxed);

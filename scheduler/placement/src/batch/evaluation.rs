@@ -8,14 +8,13 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::batch::cache::CachedScores;
-use crate::choice::cost::{cost_decides, cost_of_gpus};
-use crate::choice::node_choice::{ChoiceContext, gpus_by_rules, is_cheapest_share, score, score_from};
+use crate::choice::cost::{ChoiceContext, cost_decides};
+use crate::choice::node_choice::{gpus_to_take, score, score_from, score_of_gpus};
 use crate::data::holding::Hints;
 use crate::data::ident::NodeId;
-use crate::data::policy::{NodePolicy, Policies, Score};
+use crate::data::policy::{NodePolicy, Score};
 use crate::data::reason::Reason;
-use crate::data::request::NodeRequest;
-use crate::state::equivalence::{EquivalenceClassId, EquivalenceKey, has_class, key_with};
+use crate::state::equivalence::{EquivalenceKey, has_class, key_with};
 use crate::state::nodes::{NodeSummary, Nodes};
 
 /// The evaluation of one request on many nodes, with the results that are known.
@@ -23,8 +22,7 @@ use crate::state::nodes::{NodeSummary, Nodes};
 pub struct BatchEvaluation<'a> {
     nodes: &'a Nodes,
     context: ChoiceContext<'a>,
-    request: NodeRequest<'a>,
-    policies: Policies,
+    policy: NodePolicy,
     /// The cached results of equal requests.
     scores: Arc<CachedScores>,
     /// Results by class; `None` while the first node of the class is evaluated.
@@ -36,8 +34,8 @@ pub struct BatchEvaluation<'a> {
 /// Identifies nodes that give the same results.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum ClassKey {
-    /// Nodes on which no hint counts.
-    Class(EquivalenceClassId),
+    /// Nodes on which no hint counts, by the address of their class.
+    Class(usize),
     /// Nodes with hints that count.
     WithHints(EquivalenceKey),
 }
@@ -56,7 +54,7 @@ impl<'a> BatchEvaluation<'a> {
     pub(crate) fn new(
         nodes: &'a Nodes,
         context: ChoiceContext<'a>,
-        (request, policies): (NodeRequest<'a>, Policies),
+        policy: NodePolicy,
         scores: Arc<CachedScores>,
     ) -> Self {
         let own_hint_at = match context.hints {
@@ -66,19 +64,15 @@ impl<'a> BatchEvaluation<'a> {
         Self {
             nodes,
             context,
-            request,
-            policies,
+            policy,
             scores,
             by_class: FxHashMap::default(),
             own_hint_at,
         }
     }
 
-    /// The score of a node, if [`Fleet::fit`](crate::Fleet::fit) finds room: from the cache, unless the node has changed since
-    /// the last equal request.
-    ///
-    /// # Errors
-    /// The reason for which there is no room.
+    /// The score of a node, or the reason for which there is no room: from the cache, unless the node has changed since the last
+    /// equal request.
     #[inline]
     pub fn evaluate(&mut self, node: NodeId) -> Result<Score, Reason> {
         match self.cached(node) {
@@ -98,10 +92,10 @@ impl<'a> BatchEvaluation<'a> {
     /// The score on a node, if there is room and it is at least `least`: less work than [`Self::evaluate`] where it is far lower.
     pub(crate) fn evaluate_from(&mut self, least: Score, id: NodeId) -> Option<Score> {
         let node = self.nodes.get(id)?;
-        let is_cheapest = is_cheapest_share(node, self.request, self.policies);
+        let is_cheapest = self.policy == NodePolicy::Fill && cost_decides(node, self.context);
         let score = if self.cached(id).is_none() && is_cheapest && !self.may_differ_by_owner(id.index) {
             // A score that is too low stays unknown.
-            let score = score_from(least, node, self.request, self.context)?;
+            let score = score_from(least, node, self.context).ok()?;
             self.scores.set(id.index, Ok(score));
             score
         } else {
@@ -132,50 +126,40 @@ impl<'a> BatchEvaluation<'a> {
     // Out of line, so that the loop over nodes with cached results stays small.
     #[inline(never)]
     fn evaluate_uncached(&mut self, node: NodeId) -> Result<Score, Reason> {
-        let summary = *self.nodes.summary(node).ok_or(Reason::NoDevice)?;
+        let summary = self.nodes.summary(node).ok_or(Reason::NoDevice)?;
         // A result that may hold for this pod alone must not get into the cache.
         if summary.has_hints && self.may_differ_by_owner(node.index) {
-            return self.compute(node, &summary);
+            return self.compute(node, summary);
         }
         // `cached` has skipped this node although it has no hint, or another request of this kind has evaluated it meanwhile.
         if let Some(result) = self.scores.get(node.index) {
             return result;
         }
-        let result = self.compute(node, &summary);
+        let result = self.compute(node, summary);
         self.scores.set(node.index, result);
         result
     }
 
     /// Computes the result on a node, or takes that of a node of its class.
     fn compute(&mut self, id: NodeId, summary: &NodeSummary) -> Result<Score, Reason> {
-        let (request, context, policies) = (self.request, self.context, self.policies);
+        let (context, policy) = (self.context, self.policy);
         let node = self.nodes.get(id).ok_or(Reason::NoDevice)?;
-        let compute = || score(node, request, policies, context);
         // If the cost decides which GPU is taken, nodes of one class may give different GPUs.
-        if cost_decides(node, request) {
-            return compute();
+        if cost_decides(node, context) {
+            return score(node, policy, context);
         }
         let Some(results) = self.class_results(id, summary) else {
-            return compute();
+            return score(node, policy, context);
         };
         // The value of a node depends on its CPU and memory, which differ within a class.
-        let evaluated = results.get_or_insert_with(|| match policies.node {
-            NodePolicy::Fill => Evaluated::Gpus(gpus_by_rules(node, request, policies.device, context)),
-            _ => Evaluated::Score(compute()),
+        let evaluated = results.get_or_insert_with(|| match policy {
+            NodePolicy::Fill => Evaluated::Gpus(gpus_to_take(node, context)),
+            _ => Evaluated::Score(score(node, policy, context)),
         });
         match evaluated {
             Evaluated::Score(result) => *result,
             Evaluated::Gpus(Err(reason)) => Err(*reason),
-            Evaluated::Gpus(Ok(gpus)) => {
-                let cost = cost_of_gpus(
-                    node,
-                    request,
-                    gpus.iter().copied(),
-                    context.look_ahead(request),
-                    context.hints,
-                );
-                Ok(Score::of_cost(cost.rank()))
-            }
+            Evaluated::Gpus(Ok(gpus)) => Ok(score_of_gpus(node, gpus, context)),
         }
     }
 
@@ -195,7 +179,7 @@ impl<'a> BatchEvaluation<'a> {
             // A node of no class (see `has_class`): only the free amounts of GPUs count there, and evaluating them is cheaper
             // than computing a key.
             Some(_) => return None,
-            None => ClassKey::Class(summary.class?),
+            None => ClassKey::Class(Arc::as_ptr(summary.class.as_ref()?).addr()),
         };
         Some(self.by_class.entry(key).or_default())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::batch::cache::ScoreCache;
 use crate::batch::evaluation::BatchEvaluation;
-use crate::choice::cost::WorkloadModel;
+use crate::choice::cost::{ChoiceContext, WorkloadModel};
 use crate::data::holding::Hints;
 use crate::data::inventory::GpuModel;
 use crate::fleet::Fleet;
@@ -58,9 +58,12 @@ impl NextModel {
         self.model.add_gpu_models_of(&fleet.model);
         let (mut results_left, mut nodes_left) = (RESULTS_AT_ONCE, NODES_AT_ONCE);
         while let Some((key, scores)) = self.cache.kind(self.kind, &fleet.nodes) {
-            let context = fleet.context_by(&self.model, Hints::Respect);
-            let kind = (key.request(), key.policies);
-            let mut batch = BatchEvaluation::new(&fleet.nodes, context, kind, Arc::clone(&scores));
+            let context = ChoiceContext {
+                model: &self.model,
+                ..fleet.context(key.request(), key.policies.device, Hints::Respect)
+            };
+            let mut batch =
+                BatchEvaluation::new(&fleet.nodes, context, key.policies.node, Arc::clone(&scores));
             for summary in fleet.nodes.summaries.iter().skip(self.index as usize) {
                 if results_left == 0 || nodes_left == 0 {
                     return true;

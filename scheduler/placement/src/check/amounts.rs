@@ -4,12 +4,11 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Violation, differs, inconsistent};
+use super::{Violation, differs};
 use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::{Device, DeviceRef};
 use crate::data::holding::{HeldMemory, HeldPart};
 use crate::data::ident::{DeviceId, DeviceType, OwnerId};
-use crate::data::inventory::Inventory;
 use crate::data::request::RequestedMemory;
 use crate::state::node::{GpuFlags, Hint, Node};
 
@@ -30,7 +29,7 @@ impl Part<'_> {
     fn amounts_of(&self, node: &Node, device: &Device) -> Sums<'_> {
         let mut sums = named(&self.held.resources);
         if self.held.kind == DeviceType::Gpu {
-            let (memory, _) = memory_on(device, self.held.memory, node.unit_bytes());
+            let (memory, _) = memory_on(device, self.held.memory, node.inventory.unit_bytes);
             sums.extend(gpu_sums(memory, self.held.core, self.held.slots));
         }
         sums
@@ -52,7 +51,6 @@ impl Part<'_> {
     }
 }
 
-/// Named resources as sums.
 fn named(resources: &NamedAmounts) -> Sums<'_> {
     let mut sums = Sums::new();
     for (resource, amount) in resources {
@@ -66,9 +64,8 @@ fn amount(sums: &Sums<'_>, resource: &str) -> u128 {
     sums.get(resource).copied().unwrap_or(0)
 }
 
-/// The devices of one type.
 pub(super) fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
-    let mut types = node.inventory.iter().flat_map(Inventory::types);
+    let mut types = node.inventory.types();
     types
         .find(|(of, _)| *of == kind)
         .map_or(&[], |(_, devices)| devices)
@@ -78,7 +75,7 @@ pub(super) fn devices<'a>(node: &'a Node, kind: &DeviceType) -> &'a [Device] {
 pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
     let mut violations = check_order(node);
     let parts = parts(node);
-    for (type_at, (kind, devices)) in node.inventory.iter().flat_map(Inventory::types).enumerate() {
+    for (type_at, (kind, devices)) in node.inventory.types().enumerate() {
         for (at, device) in devices.iter().enumerate() {
             let (certain, suspect) = count(node, kind, device, &parts);
             let totals = totals(kind, device);
@@ -87,7 +84,6 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
                 if used > *total + kept_by_driver(kind, device, resource) {
                     violations.push(Violation::Oversubscribed {
                         node: node.name.to_string(),
-                        kind: kind.clone(),
                         id: device.id.clone(),
                         resource: (*resource).into(),
                         used,
@@ -98,7 +94,7 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
             let free = free(node, kind, device, &add(certain, suspect));
             let kept = if *kind == DeviceType::Gpu {
                 violations.extend(check_flags(node, at, device, &parts));
-                violations.extend(check_same_gpu(node, device, &parts));
+                violations.extend(check_same_gpu(device, &parts));
                 let row = node.rows.get(at);
                 row.map(|row| (sums(row.total), sums(row.free)))
             } else {
@@ -108,15 +104,13 @@ pub(super) fn check_amounts(node: &Node) -> Vec<Violation> {
             };
             let expected = (totals, free);
             if kept.as_ref() != Some(&expected) {
-                let detail = format!(
-                    "{kind} {}: total and free amounts are kept as {kept:?}, not {expected:?}",
-                    device.id
-                );
-                violations.push(differs(node, detail));
+                let id = &device.id;
+                let text = format!("{kind} {id}: total and free amounts are {kept:?}, not {expected:?}");
+                violations.push(differs(node, &text));
             }
         }
     }
-    if node.inventory.is_some() {
+    if node.hardware.is_some() {
         violations.extend(parts.iter().filter_map(|part| missing_gpu(node, part)));
     }
     violations.extend(node.hints.iter().filter_map(|hint| check_hint(node, hint)));
@@ -132,7 +126,7 @@ fn is_withheld(node: &Node, gpu: &Device) -> bool {
 /// Returns true if a request for whole GPUs by the vendor's resource name may get the GPU.
 fn is_for_vendor(node: &Node, gpu: &Device) -> bool {
     let any_reserved = node.gpus().iter().any(|gpu| !gpu.sharing);
-    node.serves_vendor() || !any_reserved || !gpu.sharing
+    node.inventory.serves_vendor || !any_reserved || !gpu.sharing
 }
 
 /// All parts of all holdings. Those of pending holdings come last, owner by owner, each charged to the GPUs that have room and
@@ -183,7 +177,7 @@ fn parts(node: &Node) -> Vec<Part<'_>> {
 fn count<'a>(node: &Node, kind: &DeviceType, device: &Device, parts: &'a [Part<'_>]) -> (Sums<'a>, Sums<'a>) {
     let (mut certain, mut suspect) = (Sums::new(), Sums::new());
     for part in parts.iter().filter(|part| part.may_be_of(node, kind, device)) {
-        let (_, is_known) = memory_on(device, part.held.memory, node.unit_bytes());
+        let (_, is_known) = memory_on(device, part.held.memory, node.inventory.unit_bytes);
         let is_certain = part.held.device.identifies(device) && is_known && part.held.trusted;
         let sums = if is_certain { &mut certain } else { &mut suspect };
         *sums = add(std::mem::take(sums), part.amounts_of(node, device));
@@ -191,7 +185,6 @@ fn count<'a>(node: &Node, kind: &DeviceType, device: &Device, parts: &'a [Part<'
     (certain, suspect)
 }
 
-/// The sum of each resource.
 fn add<'a>(mut sums: Sums<'a>, more: Sums<'a>) -> Sums<'a> {
     for (resource, amount) in more {
         *sums.entry(resource).or_default() += amount;
@@ -279,14 +272,15 @@ fn check_flags(node: &Node, at: usize, gpu: &Device, parts: &[Part<'_>]) -> Opti
         }
     }
     let flags = node.flags.get(at);
-    (flags != Some(&expected)).then(|| {
-        let detail = format!("GPU {} has the flags {flags:?}, not {expected:?}", gpu.id);
-        differs(node, detail)
-    })
+    if flags == Some(&expected) {
+        return None;
+    }
+    let text = format!("GPU {} has the flags {flags:?}, not {expected:?}", gpu.id);
+    Some(differs(node, &text))
 }
 
 /// Finds owners of which two parts name the same GPU.
-fn check_same_gpu(node: &Node, gpu: &Device, parts: &[Part<'_>]) -> Vec<Violation> {
+fn check_same_gpu(gpu: &Device, parts: &[Part<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut last = None;
     for part in parts {
@@ -295,11 +289,8 @@ fn check_same_gpu(node: &Node, gpu: &Device, parts: &[Part<'_>]) -> Vec<Violatio
         }
         // Parts are in the order of owners.
         if last == Some(part.owner) {
-            violations.push(Violation::SameGpuTwice {
-                node: node.name.to_string(),
-                owner: part.owner.clone(),
-                gpu: gpu.id.clone(),
-            });
+            let text = format!("{} holds two parts of {}", part.owner, gpu.id);
+            violations.push(Violation::SameGpuTwice(text));
         }
         last = Some(part.owner);
     }
@@ -308,17 +299,15 @@ fn check_same_gpu(node: &Node, gpu: &Device, parts: &[Part<'_>]) -> Vec<Violatio
 
 /// The violation of a part that names a GPU which its node does not have; `None` if the node has it, or the part names none.
 fn missing_gpu(node: &Node, part: &Part<'_>) -> Option<Violation> {
-    let gpu = match &part.held.device {
-        DeviceRef::Id(id) => id.to_string(),
-        DeviceRef::Minor(minor) => format!("minor {minor}"),
-        DeviceRef::Any => return None,
-    };
-    let is_found = node.gpus().iter().any(|gpu| part.held.device.identifies(gpu));
-    (part.held.kind == DeviceType::Gpu && !is_found).then(|| Violation::MissingGpu {
-        node: node.name.to_string(),
-        owner: part.owner.clone(),
-        gpu,
-    })
+    let device = &part.held.device;
+    let is_found = node.gpus().iter().any(|gpu| device.identifies(gpu));
+    if part.held.kind != DeviceType::Gpu || *device == DeviceRef::Any || is_found {
+        return None;
+    }
+    let (owner, node) = (part.owner, &node.name);
+    Some(Violation::MissingGpu(format!(
+        "node {node} has no {device:?}, which {owner} holds"
+    )))
 }
 
 /// Compares the amounts that a hint is charged on GPUs with those that its holdings name.
@@ -327,8 +316,8 @@ fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
     let parts = hint.holdings.parts.iter();
     for part in parts.filter(|part| part.kind == DeviceType::Gpu) {
         let (HeldMemory::Exact(memory), DeviceRef::Id(_)) = (part.memory, &part.device) else {
-            let detail = format!("the hint of {} is not of known amounts of known GPUs", hint.owner);
-            return Some(differs(node, detail));
+            let text = format!("the hint of {} is not of known amounts of known GPUs", hint.owner);
+            return Some(differs(node, &text));
         };
         for (at, gpu) in node.gpus().iter().enumerate() {
             if part.device.identifies(gpu) {
@@ -343,10 +332,11 @@ fn check_hint(node: &Node, hint: &Hint) -> Option<Violation> {
         }
     }
     let (owner, charges) = (&hint.owner, &hint.gpu_charges);
-    (**charges != *expected).then(|| {
-        let detail = format!("the hint of {owner} is charged as {charges:?} instead of {expected:?}");
-        differs(node, detail)
-    })
+    if **charges == *expected {
+        return None;
+    }
+    let text = format!("the hint of {owner} is charged as {charges:?} instead of {expected:?}");
+    Some(differs(node, &text))
 }
 
 /// Checks the orders and sizes that look-ups rely on.
@@ -378,9 +368,9 @@ fn check_order(node: &Node) -> Vec<Violation> {
         ),
     ];
     let mut violations = Vec::new();
-    for (holds, detail) in conditions {
+    for (holds, text) in conditions {
         if !holds {
-            violations.push(inconsistent(format!("node {}: {detail}", node.name)));
+            violations.push(Violation::Index(format!("node {}: {text}", node.name)));
         }
     }
     violations

@@ -30,13 +30,7 @@ pub(crate) fn check_group(nodes: &Nodes, members: &[OwnerId], domain: SharedDoma
             domain == SharedDomain::Node || minors.is_none_or(|minors| are_linked(node, minors))
         }
     };
-    let named = |(node, minors): (&&str, &BTreeSet<u32>)| {
-        let named = minors.iter().map(|minor| format!("{node}/{minor}"));
-        named.collect::<Vec<_>>()
-    };
-    (!is_together).then(|| Violation::GroupApart {
-        gpus: minors.iter().flat_map(named).collect(),
-    })
+    (!is_together).then(|| Violation::GroupApart(format!("GPUs by node: {minors:?}")))
 }
 
 /// Returns true if a part is of a GPU, or may be.
@@ -46,8 +40,7 @@ fn is_of(part: &DeviceRef, gpu: &Device) -> bool {
 
 /// Returns true if GPUs are in one group of linked GPUs, or known to be on one switch, or on one NUMA node.
 fn are_linked(node: &Node, minors: &BTreeSet<u32>) -> bool {
-    let groups = node.inventory.iter().flat_map(|inventory| &inventory.links);
-    for group in groups {
+    for group in &node.inventory.links {
         if minors.iter().all(|minor| group.minors.contains(minor)) {
             return true;
         }

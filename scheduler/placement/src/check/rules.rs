@@ -14,7 +14,7 @@ pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
     for (at, one) in node.held.iter().enumerate() {
         for other in node.held.iter().skip(at + 1) {
-            check_functions(node, one, other, &mut violations);
+            check_functions(one, other, &mut violations);
             check_exclusions(node, one, other, &mut violations);
             // In both directions, since only the owner with exclusive use has the rule in its holdings.
             check_exclusions(node, other, one, &mut violations);
@@ -26,26 +26,18 @@ pub(super) fn check_pairs(node: &Node) -> Vec<Violation> {
 /// Checks the summary, the equivalence class and the rules flag of a node.
 pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Violation> {
     let mut violations: Vec<Violation> = Vec::new();
-    let summary = nodes
-        .summaries
-        .get(id.index as usize)
-        .copied()
-        .unwrap_or_default();
-    let key = summary
-        .class
-        .and_then(|class| nodes.classes.get(class))
-        .map(|(key, _)| key);
-    if key != has_class(node).then(|| key_with(node, Hints::Ignore)).as_ref() {
+    let summary = nodes.summaries.get(id.index as usize);
+    let class = summary.and_then(|summary| summary.class.as_deref());
+    if class != has_class(node).then(|| key_with(node, Hints::Ignore)).as_ref() {
         violations.push(differs(node, "its equivalence class does not match it"));
     }
-    let kept = (summary.exists, summary.generation, summary.has_hints);
-    if kept != (true, id.generation, !node.hints.is_empty()) {
+    if summary.is_none_or(|summary| !summary.exists || summary.has_hints == node.hints.is_empty()) {
         violations.push(differs(node, "its summary does not match it"));
     }
     let any_held = node.held.iter().any(|held| !held.holdings.exclusions.is_empty());
     let any_hinted = node.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
-    let partitions = node.inventory.iter().flat_map(|inventory| &inventory.partitions);
-    let is_binding = partitions.into_iter().any(|table| table.is_binding);
+    let partitions = node.inventory.partitions.as_ref();
+    let is_binding = partitions.is_some_and(|table| table.is_binding);
     if node.has_rules != (any_held || any_hinted || is_binding) {
         violations.push(differs(node, "the flag for rules is wrong"));
     }
@@ -53,7 +45,7 @@ pub(super) fn check_derived(nodes: &Nodes, id: NodeId, node: &Node) -> Vec<Viola
 }
 
 /// Finds virtual functions that two owners certainly hold.
-fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<Violation>) {
+fn check_functions(one: &Held, other: &Held, violations: &mut Vec<Violation>) {
     for part in one.holdings.parts.iter().filter(|part| part.trusted) {
         for same in &other.holdings.parts {
             if !same.trusted || same.kind != part.kind {
@@ -61,11 +53,8 @@ fn check_functions(node: &Node, one: &Held, other: &Held, violations: &mut Vec<V
             }
             let functions = same.virtual_functions.iter();
             for function in functions.filter(|function| part.virtual_functions.contains(function)) {
-                violations.push(Violation::FunctionHeldTwice {
-                    node: node.name.to_string(),
-                    function: function.clone(),
-                    owners: [one.owner.clone(), other.owner.clone()],
-                });
+                let text = format!("{} and {} hold function {function}", one.owner, other.owner);
+                violations.push(Violation::FunctionHeldTwice(text));
             }
         }
     }
@@ -81,13 +70,9 @@ fn check_exclusions(node: &Node, keeper: &Held, other: &Held, violations: &mut V
         let kept = held_devices(node, keeper, kind);
         for device in held_devices(node, other, kind) {
             if kept.iter().any(|kept| excludes(*exclusion, kept, device)) {
-                violations.push(Violation::ExclusionBroken {
-                    node: node.name.to_string(),
-                    keeper: keeper.owner.clone(),
-                    other: other.owner.clone(),
-                    kind: kind.clone(),
-                    device: device.id.clone(),
-                });
+                let (keeper, other) = (&keeper.owner, &other.owner);
+                let text = format!("{other} holds {kind} {}, which {keeper} excludes", device.id);
+                violations.push(Violation::ExclusionBroken(text));
             }
         }
     }

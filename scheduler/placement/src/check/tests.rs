@@ -8,8 +8,8 @@ use crate::data::device::{Device, DeviceRef, DevicesOfType};
 use crate::data::holding::{HeldMemory, HeldPart, Hints, Holdings, Placement, Share};
 use crate::data::ident::{DeviceType, NodeId};
 use crate::data::inventory::Inventory;
+use crate::data::workload::Workload;
 use crate::fleet::Fleet;
-use crate::state::cpu_only::CpuOnlyPods;
 use crate::state::equivalence::key_with;
 use crate::state::node::Node;
 
@@ -95,11 +95,11 @@ fn fleet() -> Fleet {
 
 /// The first node.
 fn n(fleet: &mut Fleet) -> &mut Node {
-    fleet.nodes.slots[0].node.as_mut().unwrap()
+    fleet.nodes.slots[0].as_mut().unwrap()
 }
 
 fn m(fleet: &mut Fleet) -> &mut Node {
-    fleet.nodes.slots[1].node.as_mut().unwrap()
+    fleet.nodes.slots[1].as_mut().unwrap()
 }
 
 #[rstest]
@@ -110,7 +110,7 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 #[case::free_though_unhealthy(|fleet: &mut Fleet| keep_free_when_unhealthy(n(fleet)), &["RowDiffers"])]
 #[case::unhealthy_gpu_without_flag(
     |fleet: &mut Fleet| {
-        n(fleet).inventory.as_mut().unwrap().gpus[0].healthy = false;
+        n(fleet).inventory.gpus[0].healthy = false;
         n(fleet).rows[0].free = Amounts::ZERO;
     },
     &["Index"]
@@ -124,11 +124,11 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 )]
 #[case::another_device_missing(|fleet: &mut Fleet| m(fleet).free_resources.clear(), &["RowDiffers"])]
 #[case::row_missing(|fleet: &mut Fleet| m(fleet).rows.resize(0), &["Index", "RowDiffers", "RowDiffers"])]
-#[case::gpus_out_of_order(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus.reverse(), &["Index"])]
-#[case::uuid_twice(|fleet: &mut Fleet| m(fleet).inventory.as_mut().unwrap().gpus[1].id = "m-0".into(), &["Index"])]
+#[case::gpus_out_of_order(|fleet: &mut Fleet| m(fleet).inventory.gpus.reverse(), &["Index"])]
+#[case::uuid_twice(|fleet: &mut Fleet| m(fleet).inventory.gpus[1].id = "m-0".into(), &["Index"])]
 #[case::name_lost(|fleet: &mut Fleet| { fleet.nodes.names.remove("m"); }, &["Index", "Index"])]
-#[case::name_of_another_node(|fleet: &mut Fleet| { fleet.nodes.names.insert("m", NodeId { index: 0, generation: 0 }); }, &["Index"])]
-#[case::name_of_nothing(|fleet: &mut Fleet| { fleet.nodes.names.insert("x", NodeId { index: 7, generation: 0 }); }, &["Index"])]
+#[case::name_of_another_node(|fleet: &mut Fleet| { fleet.nodes.names.insert("m".into(), NodeId { index: 0, generation: 0 }); }, &["Index"])]
+#[case::name_of_nothing(|fleet: &mut Fleet| { fleet.nodes.names.insert("x".into(), NodeId { index: 7, generation: 0 }); }, &["Index"])]
 #[case::idle_node(|fleet: &mut Fleet| drop(m(fleet).set_inventory(None)), &["Index", "RowDiffers"])]
 #[case::owner_lost(|fleet: &mut Fleet| { fleet.nodes.owners.remove("a"); }, &["Index", "Index", "Index"])]
 #[case::owner_on_another_node(|fleet: &mut Fleet| { fleet.nodes.owners.insert("a".into(), 1); }, &["Index"])]
@@ -156,15 +156,15 @@ fn m(fleet: &mut Fleet) -> &mut Node {
 )]
 #[case::host_use_lost(|fleet: &mut Fleet| fleet.nodes.host_uses.clear(), &["Index", "Index"])]
 #[case::host_use_uncounted(|fleet: &mut Fleet| n(fleet).host.used.cpu_milli += 1, &["Index"])]
-#[case::cpu_only_pod_uncounted(|fleet: &mut Fleet| fleet.nodes.cpu_only = CpuOnlyPods::default(), &["Index"])]
+#[case::cpu_only_pod_uncounted(|fleet: &mut Fleet| fleet.nodes.cpu_only = Workload::default(), &["Index"])]
 #[case::summary_without_hint(|fleet: &mut Fleet| fleet.nodes.summaries[0].has_hints = false, &["RowDiffers"])]
 #[case::summary_without_node(|fleet: &mut Fleet| fleet.nodes.summaries[1].exists = false, &["RowDiffers"])]
-#[case::summary_of_another_generation(|fleet: &mut Fleet| fleet.nodes.summaries[1].generation += 1, &["RowDiffers"])]
+#[case::summary_of_another_generation(|fleet: &mut Fleet| fleet.nodes.summaries[1].generation += 1, &["Index"])]
 #[case::summary_without_class(|fleet: &mut Fleet| fleet.nodes.summaries[1].class = None, &["Index", "RowDiffers"])]
 #[case::class_without_node(
     |fleet: &mut Fleet| {
-        let key = key_with(m(fleet), Hints::Respect);
-        fleet.nodes.classes.enter(key);
+        let key = key_with(n(fleet), Hints::Respect);
+        fleet.nodes.classes.class_of(key);
     },
     &["Index"]
 )]
@@ -176,7 +176,7 @@ fn corruption_is_found(#[case] corrupt: fn(&mut Fleet), #[case] expected: &[&str
 
 /// Marks a GPU as unhealthy, but leaves its row free.
 fn keep_free_when_unhealthy(node: &mut Node) {
-    node.inventory.as_mut().unwrap().gpus[0].healthy = false;
+    node.inventory.gpus[0].healthy = false;
     node.any_unavailable = true;
 }
 
@@ -204,12 +204,8 @@ fn one_device_shared_twice_by_one_owner_is_found() {
         share(DeviceRef::Id("n-0".into()), 1, 0, 0),
     ];
     fleet.hold(&"twice".into(), "n", Holdings::from(shares));
-    let expected = Violation::SameGpuTwice {
-        node: "n".into(),
-        owner: "twice".into(),
-        gpu: "n-0".into(),
-    };
-    assert_eq!(fleet.check(), [expected]);
+    let text = "twice holds two parts of n-0".to_owned();
+    assert_eq!(fleet.check(), [Violation::SameGpuTwice(text)]);
 }
 
 #[test]
@@ -263,14 +259,14 @@ fn memory_that_the_driver_keeps_by_now_is_no_oversubscription() {
 fn kinds(fleet: &Fleet) -> Vec<&'static str> {
     let kind = |violation: &Violation| match violation {
         Violation::Oversubscribed { .. } => "Oversubscribed",
-        Violation::RowDiffers { .. } => "RowDiffers",
-        Violation::OwnerOnSeveralNodes { .. } => "OwnerOnSeveralNodes",
-        Violation::SameGpuTwice { .. } => "SameGpuTwice",
-        Violation::MissingGpu { .. } => "MissingGpu",
-        Violation::FunctionHeldTwice { .. } => "FunctionHeldTwice",
-        Violation::ExclusionBroken { .. } => "ExclusionBroken",
-        Violation::GroupApart { .. } => "GroupApart",
-        Violation::Index { .. } => "Index",
+        Violation::RowDiffers(_) => "RowDiffers",
+        Violation::OwnerOnSeveralNodes(_) => "OwnerOnSeveralNodes",
+        Violation::SameGpuTwice(_) => "SameGpuTwice",
+        Violation::MissingGpu(_) => "MissingGpu",
+        Violation::FunctionHeldTwice(_) => "FunctionHeldTwice",
+        Violation::ExclusionBroken(_) => "ExclusionBroken",
+        Violation::GroupApart(_) => "GroupApart",
+        Violation::Index(_) => "Index",
     };
     fleet.check().iter().map(kind).collect()
 }

@@ -3,7 +3,7 @@
 use crate::choice::gpu_room::fit_whole;
 use crate::data::amounts::{Amounts, Memory};
 use crate::data::constraints::widest_exclusion;
-use crate::data::device::Device;
+use crate::data::device::VirtualFunction;
 use crate::data::holding::{Hints, Placement, Share};
 use crate::data::ident::FunctionId;
 use crate::data::inventory::GPUS;
@@ -21,7 +21,7 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
         shares,
         n_unknown_gpus,
         is_vendor,
-        ..
+        exclusions,
     } = placement;
     let takes_gpus_only = placement.others().next().is_none();
     let takes_no_amounts = placement.gpus().all(|share| share.amounts == Amounts::ZERO);
@@ -38,24 +38,49 @@ pub(crate) fn admit(node: &Node, placement: &Placement) -> Result<(), ReserveErr
         fit_whole(node, *n_unknown_gpus, Hints::Ignore)
             .map_err(|reason| ReserveError(format!("whole GPUs: {reason}")))?;
     }
+    let has_functions = shares.iter().any(|share| !share.virtual_functions.is_empty());
+    // Most placements have nothing to do with rules, and occupancy takes allocations to compute.
+    let needs_rules = node.has_rules || !exclusions.is_empty() || has_functions;
+    let occupancy = needs_rules.then(|| Occupancy::new(node, Hints::Ignore));
+    let mut functions: Vec<&FunctionId> = Vec::new();
     for (at, share) in shares.iter().enumerate() {
-        admit_share(node, share, *is_vendor)?;
+        let (kind, id) = (&share.kind, &share.id);
+        let (type_at, device_at) = admit_share(node, share, *is_vendor)?;
         // Two shares of one device may fit one by one, and not together.
         let mut earlier = shares.iter().take(at);
-        if earlier.any(|other| (&other.kind, &other.id) == (&share.kind, &share.id)) {
-            let (kind, id) = (&share.kind, &share.id);
+        if earlier.any(|other| (&other.kind, &other.id) == (kind, id)) {
             return Err(ReserveError(format!("{kind} {id} is chosen twice")));
         }
+        let Some((occupancy, hardware)) = occupancy.as_ref().zip(node.hardware.as_ref()) else {
+            continue;
+        };
+        let exclusion = widest_exclusion(exclusions, kind);
+        let (locations, uses) = (hardware.locations_of(type_at), occupancy.of_type(type_at));
+        if !permits(exclusion, device_at, locations, uses) {
+            let text = format!("{kind} {id}: exclusive use does not allow it");
+            return Err(ReserveError(text));
+        }
+        for VirtualFunction { id, .. } in &share.virtual_functions {
+            let device = node.inventory.devices(type_at).get(device_at);
+            let mut known = device
+                .into_iter()
+                .flat_map(|device| device.attributes.all_functions());
+            let is_held = occupancy.held_functions_of(type_at).contains(&id);
+            // Two shares of one placement must not take the same virtual function either.
+            if is_held || functions.contains(&id) || !known.any(|known| known.id == *id) {
+                let text = format!("virtual function {id} is gone or taken");
+                return Err(ReserveError(text));
+            }
+            functions.push(id);
+        }
     }
-    admit_by_rules(node, placement)
+    Ok(())
 }
 
-/// Checks that the device of a share exists, is healthy, is not closed and has room.
-fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), ReserveError> {
+/// Checks that the device of a share exists, takes new owners and has room; returns the indices of its type and its own.
+fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(usize, usize), ReserveError> {
     let (kind, id) = (&share.kind, &share.id);
-    let inventory = node.inventory.as_ref();
-    let found = inventory.and_then(|inventory| inventory.device(kind, id));
-    let Some((type_at, at, device)) = found else {
+    let Some((type_at, at, device)) = node.inventory.device(kind, id) else {
         return Err(ReserveError(format!("{kind} {id} is gone")));
     };
     if !device.healthy {
@@ -65,86 +90,27 @@ fn admit_share(node: &Node, share: &Share, is_vendor: bool) -> Result<(), Reserv
         return Err(ReserveError(format!("{kind} {id} is closed for maintenance")));
     }
     if type_at == GPUS {
-        return admit_share_of_gpu(node, at, device, share, is_vendor);
+        let flags = node.flags.get(at).copied().unwrap_or_default();
+        // A GPU that takes no shares can still be allocated whole; the free amounts in its row are those for shares.
+        let free = if is_vendor && !flags.is_occupied && node.inventory.is_for_vendor(device) {
+            device.whole()
+        } else {
+            node.rows.get(at).copied().unwrap_or_default().free
+        };
+        if let Some(lacking) = share.amounts.lacking(free) {
+            let (lacking, needed) = (lacking.label(), share.amounts);
+            let text = format!("GPU {id} has too little {lacking} free: {free} for {needed}");
+            return Err(ReserveError(text));
+        }
+        return Ok((type_at, at));
     }
     let free = node.free_of_type(type_at).get(at);
     for (resource, needed) in &share.resources {
         let free = free.and_then(|free| free.get(resource)).copied().unwrap_or(0);
         if *needed > free {
-            return Err(ReserveError(format!(
-                "{kind} {id} has too little {resource} free: {free} for {needed}"
-            )));
+            let text = format!("{kind} {id} has too little {resource} free: {free} for {needed}");
+            return Err(ReserveError(text));
         }
     }
-    Ok(())
-}
-
-/// Checks that the amounts of a share are free on its GPU.
-fn admit_share_of_gpu(
-    node: &Node,
-    at: usize,
-    gpu: &Device,
-    share: &Share,
-    is_vendor: bool,
-) -> Result<(), ReserveError> {
-    let flags = node.flags.get(at).copied().unwrap_or_default();
-    let row = node.rows.get(at).copied().unwrap_or_default();
-    let inventory = node.inventory.as_ref();
-    let is_for_vendor = inventory.is_some_and(|inventory| inventory.is_for_vendor(gpu));
-    // A GPU that takes no shares can still be allocated whole; the free amounts in its row are those for shares.
-    let free = if is_vendor && !flags.is_occupied && is_for_vendor {
-        gpu.whole()
-    } else {
-        row.free
-    };
-    match share.amounts.lacking(free) {
-        Some(dimension) => Err(ReserveError(format!(
-            "GPU {} has too little {dimension} free: {free} for {}",
-            gpu.id, share.amounts
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// Checks that exclusive use, of this pod and of others, allows each device, and that the virtual functions exist and are free.
-fn admit_by_rules(node: &Node, placement: &Placement) -> Result<(), ReserveError> {
-    let mut shares = placement.shares.iter();
-    let has_functions = shares.any(|share| !share.virtual_functions.is_empty());
-    // Most placements have nothing to do with rules, and occupancy takes allocations to compute.
-    if !node.has_rules && placement.exclusions.is_empty() && !has_functions {
-        return Ok(());
-    }
-    let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
-        return Ok(());
-    };
-    let occupancy = Occupancy::new(node, Hints::Ignore);
-    let mut taken: Vec<&FunctionId> = Vec::new();
-    for share in &placement.shares {
-        // `admit_share` has found every device already.
-        let Some((type_at, at, device)) = inventory.device(&share.kind, &share.id) else {
-            continue;
-        };
-        let exclusion = widest_exclusion(&placement.exclusions, &share.kind);
-        let (locations, uses) = (hardware.locations.of_type(type_at), occupancy.of_type(type_at));
-        if !permits(exclusion, at, locations, uses) {
-            let (kind, id) = (&share.kind, &share.id);
-            return Err(ReserveError(format!(
-                "{kind} {id}: exclusive use does not allow it"
-            )));
-        }
-        for function in &share.virtual_functions {
-            let mut known = device.attributes.all_functions();
-            let exists = known.any(|known| known.id == function.id);
-            let is_held = occupancy.held_functions_of(type_at).contains(&&function.id);
-            if !exists || is_held || taken.contains(&&function.id) {
-                let function = &function.id;
-                return Err(ReserveError(format!(
-                    "virtual function {function} is gone or taken"
-                )));
-            }
-            // Two shares of one placement must not take the same virtual function either.
-            taken.push(&function.id);
-        }
-    }
-    Ok(())
+    Ok((type_at, at))
 }

@@ -1,22 +1,19 @@
-//! The cost of a choice of GPUs, for the policy `fill`.
+//! The cost of a choice of GPUs, for the policy `fill`; of equal costs, the choice that leaves less on its node is best.
 //!
-//! cost = ½ · (value(node) − value(node after) − size of the choice) + ½ · increase in unusable idle capacity
-//! + weighted loss of whole GPUs that are idle together.
-//!
-//! The first term accounts for CPU, memory and devices together, and may be zero where small pods fill a node as well as large
-//! ones. The second term counts that the node is lost to large pods. The third is for pods unlike those seen so far. The choice
-//! with the lowest cost is best; of equals, the one that leaves less on its node.
+//! cost = ½ · (value(node) − value(node after) − size of the choice) + ½ · increase in unusable idle capacity + weighted loss of
+//! whole GPUs that are idle together. The first term may be zero where small pods fill a node as well as large ones; the second
+//! counts that the node is lost to large pods; the third is for pods unlike those seen so far.
 
 use rustc_hash::FxHashMap;
 
 use crate::choice::gpu_room::share_need;
 use crate::choice::simulate::{
-    FreeGpus, GpuPart, N_SEQUENCES, Simulation, WHOLE, thousandths_down, thousandths_up,
+    FreeGpus, GpuPart, N_SEQUENCES, NO_PODS, Simulation, WHOLE, thousandths_down, thousandths_up,
 };
 use crate::data::amounts::{Amounts, HostAmounts, Memory};
 use crate::data::holding::Hints;
 use crate::data::inventory::GpuModel;
-use crate::data::policy::COST_END;
+use crate::data::policy::{COST_END, DevicePolicy, ResourceWeights};
 use crate::data::request::{NodeRequest, RequestedGpus, ShareNeed, ShareRequest};
 use crate::data::workload::Sample;
 use crate::state::node::{Node, Row};
@@ -35,7 +32,7 @@ const LEFT_BITS: u32 = 15;
 pub(crate) struct WorkloadModel {
     /// Differs from that of every other model of the fleet.
     pub(crate) number: u64,
-    sample: Sample,
+    pub(crate) sample: Sample,
     by_gpu: FxHashMap<GpuModel, Simulation>,
 }
 
@@ -64,21 +61,19 @@ impl WorkloadModel {
             .or_insert_with(|| Simulation::new(&self.sample, gpu));
     }
 
-    pub(crate) fn sample(&self) -> &Sample {
-        &self.sample
-    }
-
     pub(crate) fn gpu_models(&self) -> impl Iterator<Item = GpuModel> {
         self.by_gpu.keys().copied()
     }
 }
 
-/// The expectations by which choices for one request are compared.
+/// Everything that a choice depends on besides the node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LookAhead<'a> {
+pub(crate) struct ChoiceContext<'a> {
+    pub(crate) request: NodeRequest<'a>,
+    pub(crate) policy: DevicePolicy,
+    pub(crate) weights: &'a ResourceWeights,
     pub(crate) model: &'a WorkloadModel,
-    /// CPU and memory of the request.
-    pub(crate) host: HostAmounts,
+    pub(crate) hints: Hints<'a>,
 }
 
 /// The cost of a choice, term by term; each term may be negative.
@@ -114,7 +109,7 @@ impl PlacementCost {
 
 /// One node before a choice, ready to compute the costs of choices.
 pub(crate) struct CostBasis<'a> {
-    simulation: Option<&'a Simulation>,
+    simulation: &'a Simulation,
     gpus: FreeGpus,
     /// CPU and memory that the request leaves.
     host_after: HostAmounts,
@@ -128,31 +123,28 @@ pub(crate) struct CostBasis<'a> {
 
 impl<'a> CostBasis<'a> {
     /// Measures a node before the choice: its value, its unusable idle capacity and the weight of its idle GPUs.
-    pub(crate) fn new(node: &Node, look_ahead: LookAhead<'a>, hints: Hints<'_>) -> Self {
-        let model = look_ahead.model;
+    pub(crate) fn new(node: &Node, context: ChoiceContext<'a>) -> Self {
+        let ChoiceContext { model, hints, .. } = context;
         let simulation = node.model.and_then(|gpu| model.by_gpu.get(&gpu));
+        // A node without GPUs has no value.
+        let simulation = simulation.unwrap_or(&NO_PODS);
         let gpus = FreeGpus::new(node.rows_with(hints).map(free_part));
         let host = node.host.free();
-        let measure =
-            |simulation: &Simulation| (simulation.value(&gpus, host), simulation.unusable(&gpus, host));
-        let compute = || simulation.map_or((0, 0), measure);
+        let compute = || (simulation.value(&gpus, host), simulation.unusable(&gpus, host));
         // The node caches the values for requests that count every hint, as most requests do.
         let (value, unusable) = if node.hints.iter().all(|hint| hints.counts(&hint.owner)) {
             node.value_cache.get_or_compute(model.number, compute)
         } else {
             compute()
         };
-        let idle_weight = simulation.map_or(0, |simulation| {
-            simulation.idle_weight(node.gpus().len(), node.host.total)
-        });
         Self {
             simulation,
             gpus,
             // At least zero: kube-scheduler checks CPU and memory, and the cost only estimates.
-            host_after: host.less(look_ahead.host),
+            host_after: host.less(context.request.host),
             value,
             unusable,
-            idle_weight,
+            idle_weight: simulation.idle_weight(node.gpus().len(), node.host.total),
         }
     }
 
@@ -171,61 +163,50 @@ impl<'a> CostBasis<'a> {
         let (mut gpus, mut size) = (self.gpus, 0);
         for (at, part) in taken {
             gpus.take(at, part);
-            size += i64::from(part.size());
+            size += i64::from(part.size()) * PlacementCost::SCALE;
         }
         let broken = self.gpus.idle_value().saturating_sub(gpus.idle_value()) * self.idle_weight / 1000;
-        let value_loss = |value: u32| i64::from(self.value) - i64::from(value) - size * PlacementCost::SCALE;
-        // Without a simulation for its GPUs the node has no value, and only the idle part that is left decides.
-        let unusable = |simulation: &Simulation| simulation.unusable(&gpus, self.host_after);
+        let (simulation, expected) = (self.simulation, i64::from(self.value) - size);
         // The bound: the node is worth the most that it can be after the choice.
         let mut cost = PlacementCost {
-            value_loss: value_loss(
-                self.simulation
-                    .map_or(0, |simulation| simulation.most_value(&gpus)),
-            ),
-            unusable: i64::from(self.simulation.map_or(0, unusable)) - i64::from(self.unusable),
+            value_loss: expected - i64::from(simulation.most_value(&gpus)),
+            unusable: i64::from(simulation.unusable(&gpus, self.host_after)) - i64::from(self.unusable),
             broken: i64::try_from(broken).unwrap_or(0) * PlacementCost::SCALE,
             left: gpus.idle(),
         };
         if cost.rank() > most {
             return None;
         }
-        if let Some(simulation) = self.simulation {
-            cost.value_loss = value_loss(simulation.value(&gpus, self.host_after));
-        }
+        cost.value_loss = expected - i64::from(simulation.value(&gpus, self.host_after));
         Some(cost)
     }
 }
 
-/// Returns true if the cost decides which GPU of a node the policy `fill` takes: for a share of one GPU and nothing else, without
-/// rules. For other requests the cost only compares nodes.
-pub(crate) fn cost_decides(node: &Node, request: NodeRequest<'_>) -> bool {
+/// Returns true if the cost decides which GPU of a node is taken: under the policy `fill`, for a share of one GPU and nothing
+/// else, without rules. For other requests the cost only compares nodes.
+pub(crate) fn cost_decides(node: &Node, context: ChoiceContext<'_>) -> bool {
+    let request = context.request;
     let is_one_share = matches!(
         request.gpus,
         RequestedGpus::Share(ShareRequest { devices: 1, .. })
     );
-    is_one_share && request.constraints.is_none() && request.others.is_empty() && !node.has_rules
+    let is_alone = request.constraints.is_none() && request.others.is_empty();
+    context.policy == DevicePolicy::Fill && is_one_share && is_alone && !node.has_rules
 }
 
 /// The cost of taking these GPUs for a request.
-pub(crate) fn cost_of_gpus(
-    node: &Node,
-    request: NodeRequest<'_>,
-    gpus: impl Iterator<Item = usize>,
-    look_ahead: LookAhead<'_>,
-    hints: Hints<'_>,
-) -> PlacementCost {
-    let need = match request.gpus {
+pub(crate) fn cost_of_gpus(node: &Node, gpus: &[usize], context: ChoiceContext<'_>) -> PlacementCost {
+    let need = match context.request.gpus {
         RequestedGpus::Share(request) => share_need(node, &request).ok(),
         RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => None,
     };
-    let taken = gpus.filter_map(|at| {
-        let total = node.rows.get(at)?.total;
+    let taken = gpus.iter().filter_map(|at| {
+        let total = node.rows.get(*at)?.total;
         // A request that is no share takes GPUs whole.
         let part = need.map_or(GpuPart::WHOLE, |need| taken_part(need.amounts_on(total), total));
-        Some((at, part))
+        Some((*at, part))
     });
-    CostBasis::new(node, look_ahead, hints).cost_of(taken)
+    CostBasis::new(node, context).cost_of(taken)
 }
 
 /// The order of GPUs: rank of the cost; then memory, core and slots that the GPU has left; then its index.
@@ -235,10 +216,10 @@ type CheapestKey = (u32, Memory, u32, u32, usize);
 pub(crate) fn cheapest(
     node: &Node,
     need: ShareNeed,
-    basis: &CostBasis<'_>,
-    hints: Hints<'_>,
+    context: ChoiceContext<'_>,
     most: u32,
 ) -> Option<(usize, PlacementCost)> {
+    let (basis, hints) = (CostBasis::new(node, context), context.hints);
     let mut best: Option<(CheapestKey, PlacementCost)> = None;
     for (at, row) in node.rows_with(hints).enumerate() {
         let amounts = need.amounts_on(row.total);

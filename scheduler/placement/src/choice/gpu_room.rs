@@ -7,9 +7,8 @@
 
 use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::Device;
-use crate::data::holding::{Hints, Share};
+use crate::data::holding::{Hints, Share, n_unknown_whole};
 use crate::data::ident::DeviceType;
-use crate::data::inventory::Inventory;
 use crate::data::reason::Reason;
 use crate::data::request::{RequestedGpus, ShareNeed, ShareRequest};
 use crate::state::node::{GpuFlags, Node, Row};
@@ -18,7 +17,7 @@ use crate::state::node::{GpuFlags, Node, Row};
 #[inline]
 pub(crate) fn fit_gpus(node: &Node, request: &RequestedGpus, hints: Hints<'_>) -> Result<(), Reason> {
     match request {
-        RequestedGpus::Share(request) => fit_shares(node, request, hints).map(drop),
+        RequestedGpus::Share(request) => fit_shares(node, request, hints),
         RequestedGpus::Whole(n) => fit_whole(node, *n, hints),
         RequestedGpus::All { slots } => share_all_gpus(node, *slots, hints).map(drop),
         RequestedGpus::Nothing => Ok(()),
@@ -31,12 +30,12 @@ pub(crate) fn share_need(node: &Node, request: &ShareRequest) -> Result<ShareNee
     if node.rows.is_empty() {
         return Err(Reason::NoDevice);
     }
-    ShareNeed::new(request, node.unit_bytes())
+    ShareNeed::new(request, node.inventory.unit_bytes)
 }
 
-/// The request in the terms of this node, if enough GPUs have room for a share; else the reason of the refusal.
+/// Checks that enough GPUs of a node have room for a share.
 #[inline]
-pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) -> Result<ShareNeed, Reason> {
+fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) -> Result<(), Reason> {
     let need = share_need(node, request)?;
     // On most nodes no hint counts, and then rows are compared without a copy.
     let comparison = if node.any_hint_counts(hints) {
@@ -45,45 +44,35 @@ pub(crate) fn fit_shares(node: &Node, request: &ShareRequest, hints: Hints<'_>) 
         compare(need, node.rows.iter().copied())
     };
     match comparison {
-        Comparison::Fits => Ok(need),
-        Comparison::Lacks(_) if node.any_unavailable => {
-            Err(reason_with_unavailable(node, need, hints, comparison))
-        }
-        Comparison::Lacks(lacks) => Err(lacks.reason(need)),
+        Err(lacks) if node.any_unavailable => Err(reason_with_unavailable(node, need, hints, lacks)),
+        comparison => comparison.map_err(|lacks| lacks.reason(need)),
     }
 }
 
 /// The reason of a refusal where some GPUs are unhealthy, closed or withheld. The rows of such GPUs have nothing free, which
 /// would hide what the available GPUs lack.
-fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Comparison) -> Reason {
+fn reason_with_unavailable(node: &Node, need: ShareNeed, hints: Hints<'_>, all: Lacks) -> Reason {
     // Health, maintenance and vendors do not matter if even an empty node were too small.
     if all.has_too_few_large_enough(need) {
         return Reason::TooLarge;
     }
     let open = node.open_rows(hints);
     let available = open.clone().filter(|(.., flags)| !flags.is_withheld);
-    match compare(need, available.map(|(row, ..)| row)) {
-        Comparison::Lacks(lacks) if lacks.n_large_enough >= need.devices => return lacks.reason(need),
-        _ => {}
+    if let Err(lacks) = compare(need, available.map(|(row, ..)| row))
+        && !lacks.has_too_few_large_enough(need)
+    {
+        return lacks.reason(need);
     }
     let healthy = node.rows_with(hints).zip(node.gpus());
     let healthy = healthy.filter(|(_, gpu)| gpu.healthy).map(|(row, _)| row);
-    if compare(need, healthy).has_too_few_large_enough(need) {
-        Reason::Unhealthy
-    } else if compare(need, open.map(|(row, ..)| row)).has_too_few_large_enough(need) {
-        Reason::Closed
-    } else {
-        Reason::Vendor
+    if compare(need, healthy).is_err_and(|lacks| lacks.has_too_few_large_enough(need)) {
+        return Reason::Unhealthy;
     }
-}
-
-/// The result of comparing a need with GPUs.
-#[derive(Clone, Copy)]
-enum Comparison {
-    /// Enough GPUs have room.
-    Fits,
-    /// Too few GPUs have room.
-    Lacks(Lacks),
+    let open = open.map(|(row, ..)| row);
+    if compare(need, open).is_err_and(|lacks| lacks.has_too_few_large_enough(need)) {
+        return Reason::Closed;
+    }
+    Reason::Vendor
 }
 
 /// The dimensions in which GPUs lack room.
@@ -95,16 +84,9 @@ struct Lacks {
     sets: u8,
 }
 
-impl Comparison {
-    /// Returns true if fewer GPUs than needed could take the share even if they were empty.
-    fn has_too_few_large_enough(self, need: ShareNeed) -> bool {
-        matches!(self, Self::Lacks(lacks) if lacks.n_large_enough < need.devices)
-    }
-}
-
 /// Compares a need with GPUs until enough have room.
 #[inline]
-fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
+fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Result<(), Lacks> {
     let mut n_missing = need.devices;
     let mut lacks = Lacks::default();
     for Row { free, total } in rows {
@@ -117,7 +99,7 @@ fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
             // Never below zero, because a need is for at least one GPU.
             n_missing -= 1;
             if n_missing == 0 {
-                return Comparison::Fits;
+                return Ok(());
             }
         }
         if needed.within(total) {
@@ -125,10 +107,15 @@ fn compare(need: ShareNeed, rows: impl Iterator<Item = Row>) -> Comparison {
             lacks.sets |= 1 << set;
         }
     }
-    Comparison::Lacks(lacks)
+    Err(lacks)
 }
 
 impl Lacks {
+    /// Returns true if fewer GPUs than needed could take the share even if they were empty.
+    fn has_too_few_large_enough(self, need: ShareNeed) -> bool {
+        self.n_large_enough < need.devices
+    }
+
     /// The reason of the GPU that lacks the fewest dimensions.
     fn reason(self, need: ShareNeed) -> Reason {
         // Sets of dimensions as in `Lacks::sets`. A GPU that lacks no dimension has room, so that there are too few of such GPUs.
@@ -142,7 +129,7 @@ impl Lacks {
             (0b110, Reason::Core),
             (0b111, Reason::Memory),
         ];
-        if self.n_large_enough < need.devices {
+        if self.has_too_few_large_enough(need) {
             return Reason::TooLarge;
         }
         // Always found, since a need is for at least one GPU, and so one is large enough here.
@@ -166,14 +153,13 @@ pub(crate) fn fit_gpu(gpu: &Device, flags: GpuFlags, free: Amounts, need: Amount
     if flags.is_withheld {
         return Err(Reason::Vendor);
     }
-    need.lacking(free)
-        .map_or(Ok(()), |dimension| Err(dimension.into()))
+    need.lacking(free).map_or(Ok(()), Err)
 }
 
 /// Checks that `n` whole GPUs can be had.
 pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Reason> {
-    let inventory = node.inventory.as_ref();
-    let Some(inventory) = inventory.filter(|inventory| !inventory.gpus.is_empty()) else {
+    let inventory = &node.inventory;
+    if inventory.gpus.is_empty() {
         // kube-scheduler knows how many GPUs kubelet offers, but not which pods share them.
         for held in &node.held {
             if !held.holdings.is_vendor && held.holdings.has_parts_of(&DeviceType::Gpu) {
@@ -181,17 +167,17 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
             }
         }
         return Ok(());
-    };
+    }
     let n = usize::try_from(n).unwrap_or(usize::MAX);
     // `TooLarge`, so that kube-scheduler tries no eviction, which would not help.
     if inventory.for_vendor().count() < n {
         return Err(Reason::TooLarge);
     }
     // The vendor's plugin would allocate a shared GPU, since it knows nothing of shares.
-    if !inventory.serves_vendor && is_any_shared(node, inventory, hints) {
+    if !inventory.serves_vendor && is_any_shared(node, hints) {
         return Err(Reason::Vendor);
     }
-    let mut n_unknown = node.n_unknown_whole();
+    let mut n_unknown = n_unknown_whole(&node.held);
     for hint in node.counted_hints(hints) {
         n_unknown = n_unknown.saturating_add(hint.holdings.n_unknown_gpus);
     }
@@ -216,8 +202,8 @@ pub(crate) fn fit_whole(node: &Node, n: u32, hints: Hints<'_>) -> Result<(), Rea
 }
 
 /// Returns true if a GPU that the vendor's plugin may take is shared.
-fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
-    for (at, _) in inventory.for_vendor() {
+fn is_any_shared(node: &Node, hints: Hints<'_>) -> bool {
+    for (at, _) in node.inventory.for_vendor() {
         // A hinted share counts like a held one, since its pod may be bound before this one.
         let is_shared = node.flags.get(at).is_some_and(|flags| flags.is_shared);
         if is_shared || node.counted_hints(hints).any(|hint| hint.occupies(at)) {
@@ -229,8 +215,7 @@ fn is_any_shared(node: &Node, inventory: &Inventory, hints: Hints<'_>) -> bool {
 
 /// Indices of the open unused GPUs that a request for whole GPUs may get; GPUs that take no shares come first.
 pub(crate) fn free_whole<'a>(node: &'a Node, hints: Hints<'a>) -> impl Iterator<Item = usize> + 'a {
-    let for_vendor = node.inventory.iter().flat_map(Inventory::for_vendor);
-    let free = for_vendor.filter(move |(at, gpu)| {
+    let free = node.inventory.for_vendor().filter(move |(at, gpu)| {
         let is_occupied = node.flags.get(*at).is_none_or(|flags| flags.is_occupied);
         gpu.is_open() && !is_occupied && !node.counted_hints(hints).any(|hint| hint.occupies(*at))
     });

@@ -4,13 +4,14 @@
 //! without room on a node of at most [`MAX_GPUS`] GPUs, sets of GPUs are tried for each member, so that room is found wherever
 //! there is some, until a [`GroupSearch`] has no tries left. All members have the same request. The caller compares nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::choice::cost::ChoiceContext;
 use crate::choice::gpu_room::{free_whole, share_need};
-use crate::choice::node_choice::{ChoiceContext, choose_devices, score};
-use crate::data::device::DeviceRef;
+use crate::choice::node_choice::{choose_devices, score};
 use crate::data::holding::{Hints, Placement};
 use crate::data::ident::{DeviceId, DeviceType, OwnerId};
 use crate::data::inventory::GPUS;
@@ -91,13 +92,6 @@ impl Default for GroupSearch {
 }
 
 impl GroupSearch {
-    /// Takes one try; returns false if none is left.
-    fn take_try(&mut self) -> bool {
-        let is_left = self.n_tries_left > 0;
-        self.n_tries_left = self.n_tries_left.saturating_sub(1);
-        is_left
-    }
-
     /// The link groups of the fastest kind of which one, on an empty node like this one, has room for
     /// [`GroupRequest::n_in_link_group`] pods; those of all kinds if no kind has such a group.
     fn links_for(
@@ -176,7 +170,7 @@ fn room_on_gpus(
     search: &mut GroupSearch,
 ) -> Result<GroupRoom, usize> {
     let n = request.n_members.clamp(1, MAX_GROUP);
-    let limit = most_by_amounts(node, gpus, request.member, n, context.hints);
+    let limit = most_by_amounts(node, gpus, n, context);
     // Free amounts alone decide about most nodes, which need not be copied. A group that is too large is refused anyway.
     if (limit < n && are_amounts_enough(node, request.member)) || request.n_members > MAX_GROUP {
         return Err(limit);
@@ -186,12 +180,12 @@ fn room_on_gpus(
         copy.offer_only(gpus);
     }
     let (placements, score) = place_members(&copy, limit, request, context, search)?;
-    let ids = |gpus: &[usize]| {
-        let of_group = gpus.iter().filter_map(|at| node.gpus().get(*at));
-        of_group.map(|gpu| gpu.id.clone()).collect()
-    };
+    let mut ids = Vec::new();
+    for gpu in gpus.into_iter().flatten().filter_map(|at| node.gpus().get(*at)) {
+        ids.push(gpu.id.clone());
+    }
     Ok(GroupRoom {
-        gpus: gpus.map(ids),
+        gpus: gpus.map(|_| ids),
         placements,
         score,
     })
@@ -199,23 +193,22 @@ fn room_on_gpus(
 
 /// Returns true if all GPUs that bound members hold on the node are among those at the indices `gpus`.
 fn has_all_bound(node: &Node, gpus: &[usize], bound: &[OwnerId]) -> bool {
-    let held = bound.iter().filter_map(|owner| node.held_by(owner.as_str()));
-    let mut parts = held
-        .flat_map(|held| &held.holdings.parts)
-        .filter(|part| part.kind == DeviceType::Gpu);
-    parts.all(|part| {
-        // A part of an unknown GPU may be outside of the group.
-        part.device != DeviceRef::Any
-            && gpus
-                .iter()
-                .filter_map(|at| node.gpus().get(*at))
-                .any(|gpu| part.device.identifies(gpu))
-    })
+    for held in bound.iter().filter_map(|owner| node.held_by(owner.as_str())) {
+        for part in &held.holdings.parts {
+            let mut among = gpus.iter().filter_map(|at| node.gpus().get(*at));
+            // A part of an unknown GPU may be outside of the group.
+            if part.kind == DeviceType::Gpu && !among.any(|gpu| part.device.identifies(gpu)) {
+                return false;
+            }
+        }
+    }
+    true
 }
 
 /// The link groups of a node, by the indices of their GPUs: a list for each kind of link, the fastest kind first.
 fn link_levels(node: &Node) -> Vec<Vec<Vec<usize>>> {
-    let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
+    let inventory = &node.inventory;
+    let Some(hardware) = &node.hardware else {
         return Vec::new();
     };
     let mut levels = Vec::new();
@@ -229,33 +222,23 @@ fn link_levels(node: &Node) -> Vec<Vec<Vec<usize>>> {
         }
         levels.push(level);
     }
-    let locations = hardware.locations.of_type(GPUS);
-    let by_switch = locations
-        .iter()
-        .map(|location| location.knows_switch.then_some(location.switch));
-    levels.push(sets_of_equals(by_switch));
-    let by_numa = locations
-        .iter()
-        .map(|location| location.knows_numa.then_some(location.numa));
-    levels.push(sets_of_equals(by_numa));
+    let mut switches: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+    let mut numas: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+    for (at, location) in hardware.locations_of(GPUS).iter().enumerate() {
+        if location.knows_switch {
+            switches.entry(location.switch).or_default().push(at);
+        }
+        if location.knows_numa {
+            numas.entry(location.numa).or_default().push(at);
+        }
+    }
+    levels.push(switches.into_values().collect());
+    levels.push(numas.into_values().collect());
     // The same order for every request, whatever the order of the node's report.
     for level in &mut levels {
         level.sort_unstable();
     }
     levels
-}
-
-/// The sets of indices with equal values; indices without a value are in none.
-fn sets_of_equals(values: impl Iterator<Item = Option<u16>>) -> Vec<Vec<usize>> {
-    let mut sets: Vec<(u16, Vec<usize>)> = Vec::new();
-    for (at, value) in values.enumerate() {
-        let Some(value) = value else { continue };
-        match sets.iter_mut().find(|(of, _)| *of == value) {
-            Some((_, set)) => set.push(at),
-            None => sets.push((value, vec![at])),
-        }
-    }
-    sets.into_iter().map(|(_, set)| set).collect()
 }
 
 /// The devices of each member on a copy of a node whose amounts allow `limit` members, and the score for the last one; else the
@@ -268,18 +251,18 @@ fn place_members(
     search: &mut GroupSearch,
 ) -> Result<(Vec<Placement>, Score), usize> {
     let n = request.n_members.clamp(1, MAX_GROUP);
-    let (member, policies) = (request.member, request.policies);
+    let (host, policy) = (request.member.host, request.policies.node);
     let mut filling = copy.copy_with_hints(|_| true);
     let mut placements = Vec::with_capacity(n);
     let mut last_score = Score::default();
     while placements.len() < limit {
         if placements.len() + 1 == n {
-            last_score = score(&filling, member, policies, context).unwrap_or_default();
+            last_score = score(&filling, policy, context).unwrap_or_default();
         }
-        let Ok(placement) = choose_devices(&filling, member, policies.device, context) else {
+        let Ok(placement) = choose_devices(&filling, context) else {
             break;
         };
-        filling.put_on_copy(&placement, member.host);
+        filling.put_on_copy(&placement, host);
         placements.push(placement);
     }
     if limit < n {
@@ -288,15 +271,15 @@ fn place_members(
     if placements.len() == n {
         return Ok((placements, last_score));
     }
-    let found = place_on_sets(copy, request, context, n, 1, search);
+    let found = place_on_sets(copy, context, n, 1, search);
     let Some(placements) = found else {
         return Err(placements.len());
     };
     let mut filling = copy.copy_with_hints(|_| true);
     for placement in placements.iter().take(n - 1) {
-        filling.put_on_copy(placement, member.host);
+        filling.put_on_copy(placement, host);
     }
-    let last_score = score(&filling, member, policies, context).unwrap_or_default();
+    let last_score = score(&filling, policy, context).unwrap_or_default();
     Ok((placements, last_score))
 }
 
@@ -306,7 +289,6 @@ fn place_members(
 /// than that of the member before, from `first` on.
 fn place_on_sets(
     copy: &Node,
-    request: &GroupRequest<'_>,
     context: ChoiceContext<'_>,
     n: usize,
     first: u64,
@@ -316,25 +298,33 @@ fn place_on_sets(
         return Some(Vec::new());
     }
     let n_gpus = copy.gpus().len();
-    let size = gpus_of_each(request.member.gpus)?;
-    if n_gpus > MAX_GPUS || most_by_amounts(copy, None, request.member, n, context.hints) < n {
+    let size = gpus_of_each(context.request.gpus)?;
+    if n_gpus > MAX_GPUS || most_by_amounts(copy, None, n, context) < n {
         return None;
     }
+    let need = match context.request.gpus {
+        RequestedGpus::Share(share) => Some(share_need(copy, &share).ok()?),
+        RequestedGpus::Whole(_) | RequestedGpus::All { .. } | RequestedGpus::Nothing => None,
+    };
+    let mut fitting = 0_u64;
+    // A copy has only hints that count.
+    for (at, row) in copy.rows_with(Hints::Respect).enumerate() {
+        let fits = need.is_none_or(|need| need.amounts_on(row.total).within(row.free));
+        fitting |= u64::from(fits) << at;
+    }
     for set in first..1 << n_gpus {
-        if set.count_ones() as usize != size || !has_room_for_one(copy, request.member, set) {
+        if set.count_ones() as usize != size || set & fitting != set {
             continue;
         }
-        if !search.take_try() {
-            return None;
-        }
+        search.n_tries_left = search.n_tries_left.checked_sub(1)?;
         let mut on_set = copy.copy_with_hints(|_| true);
         let indices: Vec<usize> = (0..n_gpus).filter(|at| set & (1 << at) != 0).collect();
         on_set.offer_only(&indices);
-        let chosen = choose_devices(&on_set, request.member, request.policies.device, context);
+        let chosen = choose_devices(&on_set, context);
         let Ok(placement) = chosen else { continue };
         let mut rest = copy.copy_with_hints(|_| true);
-        rest.put_on_copy(&placement, request.member.host);
-        if let Some(mut placements) = place_on_sets(&rest, request, context, n - 1, set, search) {
+        rest.put_on_copy(&placement, context.request.host);
+        if let Some(mut placements) = place_on_sets(&rest, context, n - 1, set, search) {
             placements.insert(0, placement);
             return Some(placements);
         }
@@ -347,20 +337,6 @@ fn gpus_of_each(gpus: RequestedGpus) -> Option<usize> {
     usize::try_from(gpus.n_gpus()?).ok().filter(|n| *n > 0)
 }
 
-/// Returns true if every GPU of a set, given as bits, has the free amounts for a share, or if no shares are requested.
-fn has_room_for_one(node: &Node, request: NodeRequest<'_>, set: u64) -> bool {
-    let RequestedGpus::Share(share) = request.gpus else {
-        return true;
-    };
-    let Ok(need) = share_need(node, &share) else {
-        return false;
-    };
-    // A copy has only hints that count.
-    let rows = node.rows_with(Hints::Respect).enumerate();
-    rows.filter(|(at, _)| set & (1 << at) != 0)
-        .all(|(_, row)| need.amounts_on(row.total).within(row.free))
-}
-
 /// Returns true if a member fits a node wherever its amounts do: no rule decides about it.
 fn are_amounts_enough(node: &Node, request: NodeRequest<'_>) -> bool {
     !node.has_rules && request.constraints.is_none() && request.others.is_empty()
@@ -371,13 +347,8 @@ fn are_amounts_enough(node: &Node, request: NodeRequest<'_>) -> bool {
 ///
 /// `n` members with shares of `k` GPUs each fit if and only if the GPUs together have room for `n * k` shares, where no GPU
 /// counts with more than `n` shares: a member takes distinct GPUs.
-fn most_by_amounts(
-    node: &Node,
-    gpus: Option<&[usize]>,
-    request: NodeRequest<'_>,
-    n: usize,
-    hints: Hints<'_>,
-) -> usize {
+fn most_by_amounts(node: &Node, gpus: Option<&[usize]>, n: usize, context: ChoiceContext<'_>) -> usize {
+    let ChoiceContext { request, hints, .. } = context;
     let n = n.min(request.host.n_within(node.host.free()));
     let is_within = |at: &usize| gpus.is_none_or(|gpus| gpus.contains(at));
     match request.gpus {
@@ -391,13 +362,15 @@ fn most_by_amounts(
                     n_shares.push(need.amounts_on(row.total).n_within(row.free));
                 }
             }
-            let fits = |n: &usize| {
-                let most = n_shares.iter().map(|of_gpu| (*of_gpu).min(*n));
-                most.sum::<usize>() >= n.saturating_mul(need.devices)
-            };
-            (1..=n).rev().find(fits).unwrap_or(0)
+            for n in (1..=n).rev() {
+                let most = n_shares.iter().map(|of_gpu| n.min(*of_gpu));
+                if most.sum::<usize>() >= n.saturating_mul(need.devices) {
+                    return n;
+                }
+            }
+            0
         }
-        RequestedGpus::Whole(each) if node.serves_vendor() => {
+        RequestedGpus::Whole(each) if node.inventory.serves_vendor => {
             let each = usize::try_from(each.max(1)).unwrap_or(usize::MAX);
             n.min(free_whole(node, hints).filter(is_within).count() / each)
         }

@@ -2,54 +2,36 @@
 
 use std::borrow::Cow;
 
-use crate::choice::cost::{CostBasis, LookAhead, cheapest};
+use crate::choice::cost::{ChoiceContext, cheapest, cost_decides};
 use crate::choice::gpu_room::share_need;
 use crate::data::amounts::{Amounts, NamedAmounts};
 use crate::data::device::Device;
-use crate::data::holding::Hints;
 use crate::data::policy::{BEST, COST_END, DevicePolicy, ResourceUsage, ResourceWeights, ScoringStrategy};
-use crate::data::request::{DeviceRequest, NodeRequest, RequestedGpus, ShareNeed, StatedAmounts};
+use crate::data::request::{DeviceRequest, RequestedGpus, ShareNeed};
 use crate::state::node::{Node, Row};
 
 /// Memory, or computing power, of a whole GPU in percent.
 const WHOLE_PERCENT: u64 = 100;
 
-/// The order of devices: a policy, and the weights and expectations that some policies need.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceOrder<'a> {
-    pub(crate) policy: DevicePolicy,
-    pub(crate) weights: &'a ResourceWeights,
-    /// The look-ahead of the policy `fill`; without it no policy looks ahead.
-    pub(crate) look_ahead: Option<LookAhead<'a>>,
-}
-
 /// The order of GPUs by the room that they would have left: memory, core, slots; then their index.
 type RowKey = (u64, u32, u32, usize);
 
-impl DeviceOrder<'_> {
-    /// The look-ahead, if the policy uses it for one share of one GPU.
-    pub(crate) fn look_ahead_for(&self, need: ShareNeed) -> Option<LookAhead<'_>> {
-        self.look_ahead
-            .filter(|_| self.policy == DevicePolicy::Fill && need.devices == 1)
-    }
-
+impl ChoiceContext<'_> {
     /// A key that is smaller for a GPU that the policy prefers (`at` is its index); no two GPUs of a node have the same key.
     fn row_key(&self, need: ShareNeed, at: usize, row: &Row) -> RowKey {
         let left = row.free.less(need.amounts_on(row.total));
         let (memory, core, slots) = (left.memory.hundredths(), left.core, left.slots);
-        let by_score = |strategy: ScoringStrategy| {
-            let score = strategy.score(gpu_usages(self.weights, [*row], need.stated()));
-            (u64::from(BEST.saturating_sub(score)), 0, 0, at)
-        };
-        match self.policy {
+        let strategy = match self.policy {
             // If the cost does not decide, `fill` packs shares onto few GPUs, which leaves whole GPUs for large pods.
-            DevicePolicy::Fill | DevicePolicy::Binpack => (memory, core, slots, at),
+            DevicePolicy::Fill | DevicePolicy::Binpack => return (memory, core, slots, at),
             // All bits flipped, so that the GPU with most room left has the smallest key.
-            DevicePolicy::Spread => (!memory, !core, !slots, at),
-            DevicePolicy::InOrder => (0, 0, 0, at),
-            DevicePolicy::LeastAllocated => by_score(ScoringStrategy::LeastAllocated),
-            DevicePolicy::MostAllocated => by_score(ScoringStrategy::MostAllocated),
-        }
+            DevicePolicy::Spread => return (!memory, !core, !slots, at),
+            DevicePolicy::InOrder => return (0, 0, 0, at),
+            DevicePolicy::LeastAllocated => ScoringStrategy::LeastAllocated,
+            DevicePolicy::MostAllocated => ScoringStrategy::MostAllocated,
+        };
+        let score = strategy.score(gpu_usages(self.weights, [*row], need.stated()));
+        (u64::from(BEST.saturating_sub(score)), 0, 0, at)
     }
 
     /// As `row_key`, but GPUs between which the policy does not decide have the same key, so that their locations decide.
@@ -93,87 +75,52 @@ impl DeviceOrder<'_> {
     }
 }
 
-/// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room. With a look-ahead that applies,
-/// the one GPU on which the share costs least; else as many as the request needs, in the order of the policy.
-pub(crate) fn chosen_gpus<'a>(
-    node: &'a Node,
-    need: ShareNeed,
-    order: &'a DeviceOrder<'a>,
-    hints: Hints<'a>,
-) -> impl Iterator<Item = usize> + 'a {
-    // The look-ahead takes the place of the policy's order; it only applies to a share of a single GPU.
-    let (mut by_cost, mut n_by_order) = (None, need.devices);
-    if let Some(look_ahead) = order.look_ahead_for(need) {
-        let basis = CostBasis::new(node, look_ahead, hints);
-        (by_cost, n_by_order) = (cheapest(node, need, &basis, hints, COST_END), 0);
+/// Indices of the GPUs that shares are taken of, best first; enough GPUs are known to have room.
+pub(crate) fn chosen_gpus(node: &Node, need: ShareNeed, context: ChoiceContext<'_>) -> Vec<usize> {
+    if cost_decides(node, context) {
+        let cheapest = cheapest(node, need, context, COST_END);
+        return cheapest.into_iter().map(|(at, _)| at).collect();
     }
-    let mut last: Option<RowKey> = None;
-    // Each step looks for the next best among the few GPUs of a node, so that nothing is allocated.
-    let by_order = std::iter::from_fn(move || {
-        last = Some(next_best(node, need, order, hints, last)?);
-        last.map(|(.., at)| at)
-    });
-    let by_cost = by_cost.map(|(at, _)| at);
-    by_cost.into_iter().chain(by_order.take(n_by_order))
-}
-
-/// The key of the best fitting GPU whose key is larger than the last one's.
-fn next_best(
-    node: &Node,
-    need: ShareNeed,
-    order: &DeviceOrder<'_>,
-    hints: Hints<'_>,
-    last: Option<RowKey>,
-) -> Option<RowKey> {
-    let mut best: Option<RowKey> = None;
-    for (at, row) in node.rows_with(hints).enumerate() {
-        if !need.amounts_on(row.total).within(row.free) {
-            continue;
-        }
-        let key = order.row_key(need, at, &row);
-        // No two GPUs have one key, so that each comes up once.
-        if last.is_none_or(|last| key > last) && best.is_none_or(|best| key < best) {
-            best = Some(key);
+    let mut keys = Vec::with_capacity(node.rows.len());
+    for (at, row) in node.rows_with(context.hints).enumerate() {
+        if need.amounts_on(row.total).within(row.free) {
+            keys.push(context.row_key(need, at, &row));
         }
     }
-    best
+    keys.sort_unstable();
+    keys.truncate(need.devices);
+    keys.into_iter().map(|(.., at)| at).collect()
 }
 
 /// The scores of a node by weighted resources, one for each type of device that is requested.
 ///
 /// A score compares what is free on all devices of the type together, unhealthy and closed ones left out, with what the request
 /// takes of one device.
-pub(crate) fn resource_scores<'a>(
-    node: &'a Node,
-    request: NodeRequest<'a>,
-    weights: &'a ResourceWeights,
+pub(crate) fn resource_scores(
+    node: &Node,
     strategy: ScoringStrategy,
-    hints: Hints<'a>,
-) -> impl Iterator<Item = u32> + 'a {
-    let gpus = stated(node, request.gpus).map(|stated| {
-        let open = node.open_rows(hints);
-        strategy.score(gpu_usages(weights, open.map(|(row, ..)| row), stated))
-    });
-    // A type that the node does not report scores 0.
-    let others = request
-        .others
-        .iter()
-        .map(move |request| device_score(node, request, weights, strategy, hints));
-    gpus.into_iter().chain(others.map(Option::unwrap_or_default))
+    context: ChoiceContext<'_>,
+) -> Vec<u32> {
+    let mut scores = Vec::new();
+    if let Some(stated) = stated(node, context.request.gpus) {
+        let open = node.open_rows(context.hints).map(|(row, ..)| row);
+        scores.push(strategy.score(gpu_usages(context.weights, open, stated)));
+    }
+    for request in context.request.others {
+        // A type that the node does not report scores 0.
+        scores.push(device_score(node, request, strategy, context).unwrap_or_default());
+    }
+    scores
 }
 
-/// The amounts asked of one GPU; `None` if no GPU is asked for.
-fn stated(node: &Node, request: RequestedGpus) -> Option<StatedAmounts> {
+/// The amounts asked of one GPU, as of [`ShareNeed::stated`]; `None` if no GPU is asked for.
+fn stated(node: &Node, request: RequestedGpus) -> Option<[u64; 3]> {
     match request {
         RequestedGpus::Nothing => None,
         RequestedGpus::Share(request) => share_need(node, &request).ok().map(ShareNeed::stated),
         // GPUs differ in their bytes, so a whole one counts by its percentage.
-        RequestedGpus::Whole(_) => Some(StatedAmounts {
-            ratio: WHOLE_PERCENT,
-            bytes: 0,
-            core: WHOLE_PERCENT,
-        }),
-        RequestedGpus::All { .. } => Some(StatedAmounts::default()),
+        RequestedGpus::Whole(_) => Some([WHOLE_PERCENT, 0, WHOLE_PERCENT]),
+        RequestedGpus::All { .. } => Some([0; 3]),
     }
 }
 
@@ -181,39 +128,34 @@ fn stated(node: &Node, request: RequestedGpus) -> Option<StatedAmounts> {
 fn device_score(
     node: &Node,
     request: &DeviceRequest,
-    weights: &ResourceWeights,
     strategy: ScoringStrategy,
-    hints: Hints<'_>,
+    context: ChoiceContext<'_>,
 ) -> Option<u32> {
-    let type_at = node.inventory.as_ref()?.type_index(&request.kind)?;
-    let devices = node.devices(type_at);
+    let type_at = node.inventory.type_index(&request.kind)?;
+    let devices = node.inventory.devices(type_at);
     let (_, amounts) = request.split_over(devices)?;
     let mut open = Vec::with_capacity(devices.len());
     for (at, device) in devices.iter().enumerate() {
         if device.is_open() {
-            open.push((device, node.free_resources_with(type_at, at, hints)));
+            open.push((device, node.free_resources_with(type_at, at, context.hints)));
         }
     }
-    Some(strategy.score(resource_usages(weights, &open, &amounts)))
+    Some(strategy.score(resource_usages(context.weights, &open, &amounts)))
 }
 
 /// Weighted resources of GPUs, summed: memory in percent, memory in bytes, computing power.
 fn gpu_usages(
     weights: &ResourceWeights,
     rows: impl IntoIterator<Item = Row>,
-    requested: StatedAmounts,
+    requested: [u64; 3],
 ) -> [ResourceUsage; 3] {
-    let mut usages = [
-        (weights.memory_ratio, requested.ratio),
-        (weights.memory, requested.bytes),
-        (weights.core, requested.core),
-    ]
-    .map(|(weight, requested)| ResourceUsage {
+    let mut usages = [weights.memory_ratio, weights.memory, weights.core].map(|weight| ResourceUsage {
         weight,
-        total: 0,
-        free: 0,
-        requested,
+        ..ResourceUsage::default()
     });
+    for (usage, requested) in usages.iter_mut().zip(requested) {
+        usage.requested = requested;
+    }
     for Row { free, total } in rows {
         let Amounts { memory: used, .. } = total.less(free);
         // The used percentage is rounded up, so that the free one is not overstated.

@@ -1,12 +1,9 @@
-//! Preemption: chooses the victims on a node so that a request fits, as few and as unimportant as kube-scheduler would.
+//! Preemption: chooses the victims on a node so that a request fits, as few and as unimportant as kube-scheduler would, but by
+//! device, which kube-scheduler cannot know.
 //!
-//! kube-scheduler chooses victims by a node's sums of resources, and cannot know on which device a pod is. The search chooses
-//! them by device: it evicts the holders of one set of GPUs, the least important first, until the request fits; then it reprieves
-//! each that can stay, the most important first. It tries the sets of GPUs that might have room, all of them if they are few, and
-//! returns the cheapest set of victims. All of this happens on a copy of the node.
-//!
-//! The search is bounded. It finds victims wherever evicting all pods that may be evicted helps, and none of its victims could
-//! stay. Of a few pods it tries every set; of more, with many sizes and priorities, a slightly better set may exist.
+//! The search evicts, on a copy of the node, the holders of one set of GPUs, the least important first, until the request fits;
+//! then it reprieves each that can stay, the most important first. It finds victims wherever evicting all pods that may be
+//! evicted helps, and none of them could stay. Of a few pods it tries every set; of more, a slightly better set may exist.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -408,12 +405,9 @@ impl<'a> VictimSearch<'a> {
                 sets.push(self.gpus_at(|other| other == location));
             }
         }
-        if let Some(inventory) = &self.node.inventory
-            && let Some(table) = &inventory.partitions
-        {
-            for partition in &table.partitions {
-                sets.push(inventory.indices_of(&partition.minors));
-            }
+        let inventory = &self.node.inventory;
+        for partition in inventory.partitions.iter().flat_map(|table| &table.partitions) {
+            sets.push(inventory.indices_of(&partition.minors));
         }
         sets.retain(|set| set.len() >= n_needed);
         // Small sets first, since fewer pods hold a part of them.
@@ -483,14 +477,14 @@ impl PodState {
     fn new(pod: &Evictable, node: &Node, requests: &[DeviceRequest], budgets: &[i64]) -> Self {
         let held = node.held_by(pod.owner.as_str()).cloned();
         let (mut gpus, mut size, mut holds_requested_devices) = (BTreeSet::new(), 0_u128, false);
-        if let (Some(held), Some(inventory)) = (&held, &node.inventory) {
-            for (gpu, memory) in gpus_of_holdings(inventory, &held.holdings) {
+        if let Some(held) = &held {
+            for (gpu, memory) in gpus_of_holdings(&node.inventory, &held.holdings) {
                 gpus.insert(gpu);
                 size += u128::from(memory.bytes_ceil());
             }
-        }
-        for part in held.iter().flat_map(|held| &held.holdings.parts) {
-            holds_requested_devices |= requests.iter().any(|request| request.kind == part.kind);
+            for part in &held.holdings.parts {
+                holds_requested_devices |= requests.iter().any(|request| request.kind == part.kind);
+            }
         }
         // The strictest budget decides.
         let allowed = pod.budgets.iter().filter_map(|budget| budgets.get(*budget)).min();

@@ -1,19 +1,9 @@
 //! Simulation of pods to come: how much of a node's GPUs typical pods would fill, which is the node's value.
 //!
-//! The sample of the workload is cut into parts, and each part makes two sequences of pods: one in the order of the sample,
-//! CPU-only pods included, because they take CPU that others need; and one largest first, because large pods need unfragmented
-//! GPUs and would otherwise always lose to small ones. The pods of a sequence are placed on the node again and again until none
-//! fits, each on the fitting GPUs with the least free, as long as the node's CPU and memory last. The sum of all that the
-//! sequences take, each on the node as it is, is the value. Amounts are thousandths of a GPU, of memory and of computing power,
-//! so that one step is a few instructions over all GPUs of a node.
-//!
-//! The simulation also measures unusable capacity: what is idle on a node but of no use to a typical pod. If the node
-//! lacks the CPU, the memory or enough GPUs for the pod, all that is idle is unusable; else what is idle on GPUs that are too
-//! full for the pod. "Beware of Fragmentation" (USENIX ATC '23) places pods by this measure.
-//!
-//! Pods to come need not be like those seen so far. So whole GPUs that are idle together have a value besides, as a pod may
-//! come that needs any number of them. It is halved where pods ask for more CPU or memory per GPU than the node has: there
-//! these run out first.
+//! The sample of the workload is cut into parts, and each part makes two sequences of pods: one in the order of the sample, and
+//! one largest first. The pods of a sequence are placed on the node again and again until none fits, each on the fitting GPUs
+//! with the least free, as long as the node's CPU and memory last. The sum of all that the sequences take is the value, in
+//! thousandths of a GPU, of memory and of computing power, so that one step is a few instructions over all GPUs of a node.
 //!
 //! The results are estimates. Labels, topology, other devices and slots are ignored, GPUs beyond [`MAX_GPUS`] count as full, and
 //! on a node of different models every GPU counts as the largest.
@@ -60,6 +50,17 @@ pub(crate) struct Simulation {
     /// True if memory is the larger part that each kind takes of a GPU, and so the size of the kind.
     is_sized_by_memory: bool,
 }
+
+/// The simulation without any pods.
+pub(crate) static NO_PODS: Simulation = Simulation {
+    kinds: Vec::new(),
+    sequences: Vec::new(),
+    host_per_gpu: HostAmounts {
+        cpu_milli: 0,
+        memory: 0,
+    },
+    is_sized_by_memory: true,
+};
 
 /// Pods that arrive one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,23 +170,26 @@ impl Simulation {
 
     /// Thousandths of GPUs that all sequences together take of a node.
     pub(crate) fn value(&self, gpus: &FreeGpus, host: HostAmounts) -> u32 {
-        self.sequences
-            .iter()
-            .map(|sequence| sequence.simulate(*gpus, host))
-            .sum()
+        let mut value = 0;
+        for sequence in &self.sequences {
+            value += sequence.simulate(*gpus, host);
+        }
+        value
     }
 
     /// The value is at most this, which takes no simulation: no sequence takes more than is free. Free memory and core count
     /// both, unless the memory of each kind of pod is its size.
     pub(crate) fn most_value(&self, gpus: &FreeGpus) -> u32 {
-        let most = gpus.parts().map(|part| {
+        let mut most = 0;
+        for part in gpus.parts() {
             let core = if self.is_sized_by_memory { 0 } else { part.core };
-            u32::from(part.memory.max(0).unsigned_abs()) + u32::from(core.max(0).unsigned_abs())
-        });
-        most.sum::<u32>() * u32::from(N_SEQUENCES)
+            most += u32::from(part.memory.max(0).unsigned_abs()) + u32::from(core.max(0).unsigned_abs());
+        }
+        most * u32::from(N_SEQUENCES)
     }
 
-    /// Idle thousandths of GPUs that are of no use to a typical pod, summed over as many pods as there are sequences.
+    /// Idle thousandths of GPUs that are of no use to a typical pod, summed over as many pods as there are sequences. "Beware of
+    /// Fragmentation" (USENIX ATC '23) places pods by this measure.
     pub(crate) fn unusable(&self, gpus: &FreeGpus, host: HostAmounts) -> u32 {
         let (mut sum, mut n_pods) = (0, 0);
         // Equal pods are counted once, as a sample has few kinds.
@@ -197,7 +201,8 @@ impl Simulation {
         u32::try_from((sum * u64::from(N_SEQUENCES)).checked_div(n_pods).unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
-    /// Weight in thousandths of whole idle GPUs on a node with this number of GPUs and this CPU and memory.
+    /// Weight in thousandths of whole idle GPUs, for pods unlike those seen so far, on a node with this number of GPUs, CPU and
+    /// memory. Half of it where pods ask for more CPU or memory per GPU than the node has: there these run out first.
     pub(crate) fn idle_weight(&self, n_gpus: usize, host: Option<HostAmounts>) -> u64 {
         let n_gpus = u64::try_from(n_gpus).unwrap_or(u64::MAX);
         let HostAmounts { cpu_milli, memory } = self.host_per_gpu;

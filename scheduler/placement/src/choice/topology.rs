@@ -3,11 +3,7 @@
 //!
 //! Rules come first: a device must be `eligible`; GPUs must be a partition (`groups`) where only partitions will do, and lie
 //! within their scope; devices that must share switches do. Of all choices that break no rule the engine takes the one with
-//! the least rank (`problem`), which the `search` finds.
-//!
-//! The devices of a type outside of a joint allocation are chosen without regard to other types. Where the vendor's plugin
-//! chooses whole GPUs, a request for these with constraints on GPUs is refused. Of more than 64 devices of a type only the 64
-//! preferred ones are candidates, and a request for more than 64 takes devices by preference alone.
+//! the least rank (`problem`), which the `search` finds. A request for more than 64 devices of a type takes them by preference.
 
 mod candidates;
 mod eligible;
@@ -15,19 +11,18 @@ mod groups;
 mod problem;
 mod search;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use crate::choice::cost::ChoiceContext;
 use crate::choice::gpu_room::{fit_gpus, free_whole};
-use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::{CandidateSet, MAX_MEMBERS, Pool};
 use crate::choice::topology::eligible::{DecisionContext, TypeDemand, takes_whole_gpus};
-use crate::choice::topology::groups::{GpuSet, Links, Partitions};
+use crate::choice::topology::groups::{GpuSet, Links, partition_sets};
 use crate::choice::topology::problem::{Follower, FollowerRank, Problem, Rank};
 use crate::choice::topology::search::search;
 use crate::data::constraints::{Constraints, JointAllocation, Scope};
 use crate::data::device::LimitLevel;
-use crate::data::holding::{Hints, Share};
+use crate::data::holding::Share;
 use crate::data::ident::{DeviceType, SwitchId};
 use crate::data::inventory::GPUS;
 use crate::data::misfit::{Misfit, number_of};
@@ -50,32 +45,26 @@ pub(crate) struct DeviceChoice {
 type Chosen<'p> = (&'p DeviceType, Vec<usize>);
 
 /// The devices that a request gets on a node, or the refusal with the rule that no choice meets.
-pub(crate) fn choose_by_rules(
-    node: &Node,
-    request: NodeRequest<'_>,
-    order: DeviceOrder<'_>,
-    hints: Hints<'_>,
-) -> Result<DeviceChoice, Misfit> {
+pub(crate) fn choose_by_rules(node: &Node, inputs: ChoiceContext<'_>) -> Result<DeviceChoice, Misfit> {
+    let ChoiceContext { request, hints, .. } = inputs;
     // The enforcement of memory limits comes first, so that the reason stays the same however much room there is.
     refuse_weak_limits(node, request)?;
     fit_gpus(node, &request.gpus, hints)?;
-    let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.serves_vendor();
+    let vendor_chooses = matches!(request.gpus, RequestedGpus::Whole(_)) && !node.inventory.serves_vendor;
     // The vendor's plugin knows nothing of constraints, and may pick GPUs that break them.
     if vendor_chooses && request.constraints.is_some_and(Constraints::narrow_gpus) {
         let text = "the vendor's plugin chooses GPUs on this node and cannot meet constraints on them";
         return Err(Misfit::new(Reason::Vendor, text));
     }
-    let (Some(inventory), Some(hardware)) = (&node.inventory, &node.hardware) else {
+    let Some(hardware) = &node.hardware else {
         return Ok(DeviceChoice::default());
     };
     let context = DecisionContext {
         node,
-        inventory,
+        inventory: &node.inventory,
         hardware,
         occupancy: Occupancy::new(node, hints),
-        constraints: request.constraints,
-        order,
-        hints,
+        inputs,
     };
     let sees_all = matches!(request.gpus, RequestedGpus::All { .. });
     // A pod that sees a GPU can use it, so it must not see a GPU of which another pod has exclusive use.
@@ -83,19 +72,19 @@ pub(crate) fn choose_by_rules(
         let text = "another pod has exclusive use of a GPU, and a pod that sees all GPUs would see it";
         return Err(Misfit::new(Reason::Selected, text));
     }
-    choose_by_type(&context, request)
+    choose_by_type(&context)
 }
 
 /// Refuses a node if fewer of its GPUs than the request shares enforce memory limits as strongly as it demands.
 fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfit> {
-    let (RequestedGpus::Share(share), Some(constraints), Some(inventory)) =
-        (request.gpus, request.constraints, &node.inventory)
+    let (RequestedGpus::Share(share), Some(constraints), Some(_)) =
+        (request.gpus, request.constraints, &node.hardware)
     else {
         return Ok(());
     };
     let needed = usize::try_from(share.devices).unwrap_or(usize::MAX);
     let (mut found, mut best) = (0, LimitLevel::None);
-    for gpu in &inventory.gpus {
+    for gpu in node.gpus() {
         let limits = gpu.attributes.limits;
         if limits >= constraints.limits {
             found += 1;
@@ -104,7 +93,12 @@ fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfi
         }
     }
     if found < needed && constraints.limits > LimitLevel::None {
-        let (reason, are) = (Reason::weak_limits(best), if needed == 1 { "is" } else { "are" });
+        let reason = match best {
+            LimitLevel::None => Reason::Unlimited,
+            // Never `Driver`, since GPUs whose driver enforces limits meet every demand.
+            LimitLevel::Library | LimitLevel::Driver => Reason::LimitedByLibrary,
+        };
+        let are = if needed == 1 { "is" } else { "are" };
         let text = format!(
             "{found} of the node's GPUs limit memory as the pod demands, {needed} {are} needed: {reason}"
         );
@@ -114,33 +108,34 @@ fn refuse_weak_limits(node: &Node, request: NodeRequest<'_>) -> Result<(), Misfi
 }
 
 /// Chooses devices of all types: those of a joint allocation together, other types one by one.
-fn choose_by_type(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Result<DeviceChoice, Misfit> {
+fn choose_by_type(context: &DecisionContext<'_>) -> Result<DeviceChoice, Misfit> {
+    let request = context.inputs.request;
     // Without a report of devices of other types, kube-scheduler's own check of extended resources has to do.
     let reports_devices = context.inventory.other_devices.is_some();
     let requests = if reports_devices { request.others } else { &[] };
-    let (mut demands, mut pools) = (Vec::new(), Vec::new());
+    let mut others = Vec::with_capacity(requests.len());
     for request in requests {
         let demand = TypeDemand::of_others(context, request)?;
-        pools.push(demand.eligible(context)?);
-        demands.push(demand);
+        let pool = demand.eligible(context)?;
+        others.push((demand, pool));
     }
     // Devices of other types come first, so that the misfit names them where both are missing.
-    let gpus = match TypeDemand::of_gpus(context, request.gpus)? {
+    let gpus = match TypeDemand::of_gpus(context)? {
         Some(demand) => Some(demand.eligible(context)?),
         None => None,
     };
     let gpu_sets = match &gpus {
-        Some(pool) => gpu_sets(context, pool, takes_whole_gpus(context, request.gpus, pool))?,
+        Some(pool) => gpu_sets(context, pool)?,
         None => Vec::new(),
     };
     let (mut chosen, mut vendor_gpus) = (Vec::new(), None);
-    let constraints = context.constraints;
+    let constraints = request.constraints;
     let joint = constraints.and_then(|constraints| constraints.joint.as_ref());
     if let Some(joint) = joint {
-        chosen = choose_joint_devices(context, joint, gpus.as_ref(), &demands, &pools, &gpu_sets)?;
-        vendor_gpus = leading_vendor_gpus(context, request.gpus, joint);
+        chosen = choose_joint_devices(context, joint, gpus.as_ref(), &others, &gpu_sets)?;
+        vendor_gpus = leading_vendor_gpus(context, joint);
     }
-    for pool in gpus.iter().chain(&pools) {
+    for pool in gpus.iter().chain(others.iter().map(|(_, pool)| pool)) {
         if chosen.iter().any(|(kind, _)| **kind == pool.kind) {
             continue;
         }
@@ -155,8 +150,8 @@ fn choose_by_type(context: &DecisionContext<'_>, request: NodeRequest<'_>) -> Re
     }
     let mut decision = DeviceChoice::default();
     // In the order of the request, whichever type led the choice.
-    for (demand, pool) in demands.iter().zip(&pools) {
-        let shares = demand.shares(devices_of(&chosen, &pool.kind));
+    for (demand, pool) in &others {
+        let shares = demand.shares(context, devices_of(&chosen, &pool.kind));
         decision.others.extend(shares);
     }
     decision.gpus = devices_of(&chosen, &DeviceType::Gpu).to_vec();
@@ -171,16 +166,12 @@ fn devices_of<'c>(chosen: &'c [Chosen<'_>], kind: &DeviceType) -> &'c [usize] {
 
 /// The locations of the GPUs that the vendor's plugin will choose, if GPUs lead the joint allocation and the request takes all
 /// free ones; otherwise the engine cannot foresee the plugin's choice.
-fn leading_vendor_gpus(
-    context: &DecisionContext<'_>,
-    request: RequestedGpus,
-    joint: &JointAllocation,
-) -> Option<Vec<Location>> {
-    let RequestedGpus::Whole(n) = request else {
+fn leading_vendor_gpus(context: &DecisionContext<'_>, joint: &JointAllocation) -> Option<Vec<Location>> {
+    let RequestedGpus::Whole(n) = context.inputs.request.gpus else {
         return None;
     };
-    let locations = context.hardware.locations.of_type(GPUS);
-    let free = free_whole(context.node, context.hints).filter_map(|at| locations.get(at));
+    let locations = context.hardware.locations_of(GPUS);
+    let free = free_whole(context.node, context.inputs.hints).filter_map(|at| locations.get(at));
     let free: Vec<Location> = free.copied().collect();
     let takes_all_free = usize::try_from(n).is_ok_and(|n| n == free.len());
     let leads = joint.kinds.first() == Some(&DeviceType::Gpu);
@@ -189,12 +180,8 @@ fn leading_vendor_gpus(
 
 /// The devices of a pool that are nearest to GPUs at these locations.
 fn devices_near(pool: &Pool, gpus: &[Location]) -> Vec<usize> {
-    let pool = &*pool.narrowed();
-    let follower = Follower {
-        pool,
-        allowed: pool.all(),
-    };
-    let (chosen, _) = follower.follow(gpus);
+    let allowed = pool.all();
+    let (chosen, _) = Follower { pool, allowed }.follow(gpus);
     pool.devices(chosen)
 }
 
@@ -204,14 +191,13 @@ fn choose_joint_devices<'p>(
     context: &DecisionContext<'_>,
     joint: &JointAllocation,
     gpus: Option<&'p Pool>,
-    demands: &[TypeDemand<'_>],
-    pools: &'p [Pool],
+    others: &'p [(TypeDemand<'_>, Pool)],
     gpu_sets: &[GpuSet],
 ) -> Result<Vec<Chosen<'p>>, Misfit> {
     let mut requested: Vec<&Pool> = Vec::from_iter(gpus);
-    for (demand, pool) in demands.iter().zip(pools) {
+    for (demand, pool) in others {
         // If all devices of a type are taken, nothing is left to choose.
-        if !demand.takes_all {
+        if demand.n_requested.is_some() {
             requested.push(pool);
         }
     }
@@ -247,20 +233,12 @@ fn choose_close_devices<'p>(
             return Ok(vec![(&lead.kind, lead.preferred())]);
         }
     }
-    let narrow: Vec<Cow<'_, Pool>> = pools.iter().map(|pool| pool.narrowed()).collect();
-    let narrow: Vec<&Pool> = narrow.iter().map(AsRef::as_ref).collect();
-    let links = match narrow.first() {
-        Some(lead) if is_gpu => Links::new(&context.inventory.links, &context.inventory.gpus, lead),
-        _ => None,
+    let links = is_gpu.then(|| Links::new(context.inventory, lead)).flatten();
+    let Some(sets) = best_sets(pools, gpu_sets, same_switch, links.as_ref()) else {
+        return Err(nearest_misfit(context, pools).unwrap_or(Reason::Together.into()));
     };
-    let Some(sets) = best_sets(&narrow, gpu_sets, same_switch, links.as_ref()) else {
-        return Err(nearest_misfit(context, &narrow).unwrap_or(Reason::Together.into()));
-    };
-    let mut chosen = Vec::with_capacity(pools.len());
-    for ((pool, narrow), set) in pools.iter().zip(&narrow).zip(sets) {
-        chosen.push((&pool.kind, narrow.devices(set)));
-    }
-    Ok(chosen)
+    let sets = pools.iter().zip(sets);
+    Ok(sets.map(|(pool, set)| (&pool.kind, pool.devices(set))).collect())
 }
 
 /// The best choice of devices of all types, in the order of the types, with the GPUs from one of the sets; `None` if each choice
@@ -284,13 +262,9 @@ fn best_sets(
             followers.push(Follower { pool, allowed });
         }
         let problem = Problem::new(lead, gpu_set.allowed_of(lead), followers, same_switch, links);
-        // A partition has as many GPUs as are requested, which leaves nothing to search.
-        let found = if problem.allowed.len() == lead.n_requested {
-            problem.rank(problem.allowed).map(|rank| (problem.allowed, rank))
-        } else {
-            search(&problem)
+        let Some((chosen, rank)) = search(&problem) else {
+            continue;
         };
-        let Some((chosen, rank)) = found else { continue };
         // `Problem::rank` knows no partitions, so their part of the rank is added here.
         let (partition, partition_after) = match (&lead.kind, rest) {
             // GPUs alone: no other type has to be near, so the order of preference among partitions decides at once.
@@ -322,8 +296,7 @@ fn best_sets(
 
 /// The sets of GPUs to choose from: partitions, if the request takes GPUs whole and the table or the request demands them; the
 /// GPUs of each part of the machine that the scope allows; or both, if partitions are preferred only.
-fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Result<Vec<GpuSet>, Misfit> {
-    let pool = &*pool.narrowed();
+fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool) -> Result<Vec<GpuSet>, Misfit> {
     let scope = context.constraint(&DeviceType::Gpu).scope;
     let scope = scope.unwrap_or(Scope::Machine);
     let mut scopes = sets_within(pool, scope);
@@ -349,22 +322,17 @@ fn gpu_sets(context: &DecisionContext<'_>, pool: &Pool, takes_whole: bool) -> Re
     if scopes.is_empty() {
         return Err(misfit());
     }
-    let partitions = Partitions {
-        table: context.inventory.partitions.as_ref(),
-        is_unreadable: context.inventory.has_unreadable_partitions,
-        constraint: context.constraints.and_then(|constraints| constraints.partition),
-        gpus: &context.inventory.gpus,
-        uses: context.occupancy.of_type(GPUS),
-        pool,
-    };
+    let (inventory, constraints) = (context.inventory, context.inputs.request.constraints);
+    let constraint = constraints.and_then(|constraints| constraints.partition);
     // Partitions consist of whole GPUs; shares of GPUs are chosen as if there were no table.
-    if !takes_whole || (partitions.table.is_none() && partitions.constraint.is_none()) {
+    let may_need_table = inventory.partitions.is_some() || constraint.is_some();
+    if !may_need_table || !takes_whole_gpus(context, pool) {
         return Ok(scopes.into_iter().map(GpuSet::plain).collect());
     }
-    let is_binding = partitions.is_binding();
-    let mut sets = match partitions.choices() {
+    let is_binding = constraint.is_some() || inventory.has_binding_partitions();
+    let mut sets = match partition_sets(inventory, constraint, context.occupancy.of_type(GPUS), pool) {
         Err(misfit) if is_binding => return Err(misfit),
-        choices => choices.unwrap_or_default(),
+        sets => sets.unwrap_or_default(),
     };
     sets.retain(|set| scopes.iter().any(|scope| set.allowed.is_within(*scope)));
     // If partitions are only preferred, sets that are no partition will do as well; their rank puts them behind every

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::data::ident::ResourceName;
+use crate::data::reason::Reason;
 
 const HUNDREDTHS: u64 = 100;
 
@@ -55,13 +56,11 @@ impl Memory {
 
     /// This amount in percent of `total`, rounded up; 0 if `total` is zero.
     pub fn percent_of(self, total: Self) -> u32 {
-        let scaled = u128::from(self.0) * 100;
+        if total.0 == 0 {
+            return 0;
+        }
         // Rounded up: a record must not name less than the pod holds.
-        let percent = if total.0 == 0 {
-            0
-        } else {
-            scaled.div_ceil(u128::from(total.0))
-        };
+        let percent = (u128::from(self.0) * 100).div_ceil(u128::from(total.0));
         u32::try_from(percent).unwrap_or(u32::MAX)
     }
 
@@ -97,17 +96,6 @@ pub struct Amounts {
     pub core: u32,
     /// Number of pods that can share the GPU; a pod usually takes one slot on each of its GPUs.
     pub slots: u32,
-}
-
-/// A dimension in which a GPU can run out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Dimension {
-    /// Device memory.
-    Memory,
-    /// Computing power.
-    Core,
-    /// Slots for pods.
-    Slots,
 }
 
 impl Amounts {
@@ -151,14 +139,14 @@ impl Amounts {
         memory.min(core).min(slots)
     }
 
-    /// The first dimension that exceeds `room`, in the order memory, core, slots.
-    pub(crate) fn lacking(self, room: Self) -> Option<Dimension> {
+    /// The first dimension that exceeds `room`, in the order memory, core, slots, as the reason of a refusal.
+    pub(crate) fn lacking(self, room: Self) -> Option<Reason> {
         if self.memory > room.memory {
-            Some(Dimension::Memory)
+            Some(Reason::Memory)
         } else if self.core > room.core {
-            Some(Dimension::Core)
+            Some(Reason::Core)
         } else {
-            (self.slots > room.slots).then_some(Dimension::Slots)
+            (self.slots > room.slots).then_some(Reason::Slots)
         }
     }
 
@@ -176,16 +164,6 @@ impl fmt::Display for Amounts {
             "{} bytes, {} % of core, {} slots",
             self.memory, self.core, self.slots
         )
-    }
-}
-
-impl fmt::Display for Dimension {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Core => "core",
-            Self::Slots => "slots",
-        })
     }
 }
 

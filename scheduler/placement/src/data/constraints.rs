@@ -114,18 +114,15 @@ impl Constraints {
 
     /// Returns true if some constraint rules out whole GPUs, so that the vendor's plugin must not choose them.
     pub(crate) fn narrow_gpus(&self) -> bool {
-        let on_same_switch =
-            |joint: &JointAllocation| joint.same_switch && joint.kinds.contains(&DeviceType::Gpu);
-        let narrows = |gpus: &DeviceConstraint| {
-            gpus.selector.is_some()
-                || gpus.virtual_functions.is_some()
-                || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
-                // Exclusive use of a device alone restricts other pods, not the choice.
-                || gpus.exclusion == Some(Exclusion::Switch)
-        };
+        let joint = self.joint.as_ref().filter(|joint| joint.same_switch);
+        let gpus = self.of(&DeviceType::Gpu).unwrap_or(&UNCONSTRAINED);
         self.partition.is_some()
-            || self.joint.as_ref().is_some_and(on_same_switch)
-            || self.of(&DeviceType::Gpu).is_some_and(narrows)
+            || joint.is_some_and(|joint| joint.kinds.contains(&DeviceType::Gpu))
+            || gpus.selector.is_some()
+            || gpus.virtual_functions.is_some()
+            || gpus.scope.is_some_and(|scope| scope < Scope::Machine)
+            // Exclusive use of a device alone restricts other pods, not the choice.
+            || gpus.exclusion == Some(Exclusion::Switch)
     }
 }
 

@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::data::amounts::{Amounts, Memory, NamedAmounts};
-use crate::data::ident::{DeviceId, DeviceType, FunctionId, ResourceName, SwitchId};
+use crate::data::ident::{DeviceId, DeviceType, FunctionId, SwitchId};
 
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -140,12 +140,6 @@ impl fmt::Debug for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
-}
-
-/// The largest amount of a resource that any one device has.
-pub(crate) fn largest_amount(devices: &[Device], resource: &ResourceName) -> Option<u64> {
-    let amounts = devices.iter().filter_map(|device| device.resources.get(resource));
-    amounts.max().copied()
 }
 
 /// The way in which a record identifies a device of a known type.

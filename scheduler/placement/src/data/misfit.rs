@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::data::constraints::{Scope, Selector};
+use crate::data::constraints::{DeviceConstraint, Scope};
 use crate::data::ident::DeviceType;
 use crate::data::reason::Reason;
 
@@ -15,22 +15,18 @@ pub struct Misfit {
 }
 
 /// The number of devices of a type that remain after each rule.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Default)]
 pub(crate) struct CandidateCounts {
     /// Number of all devices of the type.
-    pub(crate) all: usize,
-    /// The requested labels.
-    pub(crate) selector: Option<Selector>,
+    all: usize,
     /// Number of devices with the requested labels.
     pub(crate) selected: usize,
-    /// True if virtual functions are requested.
-    pub(crate) wants_virtual_functions: bool,
     /// Of these, those with a free virtual function of the requested kind; all of these if none is requested.
-    pub(crate) with_free_function: usize,
+    with_free_function: usize,
     /// Of these, those that are healthy and have room.
-    pub(crate) with_room: usize,
+    with_room: usize,
     /// Of these, those that exclusive use of this or another pod does not rule out.
-    pub(crate) permitted: usize,
+    permitted: usize,
 }
 
 impl Misfit {
@@ -76,13 +72,31 @@ impl fmt::Display for Misfit {
 }
 
 impl CandidateCounts {
+    /// Counts a device under each rule that it passes before the first failure; returns true if it passes all.
+    pub(crate) fn add(&mut self, passes: [bool; 4]) -> bool {
+        self.all += 1;
+        let after_rules = [
+            &mut self.selected,
+            &mut self.with_free_function,
+            &mut self.with_room,
+            &mut self.permitted,
+        ];
+        for (count, passes) in after_rules.into_iter().zip(passes) {
+            if !passes {
+                return false;
+            }
+            *count += 1;
+        }
+        true
+    }
+
     /// The counts up to the first rule that leaves fewer devices than needed, in words.
-    pub(crate) fn describe(&self, kind: &DeviceType, needed: usize) -> String {
+    pub(crate) fn describe(&self, kind: &DeviceType, needed: usize, rules: &DeviceConstraint) -> String {
         let mut noun = noun(kind);
         if self.all < needed {
             return format!("the node has {} {noun}", self.all);
         }
-        let labels = self.selector.as_ref();
+        let labels = rules.selector.as_ref();
         if let Some(labels) = labels.filter(|labels| !labels.requirements.is_empty()) {
             if self.selected < needed {
                 let (selected, all) = (self.selected, self.all);
@@ -96,7 +110,7 @@ impl CandidateCounts {
                 "{with_free_function} of the {selected} {noun} have a free VF of the requested kind"
             );
         }
-        if self.wants_virtual_functions {
+        if rules.virtual_functions.is_some() {
             noun += " with a free VF";
         }
         if self.with_room < needed {

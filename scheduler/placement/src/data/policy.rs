@@ -181,7 +181,7 @@ pub struct ResourceWeights {
 }
 
 /// One resource of a device, or of several together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceUsage {
     /// The weight of the resource in the score.
     pub weight: u32,

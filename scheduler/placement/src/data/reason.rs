@@ -5,9 +5,6 @@
 
 use std::fmt;
 
-use crate::data::amounts::Dimension;
-use crate::data::device::LimitLevel;
-
 /// Why a node, or a device, cannot take a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
@@ -79,16 +76,6 @@ impl Reason {
         Self::InvalidRequest,
     ];
 
-    /// The reason for refusing a node with too few GPUs on which memory limits are enforced as demanded; `best` is the strongest
-    /// enforcement on its other GPUs.
-    pub(crate) const fn weak_limits(best: LimitLevel) -> Self {
-        match best {
-            LimitLevel::None => Self::Unlimited,
-            // Never `Driver`, since GPUs whose driver enforces limits meet every demand.
-            LimitLevel::Library | LimitLevel::Driver => Self::LimitedByLibrary,
-        }
-    }
-
     /// The text for users. It names no node, device or amount, so that kube-scheduler can count equal refusals.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -132,28 +119,18 @@ impl Reason {
 
     /// Returns true if evicting pods of the node might make room.
     pub const fn is_lack_of_room(self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::Memory
-            | Self::Core
-            | Self::Slots
-            | Self::TooFew
-            | Self::Vendor
-            | Self::OtherDevices
-            | Self::Partition
-            | Self::Together
-            | Self::Selected => true,
-            Self::NoDevice
-            | Self::Unhealthy
-            | Self::Closed
-            | Self::TooLarge
-            | Self::UnitUnknown
-            | Self::NoIsolationProvider
-            | Self::PartitionsUnreadable
-            | Self::Unlimited
-            | Self::LimitedByLibrary
-            | Self::PluginAway
-            | Self::InvalidRequest => false,
-        }
+                | Self::Core
+                | Self::Slots
+                | Self::TooFew
+                | Self::Vendor
+                | Self::OtherDevices
+                | Self::Partition
+                | Self::Together
+                | Self::Selected
+        )
     }
 
     /// The label value in metrics.
@@ -179,16 +156,6 @@ impl Reason {
             Self::LimitedByLibrary => "limited_by_library",
             Self::PluginAway => "plugin_away",
             Self::InvalidRequest => "invalid_request",
-        }
-    }
-}
-
-impl From<Dimension> for Reason {
-    fn from(dimension: Dimension) -> Self {
-        match dimension {
-            Dimension::Memory => Self::Memory,
-            Dimension::Core => Self::Core,
-            Dimension::Slots => Self::Slots,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::data::amounts::{Amounts, HostAmounts, Memory, NamedAmounts};
 use crate::data::constraints::Constraints;
-use crate::data::device::{Device, largest_amount};
+use crate::data::device::Device;
 use crate::data::ident::{DeviceType, ResourceName};
 use crate::data::reason::Reason;
 
@@ -157,36 +157,20 @@ impl DeviceRequest {
 
     /// The amount of a resource that is a whole device on a node with these devices.
     pub(crate) fn whole_amount(&self, devices: &[Device], resource: &ResourceName) -> Option<u64> {
-        self.whole.or_else(|| largest_amount(devices, resource))
+        let amounts = devices.iter().filter_map(|device| device.resources.get(resource));
+        self.whole.or_else(|| amounts.max().copied())
     }
 }
 
 /// A share request in the terms of one node, with memory units converted to bytes, so that it compares with many GPUs quickly.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShareNeed {
-    memory: NeededMemory,
+    /// Memory of each GPU, and percent of whichever GPU it is compared with: one of both is zero.
+    memory: Memory,
+    percent: u32,
     core: u32,
     slots: u32,
     pub(crate) devices: usize,
-}
-
-/// The amounts that a request asks of one GPU, for [scores](crate::data::policy::ResourceWeights). One of `ratio` and `bytes` is
-/// zero: a request has its memory in one form.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StatedAmounts {
-    /// Percent of the GPU's memory.
-    pub(crate) ratio: u64,
-    /// Bytes of the GPU's memory.
-    pub(crate) bytes: u64,
-    /// Percent of the GPU's computing power.
-    pub(crate) core: u64,
-}
-
-/// Memory of a share: bytes, or percent of whichever GPU it is compared with.
-#[derive(Clone, Copy, Debug)]
-enum NeededMemory {
-    Absolute(Memory),
-    Percent(u32),
 }
 
 impl ShareNeed {
@@ -197,17 +181,14 @@ impl ShareNeed {
         if request.devices == 0 || request.memory.is_zero() {
             return Err(Reason::InvalidRequest);
         }
-        let memory = match (request.memory, unit_bytes) {
-            (RequestedMemory::Ratio(percent), _) => NeededMemory::Percent(percent),
-            (RequestedMemory::Bytes(bytes), _) => NeededMemory::Absolute(Memory::from_bytes(bytes)),
-            (RequestedMemory::Units(units), Some(unit)) => {
-                NeededMemory::Absolute(Memory::from_bytes(units.saturating_mul(unit)))
-            }
+        let (memory, percent) = match request.memory {
+            RequestedMemory::Ratio(percent) => (Memory::ZERO, percent),
             // Units of unknown size compare with nothing.
-            (RequestedMemory::Units(_), None) => return Err(Reason::UnitUnknown),
+            memory => (memory.on(Memory::ZERO, unit_bytes).ok_or(Reason::UnitUnknown)?, 0),
         };
         Ok(Self {
             memory,
+            percent,
             core: request.core,
             slots: request.slots,
             // More than any node has, so that the request is refused as too large.
@@ -215,25 +196,19 @@ impl ShareNeed {
         })
     }
 
-    /// The amounts, with memory as percent if the request has percent, else as bytes.
-    pub(crate) fn stated(self) -> StatedAmounts {
-        let (ratio, bytes) = match self.memory {
-            NeededMemory::Absolute(memory) => (0, memory.bytes_ceil()),
-            NeededMemory::Percent(percent) => (u64::from(percent), 0),
-        };
-        StatedAmounts {
-            ratio,
-            bytes,
-            core: u64::from(self.core),
-        }
+    /// Memory in percent and in bytes, one of which is zero, and computing power in percent, for
+    /// [scores](crate::data::policy::ResourceWeights).
+    pub(crate) fn stated(self) -> [u64; 3] {
+        [self.percent.into(), self.memory.bytes_ceil(), self.core.into()]
     }
 
     /// The amounts on a GPU with `total`.
     #[inline]
     pub(crate) fn amounts_on(self, total: Amounts) -> Amounts {
-        let memory = match self.memory {
-            NeededMemory::Absolute(memory) => memory,
-            NeededMemory::Percent(percent) => total.memory.percent(percent),
+        let memory = if self.percent == 0 {
+            self.memory
+        } else {
+            total.memory.percent(self.percent)
         };
         Amounts {
             memory,

@@ -90,12 +90,18 @@ pub(super) fn empty(trials: &mut Trials<'_>, node: NodeId, gpus: Vec<usize>) -> 
 
 /// The holders of GPUs of a node that may move, by owner.
 pub(super) fn movable_of(trials: &Trials<'_>, node: u32, gpus: &[usize]) -> Vec<Movable> {
-    let held = trials.fleet.nodes.at(node).into_iter().flat_map(|node| {
-        let movable = node.held.iter().map(|held| trials.movable(node, held));
-        movable.filter_map(Result::ok)
-    });
-    held.filter(|one| one.gpus.keys().any(|gpu| gpus.contains(gpu)))
-        .collect()
+    let mut movable = Vec::new();
+    let Some(node) = trials.fleet.nodes.at(node) else {
+        return movable;
+    };
+    for held in &node.held {
+        if let Ok(one) = trials.movable(node, held)
+            && one.gpus.keys().any(|gpu| gpus.contains(gpu))
+        {
+            movable.push(one);
+        }
+    }
+    movable
 }
 
 impl Evacuation {
@@ -163,9 +169,9 @@ impl Search<'_, '_> {
         let least = on_gpus.min().unwrap_or_default();
         let progress = free.map_or(self.moved.len() as u64, |needed| least.min(needed).hundredths());
         let price = self.trials.price();
-        let rank = |progress, price: Price| (Reverse(progress), price.total());
+        let rank = (Reverse(progress), price.total());
         let best = self.best.as_ref();
-        if best.is_none_or(|best| rank(progress, price) < rank(best.progress, best.price)) {
+        if best.is_none_or(|best| rank < (Reverse(best.progress), best.price.total())) {
             *self.best = Some(Found {
                 evacuation: self.evacuation.clone(),
                 is_reached: progress >= self.evacuation.needed(usize::MAX),
@@ -216,10 +222,8 @@ fn left(trials: &mut Trials<'_>, node: u32, gpus: &[usize]) -> Vec<(OwnerId, Obs
         return left;
     };
     for held in &node.held {
-        let inventory = node.inventory.iter();
-        let mut held_gpus =
-            inventory.flat_map(|inventory| gpus_of_holdings(inventory, &held.holdings).into_keys());
-        if !held_gpus.any(|gpu| gpus.contains(&gpu)) {
+        let held_gpus = gpus_of_holdings(&node.inventory, &held.holdings);
+        if !held_gpus.keys().any(|gpu| gpus.contains(gpu)) {
             continue;
         }
         let obstacle = match trials.movable(node, held) {

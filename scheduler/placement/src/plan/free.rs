@@ -46,12 +46,16 @@ struct GpuSet<'a> {
 /// The plan by which `n_gpus` GPUs of one of the nodes have `bytes` free each.
 pub(super) fn free(trials: &mut Trials<'_>, bytes: u64, n_gpus: usize, nodes: &[NodeId]) -> Plan {
     let (fleet, needed) = (trials.fleet, Memory::from_bytes(bytes));
-    let large = |node: &NodeId| Some(LargeGpus::new(trials, *node, fleet.nodes.get(*node)?, needed));
-    let nodes: Vec<LargeGpus<'_>> = nodes.iter().filter_map(large).collect();
-    let firsts = nodes.iter().enumerate();
-    let mut sets: BinaryHeap<Reverse<GpuSet<'_>>> = firsts
-        .filter_map(|(at, node)| Some(Reverse(node.set(0..n_gpus, Some(at))?)))
-        .collect();
+    let mut large = Vec::with_capacity(nodes.len());
+    for id in nodes {
+        if let Some(node) = fleet.nodes.get(*id) {
+            large.push(LargeGpus::new(trials, *id, node, needed));
+        }
+    }
+    let mut sets = BinaryHeap::new();
+    for (at, node) in large.iter().enumerate() {
+        sets.extend(node.set(0..n_gpus, Some(at)).map(Reverse));
+    }
     let mut best: Option<Found> = None;
     let mut n_hopeless = 0;
     while let Some(Reverse(set)) = sets.pop() {
@@ -63,7 +67,7 @@ pub(super) fn free(trials: &mut Trials<'_>, bytes: u64, n_gpus: usize, nodes: &[
             break;
         }
         // No set of a node has better chances than its first, so that the others come up after it.
-        if let Some(node) = set.first_of.and_then(|at| nodes.get(at)) {
+        if let Some(node) = set.first_of.and_then(|at| large.get(at)) {
             sets.extend(node.other_sets(n_gpus).map(Reverse));
         }
         set.evacuation(trials, needed).search(trials, &mut best);

@@ -90,17 +90,18 @@ pub enum PlanError {
 
 /// Indices of the GPUs of a node with these minors, or of all its GPUs.
 pub(super) fn gpus_of(fleet: &Fleet, node: NodeId, minors: Option<&[u32]>) -> Result<Vec<usize>, PlanError> {
-    let inventory = fleet.nodes.get(node).and_then(|node| node.inventory.as_ref());
-    let inventory = inventory.filter(|inventory| !inventory.gpus.is_empty());
-    let inventory = inventory.ok_or(PlanError::NoGpu)?;
-    let known: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.minor).collect();
+    let node = fleet.nodes.get(node).ok_or(PlanError::NoGpu)?;
+    let known: Vec<u32> = node.gpus().iter().map(|gpu| gpu.minor).collect();
+    if known.is_empty() {
+        return Err(PlanError::NoGpu);
+    }
     let minors = minors.unwrap_or(&known);
     if minors.is_empty() {
         return Err(PlanError::NoGpuNamed { known });
     }
     match minors.iter().find(|minor| !known.contains(minor)) {
         Some(minor) => Err(PlanError::UnknownGpu { minor: *minor, known }),
-        None => Ok(inventory.indices_of(minors).into_iter().collect()),
+        None => Ok(node.inventory.indices_of(minors).into_iter().collect()),
     }
 }
 

@@ -45,8 +45,7 @@ pub(super) fn join(trials: &mut Trials<'_>) -> Plan {
             break;
         }
         gain = gain.plus(gained);
-        let to = trials.last().map(|made| made.to.index);
-        for index in to.into_iter().chain([best.index]) {
+        for index in trials.last_target().into_iter().chain([best.index]) {
             ranking.update(trials, index);
         }
     }
@@ -112,8 +111,7 @@ impl<'c> Ranking<'c> {
         let mut best: Option<(Memory, u128, &Candidate)> = None;
         for (Reverse(most), price, _, _, at) in self.ranked.iter().take(MAX_COMPARED) {
             // Those that follow have no more growth, and of equal growth no lower price.
-            let is_last = |(growth, of_best, _)| (*most, Reverse(*price)) <= (growth, Reverse(of_best));
-            if best.is_some_and(is_last) {
+            if best.is_some_and(|(known, of_best, _)| (*most, Reverse(*price)) <= (known, Reverse(of_best))) {
                 break;
             }
             let Some(candidate) = self.candidates.get(*at) else {
@@ -148,16 +146,19 @@ fn most_growth(trials: &Trials<'_>, candidate: &Candidate, block: Memory) -> Mem
 fn growth(trials: &mut Trials<'_>, candidate: &Candidate) -> Option<Memory> {
     let from = candidate.index;
     trials.make_move(&candidate.one).ok()?;
-    let to = trials.last().map(|made| made.to.index);
-    let other = to.filter(|to| *to != from);
-    let blocks = |trials: &Trials<'_>| {
-        let other = other.map(|to| block(trials, to)).unwrap_or_default();
-        block(trials, from).plus(other)
-    };
-    let after = blocks(trials);
+    let to = trials.last_target()?;
+    let after = blocks(trials, from, to);
     trials.undo();
-    let growth = after.less(blocks(trials));
+    let growth = after.less(blocks(trials, from, to));
     (growth > Memory::ZERO).then_some(growth)
+}
+
+/// The sum of the blocks of two nodes, which may be the same.
+fn blocks(trials: &Trials<'_>, one: u32, other: u32) -> Memory {
+    if one == other {
+        return block(trials, one);
+    }
+    block(trials, one).plus(block(trials, other))
 }
 
 /// The largest free block of a node: the most memory that is free on one of its GPUs.

@@ -1,6 +1,7 @@
 //! Trials of moves on copies of nodes: a pod is gone from its place, and its successor takes the best place that is left.
 
 use std::cmp::Reverse;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use rustc_hash::FxHashMap;
@@ -120,23 +121,24 @@ impl<'a> Trials<'a> {
 
     /// Memory of a GPU that is free for new shares after the moves in effect, with the memory of hints taken off.
     pub(super) fn free_of(&self, index: u32, gpu: usize) -> Memory {
-        let row = self.node(index).and_then(|node| {
-            let row = node.rows.get(gpu)?;
-            Some(node.row_with(gpu, *row, Hints::Respect))
-        });
-        row.map_or(Memory::ZERO, |row| row.free.memory)
+        let Some(node) = self.node(index) else {
+            return Memory::ZERO;
+        };
+        let row = node.rows.get(gpu).copied().unwrap_or_default();
+        node.row_with(gpu, row, Hints::Respect).free.memory
     }
 
     /// The owner of a holding as a holder that may move, or what keeps it from moving.
     pub(super) fn movable(&self, node: &Node, held: &Held) -> Result<Movable, Obstacle> {
-        let at = self.by_owner.get(held.owner.as_str());
-        let holder = at.and_then(|at| Some((*at, self.holders.get(*at)?)));
-        let (at, holder) = holder.ok_or(Obstacle::Unknown)?;
+        let at = *self.by_owner.get(held.owner.as_str()).ok_or(Obstacle::Unknown)?;
+        let holder = self.holders.get(at).ok_or(Obstacle::Unknown)?;
         if let Some(obstacle) = holder.obstacle(self.limits.min_run_seconds) {
             return Err(obstacle);
         }
-        let inventory = node.inventory.as_ref().ok_or(Obstacle::Unknown)?;
-        let gpus = gpus_of_holdings(inventory, &held.holdings);
+        if node.hardware.is_none() {
+            return Err(Obstacle::Unknown);
+        }
+        let gpus = gpus_of_holdings(&node.inventory, &held.holdings);
         let memory = gpus.values().fold(Memory::ZERO, |sum, memory| sum.plus(*memory));
         Ok(Movable {
             holder: at,
@@ -169,9 +171,9 @@ impl<'a> Trials<'a> {
         self.steps.len()
     }
 
-    /// The last move in effect.
-    pub(super) fn last(&self) -> Option<&Move> {
-        self.steps.last().map(|step| &step.made)
+    /// The index of the node of the last move's successor.
+    pub(super) fn last_target(&self) -> Option<u32> {
+        self.steps.last().map(|step| step.made.to.index)
     }
 
     /// The places of the holders whose moves are in effect.
@@ -187,7 +189,9 @@ impl<'a> Trials<'a> {
 
     /// Closes GPUs of a node for all moves to come.
     pub(super) fn close(&mut self, node: u32, gpus: &[usize]) {
-        self.change(node, |node| node.close(gpus));
+        if let Some(node) = self.change(node) {
+            node.change_gpus(|at, gpu| gpu.closed |= gpus.contains(&at));
+        }
     }
 
     /// Moves a holder to the place that its successor would get with all moves in effect; else the reason for which it stays.
@@ -207,36 +211,28 @@ impl<'a> Trials<'a> {
         let used_before = node.host.used;
         let own_use = nodes.host_uses.get(owner).filter(|own| own.node_index == from);
         let own_use = own_use.map(|own| own.amounts).unwrap_or_default();
-        self.change(from, |node| {
+        if let Some(node) = self.change(from) {
             node.remove_held(owner);
             node.host.used = node.host.used.less(own_use);
-        });
-        let found = self.best_place(holder).ok_or(Obstacle::NoPlace);
-        let place = found.and_then(|(to, placement)| {
-            let target = self.node(to.index).ok_or(Obstacle::NoPlace)?;
-            let returns = to.index == from && minors(target, &Holdings::from(&placement)) == from_gpus;
-            if returns {
-                return Err(Obstacle::Returns);
-            }
-            Ok((to, placement, target.host.used))
-        });
-        let (to, placement, used_on_target) = match place {
+        }
+        let (to, placement, used_on_target) = match self.place_for(holder, from, &from_gpus) {
             Ok(place) => place,
             Err(obstacle) => {
-                self.change_back(from, used_before, |node| node.insert_held(held));
+                if let Some(node) = self.change_back(from, used_before) {
+                    node.insert_held(held);
+                }
                 return Err(obstacle);
             }
         };
         let used_before = [used_before, used_on_target];
-        let successor = Held {
-            owner: holder.owner.clone(),
-            origin: Origin::Decision,
-            holdings: Holdings::from(&placement),
-        };
-        self.change(to.index, |node| {
-            node.insert_held(successor);
+        if let Some(node) = self.change(to.index) {
+            node.insert_held(Held {
+                owner: holder.owner.clone(),
+                origin: Origin::Decision,
+                holdings: Holdings::from(&placement),
+            });
             node.host.used = node.host.used.plus(holder.request.host);
-        });
+        }
         let made = Move {
             owner: holder.owner.clone(),
             from: nodes.id_at(from),
@@ -268,39 +264,56 @@ impl<'a> Trials<'a> {
         let Some(step) = self.steps.pop() else { return };
         let [used_from, used_to] = step.used_before;
         let owner = step.made.owner.as_str();
-        self.change_back(step.made.to.index, used_to, |node| node.remove_held(owner));
-        self.change_back(step.made.from.index, used_from, |node| {
+        if let Some(node) = self.change_back(step.made.to.index, used_to) {
+            node.remove_held(owner);
+        }
+        if let Some(node) = self.change_back(step.made.from.index, used_from) {
             node.insert_held(step.held);
-        });
+        }
+    }
+
+    /// The node of the successor of a holder that has left these GPUs, its devices, and CPU and memory in use there.
+    fn place_for(
+        &mut self,
+        holder: &Holder<'a>,
+        from: u32,
+        from_gpus: &[u32],
+    ) -> Result<(NodeId, Placement, HostAmounts), Obstacle> {
+        let (to, placement) = self.best_place(holder).ok_or(Obstacle::NoPlace)?;
+        let target = self.node(to.index).ok_or(Obstacle::NoPlace)?;
+        if to.index == from && minors(target, &Holdings::from(&placement)) == from_gpus {
+            return Err(Obstacle::Returns);
+        }
+        Ok((to, placement, target.host.used))
     }
 
     /// The best node for the successor of a holder, and the devices there.
     fn best_place(&mut self, holder: &Holder<'a>) -> Option<(NodeId, Placement)> {
         let kind_at = self.kind(holder);
-        let context = self.fleet.context(Hints::Respect);
         let Kind { key, ranked } = self.kinds.get(kind_at)?;
-        let (request, policies) = (key.request, key.policies);
+        let (fleet, policies) = (self.fleet, key.policies);
+        let context = fleet.context(key.request, policies.device, Hints::Respect);
         // A node without a copy is as it was when it was ranked.
         let unchanged = ranked.iter().find(|(_, id)| !self.copies.contains_key(&id.index));
         let mut best = unchanged.copied();
         for (index, copy) in &mut self.copies {
-            let id = self.fleet.nodes.id_at(*index);
+            let id = fleet.nodes.id_at(*index);
             if !key.allows(id, &copy.node) {
                 continue;
             }
-            let compute = || score(&copy.node, request, policies, context).ok();
+            let compute = || score(&copy.node, policies.node, context).ok();
             let Some(score) = *copy.scores.entry(kind_at).or_insert_with(compute) else {
                 continue;
             };
             // Of equal nodes the first by name, as in `KindKey::rank`.
-            let name = |id: NodeId| self.fleet.nodes.get(id).map(|node| &node.name);
+            let name = |id: NodeId| fleet.nodes.get(id).map(|node| &node.name);
             let rank = |(score, id): (Score, NodeId)| (Reverse(score), name(id));
             if best.is_none_or(|best| rank((score, id)) < rank(best)) {
                 best = Some((score, id));
             }
         }
         let (_, id) = best?;
-        let placement = choose_devices(self.node(id.index)?, request, policies.device, context).ok()?;
+        let placement = choose_devices(self.node(id.index)?, context).ok()?;
         Some((id, placement))
     }
 
@@ -311,21 +324,19 @@ impl<'a> Trials<'a> {
             policies: holder.policies,
             nodes: holder.nodes,
         };
-        let known = self.kinds.iter().position(|kind| kind.key == key);
-        known.unwrap_or_else(|| {
-            // The most copies at one time and one more: two for each move, two for a move that is tried, one for closed GPUs.
-            let n = self.limits.max_moves.saturating_add(2).saturating_mul(2);
-            let ranked = key.rank(self.fleet, n);
-            self.kinds.push(Kind { key, ranked });
-            self.kinds.len() - 1
-        })
+        if let Some(known) = self.kinds.iter().position(|kind| kind.key == key) {
+            return known;
+        }
+        // The most copies at one time and one more: two for each move, two for a move that is tried, one for closed GPUs.
+        let n = self.limits.max_moves.saturating_add(2).saturating_mul(2);
+        let ranked = key.rank(self.fleet, n);
+        self.kinds.push(Kind { key, ranked });
+        self.kinds.len() - 1
     }
 
-    /// Changes the copy of a node, which is made if there is none.
-    fn change(&mut self, index: u32, change: impl FnOnce(&mut Node)) {
-        let Some(node) = self.fleet.nodes.at(index) else {
-            return;
-        };
+    /// The copy of a node, which is made if there is none, for one change.
+    fn change(&mut self, index: u32) -> Option<&mut Node> {
+        let node = self.fleet.nodes.at(index)?;
         let copy = self.copies.entry(index).or_insert_with(|| ChangedNode {
             node: node.copy_with_hints(|_| true),
             n_changes: 0,
@@ -333,24 +344,26 @@ impl<'a> Trials<'a> {
         });
         copy.n_changes += 1;
         copy.scores.clear();
-        change(&mut copy.node);
         copy.node.value_cache.clear();
+        Some(&mut copy.node)
     }
 
-    /// Takes the last change of a copy back, after which `used` CPU and memory are in use. Drops a copy without a difference.
-    fn change_back(&mut self, index: u32, used: HostAmounts, change: impl FnOnce(&mut Node)) {
-        let Some(copy) = self.copies.get_mut(&index) else {
-            return;
+    /// The copy of a node, for taking back its last change, before which `used` CPU and memory were in use. `None` if it would
+    /// not differ any more, and is dropped.
+    fn change_back(&mut self, index: u32, used: HostAmounts) -> Option<&mut Node> {
+        let Entry::Occupied(mut entry) = self.copies.entry(index) else {
+            return None;
         };
-        copy.n_changes -= 1;
-        if copy.n_changes == 0 {
-            self.copies.remove(&index);
-            return;
+        entry.get_mut().n_changes -= 1;
+        if entry.get().n_changes == 0 {
+            entry.remove();
+            return None;
         }
+        let copy = entry.into_mut();
         copy.scores.clear();
-        change(&mut copy.node);
-        copy.node.host.used = used;
         copy.node.value_cache.clear();
+        copy.node.host.used = used;
+        Some(&mut copy.node)
     }
 }
 
@@ -383,10 +396,6 @@ impl KindKey<'_> {
 
 /// Minors of the GPUs that holdings are, or may be, of.
 fn minors(node: &Node, holdings: &Holdings) -> Vec<u32> {
-    let mut minors = Vec::new();
-    if let Some(inventory) = &node.inventory {
-        let gpus = gpus_of_holdings(inventory, holdings).into_keys();
-        minors.extend(gpus.filter_map(|at| Some(inventory.gpus.get(at)?.minor)));
-    }
-    minors
+    let gpus = gpus_of_holdings(&node.inventory, holdings).into_keys();
+    gpus.filter_map(|at| Some(node.gpus().get(at)?.minor)).collect()
 }

@@ -113,18 +113,10 @@ pub(crate) fn charges<'a>(
     of_parts.chain(pending.flat_map(|request| charges_of_request(inventory, request)))
 }
 
-/// The charges of one holding on GPUs, as of [`charges`].
-pub(crate) fn gpu_charges<'a>(
-    inventory: &'a Inventory,
-    holdings: &'a Holdings,
-) -> impl Iterator<Item = Charge<'a>> + 'a {
-    charges(inventory, holdings).filter(|charge| charge.type_at == GPUS)
-}
-
 /// The GPUs that an owner holds, or may hold, a part of, by their indices, with the memory that it takes of each.
 pub(crate) fn gpus_of_holdings(inventory: &Inventory, holdings: &Holdings) -> BTreeMap<usize, Memory> {
     let mut gpus: BTreeMap<usize, Memory> = BTreeMap::new();
-    for charge in gpu_charges(inventory, holdings) {
+    for charge in charges(inventory, holdings).filter(|charge| charge.type_at == GPUS) {
         let memory = gpus.entry(charge.device).or_default();
         *memory = memory.plus(charge.amounts.memory);
     }

@@ -1,15 +1,15 @@
 //! Equivalence classes: nodes with equal hardware, of which the same is in use, answer every request alike, except that the cost
 //! by the policy `fill` depends on their CPU and memory too.
 //!
-//! The fleet keeps each class once, so that comparing two nodes is comparing two numbers.
+//! The fleet keeps each class once, so that comparing two nodes is comparing two pointers.
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::FxHashSet;
 
 use crate::data::amounts::Amounts;
-use crate::data::holding::Hints;
-use crate::data::inventory::{GPUS, Inventory};
+use crate::data::holding::{Hints, n_unknown_whole};
+use crate::data::inventory::GPUS;
 use crate::state::node::Node;
 use crate::state::occupancy::Occupancy;
 
@@ -22,77 +22,27 @@ pub(crate) struct EquivalenceKey {
     words: Box<[u64]>,
 }
 
-/// The number of an equivalence class that some node is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct EquivalenceClassId(u32);
-
-/// The equivalence classes of all nodes, each once.
+/// The equivalence classes of all nodes, each once: nodes are of one class if they have the same `Arc`.
 #[derive(Debug, Default)]
-pub(crate) struct EquivalenceClasses {
-    /// The number of each class.
-    ids: FxHashMap<Arc<EquivalenceKey>, EquivalenceClassId>,
-    /// By number; `None` where the class has no node.
-    classes: Vec<Option<CountedClass>>,
-    /// Numbers that no class has at the moment.
-    vacant: Vec<EquivalenceClassId>,
-}
-
-/// A class and the number of its nodes.
-#[derive(Debug)]
-struct CountedClass {
-    key: Arc<EquivalenceKey>,
-    n_nodes: usize,
-}
+pub(crate) struct EquivalenceClasses(pub(crate) FxHashSet<Arc<EquivalenceKey>>);
 
 impl EquivalenceClasses {
-    /// Adds a node to the class with this key, and returns the class.
-    pub(crate) fn enter(&mut self, key: EquivalenceKey) -> EquivalenceClassId {
-        if let Some(id) = self.ids.get(&key).copied() {
-            if let Some(class) = self.class_mut(id) {
-                class.n_nodes += 1;
-            }
-            return id;
+    /// The class with a key.
+    pub(crate) fn class_of(&mut self, key: EquivalenceKey) -> Arc<EquivalenceKey> {
+        if let Some(known) = self.0.get(&key) {
+            return Arc::clone(known);
         }
-        // A number is used only while a node is in its class, so that another class can have it afterwards.
-        let id = self.vacant.pop().unwrap_or_else(|| {
-            self.classes.push(None);
-            EquivalenceClassId(u32::try_from(self.classes.len() - 1).unwrap_or(u32::MAX))
-        });
-        // Both tables share one copy of the key, which is long on nodes with many devices.
-        let key = Arc::new(key);
-        self.ids.insert(Arc::clone(&key), id);
-        if let Some(vacant) = self.classes.get_mut(id.0 as usize) {
-            *vacant = Some(CountedClass { key, n_nodes: 1 });
+        let class = Arc::new(key);
+        self.0.insert(Arc::clone(&class));
+        class
+    }
+
+    /// Drops a class that a node had, if no other node has it.
+    pub(crate) fn drop_unused(&mut self, class: &Arc<EquivalenceKey>) {
+        // The set and the caller have one reference each.
+        if Arc::strong_count(class) == 2 {
+            self.0.remove(class);
         }
-        id
-    }
-
-    /// Removes a node from its class, and the class with its last node.
-    pub(crate) fn leave(&mut self, id: EquivalenceClassId) {
-        let Some(class) = self.class_mut(id) else { return };
-        class.n_nodes -= 1;
-        if class.n_nodes == 0
-            && let Some(class) = self.classes.get_mut(id.0 as usize).and_then(Option::take)
-        {
-            self.ids.remove(&class.key);
-            self.vacant.push(id);
-        }
-    }
-
-    /// The key of a class, and the number of its nodes.
-    #[cfg(any(test, feature = "check"))]
-    pub(crate) fn get(&self, id: EquivalenceClassId) -> Option<(&EquivalenceKey, usize)> {
-        let class = self.classes.get(id.0 as usize)?.as_ref()?;
-        Some((&class.key, class.n_nodes))
-    }
-
-    #[cfg(any(test, feature = "check"))]
-    pub(crate) fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    fn class_mut(&mut self, id: EquivalenceClassId) -> Option<&mut CountedClass> {
-        self.classes.get_mut(id.0 as usize)?.as_mut()
     }
 }
 
@@ -111,7 +61,7 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
     for hint in hinted.clone() {
         n_hinted_whole_gpus += u64::from(hint.holdings.n_unknown_gpus);
     }
-    let mut words = vec![u64::from(node.n_unknown_whole()), n_hinted_whole_gpus];
+    let mut words = vec![u64::from(n_unknown_whole(&node.held)), n_hinted_whole_gpus];
     // Flags are packed apart from the amounts, or each of them would take a word of the key.
     let mut bits = Bits::default();
     for (at, (row, flags)) in node.rows_with(hints).zip(&node.flags).enumerate() {
@@ -123,10 +73,13 @@ pub(crate) fn key_with(node: &Node, hints: Hints<'_>) -> EquivalenceKey {
         }
         bits.push(hinted.clone().any(|hint| hint.occupies(at)));
     }
-    let n_types = node.inventory.as_ref().map_or(0, Inventory::n_types);
-    for type_at in 0..n_types {
+    for type_at in 0..node.inventory.n_types() {
         let held_functions = occupancy.held_functions_of(type_at);
-        let devices = node.devices(type_at).iter().zip(occupancy.of_type(type_at));
+        let devices = node
+            .inventory
+            .devices(type_at)
+            .iter()
+            .zip(occupancy.of_type(type_at));
         for (at, (device, device_use)) in devices.enumerate() {
             if type_at != GPUS {
                 // Amounts without names: devices of one hardware class have the same resources in the same order.

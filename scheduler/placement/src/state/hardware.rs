@@ -2,10 +2,9 @@
 //!
 //! A class has the location of every device as small numbers, so that the choice of devices compares numbers and no texts.
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::FxHashMap;
 
 use crate::data::device::{DeviceAttributes, DeviceLocation};
 use crate::data::inventory::Inventory;
@@ -25,74 +24,52 @@ pub(crate) struct Location {
     pub(crate) knows_numa: bool,
 }
 
-/// The locations of all devices of a node, in the order of its inventory.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Locations {
-    /// By the index of the device type.
-    by_type: Vec<Box<[Location]>>,
-}
-
-impl Locations {
-    /// Numbers the switches and NUMA nodes of an inventory across all device types.
-    fn new(inventory: &Inventory) -> Self {
-        let mut numbers = LocationNumbers::default();
-        let mut by_type = Vec::with_capacity(inventory.n_types());
-        for (_, devices) in inventory.types() {
-            let locations = devices.iter().map(|device| numbers.locate(&device.attributes));
-            by_type.push(locations.collect());
-        }
-        Self { by_type }
-    }
-
-    /// The locations of the devices of the type at an index.
-    pub(crate) fn of_type(&self, type_at: usize) -> &[Location] {
-        self.by_type.get(type_at).map_or(&[], |locations| locations)
-    }
-}
-
 /// The hardware of a node.
 #[derive(Debug)]
 pub(crate) struct HardwareClass {
     /// The inventory without identifiers.
-    inventory: Inventory,
-    /// The locations of all devices, as numbers.
-    pub(crate) locations: Locations,
+    inventory: Arc<Inventory>,
+    /// The locations of all devices, by the index of their type and in the order of the inventory.
+    locations: Vec<Vec<Location>>,
     /// True if the node reports partitions, links, or attributes of some device.
     pub(crate) has_topology: bool,
     /// Unique among all classes that have ever existed.
     pub(crate) number: u64,
-    /// Hash of the inventory.
-    hash: u64,
 }
 
 impl HardwareClass {
-    /// The class of an inventory, with the number that it gets if it is new.
-    fn new(inventory: &Inventory, number: u64) -> Self {
-        let inventory = without_identifiers(inventory);
-        // The hash is kept, since an inventory is large and is compared only if the hashes are equal.
-        let mut hasher = FxHasher::default();
-        inventory.hash(&mut hasher);
+    /// The class of an inventory without identifiers.
+    fn new(inventory: Arc<Inventory>, number: u64) -> Self {
         let mut has_topology = inventory.partitions.is_some() || !inventory.links.is_empty();
+        // Switches and NUMA nodes are numbered across all device types.
+        let mut numbers = LocationNumbers::default();
+        let mut by_type = Vec::with_capacity(inventory.n_types());
         for (_, devices) in inventory.types() {
-            has_topology |= devices
-                .iter()
-                .any(|device| device.attributes != DeviceAttributes::default());
+            let mut locations = Vec::with_capacity(devices.len());
+            for device in devices {
+                locations.push(numbers.locate(&device.attributes));
+                has_topology |= device.attributes != DeviceAttributes::default();
+            }
+            by_type.push(locations);
         }
         Self {
-            locations: Locations::new(&inventory),
+            locations: by_type,
             has_topology,
             number,
-            hash: hasher.finish(),
             inventory,
         }
     }
+
+    /// The locations of the devices of the type at an index.
+    pub(crate) fn locations_of(&self, type_at: usize) -> &[Location] {
+        self.locations.get(type_at).map_or(&[], Vec::as_slice)
+    }
 }
 
-/// The hardware classes of all nodes, each once.
+/// The hardware classes of all nodes, by their inventories.
 #[derive(Debug, Default)]
 pub(crate) struct HardwareClasses {
-    // A list for each hash, since two inventories may have the same one.
-    by_hash: FxHashMap<u64, Vec<Arc<HardwareClass>>>,
+    known: FxHashMap<Arc<Inventory>, Arc<HardwareClass>>,
     /// The number that the next new class gets.
     next_number: u64,
 }
@@ -100,30 +77,23 @@ pub(crate) struct HardwareClasses {
 impl HardwareClasses {
     /// The class of an inventory.
     pub(crate) fn class_of(&mut self, inventory: &Inventory) -> Arc<HardwareClass> {
-        // Built before the look-up, because only inventories without identifiers compare as equal.
-        let class = HardwareClass::new(inventory, self.next_number);
-        let same_hash = self.by_hash.entry(class.hash).or_default();
-        if let Some(known) = same_hash.iter().find(|known| known.inventory == class.inventory) {
+        let inventory = without_identifiers(inventory);
+        if let Some(known) = self.known.get(&inventory) {
             return Arc::clone(known);
         }
+        let inventory = Arc::new(inventory);
+        let class = Arc::new(HardwareClass::new(Arc::clone(&inventory), self.next_number));
         // Numbers are never reused, so that equivalence keys of a dropped class match no later one.
         self.next_number += 1;
-        let class = Arc::new(class);
-        same_hash.push(Arc::clone(&class));
+        self.known.insert(inventory, Arc::clone(&class));
         class
     }
 
     /// Drops a class that a node had, if no other node has it.
-    pub(crate) fn drop_unused(&mut self, class: Option<Arc<HardwareClass>>) {
-        let Some(hash) = class.map(|class| class.hash) else {
-            return;
-        };
-        if let Some(same_hash) = self.by_hash.get_mut(&hash) {
-            // This list itself holds one reference to each class.
-            same_hash.retain(|known| Arc::strong_count(known) > 1);
-            if same_hash.is_empty() {
-                self.by_hash.remove(&hash);
-            }
+    pub(crate) fn drop_unused(&mut self, class: &Arc<HardwareClass>) {
+        // The map and the caller have one reference each.
+        if Arc::strong_count(class) == 2 {
+            self.known.remove(&class.inventory);
         }
     }
 }
@@ -185,16 +155,10 @@ fn number<'a>(
     is_same: fn(&DeviceLocation, &DeviceLocation) -> bool,
 ) -> u16 {
     // A machine has few switches and NUMA nodes, so a search through the list needs no map.
-    let mut at = known.len();
-    for (nth, other) in known.iter().enumerate() {
-        if let (Some(location), Some(other)) = (location, other)
-            && is_same(location, other)
-        {
-            at = nth;
-            break;
-        }
-    }
-    if at == known.len() {
+    let mut others = known.iter().map(|other| location.zip(*other));
+    let found = others.position(|both| both.is_some_and(|(one, other)| is_same(one, other)));
+    let at = found.unwrap_or(known.len());
+    if found.is_none() {
         // An unknown location is listed too, so that no later device gets its number.
         known.push(location);
     }

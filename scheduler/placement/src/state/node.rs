@@ -1,7 +1,7 @@
 //! One node: its inventory, the holdings and hints on it, and the free amounts of its devices that requests are compared with.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::data::device::{Device, DeviceRef};
 use crate::data::holding::{Held, HeldPart, Hints, Holdings, Origin, Placement, n_unknown_whole};
 use crate::data::ident::OwnerId;
 use crate::data::inventory::{GPUS, GpuModel, Inventory};
-use crate::state::charges::{charges, charges_of_all, gpu_charges};
+use crate::state::charges::{charges, charges_of_all};
 use crate::state::hardware::HardwareClass;
 use crate::state::value_cache::ValueCache;
 
@@ -21,9 +21,9 @@ const N_IN_PLACE: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     pub(crate) name: Box<str>,
-    /// Devices sorted by minor; `None` while the node, or its report of devices, is missing.
-    pub(crate) inventory: Option<Inventory>,
-    /// The inventory without identifiers, shared with nodes of the same hardware; `None` without an inventory.
+    /// Devices sorted by minor; none while the node, or its report of devices, is missing.
+    pub(crate) inventory: Inventory,
+    /// The inventory without identifiers, shared with nodes of the same hardware; `None` while the report is missing.
     pub(crate) hardware: Option<Arc<HardwareClass>>,
     /// CPU and memory of the node itself.
     pub(crate) host: Host,
@@ -48,6 +48,8 @@ pub(crate) struct Node {
     pub(crate) held: Vec<Held>,
     /// The hints on the node, sorted by owner.
     pub(crate) hints: Vec<Hint>,
+    /// The number of CPU-only pods, apart from those of a `DaemonSet`, by the amounts that they use.
+    pub(crate) cpu_only: BTreeMap<HostAmounts, u32>,
 }
 
 /// A hint: a placement that is chosen for an owner, and that the caller expects to reserve soon.
@@ -92,7 +94,6 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// The amounts that no owner uses.
     pub(crate) fn free(&self) -> HostAmounts {
         self.total
             .map_or(HostAmounts::PLENTY, |total| total.less(self.used))
@@ -103,7 +104,6 @@ impl Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostUse {
     pub(crate) node_index: u32,
-    /// The CPU and memory that the owner uses.
     pub(crate) amounts: HostAmounts,
     /// True if the pod is tied to the node, as that of a `DaemonSet` is: the workload model does not count it.
     pub(crate) is_daemon: bool,
@@ -136,84 +136,43 @@ impl Node {
 
     /// A copy outside the fleet without any holding, hint or use of its CPU and memory.
     pub(crate) fn emptied(&self) -> Self {
-        let mut copy = Self {
-            inventory: self.inventory.clone(),
-            hardware: self.hardware.clone(),
-            host: Host {
-                total: self.host.total,
-                ..Host::default()
-            },
-            model: self.model,
-            ..Self::new(self.name.clone())
+        let mut copy = self.copy_with_hints(|_| false);
+        copy.held.clear();
+        copy.host = Host {
+            total: self.host.total,
+            ..Host::default()
         };
         copy.update_free();
         copy
     }
 
-    /// Offers only the GPUs at these indices of a copy outside the fleet: all others count as unhealthy.
+    /// Changes the GPUs of a copy outside the fleet, with their indices.
+    pub(crate) fn change_gpus(&mut self, change: impl Fn(usize, &mut Device)) {
+        for (at, gpu) in self.inventory.gpus.iter_mut().enumerate() {
+            change(at, gpu);
+        }
+        self.update_free();
+    }
+
+    /// Offers only the GPUs at these indices of a copy outside the fleet.
     pub(crate) fn offer_only(&mut self, gpus: &[usize]) {
-        if let Some(inventory) = &mut self.inventory {
-            for (at, gpu) in inventory.gpus.iter_mut().enumerate() {
-                gpu.healthy &= gpus.contains(&at);
-            }
-        }
-        self.update_free();
-    }
-
-    /// Closes the GPUs at these indices of a copy outside the fleet.
-    pub(crate) fn close(&mut self, gpus: &[usize]) {
-        if let Some(inventory) = &mut self.inventory {
-            for at in gpus {
-                if let Some(gpu) = inventory.gpus.get_mut(*at) {
-                    gpu.closed = true;
-                }
-            }
-        }
-        self.update_free();
-    }
-
-    /// Opens all GPUs of a copy outside the fleet.
-    pub(crate) fn open(&mut self) {
-        if let Some(inventory) = &mut self.inventory {
-            for gpu in inventory.gpus.iter_mut() {
-                gpu.closed = false;
-            }
-        }
-        self.update_free();
+        self.change_gpus(|at, gpu| gpu.healthy &= gpus.contains(&at));
     }
 
     /// Returns true if nothing is known or counted of the node, so that its entry can be removed.
     pub(crate) fn is_idle(&self) -> bool {
         let is_host_unknown = self.host.total.is_none() && self.host.n_owners == 0;
-        self.inventory.is_none() && self.held.is_empty() && self.hints.is_empty() && is_host_unknown
+        self.hardware.is_none() && self.held.is_empty() && self.hints.is_empty() && is_host_unknown
     }
 
     /// The GPUs by minor; empty without an inventory.
     pub(crate) fn gpus(&self) -> &[Device] {
-        self.devices(GPUS)
-    }
-
-    /// The devices of the type at an index, by minor; empty if the node has none.
-    pub(crate) fn devices(&self, type_at: usize) -> &[Device] {
-        self.inventory
-            .as_ref()
-            .map_or(&[], |inventory| inventory.devices(type_at))
+        &self.inventory.gpus
     }
 
     /// Free named resources of the devices of the type at an index; empty for GPUs.
     pub(crate) fn free_of_type(&self, type_at: usize) -> &[NamedAmounts] {
         self.free_resources.get(type_at).map_or(&[], Vec::as_slice)
-    }
-
-    /// Bytes of one memory unit on the node, if known.
-    pub(crate) fn unit_bytes(&self) -> Option<u64> {
-        self.inventory.as_ref()?.unit_bytes
-    }
-
-    /// Returns true if the node gives a pod exactly the whole GPUs that the engine chooses.
-    pub(crate) fn serves_vendor(&self) -> bool {
-        let inventory = self.inventory.as_ref();
-        inventory.is_some_and(|inventory| inventory.serves_vendor)
     }
 
     /// Returns true if the node's devices have attributes, links or partitions that matter for the choice of devices.
@@ -222,19 +181,12 @@ impl Node {
         hardware.is_some_and(|hardware| hardware.has_topology)
     }
 
-    /// Number of whole GPUs in use whose UUIDs are not known.
-    pub(crate) fn n_unknown_whole(&self) -> u32 {
-        n_unknown_whole(&self.held)
-    }
-
-    /// The holding of an owner on this node.
     pub(crate) fn held_by(&self, owner: &str) -> Option<&Held> {
         // Nodes have tens of owners, and a bind looks one up.
         let at = self.held.binary_search_by(|held| held.owner.as_str().cmp(owner));
         self.held.get(at.ok()?)
     }
 
-    /// The hints on the node that count.
     pub(crate) fn counted_hints<'a>(&'a self, hints: Hints<'a>) -> impl Iterator<Item = &'a Hint> + Clone {
         self.hints.iter().filter(move |hint| hints.counts(&hint.owner))
     }
@@ -293,8 +245,7 @@ impl Node {
         // Borrowed unless a hint takes some of it, since most devices have no hint.
         let mut free = free.map_or(Cow::Owned(NamedAmounts::new()), Cow::Borrowed);
         for hint in self.counted_hints(hints) {
-            let inventory = self.inventory.iter();
-            for charge in inventory.flat_map(|inventory| charges(inventory, &hint.holdings)) {
+            for charge in charges(&self.inventory, &hint.holdings) {
                 if (charge.type_at, charge.device) == (type_at, device) {
                     subtract(free.to_mut(), charge.resources);
                 }
@@ -328,13 +279,11 @@ impl Node {
         self.update_free();
     }
 
-    /// Removes an owner's holding.
     pub(crate) fn remove_held(&mut self, owner: &str) {
         self.held.retain(|held| held.owner.as_str() != owner);
         self.update_free();
     }
 
-    /// Removes the holdings of several owners.
     pub(crate) fn remove_all_held(&mut self, owners: &BTreeSet<&str>) {
         self.held.retain(|held| !owners.contains(held.owner.as_str()));
         self.update_free();
@@ -354,7 +303,6 @@ impl Node {
         self.update_hints();
     }
 
-    /// Removes an owner's hint.
     pub(crate) fn remove_hint(&mut self, owner: &str) {
         self.hints.retain(|hint| hint.owner.as_str() != owner);
         // Rows are free amounts without any hint taken off, so they stay.
@@ -367,8 +315,8 @@ impl Node {
         inventory: Option<(Inventory, Arc<HardwareClass>)>,
     ) -> Option<Arc<HardwareClass>> {
         let (inventory, hardware) = inventory.unzip();
-        self.inventory = inventory;
-        self.model = self.inventory.as_ref().and_then(Inventory::model);
+        self.inventory = inventory.unwrap_or_default();
+        self.model = self.inventory.model();
         let replaced = std::mem::replace(&mut self.hardware, hardware);
         // Records by minor may mean other GPUs now, and shares in percent other amounts.
         self.update_free();
@@ -381,11 +329,7 @@ impl Node {
         self.update_rules();
         self.any_unavailable = false;
         self.free_resources.clear();
-        let Some(inventory) = &self.inventory else {
-            self.rows.resize(0);
-            self.flags = Box::default();
-            return;
-        };
+        let inventory = &self.inventory;
         self.rows.resize(inventory.gpus.len());
         // Most changes are of holdings, and need no new allocation.
         if self.flags.len() != inventory.gpus.len() {
@@ -432,8 +376,7 @@ impl Node {
 
     /// Updates [`Self::has_rules`] from the inventory, the holdings and the hints.
     fn update_rules(&mut self) {
-        let inventory = self.inventory.as_ref();
-        let is_binding = inventory.is_some_and(Inventory::has_binding_partitions);
+        let is_binding = self.inventory.has_binding_partitions();
         let any_held = self.held.iter().any(|held| !held.holdings.exclusions.is_empty());
         let any_hinted = self.hints.iter().any(|hint| !hint.holdings.exclusions.is_empty());
         self.has_rules = is_binding || any_held || any_hinted;
@@ -444,14 +387,14 @@ impl Node {
         self.update_rules();
         for hint in &mut self.hints {
             let mut taken = Vec::new();
-            if let Some(inventory) = &self.inventory {
-                for charge in gpu_charges(inventory, &hint.holdings) {
+            for charge in charges(&self.inventory, &hint.holdings) {
+                if charge.type_at == GPUS {
                     taken.push((charge.device, charge.amounts));
                 }
-                if hint.holdings.n_unknown_gpus > 0 {
-                    // The vendor's plugin may take any of its GPUs.
-                    taken.extend(inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
-                }
+            }
+            if hint.holdings.n_unknown_gpus > 0 {
+                // The vendor's plugin may take any of its GPUs.
+                taken.extend(self.inventory.for_vendor().map(|(at, gpu)| (at, gpu.total())));
             }
             hint.gpu_charges = taken.into();
         }
@@ -459,19 +402,38 @@ impl Node {
 
     /// Replaces device IDs of a holding by clones of the inventory's, so that their texts are in memory once.
     fn share_ids(&self, holdings: &mut Holdings) {
-        let Some(inventory) = &self.inventory else { return };
         // A cluster has very many holdings whose parts stay as they are, so spare capacity of their vectors only takes memory.
         holdings.parts.shrink_to_fit();
         for HeldPart { kind, device, .. } in &mut holdings.parts {
             if let DeviceRef::Id(id) = device
-                && let Some((type_at, _, known)) = inventory.device(kind, id)
+                && let Some((type_at, _, known)) = self.inventory.device(kind, id)
             {
                 *id = known.id.clone();
-                if let Some((known, _)) = inventory.types().nth(type_at) {
+                if let Some((known, _)) = self.inventory.types().nth(type_at) {
                     *kind = known.clone();
                 }
             }
         }
+    }
+}
+
+/// A copy of a node with the CPU and memory that each holder of devices uses: for another fleet, which a caller fills a few nodes
+/// at a time, so that it never locks the original for long; and for placements that show how many more pods would fit.
+#[derive(Debug)]
+pub struct NodeCopy {
+    pub(crate) node: Node,
+    pub(crate) host_uses: Vec<(OwnerId, HostUse)>,
+}
+
+impl NodeCopy {
+    /// Opens all GPUs of the copy, as those of a node that is added are.
+    pub fn open_gpus(&mut self) {
+        self.node.change_gpus(|_, gpu| gpu.closed = false);
+    }
+
+    /// Closes all GPUs of the copy: it takes no new pod.
+    pub fn close_gpus(&mut self) {
+        self.node.change_gpus(|_, gpu| gpu.closed = true);
     }
 }
 

@@ -10,18 +10,19 @@ use crate::data::amounts::HostAmounts;
 use crate::data::holding::{Held, Hints, Holdings, Origin, Placement};
 use crate::data::ident::{NodeId, OwnerId};
 use crate::data::inventory::Inventory;
-use crate::state::cpu_only::CpuOnlyPods;
-use crate::state::equivalence::{EquivalenceClassId, EquivalenceClasses, has_class, key_with};
+use crate::data::request::RequestedGpus;
+use crate::data::workload::{PodProfile, Workload};
+use crate::state::equivalence::{EquivalenceClasses, EquivalenceKey, has_class, key_with};
 use crate::state::hardware::{HardwareClass, HardwareClasses};
-use crate::state::names::Names;
 use crate::state::node::{HostUse, Node};
 
 /// All nodes with their inventories, holdings and hints.
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
-    pub(crate) names: Names,
-    /// The node at each index.
-    pub(crate) slots: Vec<Slot>,
+    // A plain table: the scheduler remembers the nodes of the name lists that requests repeat, by `names_version`.
+    pub(crate) names: FxHashMap<Box<str>, NodeId>,
+    pub(crate) names_version: u64,
+    pub(crate) slots: Vec<Option<Node>>,
     /// The summary of the node at each index of `slots`.
     pub(crate) summaries: Vec<NodeSummary>,
     /// Indices that no node has at the moment.
@@ -32,14 +33,15 @@ pub(crate) struct Nodes {
     pub(crate) hinted: FxHashMap<OwnerId, u32>,
     /// CPU and memory that each owner uses of its node.
     pub(crate) host_uses: FxHashMap<OwnerId, HostUse>,
-    /// The owners that use CPU and memory without holding devices.
-    pub(crate) cpu_only: CpuOnlyPods,
+    /// The CPU-only pods on nodes with GPUs, which take CPU and memory that pods with GPUs need. Counted as they come and go, so
+    /// that no refresh of the workload model has to visit all pods.
+    pub(crate) cpu_only: Workload,
     hardware: HardwareClasses,
     pub(crate) classes: EquivalenceClasses,
     /// Number of changes so far by which a request that was refused may fit now.
     pub(crate) n_openings: u64,
     /// Number of changes of all nodes; the version of a node is this number at its last change.
-    n_changes: u64,
+    pub(crate) n_changes: u64,
     /// The indices of the nodes that have changed last, the latest at the end; [`N_RECENT`] at most.
     recent: VecDeque<u32>,
 }
@@ -47,31 +49,22 @@ pub(crate) struct Nodes {
 /// Number of changes of which the nodes are remembered.
 const N_RECENT: usize = 4096;
 
-/// The place of a node at an index.
-#[derive(Debug, Default)]
-pub(crate) struct Slot {
-    /// The generation of the node, or of the next node at the index if there is none.
-    pub(crate) generation: u32,
-    pub(crate) node: Option<Node>,
-}
-
 /// The part of a node that an evaluation reads first. Summaries are dense in memory, unlike nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) struct NodeSummary {
     /// Grows with every change of the node at the index, also from one node to its successor there; 0 before the first node.
     pub(crate) version: u64,
     /// The generation of the node, or of the next node at the index if there is none.
     pub(crate) generation: u32,
-    /// False if there is no node at the index.
     pub(crate) exists: bool,
     pub(crate) has_hints: bool,
     /// The equivalence class with no hint counted; `None` where an answer takes a few comparisons only.
-    pub(crate) class: Option<EquivalenceClassId>,
+    pub(crate) class: Option<Arc<EquivalenceKey>>,
 }
 
 impl NodeSummary {
     /// The node with this summary, at this index.
-    pub(crate) fn node_at(self, index: u32) -> NodeId {
+    pub(crate) fn node_at(&self, index: u32) -> NodeId {
         let generation = self.generation;
         NodeId { index, generation }
     }
@@ -81,49 +74,35 @@ impl Nodes {
     /// The node with this identifier, unless it is gone.
     #[inline]
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
-        let slot = self.slots.get(id.index as usize)?;
-        // Another node may have the index by now.
-        if slot.generation == id.generation {
-            slot.node.as_ref()
-        } else {
-            None
-        }
+        self.summary(id)?;
+        self.at(id.index)
     }
 
     /// The node that is at an index now.
+    #[inline]
     pub(crate) fn at(&self, index: u32) -> Option<&Node> {
-        self.slots.get(index as usize)?.node.as_ref()
+        self.slots.get(index as usize)?.as_ref()
     }
 
     /// The identifier of the node that is at an index now.
     pub(crate) fn id_at(&self, index: u32) -> NodeId {
-        let generation = self.slots.get(index as usize).map_or(0, |slot| slot.generation);
+        let summary = self.summaries.get(index as usize);
+        let generation = summary.map_or(0, |summary| summary.generation);
         NodeId { index, generation }
     }
 
     /// Every node, by index.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeId, &Node)> {
-        let slots = (0..).zip(&self.slots);
-        slots.filter_map(|(index, slot)| {
-            let generation = slot.generation;
-            Some((NodeId { index, generation }, slot.node.as_ref()?))
-        })
+        let slots = (0..).zip(&self.slots).zip(&self.summaries);
+        slots.filter_map(|((index, node), summary)| Some((summary.node_at(index), node.as_ref()?)))
     }
 
     /// The summary of a node; `None` if the node is gone.
     #[inline]
     pub(crate) fn summary(&self, id: NodeId) -> Option<&NodeSummary> {
         let summary = self.summaries.get(id.index as usize)?;
-        if summary.generation == id.generation {
-            Some(summary)
-        } else {
-            None
-        }
-    }
-
-    /// The number of changes of all nodes so far.
-    pub(crate) fn n_changes(&self) -> u64 {
-        self.n_changes
+        // Another node may have the index by now.
+        (summary.generation == id.generation).then_some(summary)
     }
 
     /// The indices of the nodes that have changed since there were `n_changes` changes, some of them several times.
@@ -148,9 +127,8 @@ impl Nodes {
         self.replace_inventory(index, Some((inventory, hardware)));
     }
 
-    /// Removes a node's inventory. The holdings on the node stay until they are released.
     pub(crate) fn remove_inventory(&mut self, name: &str) {
-        if let Some(node) = self.names.get(name) {
+        if let Some(node) = self.names.get(name).copied() {
             self.replace_inventory(node.index, None);
             self.remove_if_idle(node.index);
         }
@@ -159,21 +137,29 @@ impl Nodes {
     /// Replaces a node's inventory, and updates what depends on it outside the node: CPU-only pods that count, and hardware
     /// classes.
     fn replace_inventory(&mut self, index: u32, inventory: Option<(Inventory, Arc<HardwareClass>)>) {
+        let had_gpus = self.at(index).is_some_and(|node| !node.rows.is_empty());
         let replaced = self.change(index, |node| node.set_inventory(inventory));
-        // CPU-only pods count for the workload model on nodes with GPUs alone.
-        let has_gpus = self.at(index).is_some_and(|node| !node.rows.is_empty());
-        self.cpu_only.set_has_gpus(index, has_gpus);
-        self.hardware.drop_unused(replaced.flatten());
+        let node = self.slots.get(index as usize).and_then(Option::as_ref);
+        let has_gpus = node.is_some_and(|node| !node.rows.is_empty());
+        if let Some(node) = node.filter(|_| has_gpus != had_gpus) {
+            for (amounts, n) in &node.cpu_only {
+                for _ in 0..*n {
+                    count_pod(&mut self.cpu_only, *amounts, has_gpus);
+                }
+            }
+        }
+        if let Some(replaced) = replaced.flatten() {
+            self.hardware.drop_unused(&replaced);
+        }
     }
 
     /// Adds a copy of a node of another fleet. There must be no node of its name, and none of its owners must be known.
-    pub(crate) fn insert(&mut self, mut node: Node) -> NodeId {
+    pub(crate) fn insert(&mut self, node: Node) -> NodeId {
         let index = self.enter(&node.name);
-        let inventory = node.inventory.take().map(|inventory| {
-            let hardware = self.hardware.class_of(&inventory);
-            (inventory, hardware)
-        });
-        self.replace_inventory(index, inventory);
+        if node.hardware.is_some() {
+            let hardware = self.hardware.class_of(&node.inventory);
+            self.replace_inventory(index, Some((node.inventory, hardware)));
+        }
         for held in &node.held {
             self.owners.insert(held.owner.clone(), index);
         }
@@ -195,7 +181,7 @@ impl Nodes {
             self.n_openings += 1;
         } else if let Some(used) = self.host_uses.get(owner) {
             // An owner of devices is no CPU-only pod any more.
-            self.cpu_only.remove(*used);
+            self.count_cpu_only(*used, false);
         }
         let held = Held {
             owner: owner.clone(),
@@ -214,7 +200,6 @@ impl Nodes {
         self.unhint(owner.as_str());
     }
 
-    /// Removes an owner's holding and hint; returns false if it held nothing.
     pub(crate) fn release(&mut self, owner: &str) -> bool {
         self.unhint(owner);
         let Some(index) = self.owners.remove(owner) else {
@@ -222,7 +207,7 @@ impl Nodes {
         };
         if let Some(used) = self.host_uses.get(owner) {
             // The pod counts as a CPU-only pod until its CPU and memory are released too.
-            self.cpu_only.add(*used);
+            self.count_cpu_only(*used, true);
         }
         self.change(index, |node| node.remove_held(owner));
         self.remove_if_idle(index);
@@ -230,7 +215,6 @@ impl Nodes {
         true
     }
 
-    /// Sets an owner's hint; returns false if the owner holds something or the node is gone.
     pub(crate) fn hint(&mut self, owner: &OwnerId, node: NodeId, placement: &Placement) -> bool {
         self.unhint(owner.as_str());
         if self.owners.contains_key(owner) || self.get(node).is_none() {
@@ -243,7 +227,6 @@ impl Nodes {
         true
     }
 
-    /// Removes an owner's hint; returns false if it had none.
     pub(crate) fn unhint(&mut self, owner: &str) -> bool {
         // Not counted in `n_openings`: most hints end when their pod holds the devices. For the others the caller decides.
         let Some(index) = self.hinted.remove(owner) else {
@@ -254,7 +237,6 @@ impl Nodes {
         true
     }
 
-    /// Sets a node's CPU and memory; `None` if they are not known.
     pub(crate) fn set_host(&mut self, name: &str, total: Option<HostAmounts>) {
         let known = self.names.get(name).map(|node| node.index);
         // A node of which nothing is known gets no entry for that.
@@ -269,7 +251,6 @@ impl Nodes {
         self.remove_if_idle(index);
     }
 
-    /// Sets the CPU and memory that an owner uses, in place of its former use.
     pub(crate) fn set_host_use(
         &mut self,
         owner: &OwnerId,
@@ -292,7 +273,7 @@ impl Nodes {
         });
         let holds_devices = self.owners.contains_key(owner);
         if !holds_devices {
-            self.cpu_only.add(used);
+            self.count_cpu_only(used, true);
         }
         // The new use is added before the old one is subtracted, so that a node with this pod alone is never idle.
         if let Some(replaced) = self.host_uses.insert(owner.clone(), used) {
@@ -300,7 +281,6 @@ impl Nodes {
         }
     }
 
-    /// Removes the CPU and memory that an owner uses.
     pub(crate) fn clear_host_use(&mut self, owner: &str) {
         if let Some(used) = self.host_uses.remove(owner) {
             self.subtract_host_use(used, self.owners.contains_key(owner));
@@ -310,7 +290,7 @@ impl Nodes {
     /// Takes CPU and memory that an owner no longer uses off the sum of its node.
     fn subtract_host_use(&mut self, used: HostUse, holds_devices: bool) {
         if !holds_devices {
-            self.cpu_only.remove(used);
+            self.count_cpu_only(used, false);
         }
         self.change(used.node_index, |node| {
             node.host.used = node.host.used.less(used.amounts);
@@ -319,20 +299,41 @@ impl Nodes {
         self.remove_if_idle(used.node_index);
     }
 
+    /// Counts one CPU-only pod more on a node, or one less: it has ended, or holds devices now.
+    fn count_cpu_only(&mut self, used: HostUse, is_new: bool) {
+        let node = self.slots.get_mut(used.node_index as usize);
+        // Pods of a DaemonSet come with the node, so they are no part of the workload to come.
+        let Some(node) = node.and_then(Option::as_mut).filter(|_| !used.is_daemon) else {
+            return;
+        };
+        let count = node.cpu_only.entry(used.amounts).or_default();
+        *count = if is_new {
+            *count + 1
+        } else {
+            count.saturating_sub(1)
+        };
+        if *count == 0 {
+            node.cpu_only.remove(&used.amounts);
+        }
+        // The others say nothing about nodes with GPUs.
+        if !node.rows.is_empty() {
+            count_pod(&mut self.cpu_only, used.amounts, is_new);
+        }
+    }
+
     /// Changes a node, and updates everything that follows from it.
     fn change<T>(&mut self, index: u32, change: impl FnOnce(&mut Node) -> T) -> Option<T> {
-        let slot = self.slots.get_mut(index as usize)?;
-        let node = slot.node.as_mut()?;
+        let node = self.slots.get_mut(index as usize)?.as_mut()?;
         let result = change(node);
         // Every change may change the node's value, which is computed again when a request needs it.
         node.value_cache.clear();
-        // The node enters its new class before it leaves the old one: most often both are the same.
+        let has_hints = !node.hints.is_empty();
         let key = has_class(node).then(|| key_with(node, Hints::Ignore));
         let summary = NodeSummary {
-            generation: slot.generation,
+            generation: self.id_at(index).generation,
             exists: true,
-            has_hints: !node.hints.is_empty(),
-            class: key.map(|key| self.classes.enter(key)),
+            has_hints,
+            class: key.map(|key| self.classes.class_of(key)),
             ..NodeSummary::default()
         };
         self.set_summary(index, summary);
@@ -350,7 +351,7 @@ impl Nodes {
         self.recent.push_back(index);
         let known = self.summaries.get_mut(index as usize);
         if let Some(class) = known.and_then(|known| std::mem::replace(known, summary).class) {
-            self.classes.leave(class);
+            self.classes.drop_unused(&class);
         }
     }
 
@@ -361,36 +362,44 @@ impl Nodes {
         }
         // Indices are reused, so that the dense vectors are no longer than the most nodes at one time.
         let index = self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
+            self.slots.push(None);
             self.summaries.push(NodeSummary::default());
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        let at = index as usize;
+        let (at, id) = (index as usize, self.id_at(index));
         if let (Some(slot), Some(summary)) = (self.slots.get_mut(at), self.summaries.get_mut(at)) {
-            slot.node = Some(Node::new(name.into()));
+            *slot = Some(Node::new(name.into()));
             summary.exists = true;
-            let generation = slot.generation;
-            self.names.insert(name, NodeId { index, generation });
+            self.names.insert(name.into(), id);
+            self.names_version += 1;
         }
         index
     }
 
     /// Removes the entry of a node that [is idle](Node::is_idle).
     fn remove_if_idle(&mut self, index: u32) {
-        let Some(slot) = self.slots.get_mut(index as usize) else {
+        let slot = self.slots.get_mut(index as usize);
+        let Some(node) = slot.and_then(|slot| slot.take_if(|node| node.is_idle())) else {
             return;
         };
-        let Some(node) = slot.node.take_if(|node| node.is_idle()) else {
-            return;
-        };
-        // A `NodeId` of the removed node must not find the next node at the index.
-        slot.generation = slot.generation.wrapping_add(1);
         let summary = NodeSummary {
-            generation: slot.generation,
+            // A `NodeId` of the removed node must not find the next node at the index.
+            generation: self.id_at(index).generation.wrapping_add(1),
             ..NodeSummary::default()
         };
         self.set_summary(index, summary);
         self.names.remove(&node.name);
+        self.names_version += 1;
         self.vacant.push(index);
+    }
+}
+
+/// Counts one pod without GPUs more or less in a workload.
+fn count_pod(workload: &mut Workload, host: HostAmounts, is_new: bool) {
+    let gpus = RequestedGpus::Nothing;
+    if is_new {
+        workload.add(PodProfile { gpus, host });
+    } else {
+        workload.remove(&PodProfile { gpus, host });
     }
 }

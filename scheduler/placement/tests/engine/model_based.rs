@@ -478,7 +478,7 @@ proptest! {
                         let at = ["memory", "core", "slots"].iter().position(|name| *name == resource.as_str());
                         oversubscribed.push((node, id.to_string(), at.unwrap_or(usize::MAX)));
                     }
-                    Violation::MissingGpu { .. } | Violation::SameGpuTwice { .. } => {}
+                    Violation::MissingGpu(_) | Violation::SameGpuTwice(_) => {}
                     other => prop_assert!(false, "{:?} after {:?}", other, step),
                 }
             }

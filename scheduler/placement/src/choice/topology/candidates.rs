@@ -1,7 +1,5 @@
 //! Candidates: the devices of one type on one node that a request may take, and sets of them.
 
-use std::borrow::Cow;
-
 use crate::data::ident::DeviceType;
 use crate::state::hardware::Location;
 
@@ -29,7 +27,8 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A pool of devices: of each its index in the inventory, its location, and a key that is smaller if it is preferred.
+    /// A pool of devices: of each its index in the inventory, its location, and a key that is smaller if it is preferred. Of more
+    /// than [`MAX_MEMBERS`] devices only the preferred ones are candidates, as many as are requested at least.
     pub(crate) fn new<K: Ord>(kind: DeviceType, n_requested: usize, keyed: &[(usize, Location, K)]) -> Self {
         let mut order: Vec<&K> = keyed.iter().map(|(.., key)| key).collect();
         // Equal keys share a place, so that locations decide between devices that the policy does not distinguish.
@@ -44,26 +43,16 @@ impl Pool {
                 preference: u32::try_from(preference).unwrap_or(u32::MAX),
             });
         }
+        candidates.sort_by_key(|candidate| (candidate.preference, candidate.device));
+        // A set has one bit for each candidate.
+        candidates.truncate(MAX_MEMBERS.max(n_requested));
+        // By minor again, since sets of lower minors are to have the lower bits.
+        candidates.sort_by_key(|candidate| candidate.device);
         Self {
             kind,
             n_requested,
             candidates,
         }
-    }
-
-    /// The pool with at most [`MAX_MEMBERS`] candidates, the preferred ones.
-    pub(crate) fn narrowed(&self) -> Cow<'_, Self> {
-        if self.candidates.len() <= MAX_MEMBERS {
-            return Cow::Borrowed(self);
-        }
-        let mut pool = self.clone();
-        pool.candidates
-            .sort_by_key(|candidate| (candidate.preference, candidate.device));
-        // A set has one bit for each candidate.
-        pool.candidates.truncate(MAX_MEMBERS);
-        // By minor again, since sets of lower minors are to have the lower bits.
-        pool.candidates.sort_by_key(|candidate| candidate.device);
-        Cow::Owned(pool)
     }
 
     /// The set of all candidates that meet a condition.
@@ -77,7 +66,7 @@ impl Pool {
         set
     }
 
-    /// The set of all candidates, if they are at most [`MAX_MEMBERS`].
+    /// The set of all candidates, the first [`MAX_MEMBERS`] of them at most.
     pub(crate) fn all(&self) -> CandidateSet {
         self.select(|_| true)
     }
@@ -189,26 +178,20 @@ impl CandidateSet {
         self.0.reverse_bits()
     }
 
-    /// Visits every subset of `n` members.
-    pub(crate) fn for_each_subset(self, n: usize, visit: &mut impl FnMut(Self)) {
-        /// Completes a chosen set with `n` members of the rest, in every way.
-        fn extend(
-            chosen: CandidateSet,
-            mut rest: CandidateSet,
-            n: usize,
-            visit: &mut impl FnMut(CandidateSet),
-        ) {
-            if n == 0 {
-                return visit(chosen);
-            }
-            while rest.len() >= n {
-                let lowest = CandidateSet(rest.0 & rest.0.wrapping_neg());
-                // No later subset may have this member, or each subset would come up once for every order of its members.
-                rest = rest.without(lowest);
-                extend(chosen.or(lowest), rest, n - 1, visit);
-            }
+    /// Every subset of `n` members.
+    pub(crate) fn subsets(self, n: usize) -> Vec<Self> {
+        if n == 0 {
+            return vec![Self::EMPTY];
         }
-        extend(Self::EMPTY, self, n, visit);
+        let (mut rest, mut subsets) = (self, Vec::new());
+        while rest.len() >= n {
+            let lowest = Self(rest.0 & rest.0.wrapping_neg());
+            // No later subset may have this member, or each would come up once for every order of its members.
+            rest = rest.without(lowest);
+            let others = rest.subsets(n - 1).into_iter();
+            subsets.extend(others.map(|subset| subset.or(lowest)));
+        }
+        subsets
     }
 
     /// Number of subsets of `n` members; a number beyond every limit here if 64 bits do not hold it.
@@ -249,8 +232,7 @@ mod tests {
     #[test]
     fn every_subset_is_visited_once() {
         let all = set(&[1, 3, 4, 9, 60]);
-        let mut seen = Vec::new();
-        all.for_each_subset(3, &mut |subset| seen.push(subset));
+        let seen = all.subsets(3);
         assert_eq!((seen.len(), all.n_subsets(3)), (10, 10));
         let is_new = |(at, one): (usize, &CandidateSet)| {
             one.len() == 3 && one.is_within(all) && !seen.iter().take(at).any(|other| other == one)

@@ -3,21 +3,20 @@
 //! Devices of all types pass the same rules in the same order. Types differ only in the amounts that are taken of a device:
 //! [`NeededAmounts`].
 
-use crate::choice::cost::{CostBasis, taken_part};
+use crate::choice::cost::{ChoiceContext, CostBasis, cost_decides, taken_part};
 use crate::choice::gpu_room::{free_whole, share_need};
-use crate::choice::order::DeviceOrder;
 use crate::choice::topology::candidates::Pool;
 use crate::choice::topology::groups::{Loss, losses};
 use crate::data::amounts::{Amounts, NamedAmounts, is_within};
-use crate::data::constraints::{Constraints, DeviceConstraint, Exclusion, Strategy, UNCONSTRAINED};
-use crate::data::device::{Device, Labels, VirtualFunction};
-use crate::data::holding::{Hints, Share};
-use crate::data::ident::{DeviceType, FunctionId};
+use crate::data::constraints::{DeviceConstraint, Exclusion, Strategy, UNCONSTRAINED};
+use crate::data::device::{Device, VirtualFunction};
+use crate::data::holding::Share;
+use crate::data::ident::DeviceType;
 use crate::data::inventory::{GPUS, Inventory};
 use crate::data::misfit::{CandidateCounts, Misfit};
 use crate::data::reason::Reason;
 use crate::data::request::{DeviceRequest, RequestedGpus, ShareNeed};
-use crate::state::hardware::HardwareClass;
+use crate::state::hardware::{HardwareClass, Location};
 use crate::state::node::Node;
 use crate::state::occupancy::{Occupancy, permits};
 
@@ -27,48 +26,15 @@ pub(crate) struct DecisionContext<'a> {
     pub(crate) inventory: &'a Inventory,
     pub(crate) hardware: &'a HardwareClass,
     pub(crate) occupancy: Occupancy<'a>,
-    pub(crate) constraints: Option<&'a Constraints>,
-    pub(crate) order: DeviceOrder<'a>,
-    pub(crate) hints: Hints<'a>,
+    pub(crate) inputs: ChoiceContext<'a>,
 }
 
 impl<'a> DecisionContext<'a> {
     /// The request's constraint on devices of a type; without one, a constraint that allows every choice.
     pub(crate) fn constraint(&self, kind: &DeviceType) -> &'a DeviceConstraint {
-        self.constraints
-            .and_then(|constraints| constraints.of(kind))
-            .unwrap_or(&UNCONSTRAINED)
-    }
-}
-
-impl CandidateCounts {
-    /// The counts under the constraint of a device type, before the first device.
-    fn of(constraint: &DeviceConstraint) -> Self {
-        Self {
-            selector: constraint.selector.clone(),
-            wants_virtual_functions: constraint.virtual_functions.is_some(),
-            ..Self::default()
-        }
-    }
-
-    /// Counts a device under each rule that it passes before the first failure; returns true if it passes all.
-    fn add(&mut self, labels: &Labels, has_function: bool, has_room: bool, is_permitted: bool) -> bool {
-        let selector = self.selector.as_ref();
-        let is_selected = selector.is_none_or(|selector| selector.selects(labels));
-        self.all += 1;
-        // In the order of `CandidateCounts::describe`, which names the first rule that leaves too few devices.
-        for (passes, count) in [
-            (is_selected, &mut self.selected),
-            (has_function, &mut self.with_free_function),
-            (has_room, &mut self.with_room),
-            (is_permitted, &mut self.permitted),
-        ] {
-            if !passes {
-                return false;
-            }
-            *count += 1;
-        }
-        true
+        let constraints = self.inputs.request.constraints;
+        let of_kind = constraints.and_then(|constraints| constraints.of(kind));
+        of_kind.unwrap_or(&UNCONSTRAINED)
     }
 }
 
@@ -77,16 +43,10 @@ pub(crate) struct TypeDemand<'a> {
     kind: &'a DeviceType,
     /// Index of the type in the inventory.
     type_at: usize,
-    /// All devices of the type on the node.
-    devices: &'a [Device],
-    /// Number of devices to take; 0 if `takes_all` is true.
-    n_requested: usize,
-    /// True if every selected device is taken, whatever their number.
-    pub(crate) takes_all: bool,
+    /// Number of devices to take; `None` if every selected device is taken, whatever their number.
+    pub(crate) n_requested: Option<usize>,
     amounts: NeededAmounts<'a>,
     constraint: &'a DeviceConstraint,
-    /// Virtual functions of these devices that other pods hold.
-    held_functions: &'a [&'a FunctionId],
 }
 
 /// The amounts that are taken of each device.
@@ -103,49 +63,33 @@ enum NeededAmounts<'a> {
     Resources(NamedAmounts),
 }
 
-/// The preference for a device that may be taken over others of its type; smaller is better, the first field weighs most.
-#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Preference {
-    /// Rank of the cost of taking the GPU, where the cost decides.
-    cost: Option<u32>,
-    /// The key of a GPU by the device policy.
-    gpu: [u64; 4],
-    /// The key of a device of another type by the device policy.
-    resources: Vec<u64>,
-    /// The groups of free devices (partitions, links, switches, NUMA nodes) that are broken when the device is taken. Added last.
-    loss: Option<Loss>,
-}
+/// The preference for a device over others of its type; smaller is better: a key by cost and device policy, then the groups of
+/// free devices (partitions, links, switches, NUMA nodes) that are broken when the device is taken.
+type Preference = (Vec<u64>, Loss);
 
 impl<'a> TypeDemand<'a> {
     /// The demand for GPUs; `None` if the request takes none of them, or the vendor's plugin chooses them.
-    pub(crate) fn of_gpus(
-        context: &'a DecisionContext<'a>,
-        request: RequestedGpus,
-    ) -> Result<Option<Self>, Misfit> {
-        let (node, hints) = (context.node, context.hints);
-        let (n_requested, amounts) = match request {
+    pub(crate) fn of_gpus(context: &'a DecisionContext<'a>) -> Result<Option<Self>, Misfit> {
+        let (node, inputs) = (context.node, context.inputs);
+        let (n_requested, amounts) = match inputs.request.gpus {
             RequestedGpus::Nothing | RequestedGpus::All { .. } => return Ok(None),
             RequestedGpus::Whole(_) if !context.inventory.serves_vendor => return Ok(None),
             RequestedGpus::Whole(n) => {
                 let n = usize::try_from(n).unwrap_or(usize::MAX);
-                (n, NeededAmounts::Whole(free_whole(node, hints).collect()))
+                (n, NeededAmounts::Whole(free_whole(node, inputs.hints).collect()))
             }
             RequestedGpus::Share(request) => {
                 let need = share_need(node, &request)?;
-                let look_ahead = context.order.look_ahead_for(need);
-                let basis = look_ahead.map(|look_ahead| CostBasis::new(node, look_ahead, hints));
+                let basis = cost_decides(node, inputs).then(|| CostBasis::new(node, inputs));
                 (need.devices, NeededAmounts::Share(need, basis))
             }
         };
         Ok(Some(Self {
             kind: &DeviceType::Gpu,
             type_at: GPUS,
-            devices: &context.inventory.gpus,
-            n_requested,
-            takes_all: false,
+            n_requested: Some(n_requested),
             amounts,
             constraint: context.constraint(&DeviceType::Gpu),
-            held_functions: &[],
         }))
     }
 
@@ -160,62 +104,59 @@ impl<'a> TypeDemand<'a> {
         };
         let devices = context.inventory.devices(type_at);
         let constraint = context.constraint(&request.kind);
-        let (n_requested, amounts, takes_all) = n_and_amounts(request, devices, constraint).ok_or(lacking)?;
+        let (n_requested, amounts) = n_and_amounts(request, devices, constraint).ok_or(lacking)?;
         Ok(Self {
             kind: &request.kind,
             type_at,
-            devices,
             n_requested,
-            takes_all,
             amounts: NeededAmounts::Resources(amounts),
             constraint,
-            held_functions: context.occupancy.held_functions_of(type_at),
         })
     }
 
     /// The devices that pass all rules and have room, with their preferences; the refusal if they are too few.
     pub(crate) fn eligible(&self, context: &DecisionContext<'_>) -> Result<Pool, Misfit> {
-        let locations = context.hardware.locations.of_type(self.type_at);
+        let locations = context.hardware.locations_of(self.type_at);
         let uses = context.occupancy.of_type(self.type_at);
-        let mut tally = CandidateCounts::of(self.constraint);
+        let constraint = self.constraint;
         let losses = losses(context.inventory, self.type_at, locations, uses);
-        let mut keyed = Vec::with_capacity(self.devices.len());
-        for (at, device) in self.devices.iter().enumerate() {
+        let devices = context.inventory.devices(self.type_at);
+        let mut counts = CandidateCounts::default();
+        let mut keyed: Vec<(usize, Location, Preference)> = Vec::with_capacity(devices.len());
+        for (at, device) in devices.iter().enumerate() {
             // Not counted as a failed rule: `refuse_weak_limits` has refused nodes with too few GPUs of enforced limits by now.
             if !self.has_limits(context, device) {
                 continue;
             }
-            let has_function = !tally.wants_virtual_functions || self.free_function(device).is_some();
-            let preference = self.preference(context, at, device);
-            let is_permitted = permits(self.constraint.exclusion, at, locations, uses);
-            let labels = &device.attributes.labels;
-            if tally.add(labels, has_function, preference.is_some(), is_permitted)
-                && let Some(mut preference) = preference
+            let selector = constraint.selector.as_ref();
+            let is_selected = selector.is_none_or(|selector| selector.selects(&device.attributes.labels));
+            let has_function =
+                constraint.virtual_functions.is_none() || self.free_function(context, device).is_some();
+            let key = self.preference(context, at, device);
+            let is_permitted = permits(constraint.exclusion, at, locations, uses);
+            if counts.add([is_selected, has_function, key.is_some(), is_permitted])
+                && let (Some(key), Some(location), Some(loss)) = (key, locations.get(at), losses.get(at))
             {
-                preference.loss = losses.get(at).copied();
-                keyed.push((at, locations.get(at).copied().unwrap_or_default(), preference));
+                keyed.push((at, *location, (key, *loss)));
             }
         }
         let kind = self.kind.clone();
-        if self.takes_all && (tally.selected == 0 || keyed.len() < tally.selected) {
-            let mut text = tally.describe(&kind, tally.selected.max(1));
-            if tally.selected > 0 {
+        let n_selected = counts.selected;
+        if self.n_requested.is_none() && (n_selected == 0 || keyed.len() < n_selected) {
+            let mut text = counts.describe(&kind, n_selected.max(1), constraint);
+            if n_selected > 0 {
                 text += ", all are needed";
             }
             return Err(Misfit::new(Reason::OtherDevices, text));
         }
         // All selected devices are eligible here, so their number is the number to take.
-        let needed = if self.takes_all {
-            keyed.len()
-        } else {
-            self.n_requested
-        };
+        let needed = self.n_requested.unwrap_or(keyed.len());
         if keyed.len() < needed {
             let reason = match kind {
                 DeviceType::Gpu => Reason::Selected,
                 DeviceType::Other(_) => Reason::OtherDevices,
             };
-            let counts = tally.describe(&kind, needed);
+            let counts = counts.describe(&kind, needed, constraint);
             let are = if needed == 1 { "is" } else { "are" };
             return Err(Misfit::new(reason, format!("{counts}, {needed} {are} needed")));
         }
@@ -228,48 +169,51 @@ impl<'a> TypeDemand<'a> {
         let NeededAmounts::Share(..) = self.amounts else {
             return true;
         };
-        let demanded = context.constraints.map(|constraints| constraints.limits);
+        let demanded = context
+            .inputs
+            .request
+            .constraints
+            .map(|constraints| constraints.limits);
         device.attributes.limits >= demanded.unwrap_or_default()
     }
 
-    /// The preference for a device without its `loss`, which the caller adds; `None` if the device has no room or is not open.
-    fn preference(&self, context: &DecisionContext<'_>, at: usize, device: &Device) -> Option<Preference> {
-        let mut preference = Preference::default();
+    /// The key of the preference for a device; `None` if the device has no room or is not open.
+    fn preference(&self, context: &DecisionContext<'_>, at: usize, device: &Device) -> Option<Vec<u64>> {
+        let (node, inputs) = (context.node, &context.inputs);
         match &self.amounts {
             NeededAmounts::Share(need, basis) => {
-                let row = context
-                    .node
-                    .row_with(at, *context.node.rows.get(at)?, context.hints);
-                let taken: Amounts = need.amounts_on(row.total);
+                let row = node.row_with(at, *node.rows.get(at)?, inputs.hints);
+                let taken = need.amounts_on(row.total);
                 if !taken.within(row.free) {
                     return None;
                 }
-                preference.gpu = context.order.gpu_preference(*need, at, &row);
+                let mut key = inputs.gpu_preference(*need, at, &row).to_vec();
                 if let Some(basis) = basis {
-                    preference.cost = Some(basis.cost_of([(at, taken_part(taken, row.total))]).rank());
+                    let cost = basis.cost_of([(at, taken_part(taken, row.total))]);
+                    key.insert(0, cost.rank().into());
                 }
+                Some(key)
             }
-            NeededAmounts::Whole(free) => {
-                if !free.contains(&at) {
-                    return None;
-                }
-                // GPUs that take no shares come first, as pods that share can use all other GPUs.
-                preference.gpu = [device.sharing.into(), 0, 0, 0];
-            }
+            // GPUs that take no shares come first, as pods that share can use all other GPUs.
+            NeededAmounts::Whole(free) => free.contains(&at).then(|| vec![device.sharing.into()]),
             NeededAmounts::Resources(amounts) => {
-                let free = context.node.free_resources_with(self.type_at, at, context.hints);
+                let free = node.free_resources_with(self.type_at, at, inputs.hints);
                 if !device.is_open() || !is_within(amounts, &free) {
                     return None;
                 }
-                preference.resources = context.order.resource_preference(device, free, amounts);
+                Some(inputs.resource_preference(device, free, amounts))
             }
         }
-        Some(preference)
     }
 
     /// The virtual function to take of a device: the first by ID that is free and of the requested kind.
-    fn free_function<'d>(&self, device: &'d Device) -> Option<&'d VirtualFunction> {
+    fn free_function<'d>(
+        &self,
+        context: &DecisionContext<'_>,
+        device: &'d Device,
+    ) -> Option<&'d VirtualFunction> {
         let selector = self.constraint.virtual_functions.as_ref()?;
+        let held = context.occupancy.held_functions_of(self.type_at);
         let mut first: Option<&VirtualFunction> = None;
         for group in &device.attributes.function_groups {
             // Pods take no virtual functions of GPUs.
@@ -279,7 +223,7 @@ impl<'a> TypeDemand<'a> {
             for function in &group.functions {
                 // The first by ID, so that nodes in the same state give the same function whatever the order of their report.
                 let is_earlier = first.is_none_or(|first| function.id < first.id);
-                if is_earlier && !self.held_functions.contains(&&function.id) {
+                if is_earlier && !held.contains(&&function.id) {
                     first = Some(function);
                 }
             }
@@ -288,19 +232,20 @@ impl<'a> TypeDemand<'a> {
     }
 
     /// The shares of the devices at these indices; none for GPUs, whose shares the caller builds.
-    pub(crate) fn shares(&self, devices: &[usize]) -> Vec<Share> {
+    pub(crate) fn shares(&self, context: &DecisionContext<'_>, devices: &[usize]) -> Vec<Share> {
         let NeededAmounts::Resources(resources) = &self.amounts else {
             return Vec::new();
         };
+        let all = context.inventory.devices(self.type_at);
         let mut shares = Vec::with_capacity(devices.len());
-        for device in devices.iter().filter_map(|at| self.devices.get(*at)) {
+        for device in devices.iter().filter_map(|at| all.get(*at)) {
             shares.push(Share {
                 kind: self.kind.clone(),
                 id: device.id.clone(),
                 minor: device.minor,
                 amounts: Amounts::ZERO,
                 resources: resources.clone(),
-                virtual_functions: self.free_function(device).cloned().into_iter().collect(),
+                virtual_functions: self.free_function(context, device).cloned().into_iter().collect(),
             });
         }
         shares
@@ -309,9 +254,9 @@ impl<'a> TypeDemand<'a> {
 
 /// Returns true if the request takes its GPUs whole, be it as whole GPUs or as shares of all their memory. Only such a request
 /// gets a partition: a set of GPUs that may be allocated together.
-pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: RequestedGpus, pool: &Pool) -> bool {
-    let RequestedGpus::Share(share) = request else {
-        return matches!(request, RequestedGpus::Whole(_));
+pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, pool: &Pool) -> bool {
+    let RequestedGpus::Share(share) = context.inputs.request.gpus else {
+        return matches!(context.inputs.request.gpus, RequestedGpus::Whole(_));
     };
     let Ok(need) = share_need(context.node, &share) else {
         return false;
@@ -326,20 +271,20 @@ pub(crate) fn takes_whole_gpus(context: &DecisionContext<'_>, request: Requested
     true
 }
 
-/// The number of devices to take, the amounts of each, and true if every device that the selector selects is taken (the number is
-/// 0 then, and not read); `None` if the amounts are no number of devices.
+/// The number of devices to take (`None` for every device that the selector selects), and the amounts of each; `None` if the
+/// amounts are no number of devices.
 fn n_and_amounts(
     request: &DeviceRequest,
     devices: &[Device],
     constraint: &DeviceConstraint,
-) -> Option<(usize, NamedAmounts, bool)> {
+) -> Option<(Option<usize>, NamedAmounts)> {
     let split = request.split_over(devices);
     // An amount of two or more whole devices takes that number: the pod's strategy is for smaller amounts alone.
     let is_several = matches!(split, Some((2.., _)));
     let strategy = if is_several { None } else { constraint.strategy };
     match strategy {
-        None => split.map(|(n, amounts)| (n, amounts, false)),
-        Some(Strategy::ApplyForAll) => Some((0, request.amounts.clone(), true)),
+        None => split.map(|(n, amounts)| (Some(n), amounts)),
+        Some(Strategy::ApplyForAll) => Some((None, request.amounts.clone())),
         Some(Strategy::RequestsAsCount) => {
             let is_exclusive = constraint.exclusion == Some(Exclusion::Device);
             let n_devices = request.amounts.values().max().copied()?;
@@ -350,7 +295,7 @@ fn n_and_amounts(
                 let exclusive = request.whole_amount(devices, resource).filter(|_| is_exclusive);
                 amounts.insert(resource.clone(), exclusive.unwrap_or(1));
             }
-            Some((usize::try_from(n_devices).ok()?, amounts, false))
+            Some((Some(usize::try_from(n_devices).ok()?), amounts))
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::choice::topology::candidates::{CandidateSet, Pool};
 use crate::data::constraints::PartitionConstraint;
 use crate::data::device::Device;
 use crate::data::ident::DeviceType;
-use crate::data::inventory::{GPUS, Inventory, LinkGroup, Partition, PartitionTable};
+use crate::data::inventory::{GPUS, Inventory, Partition};
 use crate::data::misfit::{Misfit, number_of};
 use crate::data::reason::Reason;
 use crate::state::hardware::Location;
@@ -48,113 +48,96 @@ impl GpuSet {
     }
 }
 
-/// The partition table of a node and the use of its GPUs at present, for one request.
-pub(crate) struct Partitions<'a> {
-    pub(crate) table: Option<&'a PartitionTable>,
-    /// True if the node has a partition table that cannot be read.
-    pub(crate) is_unreadable: bool,
-    /// The request's demands on the partition; if given, only a partition will do.
-    pub(crate) constraint: Option<PartitionConstraint>,
-    pub(crate) gpus: &'a [Device],
-    pub(crate) uses: &'a [DeviceUse],
-    pub(crate) pool: &'a Pool,
-}
-
-impl Partitions<'_> {
-    /// Returns true if only partitions will do.
-    pub(crate) fn is_binding(&self) -> bool {
-        self.constraint.is_some() || self.table.is_some_and(|table| table.is_binding)
+/// The partitions that may be taken, the best first; with a constraint only those that meet it.
+///
+/// A higher score is better. Of partitions with equal scores the one is best that leaves the best free partitions when it is
+/// taken: the largest size, then the largest bandwidth of one of that size, then the most of each size from the largest on.
+/// Between equals the order of the table decides.
+pub(crate) fn partition_sets(
+    inventory: &Inventory,
+    constraint: Option<PartitionConstraint>,
+    uses: &[DeviceUse],
+    pool: &Pool,
+) -> Result<Vec<GpuSet>, Misfit> {
+    if inventory.has_unreadable_partitions {
+        return Err(Reason::PartitionsUnreadable.into());
     }
-
-    /// The partitions that may be taken, the best first.
-    ///
-    /// A higher score is better. Of partitions with equal scores the one is best that leaves the best free partitions when it is
-    /// taken: the largest size, then the largest bandwidth of one of that size, then the most of each size from the largest on.
-    /// Between equals the order of the table decides.
-    pub(crate) fn choices(&self) -> Result<Vec<GpuSet>, Misfit> {
-        if self.is_unreadable {
-            return Err(Reason::PartitionsUnreadable.into());
+    let misfit = |text| Misfit::new(Reason::Partition, text);
+    let gpus = number_of(pool.n_requested, &DeviceType::Gpu);
+    let Some(table) = &inventory.partitions else {
+        return Err(misfit("the node has no table of GPU partitions".to_owned()));
+    };
+    let of_size = table
+        .partitions
+        .iter()
+        .filter(|one| size(one) == pool.n_requested);
+    let Some(best_score) = of_size.clone().map(|one| one.score).max() else {
+        return Err(misfit(format!("the node's table has no partition of {gpus}")));
+    };
+    let constraint = constraint.unwrap_or_default();
+    let mut usable: Vec<(&Partition, CandidateSet)> = Vec::new();
+    // The best score of a free partition, and of a free one with the demanded bandwidth.
+    let (mut best_free, mut best_with_bandwidth) = (None::<i64>, None::<i64>);
+    for partition in of_size {
+        let Some(members) = free_members(partition, &inventory.gpus, uses, pool) else {
+            continue;
+        };
+        best_free = best_free.max(Some(partition.score));
+        // A partition of unknown bandwidth may be slower than the request demands.
+        if constraint.bandwidth.is_some() && partition.bandwidth < constraint.bandwidth {
+            continue;
         }
-        let misfit = |text| Misfit::new(Reason::Partition, text);
-        let gpus = || number_of(self.pool.n_requested, &DeviceType::Gpu);
-        let no_table = || misfit("the node has no table of GPU partitions".to_owned());
-        let table = self.table.ok_or_else(no_table)?;
-        let partitions = table.partitions.iter();
-        let of_size = partitions.filter(|one| size(one) == self.pool.n_requested);
-        let best_score = of_size.clone().map(|one| one.score).max();
-        let no_size = || misfit(format!("the node's table has no partition of {}", gpus()));
-        let best_score = best_score.ok_or_else(no_size)?;
-        let constraint = self.constraint.unwrap_or_default();
-        let mut usable: Vec<(&Partition, CandidateSet)> = Vec::new();
-        // The best score of a free partition, and of a free one with the demanded bandwidth.
-        let (mut best_free, mut best_with_bandwidth) = (None::<i64>, None::<i64>);
-        for partition in of_size {
-            let Some(members) = self.free_members(partition) else {
-                continue;
-            };
-            best_free = best_free.max(Some(partition.score));
-            // A partition of unknown bandwidth may be slower than the request demands.
-            if constraint.bandwidth.is_some() && partition.bandwidth < constraint.bandwidth {
-                continue;
-            }
-            best_with_bandwidth = best_with_bandwidth.max(Some(partition.score));
-            if !constraint.restricted || partition.score == best_score {
-                usable.push((partition, members));
-            }
+        best_with_bandwidth = best_with_bandwidth.max(Some(partition.score));
+        if !constraint.restricted || partition.score == best_score {
+            usable.push((partition, members));
         }
-        if usable.is_empty() {
-            let gpus = gpus();
-            return Err(misfit(match (best_with_bandwidth, best_free) {
-                (Some(free), _) => format!(
-                    "no free partition of {gpus} with score {best_score}; the best free one has score {free}"
-                ),
-                (None, Some(_)) => format!("no free partition of {gpus} is known to have the bandwidth"),
-                (None, None) => format!("no partition of {gpus} is free"),
-            }));
-        }
-        self.sort(table, &mut usable);
-        let mut choices: Vec<GpuSet> = Vec::with_capacity(usable.len());
-        // Places instead of scores: a rank compares partitions with sets that have no score.
-        let (mut last_score, mut score_place) = (None, 0);
-        for (preference_place, (partition, allowed)) in (0..).zip(usable) {
-            score_place += u32::from(last_score.is_some_and(|last| last != partition.score));
-            last_score = Some(partition.score);
-            choices.push(GpuSet {
-                allowed,
-                score_place,
-                preference_place,
-            });
-        }
-        Ok(choices)
     }
-
-    /// Sorts partitions that may be taken, the best first, as [`Self::choices`] defines it.
-    fn sort(&self, table: &PartitionTable, usable: &mut [(&Partition, CandidateSet)]) {
-        let (mut whole, mut none_left) = (Vec::new(), LeftBySize::new());
-        for partition in &table.partitions {
-            // Every size of the table is counted, so that the counts of two partitions compare size by size.
-            none_left.insert(Reverse(size(partition)), (0, None));
-            if is_whole(partition, self.gpus, self.uses) {
-                whole.push(partition);
-            }
+    if usable.is_empty() {
+        return Err(misfit(match (best_with_bandwidth, best_free) {
+            (Some(free), _) => format!(
+                "no free partition of {gpus} with score {best_score}; the best free one has score {free}"
+            ),
+            (None, Some(_)) => format!("no free partition of {gpus} is known to have the bandwidth"),
+            (None, None) => format!("no partition of {gpus} is free"),
+        }));
+    }
+    let (mut whole, mut none_left) = (Vec::new(), LeftBySize::new());
+    for partition in &table.partitions {
+        // Every size of the table is counted, so that the counts of two partitions compare size by size.
+        none_left.insert(Reverse(size(partition)), (0, None));
+        if is_whole(partition, &inventory.gpus, uses) {
+            whole.push(partition);
         }
-        // Cached, since each key takes a walk over all whole partitions of the table.
-        usable.sort_by_cached_key(|(one, _)| {
-            (Reverse(one.score), left_without(one, &whole, none_left.clone()))
+    }
+    // Cached, since each key takes a walk over all whole partitions of the table.
+    usable.sort_by_cached_key(|(one, _)| (Reverse(one.score), left_without(one, &whole, none_left.clone())));
+    let mut choices: Vec<GpuSet> = Vec::with_capacity(usable.len());
+    // Places instead of scores: a rank compares partitions with sets that have no score.
+    let (mut last_score, mut score_place) = (None, 0);
+    for (preference_place, (partition, allowed)) in (0..).zip(usable) {
+        score_place += u32::from(last_score.is_some_and(|last| last != partition.score));
+        last_score = Some(partition.score);
+        choices.push(GpuSet {
+            allowed,
+            score_place,
+            preference_place,
         });
     }
+    Ok(choices)
+}
 
-    /// The candidates that make up a partition; `None` unless all of its GPUs may be taken and are free.
-    fn free_members(&self, partition: &Partition) -> Option<CandidateSet> {
-        let mut members = CandidateSet::EMPTY;
-        for (at, candidate) in self.pool.candidates.iter().enumerate() {
-            let minor = self.gpus.get(candidate.device)?.minor;
-            if partition.minors.contains(&minor) && is_free(self.uses, candidate.device) {
-                members = members.with(at);
-            }
-        }
-        (members.len() == size(partition)).then_some(members)
-    }
+/// The candidates that make up a partition; `None` unless all of its GPUs may be taken and are free.
+fn free_members(
+    partition: &Partition,
+    gpus: &[Device],
+    uses: &[DeviceUse],
+    pool: &Pool,
+) -> Option<CandidateSet> {
+    let members = pool.select(|candidate| {
+        let gpu = gpus.get(candidate.device);
+        gpu.is_some_and(|gpu| partition.minors.contains(&gpu.minor)) && is_free(uses, candidate.device)
+    });
+    (members.len() == size(partition)).then_some(members)
 }
 
 /// Number of partitions that are left, and their largest bandwidth, by size in GPUs, the largest size first.
@@ -285,8 +268,8 @@ pub(crate) struct Links {
 
 impl Links {
     /// The links between the candidates of a pool of GPUs; `None` if the node has no links.
-    pub(crate) fn new(groups: &[LinkGroup], gpus: &[Device], pool: &Pool) -> Option<Self> {
-        if groups.is_empty() {
+    pub(crate) fn new(inventory: &Inventory, pool: &Pool) -> Option<Self> {
+        if inventory.links.is_empty() {
             return None;
         }
         let n_candidates = pool.candidates.len();
@@ -294,14 +277,11 @@ impl Links {
             n_candidates,
             between: vec![0; n_candidates * n_candidates],
         };
-        for group in groups {
-            let mut members = CandidateSet::EMPTY;
-            for (at, candidate) in pool.candidates.iter().enumerate() {
-                let gpu = gpus.get(candidate.device);
-                if gpu.is_some_and(|gpu| group.minors.contains(&gpu.minor)) {
-                    members = members.with(at);
-                }
-            }
+        for group in &inventory.links {
+            let members = pool.select(|candidate| {
+                let gpu = inventory.gpus.get(candidate.device);
+                gpu.is_some_and(|gpu| group.minors.contains(&gpu.minor))
+            });
             for one in members.members() {
                 for other in members.members().filter(|other| *other != one) {
                     if let Some(between) = links.between.get_mut(one * n_candidates + other) {

@@ -22,10 +22,14 @@ pub(crate) struct Rank {
     pub(crate) partition: u32,
     /// Closeness of the leading devices, if it weighs more than the devices that follow.
     pub(crate) closeness: Closeness,
-    /// For each follower type, the distance of the farthest requested device from the leading devices.
-    pub(crate) distances: Distances,
-    /// Switches and NUMA nodes of the leading devices without a device of some follower type.
-    pub(crate) bare: BarePlaces,
+    /// For each follower type, the distance of the farthest requested device from the leading devices, as one number: the first
+    /// type is the highest digit.
+    pub(crate) distances: u64,
+    /// Number of switches of leading devices without a device of a follower type, summed over these types.
+    pub(crate) bare_switches: u32,
+    /// The same of NUMA nodes. Where each choice has a requested device on no NUMA node of a leading one, this prefers choices
+    /// that have others nearer.
+    pub(crate) bare_numas: u32,
     /// Place of the partition by preference (`GpuSet::preference_place`), if a type follows.
     pub(crate) partition_after: u32,
     /// Closeness of the leading devices, if it weighs less than the devices that follow.
@@ -47,26 +51,6 @@ pub(crate) struct Closeness {
     n_numas: u32,
     /// Number of switches that the devices are spread over.
     n_switches: u32,
-}
-
-/// Numbers of switches and NUMA nodes without a device of a follower type, summed over these types.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct BarePlaces {
-    pub(crate) n_switches: u32,
-    /// Where each choice has a requested device on no NUMA node of a leading one, this prefers choices that have others nearer.
-    pub(crate) n_numas: u32,
-}
-
-/// The distance of each follower type, as one number: the first type is the highest digit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Distances(u64);
-
-impl Distances {
-    /// The number with the distance of one more type, as a new lowest digit.
-    fn then(self, distance: Distance) -> Self {
-        // There are three distances, so that numbers to the base of three compare type by type.
-        Self(self.0.saturating_mul(3).saturating_add(distance as u64))
-    }
 }
 
 /// The distance of a device that follows from the nearest leading device.
@@ -297,14 +281,14 @@ impl<'a> Problem<'a> {
             links: Reverse(links),
             ..Closeness::default()
         };
-        let mut bare = BarePlaces::default();
+        let (mut bare_switches, mut bare_numas) = (0, 0);
         let mut on_switches = CandidateSet::EMPTY;
         for numa in self.numas.iter().filter(|numa| numa.is_used(chosen)) {
             closeness.n_numas += 1;
-            bare.n_numas += n_bare(&numa.n_followers);
+            bare_numas += n_bare(&numa.n_followers);
             for switch in numa.switches.iter().filter(|switch| switch.is_used(chosen)) {
                 closeness.n_switches += 1;
-                bare.n_switches += n_bare(&switch.n_followers);
+                bare_switches += n_bare(&switch.n_followers);
                 on_switches = on_switches.or(switch.lead);
             }
         }
@@ -323,15 +307,18 @@ impl<'a> Problem<'a> {
             // The caller adds the places of the partition, which belong to its `GpuSet`.
             partition: 0,
             closeness,
-            distances: Distances::default(),
-            bare,
+            distances: 0,
+            bare_switches,
+            bare_numas,
             partition_after: 0,
             closeness_after,
             preferences: self.lead.preference_sum(chosen),
             lowness: Reverse(chosen.lowness()),
         };
         for at in 0..self.followers.len() {
-            rank.distances = rank.distances.then(self.distance(at, chosen)?);
+            let distance = self.distance(at, chosen)? as u64;
+            // There are three distances, so that numbers to the base of three compare type by type.
+            rank.distances = rank.distances.saturating_mul(3).saturating_add(distance);
         }
         Some(rank)
     }

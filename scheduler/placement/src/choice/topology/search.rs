@@ -2,25 +2,24 @@
 //!
 //! Devices of one switch differ in their preference and minor only. So the search runs over the number of devices that are
 //! taken of each switch, and keeps the cheapest way to each state: a number of leading devices taken, of followers near them,
-//! and of switches, where these are limited. For n leading devices there are at most 2 · (n + 1) · ∏ (n of a follower type + 1)
-//! states, times the limit of switches + 1 where there is one, and as many steps from each as there are leading devices and
-//! switches. That is exact; 16 of 32 GPUs on 16 switches with 32 followers take 54,000 steps. If pairs of GPUs have different
-//! numbers of links, the search tries all sets of GPUs instead: 12,870 for 8 of 16.
-//!
-//! Beyond [`MAX_STEPS`], which two follower types of that size do not reach, the search chooses leading devices by themselves,
-//! and may miss a solution in which all types share switches. Beyond [`MAX_SUBSETS`] it ignores links.
+//! and of switches, where these are limited. That is exact; 16 of 32 GPUs on 16 switches with 32 followers take 54,000 steps. If
+//! pairs of GPUs have different numbers of links, it tries all sets of GPUs instead: 12,870 for 8 of 16.
 
 use crate::choice::topology::candidates::CandidateSet;
 use crate::choice::topology::problem::{Distance, Numa, Problem, Rank, Switch, n_bare};
 
-/// Most steps of one search.
+/// Most steps of one search. Beyond it leading devices are chosen by themselves, which may miss a choice on shared switches.
 const MAX_STEPS: usize = 1 << 22;
-/// Most sets of leading GPUs that are tried one by one.
+/// Most sets of leading GPUs that are tried one by one. Beyond it links are ignored.
 const MAX_SUBSETS: u64 = 13_000;
 
 /// The best choice of leading devices and its rank; `None` if there is none.
 pub(crate) fn search(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
     let n = problem.lead.n_requested;
+    // Nothing is left to search, as where the devices are those of a partition.
+    if problem.allowed.len() == n {
+        return problem.rank(problem.allowed).map(|rank| (problem.allowed, rank));
+    }
     let links = problem.links;
     // Links between pairs do not add up over switches, so the search by states cannot count them.
     let has_different_links = links.is_some_and(|links| n > 1 && !links.are_equal(problem.allowed));
@@ -76,12 +75,13 @@ fn search_within(problem: &Problem<'_>, limits: &[Distance]) -> Option<(Candidat
 fn try_all(problem: &Problem<'_>) -> Option<(CandidateSet, Rank)> {
     let mut best: Option<(CandidateSet, Rank)> = None;
     let n = problem.lead.n_requested;
-    problem.allowed.for_each_subset(n, &mut |chosen| {
-        let Some(rank) = problem.rank(chosen) else { return };
-        if best.is_none_or(|(_, best)| rank < best) {
+    for chosen in problem.allowed.subsets(n) {
+        if let Some(rank) = problem.rank(chosen)
+            && best.is_none_or(|(_, best)| rank < best)
+        {
             best = Some((chosen, rank));
         }
-    });
+    }
     best
 }
 
