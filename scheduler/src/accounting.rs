@@ -1,10 +1,9 @@
 //! The devices that a pod requests and holds, in the engine's terms: by its spec, its allocation record (the annotations that
-//! name its devices), and the reports of its node's plugin.
+//! name its devices), and the reports of its node's plugin. Pure.
 //!
-//! Pure. A bound pod that requests devices holds what it requests, and never more on account of its record. If the record names
-//! too little, every device that the pod may use is charged. On a node whose plugin lets no container start on a device without
-//! room, only as many GPUs as the pod requests are charged: those with the most room. A pod holds nothing if such a plugin
-//! reports that it was allocated nothing.
+//! A bound pod that requests devices holds what it requests, and never more on account of its record. If the record names too
+//! little, every device that the pod may use is charged; on a node whose plugin lets no container start on a device without room,
+//! only as many GPUs as it requests: those with the most room. It holds nothing if such a plugin reports it without devices.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use proto::totals::HostResources;
 
 pub mod constraints;
 mod hold;
-pub mod kubelet_allocations;
+pub(crate) mod kubelet_allocations;
 mod others;
 mod shares;
 
@@ -41,23 +40,20 @@ pub struct PodFacts {
     pub namespace: Box<str>,
     /// Name.
     pub name: Box<str>,
-    /// The pod's request for devices.
-    pub request: ParsedRequest,
+    pub(crate) request: ParsedRequest,
     /// The constraints of the pod's annotations on its devices; `None` without any, an error if they cannot be read.
-    pub constraints: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
-    /// The pod's requests for CPU and memory.
-    pub host: HostAmounts,
-    /// The policies that the pod's annotations name.
-    pub preference: Preference,
+    pub(crate) constraints: Result<Option<Arc<Constraints>>, Arc<RequestError>>,
+    pub(crate) host: HostAmounts,
+    pub(crate) preference: Preference,
     /// The provider of limits at run time that the pod's label [`ISOLATION_PROVIDER`] names, if the pod requests GPUs.
-    pub isolation: Option<Box<str>>,
-    /// The pod's node and record; `None` until the pod is bound.
-    pub bound: Option<Box<Bound>>,
+    pub(crate) isolation: Option<Box<str>>,
+    /// `None` until the pod is bound.
+    pub(crate) bound: Option<Box<Bound>>,
 }
 
 /// The policies for nodes and devices, and the enforcement of limits, that a pod's own annotations ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Preference {
+pub(crate) struct Preference {
     node: Option<NodePolicy>,
     device: Option<DevicePolicy>,
     enforcement: Option<DemandedEnforcement>,
@@ -65,7 +61,7 @@ pub struct Preference {
 
 /// The request of a pod for devices.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ParsedRequest {
+pub(crate) enum ParsedRequest {
     /// A valid request, which is empty if only the record of the pod names devices. Also that of a bound pod with invalid amounts
     /// of RDMA or FPGA, which counts as a whole device of each.
     Valid(PodRequest),
@@ -76,7 +72,7 @@ pub enum ParsedRequest {
 /// The GPU amounts of an invalid request, summed up over its containers: memory in memory units, in bytes and in percent of a
 /// GPU, compute in percent, and the number of shared GPUs. kubelet cannot allocate more than these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UpperBounds {
+pub(crate) struct UpperBounds {
     /// True if every amount could be read, and none is of whole GPUs.
     is_known: bool,
     units: u64,
@@ -88,23 +84,19 @@ pub struct UpperBounds {
 
 /// A bound pod's node and record.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Bound {
-    /// The node.
-    pub node: Box<str>,
-    /// The pod's allocation record.
-    pub record: Recorded,
+pub(crate) struct Bound {
+    pub(crate) node: Box<str>,
+    pub(crate) record: Recorded,
     /// The assume time in the record, in unix nanoseconds.
-    pub assumed_at: Option<u64>,
+    pub(crate) assumed_at: Option<u64>,
 }
 
 /// The allocation record in a pod's annotations.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Recorded {
-    /// The pod has no record.
+pub(crate) enum Recorded {
     Missing,
     /// A record that cannot be parsed, with the reason.
     Unreadable(Box<str>),
-    /// A record that names parts of devices.
     Devices {
         /// The parts, those of GPUs first.
         parts: Box<[RecordedPart]>,
@@ -117,7 +109,7 @@ pub enum Recorded {
 
 /// The part of one device that a record gives to its pod.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RecordedPart {
+pub(crate) struct RecordedPart {
     kind: DeviceType,
     device: DeviceRef,
     /// Memory of a GPU in bytes, if the record names it.
@@ -134,17 +126,15 @@ pub struct RecordedPart {
 
 /// The facts about a pod's node that decide, together with the pod's own, which devices the pod holds.
 #[derive(Clone, Copy, Debug)]
-pub struct NodeContext<'a> {
-    /// The devices of the node, as far as they are known.
-    pub inventory: Option<&'a Inventory>,
-    /// The device type of each resource.
-    pub kinds: &'a DeviceTypes,
+pub(crate) struct NodeContext<'a> {
+    /// `None` while it is not known.
+    pub(crate) inventory: Option<&'a Inventory>,
+    pub(crate) kinds: &'a DeviceTypes,
     /// The devices that kubelet allocated to the pod, if another scheduler placed it.
-    pub allocated: &'a [AllocatedDevice],
+    pub(crate) allocated: &'a [AllocatedDevice],
     /// True if pods may see all devices of their node without holding any.
-    pub allows_all_devices: bool,
-    /// The report of the node's plugin on the pod.
-    pub report: PluginReport,
+    pub(crate) allows_all_devices: bool,
+    pub(crate) report: PluginReport,
 }
 
 impl<'a> NodeContext<'a> {
@@ -169,7 +159,7 @@ impl<'a> NodeContext<'a> {
 
 /// The standing of a pod in the list of pods without devices that its node's plugin reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PluginReport {
+pub(crate) enum PluginReport {
     /// The plugin of the node reports no pods without devices at all: it is another project's, or an old version of ours.
     #[default]
     Silent,
@@ -181,13 +171,12 @@ pub enum PluginReport {
 
 /// The devices that a pod holds, and the doubts about them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Account {
-    /// The devices.
-    pub holdings: Holdings,
+pub(crate) struct Account {
+    pub(crate) holdings: Holdings,
     /// The reason for which the pod is counted conservatively, or the fault of its record.
-    pub problem: Option<String>,
+    pub(crate) problem: Option<String>,
     /// True if its record names more than it requests, or other devices than kubelet allocated.
-    pub contradicts: bool,
+    pub(crate) contradicts: bool,
 }
 
 impl PodFacts {
@@ -232,7 +221,7 @@ impl PodFacts {
     }
 
     /// [`Self::isolation`], if the pod shares GPUs: whole GPUs need no limits.
-    pub fn needed_isolation(&self) -> Option<&str> {
+    pub(crate) fn needed_isolation(&self) -> Option<&str> {
         let is_shared = self.request.gpus().is_some_and(GpuRequest::is_shared);
         self.isolation.as_deref().filter(|_| is_shared)
     }
@@ -252,24 +241,21 @@ impl Preference {
     /// Reads the annotations of a pod. Values that name no policy or enforcement are ignored here: the parser of the request
     /// (`PodRequest::read_new`) refuses a new pod that asks for GPUs, RDMA or FPGA with such a value.
     fn read(pod: &Pod) -> Self {
+        let node = pod.annotation(hints::NODE_POLICY);
+        let device = pod.annotation(hints::DEVICE_POLICY);
         Self {
-            node: pod
-                .annotation(hints::NODE_POLICY)
-                .and_then(|name| name.parse().ok()),
-            device: pod
-                .annotation(hints::DEVICE_POLICY)
-                .and_then(|name| name.parse().ok()),
+            node: node.and_then(|name| name.parse().ok()),
+            device: device.and_then(|name| name.parse().ok()),
             enforcement: hints::enforcement(pod),
         }
     }
 
-    /// The enforcement of memory limits that the pod demands, or else that of the cluster.
-    pub fn enforcement_or(self, cluster: DemandedEnforcement) -> DemandedEnforcement {
+    pub(crate) fn enforcement_or(self, cluster: DemandedEnforcement) -> DemandedEnforcement {
         self.enforcement.unwrap_or(cluster)
     }
 
     /// These policies, or else those of the cluster.
-    pub fn or(self, cluster: Policies) -> Policies {
+    pub(crate) fn or(self, cluster: Policies) -> Policies {
         Policies {
             node: self.node.unwrap_or(cluster.node),
             device: self.device.unwrap_or(cluster.device),
@@ -278,8 +264,7 @@ impl Preference {
 }
 
 impl ParsedRequest {
-    /// The request for GPUs, if it is valid.
-    pub fn gpus(&self) -> Option<&GpuRequest> {
+    pub(crate) fn gpus(&self) -> Option<&GpuRequest> {
         match self {
             Self::Valid(request) => request.gpus.as_ref(),
             Self::Invalid(..) => None,
@@ -287,7 +272,7 @@ impl ParsedRequest {
     }
 
     /// Amounts of resources other than GPUs.
-    pub fn others(&self) -> &[(String, u64)] {
+    pub(crate) fn others(&self) -> &[(String, u64)] {
         match self {
             Self::Valid(request) => &request.others,
             Self::Invalid(..) => &[],
@@ -339,25 +324,17 @@ impl UpperBounds {
 
     /// The request that the pod counts as: the sums divided among its shared GPUs, or one whole GPU if not all amounts are known.
     pub(crate) fn request(self, inventory: Option<&Inventory>) -> ShareRequest {
-        let Self {
-            is_known,
-            units,
-            bytes,
-            ratio,
-            core,
-            shared,
-        } = self;
-        let devices = u32::try_from(shared.max(1)).unwrap_or(u32::MAX);
+        let devices = u32::try_from(self.shared.max(1)).unwrap_or(u32::MAX);
         let each = |sum: u64| sum.div_ceil(u64::from(devices));
         let unit = inventory.and_then(|inventory| inventory.unit_bytes);
         let largest = inventory.and_then(|inventory| inventory.gpus.iter().map(|gpu| gpu.memory_bytes).max());
-        let memory = match (units, bytes, ratio) {
-            _ if !is_known => return WHOLE_DEVICE,
+        let memory = match (self.units, self.bytes, self.ratio) {
+            _ if !self.is_known => return WHOLE_DEVICE,
             (0, bytes, 0) => RequestedMemory::Bytes(each(bytes)),
             (units, 0, 0) => RequestedMemory::Units(each(units)),
-            (0, 0, ratio) => RequestedMemory::Ratio(u32::try_from(each(ratio)).unwrap_or(u32::MAX)),
+            (0, 0, ratio) => RequestedMemory::Ratio(percent(each(ratio))),
             // Units, bytes and percent are added up in bytes, by the node's unit and its largest GPU.
-            _ => {
+            (units, bytes, ratio) => {
                 let (Some(unit), Some(largest)) = (unit, largest) else {
                     return WHOLE_DEVICE;
                 };
@@ -367,12 +344,11 @@ impl UpperBounds {
                 RequestedMemory::Bytes(each(by_units.saturating_add(bytes).saturating_add(by_ratio)))
             }
         };
-        let core = u32::try_from(each(core)).unwrap_or(u32::MAX);
         ShareRequest {
             devices,
             memory,
-            core,
-            slots: u32::from(shared > 0),
+            core: percent(each(self.core)),
+            slots: u32::from(self.shared > 0),
         }
     }
 }
@@ -398,8 +374,7 @@ fn whole_others(pod: &Pod) -> PodRequest {
 }
 
 impl Bound {
-    /// Reads the annotations of a pod on this node.
-    pub fn read(node: &str, annotations: Option<&BTreeMap<String, String>>) -> Self {
+    pub(crate) fn read(node: &str, annotations: Option<&BTreeMap<String, String>>) -> Self {
         let (record, assumed_at) = match annotations.map(Record::read) {
             None | Some(Ok(None)) => (Recorded::Missing, None),
             Some(Ok(Some(record))) => (Recorded::of(&record), record.assumed_at),
@@ -414,7 +389,6 @@ impl Bound {
 }
 
 impl Recorded {
-    /// The parts of devices in a readable record.
     fn parts(&self) -> &[RecordedPart] {
         match self {
             Self::Devices { parts, .. } => parts,
@@ -422,7 +396,6 @@ impl Recorded {
         }
     }
 
-    /// The parts of GPUs in a readable record.
     fn gpus(&self) -> &[RecordedPart] {
         let parts = self.parts();
         let n_gpus = parts.partition_point(|part| part.kind == DeviceType::Gpu);
@@ -430,7 +403,7 @@ impl Recorded {
     }
 
     /// The GPUs of the record that the node does not have, by UUID, or by minor where the record has no UUID.
-    pub fn gone_gpus(&self, inventory: &Inventory) -> Vec<String> {
+    pub(crate) fn gone_gpus(&self, inventory: &Inventory) -> Vec<String> {
         let mut devices: Vec<DeviceRef> = self.gpus().iter().map(|part| part.device.clone()).collect();
         if let Self::Gpushare(record) = self {
             devices.push(DeviceRef::Minor(record.idx));
@@ -455,15 +428,14 @@ impl Recorded {
 
     /// The same record, with the memory units of the pod's own record: a record that the plugin has swapped names none.
     #[must_use]
-    pub fn with_units_of(mut self, own: &Self) -> Self {
+    pub(crate) fn with_units_of(mut self, own: &Self) -> Self {
         if let (Self::Devices { units, .. }, Self::Devices { units: own_units, .. }) = (&mut self, own) {
             *units = *own_units;
         }
         self
     }
 
-    /// Reads the devices of Koordinator's record.
-    pub fn of_allocations(allocations: &DeviceAllocations) -> Self {
+    pub(crate) fn of_allocations(allocations: &DeviceAllocations) -> Self {
         if allocations.values().all(Vec::is_empty) {
             return Self::Missing;
         }
@@ -491,40 +463,43 @@ impl RecordedPart {
     /// Reads the entry of one device: memory and compute of a GPU, or all amounts and virtual functions of a device of another
     /// type.
     fn read(kind: DeviceType, allocation: &DeviceAllocation) -> Result<Self, String> {
-        let gpu_amount = |resource: &str| match allocation.resources.get(resource) {
-            Some(quantity) if kind == DeviceType::Gpu => amount(resource, *quantity).map(Some),
-            _ => Ok(None),
-        };
         let mut part = Self {
             device: device_ref(allocation)?,
-            bytes: gpu_amount(GPU_MEMORY)?,
-            ratio: percent(gpu_amount(GPU_MEMORY_RATIO)?),
-            core: percent(gpu_amount(GPU_CORE)?),
+            bytes: None,
+            ratio: 0,
+            core: 0,
             resources: NamedAmounts::new(),
             functions: Box::default(),
             kind,
         };
-        if part.kind != DeviceType::Gpu {
-            for (resource, quantity) in &allocation.resources {
-                let amount = amount(resource, *quantity)?;
-                part.resources.insert(resource.as_str().into(), amount);
-            }
+        let is_gpu = part.kind == DeviceType::Gpu;
+        if !is_gpu {
             part.functions = allocation.functions().into();
+        }
+        for (resource, quantity) in &allocation.resources {
+            match resource.as_str() {
+                GPU_MEMORY if is_gpu => part.bytes = Some(amount(resource, *quantity)?),
+                GPU_MEMORY_RATIO if is_gpu => part.ratio = percent(amount(resource, *quantity)?),
+                GPU_CORE if is_gpu => part.core = percent(amount(resource, *quantity)?),
+                _ if is_gpu => {}
+                name => {
+                    part.resources.insert(name.into(), amount(name, *quantity)?);
+                }
+            }
         }
         Ok(part)
     }
 }
 
-/// A percentage of a record; an absent one is 0, and one that is too large for the type is its maximum.
-fn percent(amount: Option<u64>) -> u32 {
-    u32::try_from(amount.unwrap_or(0)).unwrap_or(u32::MAX)
+/// A percentage of a record; one that is too large for the type is its maximum.
+fn percent(amount: u64) -> u32 {
+    u32::try_from(amount).unwrap_or(u32::MAX)
 }
 
 /// An amount of a record as a whole number; an error names the resource.
 fn amount(resource: &str, quantity: Quantity) -> Result<u64, String> {
-    quantity
-        .unsigned()
-        .ok_or_else(|| format!("the allocation record says {resource} is {quantity}, which is no amount"))
+    let amount = quantity.unsigned();
+    amount.ok_or_else(|| format!("the allocation record says {resource} is {quantity}, which is no amount"))
 }
 
 /// The device that an entry of a record names. Records of other writers may have its minor alone.
@@ -557,14 +532,12 @@ fn device_text(device: &DeviceRef) -> String {
     }
 }
 
-/// Converts CPU and memory to the engine's type.
-pub fn host_amounts(resources: HostResources) -> HostAmounts {
+pub(crate) fn host_amounts(resources: HostResources) -> HostAmounts {
     let HostResources { cpu_milli, memory } = resources;
     HostAmounts { cpu_milli, memory }
 }
 
-/// Converts a request for GPUs to the engine's type.
-pub fn requested_gpus(request: &GpuRequest) -> RequestedGpus {
+pub(crate) fn requested_gpus(request: &GpuRequest) -> RequestedGpus {
     match request.dialect {
         Dialect::Gpushare | Dialect::Koordinator => RequestedGpus::Share(per_device(request)),
         Dialect::Vendor => RequestedGpus::Whole(request.devices),
@@ -580,9 +553,9 @@ pub fn per_device(request: &GpuRequest) -> ShareRequest {
     let memory = match request.memory {
         Memory::Units(units) => RequestedMemory::Units(units.div_ceil(n)),
         Memory::Bytes(bytes) => RequestedMemory::Bytes(bytes.div_ceil(n)),
-        Memory::Ratio(ratio) => RequestedMemory::Ratio(u32::try_from(ratio.div_ceil(n)).unwrap_or(u32::MAX)),
+        Memory::Ratio(ratio) => RequestedMemory::Ratio(percent(ratio.div_ceil(n))),
     };
-    let core = u32::try_from(request.core.div_ceil(n)).unwrap_or(u32::MAX);
+    let core = percent(request.core.div_ceil(n));
     // Memory units need no slot: kubelet and gpushare-scheduler-extender count them by memory alone. Whole devices are not
     // shared.
     let slots = u32::from(request.dialect == Dialect::Koordinator);

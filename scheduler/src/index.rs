@@ -1,6 +1,6 @@
 //! The index: the cluster's state as watches have shown it and as this scheduler has decided it: all answers are read from it.
 //!
-//! It changes by objects of watches ([`ObjectStore`], in `objects`), by binds ([`Assumptions`]), by filter requests and rooms
+//! It changes by objects of watches ([`ObjectStore`], in `objects`), by binds ([`Index::assume`]), by filter requests and rooms
 //! that the leader makes (hints), and by time ([`Index::tick`]). Does no I/O, reads no clock: callers bring the time.
 //!
 //! `cluster` has the data, and accounts which devices each pod holds. Assumptions, hints, victims and views build on it, and it
@@ -17,7 +17,6 @@ mod group_members;
 mod group_rooms;
 mod group_view;
 mod hints;
-mod made_rooms;
 mod moving;
 mod node_filter;
 mod node_state;
@@ -42,40 +41,41 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use placement::{Fleet, NextModel, NodeId, NodeView, OwnerId, Placement, Policies, ResourceWeights};
+use placement::{Fleet, NextModel, NodePolicy, OwnerId, Placement, Policies, ResourceWeights};
 use proto::node::Node;
 use proto::pod::{Pod, Taint};
 use proto::pod_group::PodGroupApi;
 use proto::request::RequestError;
 use proto::request::hints::DemandedEnforcement;
 use proto::resource::ResourceNames;
+use proto::totals::HostResources;
 use tokio::sync::Notify;
 
 pub(crate) use eviction::ROOM_MANAGER;
 
-pub use assume_times::AssumeTimes;
-pub use assumption::{AssumeError, Assumed, Assumptions};
-pub use group_members::MembersToPlace;
-pub use group_rooms::{ChosenRoom, MemberOutcome, MemberStep};
-pub use hints::{Attempt, HintQueue, HintTimes};
+pub(crate) use group_rooms::{ChosenRoom, MemberOutcome, MemberStep};
+pub(crate) use hints::Attempt;
+pub(crate) use plan_facts::HolderFacts;
+pub(crate) use pod_groups::GroupOfPod;
+pub(crate) use pods::{AssumptionState, Phase};
+
+pub use assumption::{AssumeError, Assumed};
+pub use hints::{HintQueue, HintTimes};
 pub use node_filter::{NodeFilter, NodeFit};
 pub use openings::Openings;
-pub use plan_facts::{HolderFacts, PlanFacts};
-pub use pod_groups::{GroupOfPod, GroupStore};
-pub use pods::{AssumptionState, Phase};
+pub use pod_groups::GroupStore;
 pub use proto::device::RawDevice;
 pub use resource_demand::ResourceDemand;
-pub use room_facts::{RoomFacts, RoomNominee, WaitingPod};
 pub use snapshot::Snapshot;
 pub use victims::{NodeRoom, Preemptor, Promised, RoomSearch, RoomVictim};
 
-use crate::accounting::PodFacts;
+use crate::accounting::{self, PodFacts};
 use crate::bind::PodId;
-use crate::kube_scheduler::{NodeFacts, PodRequests, PodRules, RequestSums};
-pub use crate::watch::Shared;
-
+use crate::kube_scheduler::{NodeFacts, NodeRequests, PodRules, RequestSums};
 use crate::watch::ObjectStore;
-use cluster::Cluster;
+pub use crate::watch::Shared;
+use assume_times::AssumeTimes;
+use cluster::{Cluster, closing_problem};
 use failing::FailingNodes;
 use plugins::{Plugins, Standing};
 use pod_groups::PodGroups;
@@ -101,10 +101,11 @@ pub struct Index {
     device_list: List,
     pod_list: List,
     budget_list: List,
-    /// True if pods that request device resources were unbound at the end of the first list of pods.
-    began_with_pending: bool,
-    /// Is notified when a complete list of pods lacks a pod with a written binding.
-    unlisted: Arc<Notify>,
+    /// True if pods that ask for device resources were unbound at the end of the first list of pods: an earlier scheduler may be
+    /// binding them.
+    pub(crate) began_with_pending: bool,
+    /// Is notified when a complete list of pods lacks a pod with a written binding: deleted, or younger than the list.
+    pub(crate) unlisted: Arc<Notify>,
 }
 
 /// The progress of a watch's lists of one kind of object. Lists have serial numbers; an object carries the number of the newest
@@ -219,59 +220,43 @@ impl Index {
     }
 
     /// Returns true once a list of all disruption budgets was complete. Readiness does not wait for it.
-    pub fn has_listed_budgets(&self) -> bool {
+    pub(crate) fn has_listed_budgets(&self) -> bool {
         self.budget_list.synced
     }
 
-    /// Returns true if pods that ask for device resources were unbound at the end of the first list of pods: an earlier scheduler
-    /// may be binding them.
-    pub fn began_with_pending(&self) -> bool {
-        self.began_with_pending
-    }
-
-    /// Is notified when a complete list of pods lacks a pod with a written binding: deleted, or younger than the list.
-    pub fn unlisted(&self) -> Arc<Notify> {
-        Arc::clone(&self.unlisted)
-    }
-
     /// Problems of the annotations by which GPUs are closed for maintenance, by node name.
-    pub fn closing_problems(&self) -> &BTreeMap<Box<str>, String> {
-        &self.cluster.closing_problems
+    pub fn closing_problems(&self) -> BTreeMap<Box<str>, String> {
+        let mut problems = BTreeMap::new();
+        for (name, state) in &self.cluster.nodes {
+            if let Some(problem) = closing_problem(state.report.as_ref()) {
+                problems.insert(name.clone(), problem.clone());
+            }
+        }
+        problems
     }
 
     /// From now on, notifies the caller when a workload model is due, in place of putting it into effect at once.
-    pub fn announce_due_models(&mut self) -> Arc<Notify> {
+    pub(crate) fn announce_due_models(&mut self) -> Arc<Notify> {
         Arc::clone(self.model_due.get_or_insert_default())
     }
 
     /// Puts a workload model of this index's fleet into effect, and leaves the one before in its place.
-    pub fn set_workload_model(&mut self, next: &mut NextModel) {
+    pub(crate) fn set_workload_model(&mut self, next: &mut NextModel) {
         self.cluster.fleet.set_model(next);
     }
 
     /// Is notified when [`Self::closing_problems`] change.
-    pub fn closing_change(&self) -> Arc<Notify> {
+    pub(crate) fn closing_change(&self) -> Arc<Notify> {
         Arc::clone(&self.cluster.closing_change)
     }
 
     /// Returns true if the binding of any assumed pod is being written, or may have been written without an answer.
-    pub fn has_unknown_outcomes(&self) -> bool {
+    pub(crate) fn has_unknown_outcomes(&self) -> bool {
         let mut open = self.cluster.open_assumptions();
         open.any(|assumption| assumption.state.phase != Phase::Written)
     }
 
-    /// The assumptions of all pods, to change them.
-    pub fn assumptions(&mut self) -> Assumptions<'_> {
-        Assumptions {
-            cluster: &mut self.cluster,
-            groups: &self.pod_groups,
-            hints: &mut self.hints,
-            assume_times: &mut self.assume_times,
-        }
-    }
-
-    /// Returns true if a Node object of this name exists.
-    pub fn knows_node(&self, name: &str) -> bool {
+    pub(crate) fn knows_node(&self, name: &str) -> bool {
         self.cluster.knows_node(name)
     }
 
@@ -287,18 +272,18 @@ impl Index {
 
     /// Returns true if kubelet has refused several pods on a node lately, so that it ranks behind all others.
     #[inline]
-    pub fn is_failing(&self, node: &str) -> bool {
+    pub(crate) fn is_failing(&self, node: &str) -> bool {
         self.failing.ranks_last(node)
     }
 
     /// Returns true if a watch has shown this pod, which asks for device resources.
-    pub fn is_shown(&self, uid: &str) -> bool {
+    pub(crate) fn is_shown(&self, uid: &str) -> bool {
         // List 0 stands for a pod that only a bind has added.
         self.cluster.pods.get(uid).is_some_and(|entry| entry.list != 0)
     }
 
     /// Finds pods by name; more than one while a pod and its successor of the same name overlap.
-    pub fn pods_named<'a>(
+    pub(crate) fn pods_named<'a>(
         &'a self,
         namespace: &'a str,
         name: &'a str,
@@ -314,35 +299,13 @@ impl Index {
         NodeFilter::of(&self.cluster)
     }
 
-    /// The facts by which a plan moves pods.
-    pub fn plan_facts(&self) -> PlanFacts<'_> {
-        PlanFacts::new(&self.cluster, &self.pod_groups)
-    }
-
     /// Returns true if no pod gets memory of a node: it is cordoned, has a taint of its own state, such as `unreachable`, or its
     /// device plugin is away. Taints that people set keep some pods away and others not.
-    pub fn takes_no_pods(&self, node: &str) -> bool {
+    pub(crate) fn takes_no_pods(&self, node: &str) -> bool {
         let is_of_state = |taint: &Taint| taint.key.starts_with("node.kubernetes.io/");
         let facts = self.cluster.node(node).map(|state| &state.facts);
         facts.is_some_and(|facts| facts.unschedulable || facts.hard_taints.iter().any(is_of_state))
             || matches!(self.cluster.plugins.standing(node), Standing::Out(_))
-    }
-
-    /// The facts by which the leader makes room.
-    pub fn room_facts(&self) -> RoomFacts<'_> {
-        RoomFacts {
-            cluster: &self.cluster,
-        }
-    }
-
-    /// Begins to keep, for a pod, the room on a node that these pods will have freed.
-    pub fn begin_room(&mut self, uid: &str, node: &str, freeing: &[OwnerId]) {
-        self.hints.begin_room(&mut self.cluster, uid, node, freeing);
-    }
-
-    /// Ends what [`Self::begin_room`] has begun: the room is free for all pods, unless the pod is nominated to the node.
-    pub fn end_room(&mut self, uid: &str) {
-        self.hints.end_room(&mut self.cluster, uid);
     }
 
     /// The demand of a pod, which is compared with nodes; `None` if the pod requests no devices.
@@ -358,8 +321,17 @@ impl Index {
     }
 
     /// CPU and memory of a pod without devices, by which a policy that looks ahead ranks nodes; `None` under other policies.
-    pub fn host_demand<'a>(&self, pod: &'a Pod) -> Option<ResourceDemand<'a>> {
-        ResourceDemand::of_cpu_only_pod(pod, self.cluster.policies)
+    pub(crate) fn host_demand<'a>(&self, pod: &'a Pod) -> Option<ResourceDemand<'a>> {
+        if self.cluster.policies.node != NodePolicy::Fill {
+            return None;
+        }
+        Some(ResourceDemand {
+            uid: pod.uid(),
+            host: accounting::host_amounts(HostResources::of_pod(pod)),
+            policies: self.cluster.policies,
+            in_units: true,
+            ..ResourceDemand::default()
+        })
     }
 
     /// Returns true if a pod requests devices, in a valid request or not.
@@ -367,48 +339,24 @@ impl Index {
         requests_devices(&self.cluster, facts)
     }
 
-    /// The state in numbers, for metrics.
-    pub fn snapshot(&self) -> Snapshot {
-        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        Snapshot {
-            n_group_rooms: count(self.hints.n_group_rooms()),
-            n_failing: count(self.failing.n_ranking_last()),
-            n_plugin_away: count(self.cluster.plugins.n_left_out()),
-            synced: self.synced(),
-            ..Snapshot::of(&self.cluster)
-        }
-    }
-
-    /// The size of a memory unit in bytes, if it is known of all nodes that serve units, and the same on all.
-    pub fn common_unit(&self) -> Option<u64> {
+    pub(crate) fn common_unit(&self) -> Option<u64> {
         self.cluster.common_unit()
     }
 
-    /// Names of all nodes that exist, in no order.
-    pub fn node_names(&self) -> Vec<Box<str>> {
+    pub(crate) fn node_names(&self) -> Vec<Box<str>> {
         let existing = self.cluster.nodes.iter().filter(|(_, state)| state.exists());
         existing.map(|(name, _)| name.clone()).collect()
     }
 
     /// The fields of a node that kube-scheduler compares with pods; `None` if there is no such node.
-    pub fn node_facts(&self, name: &str) -> Option<&NodeFacts> {
+    pub(crate) fn node_facts(&self, name: &str) -> Option<&NodeFacts> {
         let state = self.cluster.node(name)?;
         state.exists().then_some(&state.facts)
     }
 
-    /// The sums of requests on a node; `None` if no pod is there.
-    pub fn requests_on(&self, node: &str) -> Option<&RequestSums> {
-        self.cluster.requests.on(node)
-    }
-
-    /// The sums of requests that an added node like this one would have from the start: of pods of `DaemonSet`s and static pods.
-    pub fn requests_on_added(&self, like: &str) -> RequestSums {
-        self.cluster.requests.of_tied_pods_on(like)
-    }
-
-    /// The requests of a pod that is bound, or whose binding is under way.
-    pub fn requests_of(&self, uid: &str) -> Option<&PodRequests> {
-        self.cluster.requests.of_pod(uid)
+    /// The requests of all pods that are bound, or whose binding is under way.
+    pub(crate) fn requests(&self) -> &NodeRequests {
+        &self.cluster.requests
     }
 
     /// The fields of a waiting pod that kube-scheduler compares with nodes; `None` for a pod that no watch has shown waiting.
@@ -418,7 +366,7 @@ impl Index {
 
     /// The requests of pods with devices that kube-scheduler keeps room for, by the node that they are nominated to: those that
     /// are as important as `priority`, but not the pod `uid` itself.
-    pub fn nominated_requests(&self, uid: &str, priority: i32) -> BTreeMap<Box<str>, RequestSums> {
+    pub(crate) fn nominated_requests(&self, uid: &str, priority: i32) -> BTreeMap<Box<str>, RequestSums> {
         let mut nominated: BTreeMap<Box<str>, RequestSums> = BTreeMap::new();
         for (node, requests) in self.cluster.nominees(uid, priority) {
             nominated.entry(node.into()).or_default().add(requests);
@@ -434,8 +382,8 @@ impl Index {
         }
     }
 
-    /// The group of a pod, as the pod and the watch of `PodGroup`s show it; `None` for a pod that is a member of none.
-    pub fn group_of(&self, pod: &Pod) -> Option<GroupOfPod> {
+    /// `None` for a pod that is a member of no group.
+    pub(crate) fn group_of(&self, pod: &Pod) -> Option<GroupOfPod> {
         self.pod_groups.group_of(pod)
     }
 
@@ -455,28 +403,21 @@ impl Index {
         view::node(self.filter(), self.cluster.view(name)?.id(), no_typical_requests)
     }
 
-    /// The group of a pod in the terms of the read API; `None` for a pod of no group, or that no watch has shown.
-    pub fn show_group(&self, uid: &str) -> Option<proto::read_api::ExplainedGroup> {
-        group_view::group(self, uid)
-    }
-
     /// The UID of the device plugin's pod on a node, and the address of its metrics, if it serves them.
-    pub fn plugin_metrics(&self, node: &str) -> Option<(&str, SocketAddr)> {
+    pub(crate) fn plugin_metrics(&self, node: &str) -> Option<(&str, SocketAddr)> {
         self.cluster.plugins.metrics(node)
     }
 
-    /// Returns true if no node is refused for its device plugin.
-    pub fn all_plugins_serve(&self) -> bool {
+    pub(crate) fn all_plugins_serve(&self) -> bool {
         self.cluster.plugins.all_serve()
     }
 
-    /// A pod's UID as the engine's owner, which shares the text of the pod's entry if there is one.
-    pub fn owner(&self, uid: &str) -> OwnerId {
+    pub(crate) fn owner(&self, uid: &str) -> OwnerId {
         self.cluster.owner(uid)
     }
 
     /// The node on which a pod is assumed, while no watch has shown the pod bound.
-    pub fn assumed_node(&self, uid: &str) -> Option<&str> {
+    pub(crate) fn assumed_node(&self, uid: &str) -> Option<&str> {
         Some(self.cluster.assumption(uid)?.binding.node.as_str())
     }
 
@@ -500,103 +441,43 @@ impl Index {
         if self.cluster.plugins.advance(now) {
             self.cluster.note_silent_opening();
         }
-        self.hints.advance(&mut self.cluster, now);
-    }
-
-    /// Keeps room for a pod (a hint) on the node that the answer to its filter request names.
-    pub fn hint(&mut self, node: NodeId, demand: &ResourceDemand<'_>, attempt: &Attempt, now: Instant) {
-        // Expired hints go first, or the new one would find less room than there is.
-        self.tick(now);
-        self.hints
-            .hint(&mut self.cluster, (node, None), demand, attempt, now);
-    }
-
-    /// Frees the room of a group with a wish for one domain (one node, or linked GPUs of one), on the nodes that are asked about,
-    /// if a filter request for this member begins another scheduling cycle of the group.
-    pub fn begin_group_cycle(
-        &mut self,
-        group: &GroupOfPod,
-        uid: &str,
-        is_asked: impl Fn(&str) -> bool,
-        now: Instant,
-    ) {
-        self.hints
-            .begin_group_cycle(&mut self.cluster, group, uid, is_asked, now);
+        self.advance_hints(now);
     }
 
     /// Returns true if [`Self::keep_for_started_groups`] may have room to keep.
-    pub fn has_changed_groups(&self) -> bool {
-        self.cluster.group_members.has_changed()
-    }
-
-    /// Keeps room for the missing members of groups of which some members are bound, and fewer than the group needs.
-    pub fn keep_for_started_groups(&mut self, now: Instant) {
-        started_groups::keep_for_started_groups(&mut self.cluster, &mut self.hints, &self.pod_groups, now);
-    }
-
-    /// Keeps the outcome of a filter request for a member of a group with a wish for one domain: room for the group, or none.
-    pub fn note_outcome(
-        &mut self,
-        group: &GroupOfPod,
-        outcome: MemberOutcome,
-        demand: &ResourceDemand<'_>,
-        attempt: &Attempt,
-        now: Instant,
-    ) {
-        // Expired hints go first, as for `Self::hint`.
-        self.tick(now);
-        self.hints
-            .note_outcome(&mut self.cluster, group, outcome, demand, attempt, now);
-    }
-
-    /// The members of a group that need a place, and those that have one.
-    pub fn members_to_place(&self, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> MembersToPlace {
-        MembersToPlace::of(&self.cluster, group, demand)
+    pub(crate) fn has_changed_groups(&self) -> bool {
+        !self.cluster.group_members.changed.is_empty()
     }
 
     /// The place of a member on the node of its group; `None` if the room that is kept for the group has none for it.
-    pub fn place_in_group(&self, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> Option<Placement> {
-        let room = self.hints.rooms.cycle(group)?.kept()?;
+    pub(crate) fn place_in_group(
+        &self,
+        group: &GroupOfPod,
+        demand: &ResourceDemand<'_>,
+    ) -> Option<Placement> {
+        let room = self.hints.rooms.cycle(&group.id)?.kept()?;
         room.place_for(&self.cluster, demand)
-    }
-
-    /// Ends a pod's hint: no more room is kept for it.
-    pub fn unhint(&mut self, uid: &str) {
-        self.hints.unhint(&mut self.cluster, uid);
-    }
-
-    /// Frees the room of the `PodGroup`s whose scheduling cycle will come to nothing, except for `filtered_group`: the group of
-    /// the pod that is filtered now, `None` for a pod of no group.
-    pub fn end_gang_cycles(&mut self, filtered_group: Option<&str>) {
-        self.hints.end_gang_cycles(&mut self.cluster, filtered_group);
-    }
-
-    /// Notes that no node had room for a member of a `PodGroup`; room that is kept for it stays.
-    pub fn refuse_member(&mut self, uid: &str, attempt: &Attempt, now: Instant) {
-        let is_placed = false;
-        self.hints
-            .note_member(&mut self.cluster, uid, attempt, is_placed, now);
     }
 
     /// The `PreferNoSchedule` taints of a node; `None` if it has none.
     #[inline]
-    pub fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
+    pub(crate) fn soft_taints(&self, name: &str) -> Option<&[Taint]> {
         self.cluster.soft_taints.get(name).map(|taints| &**taints)
     }
 
     /// Returns true if a pod may still need a node: no watch has shown it bound, or at all, and no bind has assumed it.
-    pub fn is_pending(&self, uid: &str) -> bool {
+    pub(crate) fn is_pending(&self, uid: &str) -> bool {
         let entry = self.cluster.pods.get(uid);
         entry.is_none_or(|entry| entry.bound().is_none())
     }
 
     /// The node that kube-scheduler keeps for a pod (`status.nominatedNodeName`), as a watch has shown it last.
-    pub fn nominated_node(&self, uid: &str) -> Option<&str> {
+    pub(crate) fn nominated_node(&self, uid: &str) -> Option<&str> {
         self.cluster.pods.get(uid)?.preemption.nominated.as_deref()
     }
 
     /// Returns true if a pod that was to be evicted is being deleted, false if not yet, and `None` once it has ended.
-    pub fn is_victim_leaving(&self, uid: &str) -> Option<bool> {
+    pub(crate) fn is_victim_leaving(&self, uid: &str) -> Option<bool> {
         match self.cluster.pods.get(uid) {
             Some(entry) => Some(entry.preemption.is_leaving),
             // The index does not keep the deletion timestamps of pods without devices.
@@ -604,26 +485,18 @@ impl Index {
         }
     }
 
-    /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
-    pub fn has_leaving(&self, node: &str, priority: i32) -> bool {
-        let held = self.cluster.view(node).into_iter().flat_map(NodeView::held);
-        let mut entries = held.filter_map(|held| self.cluster.pods.get(&held.owner));
-        entries.any(|entry| entry.preemption.is_leaving && entry.preemption.rank.priority < priority)
-    }
-
-    /// The GPUs in the record of a bound pod that its node does not have any more, by UUID or minor.
-    pub fn gone_gpus(&self, uid: &str) -> Vec<String> {
+    pub(crate) fn gone_gpus(&self, uid: &str) -> Vec<String> {
         self.cluster.gone_gpus(uid)
     }
 
-    /// The state of a pod's assumption; `None` once a watch has shown the pod bound, or the assumption was taken back.
-    pub fn assumption_state(&self, uid: &str) -> Option<AssumptionState> {
+    /// `None` once a watch has shown the pod bound, or the assumption was taken back.
+    pub(crate) fn assumption_state(&self, uid: &str) -> Option<AssumptionState> {
         Some(self.cluster.assumption(uid)?.state)
     }
 
     /// The assumed pods to look up at the API server, with the states of their assumptions: those that no watch has shown bound
     /// for `limit` since the last change of state, and those that a complete list of pods lacks.
-    pub fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, AssumptionState)> {
+    pub(crate) fn overdue(&self, now: Instant, limit: Duration) -> Vec<(PodId, AssumptionState)> {
         let mut overdue = Vec::new();
         for assumption in self.cluster.open_assumptions() {
             // A watch that hangs shows nothing, so age alone is a reason to look.

@@ -26,10 +26,10 @@ use proto::topology::{GPU_PARTITION_POLICY, NUMA_NODE, NUMA_UNKNOWN};
 use serde::Deserialize;
 use serde_json::Value;
 
-pub mod device_types;
+pub(crate) mod device_types;
 mod partitions;
 
-use partitions::ReportedTable;
+use partitions::{ReportedTable, value_of};
 
 /// Most GPUs that are read out of a node's capacity; a larger number is an error of its author.
 const MAX_GPUS: u64 = 1024;
@@ -124,7 +124,7 @@ impl NodeReport {
 
 /// The parts of a node that the index needs: those that [`report`] reads, and the `PreferNoSchedule` taints. Nodes are large and
 /// many.
-pub fn trim(node: &Node, names: &ResourceNames) -> Node {
+pub(crate) fn trim(node: &Node, names: &ResourceNames) -> Node {
     let mut trimmed = Node::default();
     let key = names.memory_unit_annotation();
     trimmed.metadata.annotations = retained(node.metadata.annotations.as_ref(), &[&key, CLOSED_GPUS]);
@@ -156,8 +156,8 @@ impl DeviceReport {
     pub fn of(metadata: &ObjectMeta, spec: &Value) -> Self {
         let mut report = Self::default();
         let inventory = &mut report.inventory;
-        for map in [&metadata.labels, &metadata.annotations].into_iter().flatten() {
-            inventory.serves_vendor |= map.get(SERVES_VENDOR_LABEL).is_some_and(|value| value == "true");
+        for map in [&metadata.labels, &metadata.annotations] {
+            inventory.serves_vendor |= value_of(map.as_ref(), SERVES_VENDOR_LABEL) == Some("true");
         }
         let entries = match spec.get("devices") {
             None | Some(Value::Null) => &[],
@@ -195,7 +195,7 @@ impl DeviceReport {
         report.table = ReportedTable::read(metadata, gpus, report.condition.as_ref());
         let (links, problem_of_links) = partitions::links(metadata, gpus);
         report.inventory.links = links;
-        let problem_of_table = report.table.mistake().map(str::to_owned);
+        let problem_of_table = report.table.mistake();
         for problem in problem_of_table.into_iter().chain(problem_of_links) {
             report.add_annotation_problem(problem);
         }
@@ -203,13 +203,13 @@ impl DeviceReport {
     }
 
     /// Adds the problem of an annotation that cannot be read, or names a device that is not listed.
-    pub fn add_annotation_problem(&mut self, problem: impl fmt::Display) {
+    pub(crate) fn add_annotation_problem(&mut self, problem: impl fmt::Display) {
         self.problems.push(format!("Device object: {problem}"));
         self.has_unusable_annotation = true;
     }
 
     /// Adds a problem if the annotation with this key names a GPU, allocated by kubelet, that the object does not list.
-    pub fn check_allocations(&mut self, key: &str, allocations: &KubeletAllocations) {
+    pub(crate) fn check_allocations(&mut self, key: &str, allocations: &KubeletAllocations) {
         let gpus = &self.inventory.gpus;
         let is_listed = |id: &str| gpus.iter().any(|gpu| gpu.id.as_str() == id);
         let Some(id) = allocations.unlisted_gpu(is_listed) else {
@@ -230,10 +230,9 @@ impl DeviceReport {
     /// used, for people.
     fn read(&mut self, entry: &Value) -> Result<(DeviceType, Device), String> {
         let info = DeviceInfo::deserialize(entry).map_err(|error| error.to_string())?;
-        let kind = if info.device_type.is_empty() {
-            DeviceType::Gpu
-        } else {
-            DeviceType::from(info.device_type.as_str())
+        let kind = match info.device_type.as_str() {
+            "" => DeviceType::Gpu,
+            name => DeviceType::from(name),
         };
         let device = device(&kind, &info)?;
         if kind == DeviceType::Gpu {
@@ -244,7 +243,7 @@ impl DeviceReport {
     }
 
     /// Devices of other types than GPU.
-    pub fn other_devices(&self) -> &[DevicesOfType] {
+    pub(crate) fn other_devices(&self) -> &[DevicesOfType] {
         self.inventory.other_devices.as_deref().unwrap_or_default()
     }
 
@@ -258,30 +257,25 @@ impl DeviceReport {
         {
             problems.push(condition.message.clone());
         }
-        let unit = published_unit(node, names).unwrap_or_else(|problem| {
-            problems.push(problem);
-            None
-        });
-        let inventory = Inventory {
-            unit_bytes: unit.map(MemoryUnit::bytes),
-            partitions: self.table.table(node, &self.inventory.gpus),
-            has_unreadable_partitions: self.table.is_unreadable(),
-            ..self.inventory.clone()
-        };
+        let unit = published_unit(node, names, &mut problems);
         NodeReport {
-            inventory,
-            is_unit_unknown: false,
+            inventory: Inventory {
+                unit_bytes: unit.map(MemoryUnit::bytes),
+                partitions: self.table.table(node, &self.inventory.gpus),
+                has_unreadable_partitions: self.table.is_unreadable,
+                ..self.inventory.clone()
+            },
             problems,
-            table_problem: self.table.problem().map(str::to_owned),
+            table_problem: self.table.problem.clone(),
             allocation_problem: self.allocation_problem.clone(),
-            closing_problem: None,
+            ..NodeReport::default()
         }
     }
 }
 
 /// Returns true if no listed GPU can be the one with this ID, since both the ID and the list have UUIDs of NVIDIA's driver. Any
 /// other ID, such as an index, may stand for any GPU.
-pub fn is_certainly_absent(id: &str, inventory: &Inventory) -> bool {
+pub(crate) fn is_certainly_absent(id: &str, inventory: &Inventory) -> bool {
     let mut gpus = inventory.gpus.iter();
     id.starts_with(UUID_PREFIX)
         && gpus.all(|gpu| gpu.id.as_str().starts_with(UUID_PREFIX) && gpu.id.as_str() != id)
@@ -290,18 +284,15 @@ pub fn is_certainly_absent(id: &str, inventory: &Inventory) -> bool {
 /// Reads a device of a Device object: memory, compute and slots of a GPU, or all resources of a device of another type.
 fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
     let minor = minor(info)?;
-    let id = if info.id.is_empty() {
-        generated_id(minor)
-    } else {
-        info.id.clone()
+    let id = match info.id.as_str() {
+        "" => generated_id(minor),
+        id => id.to_owned(),
     };
+    let mut n_bytes = 0;
     let labels_of_functions = info.vf_groups.iter().flat_map(|group| &group.labels);
-    let n_bytes: usize = info
-        .labels
-        .iter()
-        .chain(labels_of_functions)
-        .map(|(key, value)| key.len() + value.len())
-        .sum();
+    for (key, value) in info.labels.iter().chain(labels_of_functions) {
+        n_bytes += key.len() + value.len();
+    }
     if n_bytes > MAX_LABELS {
         return Err(format!("labels have {n_bytes} bytes, more than {MAX_LABELS}"));
     }
@@ -317,13 +308,11 @@ fn device(kind: &DeviceType, info: &DeviceInfo) -> Result<Device, String> {
         device.memory_bytes = memory.ok_or_else(|| format!("resources has no {GPU_MEMORY}"))?;
         // A label with more than the offered memory is ignored. The amount only keeps that which earlier pods hold from being
         // reported as too much.
-        let reserved = info
-            .labels
-            .get(RESERVED_MEMORY)
-            .and_then(|label| label.parse().ok());
-        device.reserved_bytes = reserved
-            .filter(|bytes| *bytes <= device.memory_bytes)
-            .unwrap_or(0);
+        let reserved = info.labels.get(RESERVED_MEMORY);
+        let reserved = reserved.and_then(|label| label.parse().ok()).unwrap_or(0);
+        if reserved <= device.memory_bytes {
+            device.reserved_bytes = reserved;
+        }
         device.core = count(info, GPU_CORE, 100)?;
         device.slots = count(info, GPU_SHARED, DEFAULT_SLOTS)?;
         return Ok(device);
@@ -370,42 +359,37 @@ fn generated_id(minor: u32) -> String {
 }
 
 /// The memory unit in the node's annotation, which its plugin publishes.
-fn published_unit(node: &Node, names: &ResourceNames) -> Result<Option<MemoryUnit>, String> {
+fn published_unit(node: &Node, names: &ResourceNames, problems: &mut Vec<String>) -> Option<MemoryUnit> {
     let key = names.memory_unit_annotation();
-    let annotations = node.metadata.annotations.as_ref();
-    match annotations
-        .and_then(|annotations| annotations.get(&key))
-        .map(|text| text.parse())
-    {
-        None => Ok(None),
-        Some(Ok(unit)) => Ok(Some(unit)),
-        Some(Err(error)) => Err(format!("node annotation {key}: {error}")),
+    let text = value_of(node.metadata.annotations.as_ref(), &key)?;
+    match text.parse() {
+        Ok(unit) => Some(unit),
+        Err(error) => {
+            problems.push(format!("node annotation {key}: {error}"));
+            None
+        }
     }
 }
 
 /// The devices of a node without a Device object, as with the plugin of gpushare-scheduler-extender: as many GPUs as the capacity
 /// says, numbered from 0, each with an equal part of the memory units.
 fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
-    let n_gpus = node
-        .capacity(GPU_COUNT)
-        .filter(|count| (1..=MAX_GPUS).contains(count))?;
+    let n_gpus = node.capacity(GPU_COUNT);
+    let n_gpus = n_gpus.filter(|n| (1..=MAX_GPUS).contains(n))?;
     let units = node.capacity(&names.memory)? / n_gpus;
-    let (unit, problems) = match published_unit(node, names) {
-        Ok(unit) => (unit, Vec::new()),
-        Err(problem) => (None, vec![problem]),
-    };
+    let mut problems = Vec::new();
+    let unit = published_unit(node, names, &mut problems);
     // Any unit serves to compare units with units; requests in bytes are refused on such a node.
     let unit_bytes = unit.unwrap_or(MemoryUnit::MIB).bytes();
     let gpus = equal_gpus(n_gpus, units.saturating_mul(unit_bytes));
     // kubelet shows zero units until a plugin that has restarted registers again; nothing is known until then.
     let gpus = if units == 0 { Devices::default() } else { gpus };
-    let inventory = Inventory {
-        gpus,
-        unit_bytes: Some(unit_bytes),
-        ..Inventory::default()
-    };
     Some(NodeReport {
-        inventory,
+        inventory: Inventory {
+            gpus,
+            unit_bytes: Some(unit_bytes),
+            ..Inventory::default()
+        },
         is_unit_unknown: unit.is_none(),
         problems,
         ..NodeReport::default()
@@ -413,22 +397,19 @@ fn of_capacity(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
 }
 
 /// The devices that a node made from this template of an autoscaler would have, by capacity, annotations and labels.
-pub fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
+pub(crate) fn of_template(node: &Node, names: &ResourceNames) -> Option<NodeReport> {
     let Some(bytes) = node.capacity(GPU_MEMORY) else {
         return of_capacity(node, names);
     };
     // A plugin publishes 100 percent of core and 100 slots for each GPU, so either sum shows the number of GPUs.
     let percent = node.capacity(GPU_CORE).or_else(|| node.capacity(GPU_SHARED));
     let by_percent = percent.map(|percent| percent / u64::from(DEFAULT_SLOTS));
-    let n_gpus = node
-        .capacity(GPU_COUNT)
-        .or(by_percent)
-        .filter(|n| (1..=MAX_GPUS).contains(n))?;
-    let unit_bytes = published_unit(node, names).ok().flatten().map(MemoryUnit::bytes);
+    let n_gpus = node.capacity(GPU_COUNT).or(by_percent);
+    let n_gpus = n_gpus.filter(|n| (1..=MAX_GPUS).contains(n))?;
+    let unit_bytes = published_unit(node, names, &mut Vec::new()).map(MemoryUnit::bytes);
     let mut gpus = equal_gpus(n_gpus, bytes / n_gpus);
     // No plugin has seen the node, so the enforcement is the one that the operator has set in the node group's template.
-    let labels = node.metadata.labels.as_ref();
-    let limits = limit_level(labels.and_then(|labels| labels.get(ENFORCEMENT)));
+    let limits = limit_level(value_of(node.metadata.labels.as_ref(), ENFORCEMENT));
     for gpu in gpus.iter_mut() {
         gpu.attributes.limits = limits;
     }
@@ -460,7 +441,7 @@ fn equal_gpus(n_gpus: u64, memory_bytes: u64) -> Devices {
 }
 
 /// The ID of a device as records have it: empty in place of one that the scheduler made up.
-pub fn record_id(id: &str) -> &str {
+pub(crate) fn record_id(id: &str) -> &str {
     if id.starts_with(GENERATED) { "" } else { id }
 }
 
@@ -482,22 +463,20 @@ fn attributes(info: &DeviceInfo) -> DeviceAttributes {
             });
         }
     }
-    let is_numa_known = info
-        .labels
-        .get(NUMA_NODE)
-        .is_none_or(|label| label != NUMA_UNKNOWN);
+    let numa = info.labels.get(NUMA_NODE);
+    let is_numa_known = numa.is_none_or(|label| label != NUMA_UNKNOWN);
     let topology = info.topology.as_ref();
     DeviceAttributes {
         labels: labels(&info.labels),
         location: topology.and_then(|topology| location(topology, is_numa_known)),
         function_groups: groups,
-        limits: limit_level(info.labels.get(ENFORCEMENT)),
+        limits: limit_level(info.labels.get(ENFORCEMENT).map(String::as_str)),
     }
 }
 
 /// The enforcement of memory limits that the value of the label [`ENFORCEMENT`] names.
-fn limit_level(label: Option<&String>) -> LimitLevel {
-    match label.map(String::as_str) {
+fn limit_level(label: Option<&str>) -> LimitLevel {
+    match label {
         Some(ENFORCED_BY_DRIVER) => LimitLevel::Driver,
         Some("hami-core") => LimitLevel::Library,
         _ => LimitLevel::None,
@@ -509,18 +488,17 @@ fn limit_level(label: Option<&String>) -> LimitLevel {
 fn location(topology: &DeviceTopology, is_numa_known: bool) -> Option<DeviceLocation> {
     // Negative numbers, and empty or negative texts, mean that nothing is known.
     let numa = u32::try_from(topology.node_id).ok().filter(|_| is_numa_known);
-    let switch = Some(topology.pcie_id.as_str())
-        .filter(|id| !id.is_empty() && !id.starts_with('-'))
-        .map(SwitchId::from);
+    let switch = topology.pcie_id.as_str();
+    let switch = (!switch.is_empty() && !switch.starts_with('-')).then(|| SwitchId::from(switch));
     (numa.is_some() || switch.is_some()).then_some(DeviceLocation { numa, switch })
 }
 
-/// Converts labels to those of the engine.
 fn labels<'a>(labels: impl IntoIterator<Item = (&'a String, &'a String)>) -> Labels {
-    labels
-        .into_iter()
-        .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
-        .collect()
+    let mut converted = Labels::default();
+    for (key, value) in labels {
+        converted.insert(key.as_str().into(), value.as_str().into());
+    }
+    converted
 }
 
 #[cfg(test)]

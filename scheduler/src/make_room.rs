@@ -1,11 +1,10 @@
 //! Makes room for pods of high priority that no single GPU takes although GPUs have enough memory in sum: the leader evicts less
 //! important pods.
 //!
-//! kube-scheduler up to 1.37 looks for victims only on nodes that its own filters refuse, and goes by the sums of a node. It asks
-//! the extender about the other nodes alone, so that a node which `filter` refuses for devices is one on which the end of pods
-//! helps, and on which nothing else keeps the pod away. The leader remembers these nodes (`refused_pods`), and each second
-//! searches the pods to evict for one pod (`plan`). It nominates the pod to the node before it evicts, and keeps the room until
-//! the pod is bound (`hold`). From 1.38 on kube-scheduler asks `preempt` about such nodes, and this module is off.
+//! kube-scheduler up to 1.37 looks for victims only on nodes that its own filters refuse, and asks `filter` about the others: on
+//! those that `filter` refuses for devices the end of pods helps. The leader remembers these nodes (`refused_pods`), and each
+//! second searches the pods to evict for one pod (`plan`). It nominates the pod to the node before it evicts, and keeps the room
+//! until the pod is bound (`hold`). From 1.38 on kube-scheduler asks `preempt` about such nodes, and this module is off.
 
 mod hold;
 mod plan;
@@ -29,17 +28,20 @@ use crate::bind::{Binder, PodId};
 use crate::extender::pod_memory::PodMemory;
 use crate::extender::{Extender, begin_hold, end_hold, is_outranked, promised_to_others};
 use crate::index::room_rules::{self, NotPreemptor, check_spec};
-use crate::index::{Index, NodeRoom, Promised, ROOM_MANAGER, ResourceDemand, RoomSearch, RoomVictim};
+use crate::index::view::counted_on;
+use crate::index::{
+    Index, NodeRoom, Preemptor, Promised, ROOM_MANAGER, ResourceDemand, RoomSearch, RoomVictim,
+};
 use crate::kube_scheduler::PodRules;
 use crate::leader::{BIND_TIMEOUT, now};
 use crate::metrics::RoomMetrics;
 pub(crate) use hold::Hold;
 use hold::{HoldFacts, PreemptorState, Step};
-use plan::{Plan, PlannedPod, Plans};
+use plan::Plans;
 use refused_pods::{RefusedPod, RefusedPods};
 pub(crate) use rooms::Rooms;
 use rooms::{RoomEviction, Verdict};
-use words::EvictedPods;
+use words::pods_on;
 use writes::{RoomWriter, WriteError};
 
 /// Time between two decisions.
@@ -56,6 +58,12 @@ const BUDGETS_WITHIN: Duration = Duration::from_secs(30);
 
 /// The reason for which a plan is dropped after a request without an answer.
 const NO_ANSWER: &str = "the API server does not answer";
+
+const WAITS_FOR_ITS_TURN: &str = "The scheduler decides about room for it by evictions once it has waited for a while (--make-room-after), a pod a \
+                                  second.";
+
+const REFUSED: &str =
+    "The scheduler makes no room for it: the API server refuses the eviction of a pod that would have to go.";
 
 /// The time for which an eviction that the API server refuses is tried again.
 const RETRIED_FOR: Duration = Duration::from_secs(30);
@@ -89,7 +97,6 @@ pub struct RoomMaker {
     began: Instant,
 }
 
-/// A pod whose turn it is, copied from the index.
 #[derive(Clone, Debug)]
 struct NextPod {
     pod: PodId,
@@ -111,7 +118,7 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
     }
     let index = extender.index().read();
     let memory = extender.memory();
-    let waiting = index.room_facts().waiting(uid)?;
+    let waiting = index.waiting(uid)?;
     let verdict = memory.rooms.verdict(uid).map(str::to_owned);
     if memory.rooms.held.contains_key(uid) {
         return verdict;
@@ -119,8 +126,8 @@ pub(crate) fn answer_about(extender: &Extender, uid: &str) -> Option<String> {
     let is_refused = memory.refused.contains(uid);
     let not_refused = (!is_refused).then_some(NotPreemptor::NotRemembered);
     match waiting.not_preemptor().or(not_refused) {
-        Some(why) => Some(Verdict::not_preemptor(why).text),
-        None => Some(verdict.unwrap_or_else(|| Verdict::waits_for_its_turn().text)),
+        Some(why) => Some(format!("The scheduler makes no room for it by evictions: {why}.")),
+        None => Some(verdict.unwrap_or_else(|| WAITS_FOR_ITS_TURN.to_owned())),
     }
 }
 
@@ -145,7 +152,7 @@ impl RoomMaker {
     ) -> Self {
         let binder = Binder::new(client, BIND_TIMEOUT, extender.leadership().clone());
         Self {
-            writer: RoomWriter::new(binder),
+            writer: RoomWriter(binder),
             extender,
             recorder,
             metrics,
@@ -195,11 +202,8 @@ impl RoomMaker {
 
     /// Forgets all pods and rooms, since another replica leads.
     fn forget(&self) {
-        let held = {
-            let mut memory = self.extender.memory();
-            memory.refused = RefusedPods::default();
-            memory.rooms.clear()
-        };
+        self.extender.memory().refused = RefusedPods::default();
+        let held = self.extender.memory().rooms.clear();
         self.metrics.set_pending(0);
         for uid in held {
             self.release(&uid);
@@ -208,32 +212,27 @@ impl RoomMaker {
 
     /// Takes over the rooms that an earlier leader has begun to make, as far as its nominations of pods show them.
     fn adopt(&self) {
-        let nominees = self.extender.index().read().room_facts().nominees();
+        let nominees = self.extender.index().read().room_nominees();
         for nominee in nominees {
-            let is_known = {
-                let rooms = &self.extender.memory().rooms;
-                // The watch is late to show that this leader has taken the nomination back.
-                let is_withdrawn = rooms.is_resting(&nominee.pod.uid, now());
-                is_withdrawn || rooms.held.contains_key(&*nominee.pod.uid)
-            };
-            if is_known {
+            let pod = nominee.pod.clone();
+            let is_held = self.extender.memory().rooms.held.contains_key(&*pod.uid);
+            // The watch is late to show that this leader has taken the nomination back.
+            let is_withdrawn = self.extender.memory().rooms.is_resting(&pod.uid, now());
+            if is_held || is_withdrawn {
                 continue;
             }
-            let pod = nominee.pod.clone();
-            let verdict = Verdict::adopted(&nominee.node);
-            let age = jiff::Timestamp::now()
-                .as_second()
-                .saturating_sub(nominee.nominated_at);
+            let (node, freeing) = (nominee.node, nominee.leaving);
+            let text = format!("Another replica has begun to make room for it on {node}.");
+            let age = jiff::Timestamp::now().as_second() - nominee.nominated_at;
             let age = Duration::from_secs(u64::try_from(age).unwrap_or(0));
             let left = self.hold_time(nominee.grace_seconds).saturating_sub(age);
-            let (node, freeing) = (nominee.node, nominee.leaving);
             if self.hold(Hold::new(nominee.pod, node, freeing, now() + left, None)) {
                 info!(
                     pod = pod.name,
                     namespace = pod.namespace,
                     "room that another replica began to make"
                 );
-                self.keep_verdict(&pod, verdict);
+                self.keep_verdict(&pod, Verdict::new(None, text));
             }
         }
     }
@@ -254,7 +253,6 @@ impl RoomMaker {
         self.extender.index().write().end_room(uid);
     }
 
-    /// Takes the next step of each room that is being made.
     async fn keep_rooms(&self) {
         let uids: Vec<Box<str>> = self.extender.memory().rooms.held.keys().cloned().collect();
         for uid in uids {
@@ -287,7 +285,6 @@ impl RoomMaker {
         Some((step, hold.clone(), is_kept && is_waiting && is_lost))
     }
 
-    /// Carries out the next step of a hold.
     async fn take_step(&self, step: Step, hold: &Hold) {
         let uid = hold.pod.uid.as_str();
         match step {
@@ -311,12 +308,15 @@ impl RoomMaker {
             Step::GiveUpEvictions => self.give_up_pending(uid),
             Step::WithdrawLate => {
                 self.metrics.count("late");
-                self.keep_verdict(&hold.pod, Verdict::late());
+                let text = "Room was made for it, and it was not bound in time (--make-room-hold).";
+                self.keep_verdict(&hold.pod, Verdict::new(None, text));
                 self.drop_plan(uid).await;
             }
             Step::WithdrawInVain => {
-                let verdict = Verdict::in_vain(hold);
-                if verdict.rests_until.is_some() {
+                let mut verdict = Verdict::dropped("pods have ended, and its node has no room for it");
+                if hold.first_refused.is_some() {
+                    // Something may take each room, so that no further pods are evicted before the time of the plan is up.
+                    verdict.rests_until = Some(hold.until);
                     self.metrics.count("late");
                 }
                 self.keep_verdict(&hold.pod, verdict);
@@ -335,7 +335,7 @@ impl RoomMaker {
             Ok(()) | Err(WriteError::Gone) => {}
             Err(error) => return Err(error),
         }
-        if !self.extender.index().read().room_facts().is_nominee(uid) {
+        if !self.extender.index().read().is_room_nominee(uid) {
             self.release(uid);
         }
         Ok(())
@@ -363,29 +363,27 @@ impl RoomMaker {
     /// The next pod to make room for: in turns the most important one, and the one that was looked at longest ago.
     fn next_preemptor(&self) -> Option<NextPod> {
         let index = self.extender.index().read();
-        let facts = index.room_facts();
         let mut memory = self.extender.memory();
         let now = now();
         memory.refused.retain(|uid, first_refused| {
             // A pod that no watch shows yet may just be new.
             let is_new = now.saturating_duration_since(first_refused) < NEW_FOR;
-            facts.waiting(uid).is_some() || (is_new && !index.is_shown(uid))
+            index.waiting(uid).is_some() || (is_new && !index.is_shown(uid))
         });
         let PodMemory { refused, rooms, .. } = &mut *memory;
-        rooms.retain_verdicts(refused, now, |uid| facts.waiting(uid).is_some());
+        rooms.retain_verdicts(refused, now, |uid| index.waiting(uid).is_some());
         let is_by_priority = rooms.begin_turn();
         let mut next: Option<(Option<Instant>, &RefusedPod)> = None;
         for refused in memory.refused.by_importance() {
             let uid = refused.id.uid.as_str();
             // Among pods of one priority, and in every other turn among all, the one that was looked at longest ago.
             let looked_at = memory.rooms.time_of_verdict(uid);
-            let is_behind = |(at, known): (Option<Instant>, &RefusedPod)| {
-                (is_by_priority && known.priority > refused.priority) || at <= looked_at
-            };
-            if next.is_some_and(is_behind) {
+            if let Some((at, known)) = next
+                && (at <= looked_at || (is_by_priority && known.priority > refused.priority))
+            {
                 continue;
             }
-            let Some(waiting) = facts.waiting(uid) else {
+            let Some(waiting) = index.waiting(uid) else {
                 continue;
             };
             let waited = now.saturating_duration_since(refused.first_refused);
@@ -398,7 +396,7 @@ impl RoomMaker {
             }
         }
         let (_, refused) = next?;
-        let waiting = facts.waiting(&refused.id.uid)?;
+        let waiting = index.waiting(&refused.id.uid)?;
         let refusing = memory.rooms.refusing.get(&*refused.id.uid).cloned();
         Some(NextPod {
             pod: refused.id.clone(),
@@ -420,7 +418,6 @@ impl RoomMaker {
         Some(self.plans(&preemptor, &demand).n_searched)
     }
 
-    /// Decides about one pod, and carries the decision out.
     async fn decide(&self, preemptor: &NextPod) {
         let Some(demand) = self.demand(preemptor) else {
             return self.extender.memory().refused.forget(&preemptor.pod.uid);
@@ -432,7 +429,10 @@ impl RoomMaker {
         let verdict = match &plans.free {
             None => self.carry_out(preemptor, &demand, &plans).await,
             // Nothing was searched, as the pod fits at once.
-            Some(node) if plans.n_searched == 0 => Verdict::fits(node),
+            Some(node) if plans.n_searched == 0 => {
+                let text = format!("It fits on {node}, so that no pod is evicted for it.");
+                Verdict::new(None, text)
+            }
             Some(node) if free_for < self.settings.hold => Verdict::waits(node),
             Some(node) => {
                 // Pods that are leaving may never end: after a while the pod does not wait for them any more.
@@ -458,28 +458,22 @@ impl RoomMaker {
         demand.ok().flatten()
     }
 
-    /// The plans for a pod, best first.
-    fn plans(&self, preemptor: &NextPod, demand: &ResourceDemand<'_>) -> Plans {
-        let promised = promised_to_others(&self.extender, &preemptor.pod.uid, now());
-        let planned = self.planned(preemptor, demand, &promised);
-        planned.plans(self.extender.index(), &preemptor.nodes, now)
+    fn plans(&self, next: &NextPod, demand: &ResourceDemand<'_>) -> Plans {
+        let promised = promised_to_others(&self.extender, &next.pod.uid, now());
+        let preemptor = self.preemptor(next, demand, &promised);
+        let index = self.extender.index();
+        plan::plans(&preemptor, &next.refusing, index, &next.nodes, now)
     }
 
-    /// The pod as [`plan`] searches room for it.
-    const fn planned<'a>(
+    /// The pod as victims are searched for it.
+    fn preemptor<'a>(
         &self,
-        preemptor: &'a NextPod,
+        next: &NextPod,
         demand: &'a ResourceDemand<'a>,
         promised: &'a Promised,
-    ) -> PlannedPod<'a> {
-        PlannedPod {
-            rules: &preemptor.rules,
-            below: self.settings.below,
-            counts_leaving: preemptor.counts_leaving,
-            demand,
-            promised,
-            refusing: &preemptor.refusing,
-        }
+    ) -> Preemptor<'a> {
+        let limits = (self.settings.below, next.counts_leaving);
+        Preemptor::for_room(&next.rules, limits, demand, promised)
     }
 
     /// Carries out the best plan whose evictions the API server accepts.
@@ -488,7 +482,14 @@ impl RoomMaker {
             return Verdict::no_victims(plans.n_searched);
         };
         if !self.settings.evicts {
-            return Verdict::possible(&self.sentence(best));
+            let plan = self.sentence(best);
+            let text = format!(
+                "The scheduler could make room for it by the eviction of {plan}; --make-room is report."
+            );
+            return Verdict {
+                event: Some(format!("room can be made by the eviction of {plan}")),
+                ..Verdict::new(Some("reported"), text)
+            };
         }
         let uid = preemptor.pod.uid.as_str();
         if preemptor.refusing.contains(&best.node) {
@@ -496,10 +497,14 @@ impl RoomMaker {
             self.extender.memory().rooms.refusing.remove(uid);
         }
         for plan in &plans.best {
-            let n_victims = plan.room.victims.len();
+            let n_victims = plan.victims.len();
             let n_left = self.extender.memory().rooms.n_left(self.settings.per_hour, now());
             if n_victims > n_left {
-                return Verdict::over_budget(self.settings.per_hour);
+                let per_hour = self.settings.per_hour;
+                let text = format!(
+                    "The scheduler makes no room for it now: more than {per_hour} pods would be evicted within an hour (--make-room-per-hour)."
+                );
+                return Verdict::new(Some("over_budget"), text);
             }
             if let Some(verdict) = self.carry_out_plan(preemptor, demand, plan).await {
                 return verdict;
@@ -507,7 +512,7 @@ impl RoomMaker {
             let refusing = &mut self.extender.memory().rooms.refusing;
             refusing.entry(uid.into()).or_default().insert(plan.node.clone());
         }
-        Verdict::refused()
+        Verdict::new(Some("refused"), REFUSED)
     }
 
     /// Carries out one plan: checks all evictions, nominates the pod, waits for the watch to show that, and evicts. Returns
@@ -516,9 +521,9 @@ impl RoomMaker {
         &self,
         preemptor: &NextPod,
         demand: &ResourceDemand<'_>,
-        plan @ Plan { node, room }: &Plan,
+        plan: &NodeRoom,
     ) -> Option<Verdict> {
-        for victim in &room.victims {
+        for victim in &plan.victims {
             match self.writer.try_eviction(&victim.pod).await {
                 Ok(()) => {}
                 Err(error @ (WriteError::Refused(_) | WriteError::Gone)) => {
@@ -540,14 +545,14 @@ impl RoomMaker {
             return Some(Verdict::dropped("the pod needs no room any more"));
         }
         // Before the write: from now on `preempt` names no victims for the pod, and promises its room to no other pod.
-        let grace = room.victims.iter().map(|victim| victim.grace_seconds).max();
+        let grace = plan.victims.iter().map(|victim| victim.grace_seconds).max();
         let until = now() + self.hold_time(grace.unwrap_or(0));
-        let (freeing, first_refused) = (room.freeing.clone(), Some(preemptor.first_refused));
-        let hold = Hold::new(pod.clone(), node.clone(), freeing, until, first_refused);
+        let (freeing, first_refused) = (plan.freeing.clone(), Some(preemptor.first_refused));
+        let hold = Hold::new(pod.clone(), plan.node.clone(), freeing, until, first_refused);
         if !self.hold(hold) {
             return Some(Verdict::dropped("kube-scheduler is evicting pods for it"));
         }
-        match self.writer.nominate(&found, pod, Some(node)).await {
+        match self.writer.nominate(&found, pod, Some(&plan.node)).await {
             Ok(()) => {}
             Err(WriteError::Unknown(_)) => {
                 // It may have been written.
@@ -559,7 +564,7 @@ impl RoomMaker {
                 return Some(Verdict::dropped("kube-scheduler has changed the pod meanwhile"));
             }
         }
-        if let Some(verdict) = self.unconfirmed(preemptor, demand, node, room).await {
+        if let Some(verdict) = self.unconfirmed(preemptor, demand, plan).await {
             self.drop_plan(&pod.uid).await;
             return Some(verdict);
         }
@@ -600,8 +605,7 @@ impl RoomMaker {
         &self,
         preemptor: &NextPod,
         demand: &ResourceDemand<'_>,
-        node: &str,
-        room: &NodeRoom,
+        plan: &NodeRoom,
     ) -> Option<Verdict> {
         let changed = Verdict::dropped("the cluster has changed meanwhile");
         let uid = preemptor.pod.uid.as_str();
@@ -609,8 +613,8 @@ impl RoomMaker {
         loop {
             let is_shown = {
                 let index = self.extender.index().read();
-                let waiting = index.room_facts().waiting(uid);
-                waiting.map(|waiting| waiting.nominated == Some(node))
+                let waiting = index.waiting(uid);
+                waiting.map(|waiting| waiting.nominated == Some(&*plan.node))
             };
             match is_shown {
                 Some(true) => break,
@@ -624,9 +628,9 @@ impl RoomMaker {
         }
         // `preempt` may have named a victim for another pod between the search and the hold.
         let promised = promised_to_others(&self.extender, uid, now());
-        let planned = self.planned(preemptor, demand, &promised);
-        let found = planned.search(&self.extender.index().read(), node);
-        let is_same = matches!(found, RoomSearch::Evictions(found) if found.victims == room.victims);
+        let searched = self.preemptor(preemptor, demand, &promised);
+        let found = searched.room_on(self.extender.index().read().filter(), &plan.node);
+        let is_same = matches!(found, RoomSearch::Evictions(found) if found.victims == plan.victims);
         (!is_same).then_some(changed)
     }
 
@@ -635,14 +639,14 @@ impl RoomMaker {
     async fn evict_planned(
         &self,
         preemptor: &NextPod,
-        Plan { node, room }: &Plan,
+        NodeRoom { node, victims, .. }: &NodeRoom,
         sentence: &str,
     ) -> Option<Verdict> {
         let (pod, priority) = (&preemptor.pod, preemptor.rules.priority);
         let uid = pod.uid.as_str();
-        let (mut evicted, mut pending) = (EvictedPods::default(), Vec::new());
+        let (mut evicted, mut pending) = (Vec::new(), Vec::new());
         let mut is_answering = true;
-        for victim in &room.victims {
+        for victim in victims {
             // The pod may be deleted, or bound, between two evictions.
             match self.state_without_room(uid) {
                 Some(PreemptorState::Nominated) if is_answering => {}
@@ -654,7 +658,7 @@ impl RoomMaker {
                 _ => break,
             }
             match self.evict((pod, priority), victim, node).await {
-                Ok(freed) => evicted.add(freed),
+                Ok(held) => evicted.push(held),
                 Err(WriteError::Gone) => {}
                 Err(WriteError::Refused(_)) if evicted.is_empty() && pending.is_empty() => {
                     self.drop_plan(uid).await;
@@ -675,13 +679,14 @@ impl RoomMaker {
         if let Some(hold) = self.extender.memory().rooms.held.get_mut(uid) {
             (hold.pending, hold.retried_until) = (pending, now() + RETRIED_FOR);
         }
-        Some(Verdict::evicts(sentence, has_evicted))
+        let text = format!("The scheduler makes room for it: it evicts {sentence}.");
+        Some(Verdict::new(has_evicted.then_some("evicted"), text))
     }
 
-    /// Records the event of the pod that others were evicted for.
-    fn announce(&self, pod: &PodId, evicted: &EvictedPods, node: &str) {
+    /// Records the event of the pod that others were evicted for, by the memory that each of these held of each GPU.
+    fn announce(&self, pod: &PodId, evicted: &[BTreeMap<u32, u64>], node: &str) {
         if !evicted.is_empty() {
-            self.event(pod, "MakingRoom", format!("evicted {}", evicted.on(node)));
+            self.event(pod, "MakingRoom", format!("evicted {}", pods_on(evicted, node)));
         }
     }
 
@@ -697,7 +702,7 @@ impl RoomMaker {
             preemptor: preemptor.clone(),
             priority,
             node: node.into(),
-            held: self.held_by(node, std::slice::from_ref(victim)),
+            held: self.held_by(node, victim),
         };
         match self.writer.evict(&victim.pod).await {
             Ok(()) => {
@@ -735,9 +740,7 @@ impl RoomMaker {
         };
         for eviction in carried_out {
             self.count_evicted(&eviction);
-            let mut evicted = EvictedPods::default();
-            evicted.add(eviction.held);
-            self.announce(&eviction.preemptor, &evicted, &eviction.node);
+            self.announce(&eviction.preemptor, &[eviction.held], &eviction.node);
             self.count_first_eviction(&eviction.preemptor.uid);
         }
     }
@@ -777,11 +780,11 @@ impl RoomMaker {
         if !is_nominated || check_spec(&found).is_err() {
             return;
         }
-        let (mut evicted, mut left) = (EvictedPods::default(), Vec::new());
+        let (mut evicted, mut left) = (Vec::new(), Vec::new());
         let mut pending = hold.pending.iter();
         for victim in pending.by_ref() {
             match self.evict_again(hold, found.priority(), victim).await {
-                Ok(freed) => evicted.add(freed),
+                Ok(held) => evicted.push(held),
                 Err(WriteError::Gone) => {}
                 Err(WriteError::Refused(_)) => left.push(victim.clone()),
                 Err(WriteError::Unknown(_) | WriteError::NotLeading) => {
@@ -803,13 +806,13 @@ impl RoomMaker {
     /// Notes that the API server does not answer, and gives up the evictions of a hold after a while: the watch may have been
     /// silent as long, and its facts are old then.
     fn note_no_answer(&self, uid: &str) {
-        let is_over = {
-            let mut memory = self.extender.memory();
-            let hold = memory.rooms.held.get_mut(uid);
-            let since = hold.map(|hold| *hold.unanswered_since.get_or_insert(now()));
-            since.is_some_and(|since| now().saturating_duration_since(since) >= SHOWN_WITHIN)
+        let mut memory = self.extender.memory();
+        let Some(hold) = memory.rooms.held.get_mut(uid) else {
+            return;
         };
-        if is_over {
+        let since = *hold.unanswered_since.get_or_insert(now());
+        drop(memory);
+        if now().saturating_duration_since(since) >= SHOWN_WITHIN {
             self.give_up_pending(uid);
         }
     }
@@ -839,16 +842,15 @@ impl RoomMaker {
         self.metrics.count("refused");
     }
 
-    /// The memory of each GPU that the pods of a plan hold.
-    fn held_by(&self, node: &str, victims: &[RoomVictim]) -> BTreeMap<u32, u64> {
-        let index = self.extender.index().read();
-        let victims = victims.iter().map(|victim| victim.pod.uid.as_str());
-        index.room_facts().held_by(node, victims)
+    /// The memory of each GPU that a pod holds on a node, by minor number.
+    fn held_by(&self, node: &str, victim: &RoomVictim) -> BTreeMap<u32, u64> {
+        counted_on(self.extender.index().read().filter(), node, &victim.pod.uid)
     }
 
     /// A plan in words.
-    fn sentence(&self, Plan { node, room }: &Plan) -> String {
-        words::pods_on(room.victims.len(), &self.held_by(node, &room.victims), node)
+    fn sentence(&self, NodeRoom { node, victims, .. }: &NodeRoom) -> String {
+        let held = victims.iter().map(|victim| self.held_by(node, victim));
+        pods_on(&held.collect::<Vec<_>>(), node)
     }
 
     /// Keeps the answer about a pod. Metrics and an event show it if it differs from the last one; each plan counts in metrics.
@@ -865,7 +867,6 @@ impl RoomMaker {
         }
     }
 
-    /// Keeps the answer about a pod; returns true if it differs from the last one.
     fn keep_verdict(&self, pod: &PodId, verdict: Verdict) -> bool {
         let rooms = &mut self.extender.memory().rooms;
         rooms.keep_verdict(&pod.uid, verdict, now())

@@ -127,12 +127,12 @@ pub fn bind(
     let Some(facts) = facts.cloned() else {
         return Ok(PodBinding::without_devices(pod.clone(), node));
     };
-    match index.assumptions().assume(pod, &facts, node, nanos, now)? {
+    match index.assume(pod, &facts, node, nanos, now)? {
         Assumed::AlreadyBound => Ok(PodBinding::without_devices(pod.clone(), node)),
         Assumed::Write {
             binding, assumed_at, ..
         } => {
-            index.assumptions().confirm(&pod.uid, assumed_at, now);
+            index.confirm(&pod.uid, assumed_at, now);
             Ok(binding)
         }
     }

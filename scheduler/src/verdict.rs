@@ -61,7 +61,7 @@ pub(crate) fn check_node(
     nominated: &NominatedRequests,
 ) -> Result<(), NodeRefusal> {
     let none = RequestSums::default();
-    let mut sums = index.requests_on(name).unwrap_or(&none);
+    let mut sums = index.requests().on(name).unwrap_or(&none);
     let with_nominated;
     if let Some(nominated) = nominated.get(name) {
         with_nominated = sums.plus(nominated);

@@ -22,7 +22,7 @@ pub fn read(pod: &Pod) -> Result<Option<Arc<Constraints>>, Arc<RequestError>> {
 }
 
 /// The constraints of a pod that has its devices already; annotations that cannot be read do not count.
-pub fn read_placed(pod: &Pod) -> Option<Arc<Constraints>> {
+pub(crate) fn read_placed(pod: &Pod) -> Option<Arc<Constraints>> {
     unless_empty(Hints::read_placed(pod))
 }
 
@@ -35,11 +35,7 @@ fn unless_empty(hints: Hints) -> Option<Arc<Constraints>> {
 /// Converts the constraints of a pod's annotations to those of the engine. Device types without any constraint are left out.
 fn constraints(hints: Hints) -> Constraints {
     let joint = hints.joint.map(|joint| JointAllocation {
-        kinds: joint
-            .device_types
-            .iter()
-            .map(|kind| kind.as_str().into())
-            .collect(),
+        kinds: (joint.device_types.iter().map(|kind| kind.as_str().into())).collect(),
         same_switch: joint.same_pcie,
     });
     let partition = hints.partition.map(|spec| PartitionConstraint {
@@ -61,27 +57,19 @@ fn constraints(hints: Hints) -> Constraints {
     }
 }
 
-/// Converts the constraints of an annotation for one device type to those of the engine.
 fn constraint(hint: DeviceHint) -> DeviceConstraint {
-    let DeviceHint {
-        selector: devices,
-        vf_selector,
-        strategy,
-        exclusive,
-        scope,
-    } = hint;
     DeviceConstraint {
-        selector: devices.map(selector),
-        virtual_functions: vf_selector.map(selector),
-        strategy: strategy.map(|strategy| match strategy {
+        selector: hint.selector.map(selector),
+        virtual_functions: hint.vf_selector.map(selector),
+        strategy: hint.strategy.map(|strategy| match strategy {
             AllocateStrategy::ApplyForAll => Strategy::ApplyForAll,
             AllocateStrategy::RequestsAsCount => Strategy::RequestsAsCount,
         }),
-        exclusion: exclusive.map(|policy| match policy {
+        exclusion: hint.exclusive.map(|policy| match policy {
             ExclusivePolicy::DeviceLevel => Exclusion::Device,
             ExclusivePolicy::PcieLevel => Exclusion::Switch,
         }),
-        scope: scope.map(|scope| match scope {
+        scope: hint.scope.map(|scope| match scope {
             TopologyScope::Device => Scope::Device,
             TopologyScope::Pcie => Scope::Switch,
             TopologyScope::NumaNode => Scope::Numa,
@@ -90,7 +78,6 @@ fn constraint(hint: DeviceHint) -> DeviceConstraint {
     }
 }
 
-/// Converts a label selector for devices to that of the engine.
 fn selector(selector: LabelSelector) -> Selector {
     let mut requirements = Vec::with_capacity(selector.requirements.len());
     for LabelRequirement { key, test } in selector.requirements {

@@ -8,9 +8,9 @@ use proto::request::{Dialect, GpuRequest};
 
 use crate::inventory::is_certainly_absent;
 
-use super::kubelet_allocations;
+use super::kubelet_allocations::{self, AllocatedDevice};
 use super::others::others_held;
-use super::shares::{NamedShares, from_gpushare, named_shares, named_twice, on_unknown_gpus};
+use super::shares::{from_gpushare, named_shares, named_twice, on_unknown_gpus};
 use super::{
     Account, NodeContext, ParsedRequest, PluginReport, PodFacts, Recorded, WHOLE_DEVICE, per_device,
 };
@@ -20,7 +20,7 @@ const WHOLE_CORE: u32 = 100;
 
 impl PodFacts {
     /// The devices that the pod holds with this record: GPUs, devices of other types, and those that kubelet allocated to it.
-    pub fn account_of(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
+    pub(crate) fn account_of(&self, record: &Recorded, context: NodeContext<'_>) -> Account {
         let gpus = match context.report {
             PluginReport::NoDevices => without_devices(record),
             PluginReport::Silent | PluginReport::Pending => self.gpus_held(record, context),
@@ -78,15 +78,14 @@ impl PodFacts {
     ) -> Vec<(DeviceType, Exclusion)> {
         let gpus = self.request.gpus();
         let sees_all = gpus.is_some_and(|gpus| gpus.dialect == Dialect::AllDevices);
+        // A pod that only sees all GPUs keeps no other pod off them.
+        let sees_only = sees_all && all_devices_doubt(record, context).is_none();
         let mut exclusions = Vec::new();
         let constraints = self.constraints.iter().flatten();
         for (kind, constraint) in constraints.flat_map(|constraints| &constraints.by_kind) {
-            // A pod that only sees all GPUs keeps no other pod off them.
-            let sees_only =
-                *kind == DeviceType::Gpu && sees_all && all_devices_doubt(record, context).is_none();
             if let Some(exclusion) = constraint.exclusion
                 && holdings.has(kind)
-                && !sees_only
+                && !(sees_only && *kind == DeviceType::Gpu)
             {
                 exclusions.push((kind.clone(), exclusion));
             }
@@ -98,11 +97,9 @@ impl PodFacts {
 /// The GPUs of a pod to which kubelet allocated no device, as its node's plugin reports: none, whatever the record names.
 fn without_devices(record: &Recorded) -> Account {
     let names_gpus = matches!(record, Recorded::Gpushare(_)) || !record.gpus().is_empty();
-    let problem = names_gpus.then(|| {
-        "its record names GPUs, and the plugin of its node reports that it was given none".to_owned()
-    });
+    let problem = "its record names GPUs, and the plugin of its node reports that it was given none";
     Account {
-        problem,
+        problem: names_gpus.then(|| problem.to_owned()),
         contradicts: names_gpus,
         ..Account::default()
     }
@@ -112,10 +109,21 @@ fn without_devices(record: &Recorded) -> Account {
 fn shared_gpus(request: ShareRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
     match record {
         Recorded::Devices { units, .. } if !record.gpus().is_empty() => {
-            match named_shares(record.gpus(), *units, &request, context) {
-                Ok(named) => named.with_gone_gpus(&request, context),
-                Err(problem) => on_unknown_gpus(request, context, problem),
+            let (mut account, n_gone) = match named_shares(record.gpus(), *units, &request, context) {
+                Ok(named) => named,
+                Err(problem) => return on_unknown_gpus(request, context, problem),
+            };
+            // In place of each GPU that is gone, the pod may be on any other GPU.
+            if n_gone > 0 {
+                let gone = ShareRequest {
+                    devices: n_gone,
+                    ..request
+                };
+                let gone = on_unknown_gpus(gone, context, String::new()).holdings;
+                account.holdings.parts.extend(gone.parts);
+                account.holdings.pending = gone.pending;
             }
+            account
         }
         // A record by gpushare-scheduler-extender: its annotations name one GPU by minor, and memory units.
         Recorded::Gpushare(record) => from_gpushare(*record, &request, context),
@@ -170,22 +178,19 @@ fn unrequested_gpus(record: &Recorded, context: NodeContext<'_>) -> Account {
 
 /// The whole GPUs of a pod with a vendor's resource: those of its record, or without a usable record [`unknown_whole_gpus`].
 fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>) -> Account {
-    let (gpus, units) = match record {
-        Recorded::Devices { units, .. } if !record.gpus().is_empty() => (record.gpus(), *units),
-        Recorded::Unreadable(problem) => {
-            return unknown_whole_gpus(request.devices, &[], Some(problem.to_string()), context);
-        }
-        _ => {
-            let problem = "it is not known which GPUs the vendor's plugin has given it";
-            return unknown_whole_gpus(request.devices, &[], Some(problem.to_owned()), context);
-        }
-    };
     let per_device = ShareRequest {
         // A whole GPU is shared with no other pod, so it takes no slot.
         slots: 0,
         ..per_device(request)
     };
-    let NamedShares { mut account, n_gone } = match named_shares(gpus, units, &per_device, context) {
+    let named = match record {
+        Recorded::Devices { units, .. } if !record.gpus().is_empty() => {
+            named_shares(record.gpus(), *units, &per_device, context)
+        }
+        Recorded::Unreadable(problem) => Err(problem.to_string()),
+        _ => Err("it is not known which GPUs the vendor's plugin has given it".to_owned()),
+    };
+    let (mut account, n_gone) = match named {
         Ok(named) => named,
         Err(problem) => return unknown_whole_gpus(request.devices, &[], Some(problem), context),
     };
@@ -193,10 +198,8 @@ fn whole_gpus(request: &GpuRequest, record: &Recorded, context: NodeContext<'_>)
     for device in context.allocated {
         allocated.push(context.gpu(&DeviceRef::Id((&*device.id).into())));
     }
-    let mut is_contradicted = false;
-    for part in &account.holdings.parts {
-        is_contradicted |= !allocated.is_empty() && !allocated.contains(&context.gpu(&part.device));
-    }
+    let is_other = |part: &HeldPart| !allocated.contains(&context.gpu(&part.device));
+    let is_contradicted = !allocated.is_empty() && account.holdings.parts.iter().any(is_other);
     for part in &mut account.holdings.parts {
         part.memory = HeldMemory::Requested(RequestedMemory::Ratio(100));
         part.core = context.gpu(&part.device).map_or(WHOLE_CORE, |gpu| gpu.core);
@@ -222,19 +225,15 @@ fn unknown_whole_gpus(
     problem: Option<String>,
     context: NodeContext<'_>,
 ) -> Account {
-    let is_other_gpu = |id: &str| match context.gpu(&DeviceRef::Id(id.into())) {
-        Some(gpu) => !held.iter().any(|part| part.device.identifies(gpu)),
-        // The allocation of a GPU that the node certainly does not have takes none of its GPUs.
-        None => context
-            .inventory
-            .is_none_or(|inventory| is_certainly_absent(id, inventory)),
-    };
-    let n_allocated = context
-        .allocated
-        .iter()
-        .filter(|device| is_other_gpu(&device.id))
-        .count();
-    let missing = n_requested.saturating_sub(u32::try_from(n_allocated).unwrap_or(u32::MAX));
+    let mut missing = n_requested;
+    for AllocatedDevice { id, .. } in context.allocated {
+        let is_other = match context.gpu(&DeviceRef::Id((&**id).into())) {
+            Some(gpu) => !held.iter().any(|part| part.device.identifies(gpu)),
+            // The allocation of a GPU that the node certainly does not have takes none of its GPUs.
+            None => (context.inventory).is_none_or(|inventory| is_certainly_absent(id, inventory)),
+        };
+        missing = missing.saturating_sub(is_other.into());
+    }
     let our_plugin_serves = context.report == PluginReport::Pending
         && context.inventory.is_some_and(|inventory| inventory.serves_vendor);
     let mut holdings = Holdings {
@@ -278,15 +277,10 @@ fn all_devices_doubt(record: &Recorded, context: NodeContext<'_>) -> Option<Stri
             "annotation {ALL_DEVICES} does not count on a node whose GPUs are not known"
         ));
     };
-    let named = record
-        .gpus()
-        .iter()
-        .filter_map(|share| context.gpu(&share.device));
-    let unnamed = inventory
-        .gpus
-        .iter()
-        .find(|gpu| gpu.healthy && !named.clone().any(|named| named.id == gpu.id))?;
-    let uuid = &unnamed.id;
+    let mut healthy = inventory.gpus.iter().filter(|gpu| gpu.healthy);
+    let named = record.gpus().iter().map(|share| context.gpu(&share.device));
+    let named: Vec<_> = named.collect();
+    let uuid = &healthy.find(|gpu| !named.contains(&Some(gpu)))?.id;
     Some(format!(
         "annotation {ALL_DEVICES} counts only where the record names every GPU of the node, and GPU {uuid} is not in it"
     ))

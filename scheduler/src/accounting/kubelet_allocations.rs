@@ -6,48 +6,42 @@ use placement::{
     Device, DeviceRef, DeviceType, HeldMemory, HeldPart, Holdings, Inventory, NamedAmounts, RequestedMemory,
     VirtualFunction,
 };
-use proto::kubelet_allocations::{KubeletAllocation, KubeletAllocations, physical_id};
+use proto::kubelet_allocations::{KubeletAllocations, physical_id};
 use proto::resource::{FPGA, GPU_SHARED, RDMA, ResourceNames, VENDOR_GPUS};
 
 use crate::inventory::is_certainly_absent;
 
 /// A device that kubelet allocated to a pod. All of it counts as used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AllocatedDevice {
+pub(crate) struct AllocatedDevice {
     /// kubelet's device ID without the part that names a replica or an instance: mostly a UUID or a PCI address.
-    pub id: Box<str>,
+    pub(crate) id: Box<str>,
     /// True if kubelet's ID names a replica or an instance of the device, so that several pods may hold the device.
     is_replica: bool,
     /// True if the name of the resource shows that it is a GPU.
     is_gpu: bool,
 }
 
-/// The devices of each pod, by UID.
-pub type AllocationsByPod = BTreeMap<Box<str>, Vec<AllocatedDevice>>;
+pub(crate) type AllocationsByPod = BTreeMap<Box<str>, Vec<AllocatedDevice>>;
 
 /// The devices that kubelet allocated to each pod, by the annotation of a Device object, except for the resources that our plugin
 /// serves.
-pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> AllocationsByPod {
+pub(crate) fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -> AllocationsByPod {
     let mut by_pod = AllocationsByPod::new();
     let own_resources = [GPU_SHARED, RDMA, FPGA, &names.memory];
-    for KubeletAllocation {
-        pod_uid,
-        resource_name,
-        device_ids,
-        ..
-    } in &checkpoints.entries
-    {
+    for allocation in &checkpoints.entries {
+        let resource = allocation.resource_name.as_str();
         // kubelet's IDs of resources that our plugin serves are no devices; the records of the pods name the devices.
-        if own_resources.contains(&resource_name.as_str()) {
+        if own_resources.contains(&resource) {
             continue;
         }
-        let devices = by_pod.entry(pod_uid.as_str().into()).or_default();
-        for id in device_ids {
+        let devices = by_pod.entry(allocation.pod_uid.as_str().into()).or_default();
+        for id in &allocation.device_ids {
             let physical = physical_id(id);
             devices.push(AllocatedDevice {
                 id: physical.into(),
                 is_replica: physical.len() != id.len(),
-                is_gpu: VENDOR_GPUS.contains(&resource_name.as_str()),
+                is_gpu: VENDOR_GPUS.contains(&resource),
             });
         }
     }
@@ -60,7 +54,7 @@ pub fn of_checkpoints(checkpoints: &KubeletAllocations, names: &ResourceNames) -
 }
 
 /// Adds allocated devices to the holdings of a pod. Devices that the node does not have are left out, and reported as a problem.
-pub fn add_allocated(
+pub(crate) fn add_allocated(
     holdings: &mut Holdings,
     allocated: &[AllocatedDevice],
     inventory: Option<&Inventory>,
@@ -85,7 +79,7 @@ pub fn add_allocated(
 
 /// The holdings of a pod that no watch has shown on the node, by the devices that kubelet allocated to it there; and the problem
 /// of devices that the node does not have.
-pub fn of_unknown_pod(
+pub(crate) fn of_unknown_pod(
     allocated: &[AllocatedDevice],
     inventory: Option<&Inventory>,
 ) -> (Holdings, Option<String>) {
@@ -112,10 +106,9 @@ fn hold(holdings: &mut Holdings, allocated: &AllocatedDevice, inventory: Option<
         Some((DeviceType::Gpu, gpu, _)) => whole_gpu(&allocated.id, gpu.core),
         Some((kind, device, function)) => HeldPart {
             // The part of the device that a virtual function uses is not known.
-            resources: if function.is_some() {
-                NamedAmounts::new()
-            } else {
-                device.resources.clone()
+            resources: match function {
+                Some(_) => NamedAmounts::new(),
+                None => device.resources.clone(),
             },
             virtual_functions: function.into_iter().map(|function| function.id.clone()).collect(),
             ..HeldPart::new(kind.clone(), DeviceRef::Id(device.id.clone()))

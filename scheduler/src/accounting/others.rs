@@ -1,6 +1,9 @@
 //! The parts of devices of other types than GPU that a pod holds, by record and spec.
 
-use placement::{Device, DeviceRef, DeviceRequest, DeviceType, FunctionId, HeldPart, NamedAmounts};
+use placement::{
+    Device, DeviceRef, DeviceRequest, DeviceType, FunctionId, HeldPart, NamedAmounts,
+    VirtualFunction as Function,
+};
 use proto::device::VirtualFunction;
 
 use super::{NodeContext, Recorded, RecordedPart, device_name};
@@ -24,11 +27,8 @@ pub(super) fn others_held(
             continue;
         }
         let kind = request.kind;
-        problem = problem.or_else(|| {
-            Some(format!(
-                "its record names less of {kind} devices than its spec asks for"
-            ))
-        });
+        let doubt = format!("its record names less of {kind} devices than its spec asks for");
+        problem.get_or_insert(doubt);
         held.push(HeldPart {
             resources: missing,
             trusted: false,
@@ -42,9 +42,8 @@ pub(super) fn others_held(
 /// any device of the type.
 fn held_part(recorded: &RecordedPart, context: NodeContext<'_>) -> (HeldPart, Option<String>) {
     let RecordedPart { kind, device, .. } = recorded;
-    let found = context
-        .inventory
-        .and_then(|inventory| inventory.find(kind, device));
+    let inventory = context.inventory;
+    let found = inventory.and_then(|inventory| inventory.find(kind, device));
     let (virtual_functions, doubt) = functions_held(&recorded.functions, found);
     let absent = context.absent(kind, device);
     let counted = if absent.is_some() { &DeviceRef::Any } else { device };
@@ -65,28 +64,27 @@ fn functions_held(
     recorded: &[VirtualFunction],
     device: Option<&Device>,
 ) -> (Vec<FunctionId>, Option<String>) {
-    let mut of_device = Vec::new();
-    if let Some(device) = device {
-        of_device.extend(device.attributes.all_functions());
-    }
+    let functions = device
+        .into_iter()
+        .flat_map(|device| device.attributes.all_functions());
+    let of_device: Vec<&Function> = functions.collect();
     let (mut held, mut doubt) = (Vec::new(), None);
     for VirtualFunction { bus_id, minor } in recorded {
         if !bus_id.is_empty() {
             if device.is_some() && !of_device.iter().any(|function| function.id.as_str() == bus_id) {
-                doubt = doubt.or_else(|| Some(format!("a virtual function {bus_id}, which is none")));
+                doubt.get_or_insert(format!("a virtual function {bus_id}, which is none"));
             }
             held.push(FunctionId::from(bus_id.as_str()));
             continue;
         }
-        let mut of_minor = of_device
-            .iter()
-            .filter(|function| *minor >= 0 && function.minor == *minor);
+        let has_minor = |function: &&&Function| *minor >= 0 && function.minor == *minor;
+        let mut of_minor = of_device.iter().filter(has_minor);
         // A minor identifies a virtual function only if no other function of the device has it.
         if let (Some(function), None) = (of_minor.next(), of_minor.next()) {
             held.push(function.id.clone());
         } else {
             held.extend(of_device.iter().map(|function| function.id.clone()));
-            doubt = doubt.or_else(|| Some("a virtual function that it does not identify".to_owned()));
+            doubt.get_or_insert("a virtual function that it does not identify".to_owned());
         }
     }
     held.sort();

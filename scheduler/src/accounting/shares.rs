@@ -24,32 +24,8 @@ pub(super) fn on_unknown_gpus(request: ShareRequest, context: NodeContext<'_>, p
     }
 }
 
-/// The account of a pod for the GPUs of its record that the node has.
-pub(super) struct NamedShares {
-    pub(super) account: Account,
-    /// The number of requested GPUs that the node does not have any more.
-    pub(super) n_gone: u32,
-}
-
-impl NamedShares {
-    /// Adds the GPUs that are gone to the account: in place of each, the pod may be on any other GPU.
-    pub(super) fn with_gone_gpus(self, request: &ShareRequest, context: NodeContext<'_>) -> Account {
-        let mut account = self.account;
-        if self.n_gone > 0 {
-            let request = ShareRequest {
-                devices: self.n_gone,
-                ..*request
-            };
-            let gone = on_unknown_gpus(request, context, String::new()).holdings;
-            account.holdings.parts.extend(gone.parts);
-            account.holdings.pending = gone.pending;
-        }
-        account
-    }
-}
-
 /// The shares of the GPUs that a record names, with the amounts of the spec: a record may name more than the pod asks for. GPUs
-/// that the node does not have any more are only counted, in [`NamedShares::n_gone`].
+/// that the node does not have any more are only counted: the number of these is returned too.
 ///
 /// # Errors
 /// The reason for which the record cannot be followed, so that the devices count as unknown.
@@ -58,7 +34,7 @@ pub(super) fn named_shares(
     units: Option<GpushareRecord>,
     request: &ShareRequest,
     context: NodeContext<'_>,
-) -> Result<NamedShares, String> {
+) -> Result<(Account, u32), String> {
     let n_shares = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     if n_shares < request.devices {
         return Err(format!(
@@ -75,28 +51,19 @@ pub(super) fn named_shares(
         return Err(problem.clone());
     }
     if let Some(share) = named_twice(shares, context) {
-        return Err(format!(
-            "its record names {} twice",
-            device_name(&share.kind, &share.device)
-        ));
+        let device = device_name(&share.kind, &share.device);
+        return Err(format!("its record names {device} twice"));
     }
-    let mut problem = (n_shares > request.devices).then(|| {
-        format!(
-            "its record names {n_shares} devices, its spec asks for {} only",
-            request.devices
-        )
-    });
-    let mut contradicts = problem.is_some();
-    let trusted = problem.is_none();
+    let n_asked = request.devices;
+    let mut contradicts = n_shares > n_asked;
+    let mut problem =
+        contradicts.then(|| format!("its record names {n_shares} devices, its spec asks for {n_asked} only"));
+    let trusted = !contradicts;
     // kubelet allocates no more devices than the spec asks for, whatever the record names.
     let n_devices = usize::try_from(request.devices).unwrap_or(usize::MAX);
     let mut held = Vec::with_capacity(present.len().min(n_devices));
     for share in present.into_iter().take(n_devices) {
-        let Bounded {
-            memory,
-            doubt,
-            names_more,
-        } = bounded(share, units, request, context);
+        let (memory, doubt, names_more) = bounded(share, units, request, context);
         contradicts |= names_more;
         let trusted = trusted && doubt.is_none();
         problem = problem.or(doubt);
@@ -109,17 +76,13 @@ pub(super) fn named_shares(
         });
     }
     // A container that runs has the GPUs that are left, so that they are charged for the pod, whatever becomes of the others.
-    let n_gone = request
-        .devices
-        .saturating_sub(u32::try_from(held.len()).unwrap_or(u32::MAX));
-    Ok(NamedShares {
-        account: Account {
-            holdings: Holdings::from(held),
-            problem: gone.or(problem),
-            contradicts,
-        },
-        n_gone,
-    })
+    let n_held = u32::try_from(held.len()).unwrap_or(u32::MAX);
+    let account = Account {
+        holdings: Holdings::from(held),
+        problem: gone.or(problem),
+        contradicts,
+    };
+    Ok((account, request.devices.saturating_sub(n_held)))
 }
 
 /// The first entry of a record whose GPU an earlier entry names too.
@@ -136,23 +99,15 @@ pub(super) fn named_twice<'a>(
     None
 }
 
-/// The memory of one share, limited by the spec.
-struct Bounded {
-    memory: HeldMemory,
-    /// The contradiction between record and spec.
-    doubt: Option<String>,
-    /// True if the record names more memory or compute than the spec.
-    names_more: bool,
-}
-
 /// The memory of a share: that of the spec, unless a memory unit had another size when the pod was placed, or both differ by
 /// rounding alone; then the larger of record and spec. `units` is the pod's amount in units at its placement, if placed by units.
+/// Returns also the contradiction between record and spec, and true if the record names more memory or compute than the spec.
 fn bounded(
     share: &RecordedPart,
     units: Option<GpushareRecord>,
     request: &ShareRequest,
     context: NodeContext<'_>,
-) -> Bounded {
+) -> (HeldMemory, Option<String>, bool) {
     let gpu = device_name(&share.kind, &share.device);
     let names_more_core = share.core > request.core;
     let (recorded, requested) = (share.core, request.core);
@@ -163,11 +118,9 @@ fn bounded(
             let recorded = share.ratio;
             let doubt = (recorded > ratio)
                 .then(|| format!("its record says {recorded} percent of {gpu}, its spec {ratio}"));
-            return Bounded {
-                memory: HeldMemory::Requested(request.memory),
-                names_more: names_more_core || doubt.is_some(),
-                doubt: doubt.or(core_doubt),
-            };
+            let names_more = names_more_core || doubt.is_some();
+            let memory = HeldMemory::Requested(request.memory);
+            return (memory, doubt.or(core_doubt), names_more);
         }
         RequestedMemory::Bytes(bytes) => Some(bytes),
         RequestedMemory::Units(units) => {
@@ -181,16 +134,11 @@ fn bounded(
             Some(bytes) => HeldMemory::Exact(EngineMemory::from_bytes(bytes)),
             None => HeldMemory::Requested(request.memory),
         };
-        return Bounded {
-            memory,
-            doubt: core_doubt,
-            names_more: names_more_core,
-        };
+        return (memory, core_doubt, names_more_core);
     };
-    let is_of_other_unit = units.is_some_and(|units| {
-        let is_all = request.memory == RequestedMemory::Units(units.pod_units);
-        is_all && units_of_device(&share.device, units, context).is_some()
-    });
+    let placed_by_all = units.filter(|units| request.memory == RequestedMemory::Units(units.pod_units));
+    let now = placed_by_all.and_then(|units| units_of_device(&share.device, units, context));
+    let is_of_other_unit = now.is_some();
     // Other writers of records round a share down, which loses less than a byte per device.
     let differs = record.abs_diff(spec) > u64::from(request.devices);
     let doubt = differs.then(|| format!("its record says {record} bytes on {gpu}, its spec {spec}"));
@@ -199,11 +147,9 @@ fn bounded(
     } else {
         spec
     };
-    Bounded {
-        memory: HeldMemory::Exact(EngineMemory::from_bytes(bytes)),
-        doubt: doubt.or(core_doubt),
-        names_more: names_more_core || (differs && record > spec && !is_of_other_unit),
-    }
+    let memory = HeldMemory::Exact(EngineMemory::from_bytes(bytes));
+    let names_more = names_more_core || (differs && record > spec && !is_of_other_unit);
+    (memory, doubt.or(core_doubt), names_more)
 }
 
 /// The account of a pod whose only record is gpushare-scheduler-extender's: the minor of a GPU, and memory units of the size that

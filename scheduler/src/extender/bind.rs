@@ -279,7 +279,6 @@ async fn decide_and_write(
     let assumed = extender
         .index
         .write()
-        .assumptions()
         .assume(&pod, facts, node, unix_nanos, now())?;
     let (binding, assumed_at, repeated) = match assumed {
         Assumed::AlreadyBound => return Ok(None),
@@ -291,27 +290,17 @@ async fn decide_and_write(
     };
     let outcome = extender.binder.bind(&binding, deadline).await;
     match &outcome {
-        BindOutcome::Bound => extender
-            .index
-            .write()
-            .assumptions()
-            .confirm(&pod.uid, assumed_at, now()),
+        BindOutcome::Bound => extender.index.write().confirm(&pod.uid, assumed_at, now()),
         BindOutcome::OnNode(annotations) => {
             let mut index = extender.index.write();
-            index
-                .assumptions()
-                .confirm_found(&pod.uid, assumed_at, annotations, now());
+            index.confirm_found(&pod.uid, assumed_at, annotations, now());
         }
         BindOutcome::Refused(_) | BindOutcome::Busy(_) if !repeated => {
-            extender.index.write().assumptions().forget(&pod.uid, assumed_at);
+            extender.index.write().forget(&pod.uid, assumed_at);
         }
         // An earlier write of the same binding may have got through, whatever the outcome of this one is.
         BindOutcome::Refused(_) | BindOutcome::Busy(_) | BindOutcome::Unknown(_) => {
-            extender
-                .index
-                .write()
-                .assumptions()
-                .mark_unknown(&pod.uid, assumed_at, now());
+            extender.index.write().mark_unknown(&pod.uid, assumed_at, now());
             if resolving(extender).insert((pod.uid.as_str().into(), assumed_at)) {
                 tokio::spawn(named(
                     "outcome of a bind",
@@ -367,11 +356,7 @@ async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState)
     let PodId { namespace, name, uid } = pod;
     match extender.binder.find(pod).await {
         Ok(found) => {
-            let settled = extender
-                .index
-                .write()
-                .assumptions()
-                .settle(uid, state, &found, now());
+            let settled = extender.index.write().settle(uid, state, &found, now());
             debug!(
                 namespace,
                 pod = name,
@@ -387,7 +372,7 @@ async fn check_outcome(extender: &Extender, pod: &PodId, state: AssumptionState)
 /// Looks up pods with a written binding at the API server, until the process ends: those that no watch has shown bound for
 /// `UNSEEN_LIMIT`, and those that a complete list of pods lacks.
 pub async fn sweep_unseen(extender: Arc<Extender>) {
-    let unlisted = extender.index.read().unlisted();
+    let unlisted = Arc::clone(&extender.index.read().unlisted);
     loop {
         let _ = timeout(SWEEP_INTERVAL, unlisted.notified()).await;
         let overdue = extender.index.read().overdue(now(), UNSEEN_LIMIT);

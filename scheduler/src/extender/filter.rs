@@ -521,7 +521,7 @@ fn keep_room(
     }
     // kube-scheduler may try several placements of a PodGroup in turn, and come back to one whose room is kept.
     if request.pod.is_in_gang() {
-        extender.index.write().refuse_member(uid, &attempt, now);
+        extender.index.write().note_member(uid, &attempt, false, now);
         return;
     }
     let is_outdated = {

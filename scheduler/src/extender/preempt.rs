@@ -141,7 +141,7 @@ fn find_candidates(
         let index = extender.index.read();
         let mut memory = extender.memory();
         // A replica that has just begun to lead takes over the rooms of its predecessor a moment later.
-        let is_nominee = extender.evicts_for_room && index.room_facts().is_nominee(pod.uid());
+        let is_nominee = extender.evicts_for_room && index.is_room_nominee(pod.uid());
         let is_being_made = is_nominee || memory.rooms.held.contains_key(pod.uid());
         let named = memory.victims.get_mut(pod.uid());
         is_being_made || named.is_some_and(|named| named.are_awaited(&index, pod.nominated_node(), began))

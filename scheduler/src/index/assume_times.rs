@@ -4,9 +4,8 @@
 const DAY: u64 = 24 * 3600 * 1_000_000_000;
 
 /// Issues assume times; reads no clock itself.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AssumeTimes {
-    /// The last one that was issued.
+#[derive(Debug, Default)]
+pub(super) struct AssumeTimes {
     issued: u64,
     /// The latest one in a record that a watch has shown.
     recorded: u64,
@@ -14,15 +13,14 @@ pub struct AssumeTimes {
 
 impl AssumeTimes {
     /// Notes the assume time in the record of a pod, which an earlier scheduler may have issued.
-    pub fn note_recorded(&mut self, nanos: u64) {
+    pub(super) fn note_recorded(&mut self, nanos: u64) {
         self.recorded = self.recorded.max(nanos);
     }
 
     /// An assume time for `now`, later than all earlier ones.
-    ///
-    /// A record from the far future does not count: it comes from a wrong clock.
-    pub fn next(&mut self, now: u64) -> u64 {
-        let after_recorded = if self.recorded < now.saturating_add(DAY) {
+    pub(super) fn next(&mut self, now: u64) -> u64 {
+        let is_plausible = self.recorded < now.saturating_add(DAY);
+        let after_recorded = if is_plausible {
             self.recorded.saturating_add(1)
         } else {
             0

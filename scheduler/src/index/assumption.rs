@@ -9,31 +9,17 @@ use proto::pod_group::DomainPolicy;
 use proto::record::DEVICE_ALLOCATED;
 use proto::request::RequestError;
 
-use super::assume_times::AssumeTimes;
-use super::cluster::Cluster;
-use super::hints::HintQueue;
-use super::node_filter::NodeFilter;
-use super::pod_groups::PodGroups;
+use super::Index;
 use super::pods::{Assumption, AssumptionState, Phase, PodEntry};
 use super::record::record;
 use super::resource_demand::ResourceDemand;
-use super::started_groups::place_without_kept_room;
 use crate::accounting::{Bound, PodFacts};
 use crate::bind::{PodBinding, PodId, PodLookup};
 
 /// The time after which a write without an answer has ended: far longer than the timeout in the request to the API server.
 const LONGEST_WRITE: Duration = Duration::from_secs(60);
 
-/// The assumptions of all pods, through which binds change the index.
-#[derive(Debug)]
-pub struct Assumptions<'i> {
-    pub(super) cluster: &'i mut Cluster,
-    pub(super) groups: &'i PodGroups,
-    pub(super) hints: &'i mut HintQueue,
-    pub(super) assume_times: &'i mut AssumeTimes,
-}
-
-/// The result of [`Assumptions::assume`] for a pod that may be bound.
+/// The result of [`Index::assume`] for a pod that may be bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Assumed {
     /// The binding to write.
@@ -52,18 +38,12 @@ pub enum Assumed {
 /// The reason for which a bind cannot be decided; nothing is reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum AssumeError {
-    /// The pod is on another node.
-    #[error("the pod is already bound to node {node:?}")]
-    BoundElsewhere {
-        /// The node that the pod is bound to.
-        node: String,
-    },
-    /// An earlier bind to another node may have got through.
-    #[error("an earlier bind of the pod to node {node:?} is not settled yet")]
-    AssumedElsewhere {
-        /// The node of the earlier bind.
-        node: String,
-    },
+    /// The pod is on this other node.
+    #[error("the pod is already bound to node {0:?}")]
+    BoundElsewhere(String),
+    /// An earlier bind to this other node may have got through.
+    #[error("an earlier bind of the pod to node {0:?} is not settled yet")]
+    AssumedElsewhere(String),
     /// This replica's term as the leader has ended since an earlier bind to the same node, which must not be repeated.
     #[error("an earlier bind of the pod is not settled yet; another replica may have decided since")]
     Outlived,
@@ -71,44 +51,25 @@ pub enum AssumeError {
     #[error(transparent)]
     Invalid(#[from] RequestError),
     /// The node has no room for the pod.
-    #[error("node {node:?}: {}", with_detail(text, detail.as_deref()))]
+    #[error("node {node:?}: {text}")]
     NoRoom {
         /// The node.
         node: String,
         /// The reason.
         reason: Reason,
-        /// The text of the reason, with the amounts of the request.
+        /// The reason with the amounts of the request, the rule, and how near the node comes.
         text: String,
-        /// The rule, and how near the node comes, if there is more to say.
-        detail: Option<String>,
     },
     /// The engine refused its own choice.
-    #[error("node {node:?} cannot take the pod")]
-    Reserve {
-        /// The node.
-        node: String,
-        /// The cause.
-        #[source]
-        source: ReserveError,
-    },
-}
-
-/// The text of a refusal and its detail, which may say the same already.
-fn with_detail(text: &str, detail: Option<&str>) -> String {
-    match detail {
-        Some(detail) if detail.starts_with(text) => detail.to_owned(),
-        Some(detail) => format!("{text}: {detail}"),
-        None => text.to_owned(),
-    }
+    #[error("node {0:?} cannot take the pod")]
+    Reserve(String, #[source] ReserveError),
 }
 
 /// Returns the binding of an assumption to be written again, unchanged: the API server merges the annotations into the pod, so
 /// that another choice of devices would contradict a write that got through.
 fn repeat(assumption: &mut Assumption, node: &str, now: Instant) -> Result<Assumed, AssumeError> {
     if assumption.binding.node != node {
-        return Err(AssumeError::AssumedElsewhere {
-            node: assumption.binding.node.clone(),
-        });
+        return Err(AssumeError::AssumedElsewhere(assumption.binding.node.clone()));
     }
     // Another leader may have given the room away since.
     if assumption.outlived {
@@ -123,7 +84,7 @@ fn repeat(assumption: &mut Assumption, node: &str, now: Instant) -> Result<Assum
     })
 }
 
-impl Assumptions<'_> {
+impl Index {
     /// Chooses devices for a pod on a node and reserves them. A pod that is assumed already gets the same binding again.
     /// `nanos` is the present time in unix nanoseconds, for the record; `now` is the same time, for the age of the assumption.
     ///
@@ -143,8 +104,7 @@ impl Assumptions<'_> {
             if *bound.node == *node {
                 return Ok(Assumed::AlreadyBound);
             }
-            let node = bound.node.to_string();
-            return Err(AssumeError::BoundElsewhere { node });
+            return Err(AssumeError::BoundElsewhere(bound.node.to_string()));
         }
         // kube-scheduler repeats a bind whose answer it did not get.
         if let Some(assumption) = entry.and_then(|entry| entry.assumption.as_mut()) {
@@ -156,19 +116,17 @@ impl Assumptions<'_> {
                 node: node.to_owned(),
                 reason: Reason::NoDevice,
                 text: Reason::NoDevice.to_string(),
-                detail: None,
             });
         }
         // Device objects may have changed since the caller looked, so that the pod requests no device any more.
-        let demand = ResourceDemand::of_pod(self.cluster, &pod.uid, facts)?.unwrap_or_default();
+        let demand = self.demand(&pod.uid, facts)?.unwrap_or_default();
         let placement = self.choose_and_reserve(&demand, node)?;
         let assumed_at = self.assume_times.next(nanos);
-        let record = record(self.cluster, facts.request.gpus(), node, &placement, assumed_at);
+        let record = record(&self.cluster, facts.request.gpus(), node, &placement, assumed_at);
         let mut annotations = record.annotations();
         // If no devices are chosen, an empty record replaces one in a copied manifest, which would pass for this choice.
-        annotations
-            .entry(DEVICE_ALLOCATED.to_owned())
-            .or_insert_with(|| "{}".to_owned());
+        let record = annotations.entry(DEVICE_ALLOCATED.to_owned());
+        record.or_insert_with(|| "{}".to_owned());
         let binding = PodBinding {
             pod: pod.clone(),
             node: node.to_owned(),
@@ -195,8 +153,9 @@ impl Assumptions<'_> {
             requests.put(owner.clone(), node, &rules.requests, is_tied_to_node);
         }
         // The hint has served its purpose; on another node its room is free again.
-        self.hints.end_hint(self.cluster, &pod.uid, Some(node));
-        (self.cluster.fleet).set_host_use(&owner, node, facts.host, is_tied_to_node);
+        self.end_hint(&pod.uid, Some(node));
+        let fleet = &mut self.cluster.fleet;
+        fleet.set_host_use(&owner, node, facts.host, is_tied_to_node);
         self.cluster.group_members.note_assumption(&pod.uid);
         self.cluster.unbound.insert(owner);
         Ok(Assumed::Write {
@@ -216,46 +175,44 @@ impl Assumptions<'_> {
         let owner = self.cluster.owner(demand.uid);
         let Some(id) = self.cluster.fleet.node_id(node) else {
             // A node without known devices takes pods that need none of them, and the vendor's pods with whole GPUs.
-            let fit = NodeFilter::of(self.cluster).fit(node, demand);
+            let fit = self.filter().fit(node, demand);
             fit.map_err(|reason| self.no_room(node, demand, reason))?;
             return Ok(self.hold_unknown_gpus(&owner, demand, node));
         };
         // The engine checks the room itself when it chooses; only the facts that it does not know are checked here.
-        let served = NodeFilter::of(self.cluster).check_served(node, demand);
+        let served = self.filter().check_served(node, demand);
         served.map_err(|reason| self.no_room(node, demand, reason))?;
-        self.hints.choose_placement(self.cluster, demand.uid, id);
+        self.choose_placement(demand.uid, id);
         let placement = self.choose_devices_on(id, demand);
         let placement = placement.map_err(|reason| self.no_room(node, demand, reason))?;
         if placement != Placement::default() {
             let reserved = self.cluster.fleet.reserve(&owner, id, &placement);
-            reserved.map_err(|source| AssumeError::Reserve {
-                node: node.to_owned(),
-                source,
-            })?;
+            reserved.map_err(|error| AssumeError::Reserve(node.to_owned(), error))?;
         }
         Ok(placement)
     }
 
-    /// The error that a node has no room for a demand.
     fn no_room(&self, node: &str, demand: &ResourceDemand<'_>, reason: Reason) -> AssumeError {
-        AssumeError::NoRoom {
-            node: node.to_owned(),
-            reason,
-            text: demand.refusal(reason),
-            detail: NodeFilter::of(self.cluster).detail(node, demand, reason),
-        }
+        let text = demand.refusal(reason);
+        let text = match self.filter().detail(node, demand, reason) {
+            // It may say the same already.
+            Some(detail) if detail.starts_with(&text) => detail,
+            Some(detail) => format!("{text}: {detail}"),
+            None => text,
+        };
+        let node = node.to_owned();
+        AssumeError::NoRoom { node, reason, text }
     }
 
     /// Chooses devices on a node of the fleet: in the room that is kept for the pod's group, else in the domain that the group
     /// wishes for, else any.
     fn choose_devices_on(&self, id: NodeId, demand: &ResourceDemand<'_>) -> Result<Placement, Reason> {
-        match self.hints.rooms.place_at_bind(self.cluster, id, demand) {
+        match self.hints.rooms.place_at_bind(&self.cluster, id, demand) {
             Some(Ok(placement)) => return Ok(placement),
             Some(Err(DomainPolicy::Required)) => return Err(Reason::Together),
             Some(Err(DomainPolicy::Preferred)) => {}
             None => {
-                let placement = place_without_kept_room(self.cluster, self.groups, id, demand);
-                if let Some(placement) = placement {
+                if let Some(placement) = self.place_without_kept_room(id, demand) {
                     return placement;
                 }
             }
@@ -285,7 +242,7 @@ impl Assumptions<'_> {
 
     /// Confirms the assumption of a pod that a read of the API server found on the assumed node. The pod then holds the devices
     /// in its annotations as read, since another scheduler may have written them.
-    pub fn confirm_found(
+    pub(crate) fn confirm_found(
         &mut self,
         uid: &str,
         assumed_at: u64,
@@ -304,12 +261,12 @@ impl Assumptions<'_> {
         }
     }
 
-    /// Notes that the outcome of a write is unknown: the binding of the assumption may have been written.
-    pub fn mark_unknown(&mut self, uid: &str, assumed_at: u64, now: Instant) {
+    /// The binding of the assumption may have been written.
+    pub(crate) fn mark_unknown(&mut self, uid: &str, assumed_at: u64, now: Instant) {
         self.set_phase(uid, assumed_at, Phase::Unknown, now);
     }
 
-    /// Sets the phase of the assumption with this assume time, which begins at `now`; any other assumption stays as it is.
+    /// Sets the phase of the assumption with this assume time; any other assumption stays as it is.
     fn set_phase(&mut self, uid: &str, assumed_at: u64, phase: Phase, now: Instant) {
         if let Some(assumption) = self.cluster.assumption_mut(uid, assumed_at) {
             assumption.state.phase = phase;
@@ -336,7 +293,7 @@ impl Assumptions<'_> {
         if is_unseen {
             self.remove_pod(uid);
         } else {
-            self.hints.resume_room(self.cluster, uid);
+            self.resume_room(uid);
         }
     }
 
@@ -344,7 +301,13 @@ impl Assumptions<'_> {
     /// the read; if the assumption has changed since, nothing happens. Returns true if nothing is left to settle.
     ///
     /// A pod that was found unbound settles nothing for a while: the write of its binding may still be under way.
-    pub fn settle(&mut self, uid: &str, state: AssumptionState, found: &PodLookup, now: Instant) -> bool {
+    pub(crate) fn settle(
+        &mut self,
+        uid: &str,
+        state: AssumptionState,
+        found: &PodLookup,
+        now: Instant,
+    ) -> bool {
         let Some(assumption) = self.cluster.assumption(uid) else {
             return true;
         };
@@ -367,18 +330,12 @@ impl Assumptions<'_> {
 
     /// Ends this replica's term as the leader: another replica may decide from now on, and may give away the devices of
     /// open assumptions, so that their bindings are not written again.
-    pub fn end_term(&mut self) {
+    pub(crate) fn end_term(&mut self) {
         for entry in self.cluster.pods.values_mut() {
             // The assumption itself stays counted: a write of its binding that is under way may still get through.
             if let Some(assumption) = &mut entry.assumption {
                 assumption.outlived = true;
             }
         }
-    }
-
-    /// Removes a pod, with its hint and its holdings.
-    fn remove_pod(&mut self, uid: &str) {
-        self.hints.end_hint(self.cluster, uid, None);
-        self.cluster.remove_pod(uid);
     }
 }

@@ -71,17 +71,21 @@ impl Budgets {
     }
 
     /// The budgets that the Eviction API asks about a pod.
-    pub(super) fn guarding<'a>(&'a self, pod: &'a PodEntry) -> impl Iterator<Item = &'a Budget> {
+    pub(super) fn guarding(&self, pod: &PodEntry) -> Vec<&Budget> {
         let (namespace, labels) = (&*pod.facts.namespace, &pod.preemption.labels);
+        let mut guarding = Vec::new();
         let pairs = labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        let budgets = pairs.chain([("", "")]).flat_map(move |label| {
+        for label in pairs.chain([("", "")]) {
             let same = self.by_label.get(&Budget::hash_of_label(namespace, label));
-            let is_same = move |budget: &&Budget| {
-                (&*budget.namespace, (&*budget.label.0, &*budget.label.1)) == (namespace, label)
-            };
-            same.into_iter().flatten().filter(is_same)
-        });
-        budgets.filter(|budget| budget.guards(labels))
+            for budget in same.into_iter().flatten() {
+                let of_budget = (&*budget.label.0, &*budget.label.1);
+                // Budgets of another label may have the same hash.
+                if *budget.namespace == *namespace && of_budget == label && budget.guards(labels) {
+                    guarding.push(budget);
+                }
+            }
+        }
+        guarding
     }
 }
 
@@ -90,9 +94,10 @@ impl Budget {
     pub(super) fn of(budget: &PodDisruptionBudget, list: u32) -> Self {
         let (namespace, name) = namespace_and_name(budget);
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone());
-        let labels = selector.iter().flat_map(|selector| &selector.match_labels);
-        let label = labels.flatten().next();
-        let label = label.map(|(key, value)| (key.clone(), value.clone()));
+        let labels = selector
+            .as_ref()
+            .and_then(|selector| selector.match_labels.clone());
+        let label = labels.and_then(|mut labels| labels.pop_first());
         // Until the disruption controller has written a status, no eviction is allowed.
         let status = budget.status.as_ref();
         let allowed = status.and_then(|status| status.disruptions_allowed);

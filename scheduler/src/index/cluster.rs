@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::budgets::Budgets;
-use super::eviction::{EvictionRank, PlainPod, PlainPods, PreemptionFacts};
+use super::eviction::{EvictionRank, PlainPod, PreemptionFacts};
 use super::group_members::GroupMembers;
 use super::moving::SharedRules;
 use super::node_state::NodeState;
@@ -27,10 +27,9 @@ use super::pods::{Assumption, Phase, PodEntry};
 use crate::accounting::kubelet_allocations::{self, AllocatedDevice, AllocationsByPod};
 use crate::accounting::{self, Bound, NodeContext, PodFacts, Recorded};
 use crate::inventory::device_types::DeviceTypes;
-use crate::inventory::{self, DeviceReport};
+use crate::inventory::{self, DeviceReport, NodeReport};
 use crate::kube_scheduler::{NodeRequests, PodRequests, PodRules, requests_of};
 
-/// Nodes, pods and the devices that pods hold.
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
     pub(super) names: ResourceNames,
@@ -38,7 +37,6 @@ pub(super) struct Cluster {
     pub(super) fleet: Fleet,
     /// Every node that exists or has a Device object, by name. Boxed, since a hash table that has grown is half empty.
     pub(super) nodes: FxHashMap<Box<str>, Box<NodeState>>,
-    /// The device type of each resource.
     pub(super) kinds: DeviceTypes,
     /// The nodes whose kubelet allocated devices to a pod of another scheduler, by the UID of the pod.
     allocated_on: FxHashMap<Box<str>, Vec<Box<str>>>,
@@ -54,11 +52,8 @@ pub(super) struct Cluster {
     pub(super) n_gpu_nodes: usize,
     /// The number of nodes whose memory unit is not known.
     pub(super) n_unknown_units: usize,
-    /// The number of GPUs that are closed for maintenance.
     pub(super) n_closed_gpus: usize,
-    /// Problems of the annotations by which GPUs are closed, by node name.
-    pub(super) closing_problems: BTreeMap<Box<str>, String>,
-    /// Is notified when these problems change.
+    /// Is notified when a [`NodeReport::closing_problem`] changes.
     pub(super) closing_change: Arc<Notify>,
     /// `PreferNoSchedule` taints by node name.
     pub(super) soft_taints: FxHashMap<Box<str>, Box<[Taint]>>,
@@ -73,20 +68,18 @@ pub(super) struct Cluster {
     /// Those of `pods` with `status.nominatedNodeName`: kube-scheduler keeps that node for them.
     pub(super) nominated: FxHashSet<OwnerId>,
     /// Pods that use only CPU and memory of their nodes.
-    pub(super) plain: PlainPods,
+    pub(super) plain: FxHashMap<OwnerId, PlainPod>,
     pub(super) budgets: Budgets,
     /// The rules by which successors of bound pods get a node, for plans that move pods.
     successor_rules: SharedRules,
     pub(super) group_members: GroupMembers,
     pub(super) plugins: Plugins,
-    /// The requests of all pods, summed up by node.
     pub(super) requests: NodeRequests,
     /// The number of times room has opened without an event that kube-scheduler sees.
     pub(super) n_silent_openings: u64,
 }
 
 impl Cluster {
-    /// A cluster of which nothing is known.
     pub(super) fn new(names: ResourceNames, policies: Policies) -> Self {
         Self {
             names,
@@ -108,13 +101,11 @@ impl Cluster {
         self.pods.get(uid)?.assumption.as_deref()
     }
 
-    /// The assumption of a pod, if this is its assume time.
     pub(super) fn assumption_mut(&mut self, uid: &str, assumed_at: u64) -> Option<&mut Assumption> {
         let assumption = self.pods.get_mut(uid)?.assumption.as_deref_mut();
         assumption.filter(|assumption| assumption.state.assumed_at == assumed_at)
     }
 
-    /// The assumptions of all pods.
     pub(super) fn open_assumptions(&self) -> impl Iterator<Item = &Assumption> {
         let unbound = self.unbound.iter().filter_map(|uid| self.pods.get(uid));
         unbound.filter_map(|entry| entry.assumption.as_deref())
@@ -125,25 +116,21 @@ impl Cluster {
         let Some(entry) = self.pods.get(uid) else { return 0 };
         let waiting = entry.rules.as_ref().map(|rules| &rules.requests);
         let requests = waiting.or_else(|| self.requests.of_pod(uid));
-        requests
-            .and_then(|requests| requests.get(resource))
-            .copied()
-            .unwrap_or(0)
+        let amount = requests.and_then(|requests| requests.get(resource));
+        amount.copied().unwrap_or(0)
     }
 
     /// The nodes that kube-scheduler keeps for pods with devices, with the requests of these pods: those that are as important as
     /// `priority`, but not the pod `uid` itself.
     pub(super) fn nominees(&self, uid: &str, priority: i32) -> impl Iterator<Item = (&str, &PodRequests)> {
-        let others = self.nominated.iter().filter(move |owner| owner.as_str() != uid);
-        let entries = others.filter_map(|owner| self.pods.get(owner));
-        // The requests of an assumed pod are counted on its node already.
-        let counted = entries
-            .filter(move |entry| entry.assumption.is_none() && entry.preemption.rank.priority >= priority);
-        counted.filter_map(|entry| {
-            Some((
-                entry.preemption.nominated.as_deref()?,
-                &entry.rules.as_ref()?.requests,
-            ))
+        self.nominated.iter().filter_map(move |owner| {
+            let entry = self.pods.get(owner)?;
+            let node = entry.preemption.nominated.as_deref()?;
+            // The requests of an assumed pod are counted on its node already.
+            let is_counted = owner.as_str() != uid
+                && entry.assumption.is_none()
+                && entry.preemption.rank.priority >= priority;
+            is_counted.then_some((node, &entry.rules.as_ref()?.requests))
         })
     }
 
@@ -174,7 +161,6 @@ impl Cluster {
         self.node(name).is_some_and(NodeState::exists)
     }
 
-    /// The engine's view of a node; `None` if the engine does not know the node.
     pub(super) fn view(&self, name: &str) -> Option<NodeView<'_>> {
         self.fleet.view(self.fleet.node_id(name)?)
     }
@@ -186,10 +172,9 @@ impl Cluster {
         };
         // The types of devices are counted over all nodes: those of the old object give way to those of the new one.
         let before = std::mem::replace(&mut state.device, device);
-        let [before, now] = [&before, &state.device].map(|device| {
-            let devices = device.as_ref().map(DeviceReport::other_devices);
-            devices.unwrap_or_default()
-        });
+        let before = before.as_ref().map(DeviceReport::other_devices);
+        let now = state.device.as_ref().map(DeviceReport::other_devices);
+        let (before, now) = (before.unwrap_or_default(), now.unwrap_or_default());
         let changed = self.kinds.replace(before, now, &self.names);
         self.refresh_node(name);
         if changed.is_empty() {
@@ -199,7 +184,7 @@ impl Cluster {
         // Pods on any node may request the resource whose device type has changed.
         for (owner, entry) in &self.pods {
             let mut requested = entry.facts.request.others().iter();
-            if requested.any(|(resource, _)| changed.iter().any(|changed| changed.as_str() == resource)) {
+            if requested.any(|(resource, _)| changed.contains(&resource.as_str().into())) {
                 affected.push(owner.clone());
             }
         }
@@ -215,10 +200,8 @@ impl Cluster {
             return;
         };
         // A Device object may exist without its node, which then takes no pod.
-        let report = state
-            .node
-            .as_ref()
-            .and_then(|node| inventory::report(node, state.device.as_ref(), &self.names));
+        let node = state.node.as_ref();
+        let report = node.and_then(|node| inventory::report(node, state.device.as_ref(), &self.names));
         if report == state.report {
             self.drop_unknown_node(name);
             return;
@@ -235,6 +218,9 @@ impl Cluster {
             }
         }
         self.n_closed_gpus -= state.n_closed_gpus();
+        if closing_problem(report.as_ref()) != closing_problem(state.report.as_ref()) {
+            self.closing_change.notify_one();
+        }
         state.report = report;
         self.n_closed_gpus += state.n_closed_gpus();
         self.n_gpu_nodes += usize::from(state.shares_gpus());
@@ -242,17 +228,8 @@ impl Cluster {
         if let Some(unit) = state.unit() {
             *self.n_nodes_by_unit.entry(unit).or_default() += 1;
         }
-        let mut problems = Vec::new();
-        let problem_before = self.closing_problems.remove(name);
-        if let Some(report) = &state.report {
-            problems.clone_from(&report.problems);
-            if let Some(problem) = &report.closing_problem {
-                self.closing_problems.insert(name.into(), problem.clone());
-            }
-        }
-        if self.closing_problems.get(name) != problem_before.as_ref() {
-            self.closing_change.notify_one();
-        }
+        let report = state.report.as_ref();
+        let mut problems = report.map(|report| report.problems.clone()).unwrap_or_default();
         match &state.report {
             Some(report) if report.inventory.has_devices() => {
                 problems.extend(self.fleet.set_inventory(name, report.inventory.clone()));
@@ -273,7 +250,6 @@ impl Cluster {
         self.drop_unknown_node(name);
     }
 
-    /// Removes a node of which neither object exists.
     fn drop_unknown_node(&mut self, name: &str) {
         if let Some(state) = self.node(name)
             && state.node.is_none()
@@ -289,10 +265,8 @@ impl Cluster {
         let is_bound = facts.bound.is_some();
         let rules = (!is_bound).then(|| Box::new(PodRules::of(pod)));
         let moving = is_bound.then(|| self.successor_rules.moving(pod));
-        let entry = self
-            .pods
-            .entry(owner.clone())
-            .or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
+        let entry = self.pods.entry(owner.clone());
+        let entry = entry.or_insert_with(|| Box::new(PodEntry::new(facts.clone())));
         let was_bound = entry.facts.bound.is_some() && entry.assumption.is_none();
         let is_unchanged = is_bound && entry.facts == facts && entry.assumption.is_none() && entry.list != 0;
         entry.show(facts, list, rules);
@@ -342,16 +316,12 @@ impl Cluster {
         }
     }
 
-    /// Updates the fields of a pod that bear on preemption, and `nominated` with them.
     fn put_preemption_facts(&mut self, pod: &Pod) {
         let preemption = PreemptionFacts::of(pod);
         let owner = self.owner(pod.uid());
         // kubelet updates the status of a pod often; most updates change nothing that matters here.
-        let Some(entry) = self
-            .pods
-            .get_mut(&owner)
-            .filter(|entry| entry.preemption != preemption)
-        else {
+        let entry = self.pods.get_mut(&owner);
+        let Some(entry) = entry.filter(|entry| entry.preemption != preemption) else {
             return;
         };
         if preemption.nominated.is_some() {
@@ -396,7 +366,6 @@ impl Cluster {
         self.plain.insert(owner, PlainPod { rank, list });
     }
 
-    /// No longer counts the amounts that a pod requests of its node.
     pub(super) fn remove_host_use(&mut self, uid: &str) {
         self.requests.remove(uid);
         self.fleet.clear_host_use(uid);
@@ -472,13 +441,12 @@ impl Cluster {
     pub(super) fn gone_gpus(&self, uid: &str) -> Vec<String> {
         // A record that names a GPU which is gone always has a problem, and few records have one.
         let entry = self.pods.get(uid).filter(|entry| entry.problem.is_some());
-        let Some(bound) = entry.and_then(|entry| entry.bound()) else {
-            return Vec::new();
-        };
-        let Some(inventory) = self.view(&bound.node).and_then(NodeView::inventory) else {
-            return Vec::new();
-        };
-        effective_record(self.node(&bound.node), uid, &bound).gone_gpus(inventory)
+        let bound = entry.and_then(|entry| entry.bound());
+        let gone = bound.and_then(|bound| {
+            let inventory = self.view(&bound.node)?.inventory()?;
+            Some(effective_record(self.node(&bound.node), uid, &bound).gone_gpus(inventory))
+        });
+        gone.unwrap_or_default()
     }
 
     /// Counts the request of a bound pod, in place of what was counted for it before, among the pods from which the workload
@@ -505,10 +473,8 @@ impl Cluster {
 
     /// Accounts the pods on a node again, after its devices, its memory unit or its plugin's reports have changed.
     pub(super) fn account_pods_on(&mut self, node: &str) {
-        let mut owners: Vec<OwnerId> = Vec::new();
-        if let Some(view) = self.view(node) {
-            owners.extend(view.held().map(|held| held.owner.clone()));
-        }
+        let held = self.view(node).into_iter().flat_map(NodeView::held);
+        let mut owners: Vec<OwnerId> = held.map(|held| held.owner.clone()).collect();
         // Pods that hold nothing are on no node of the fleet, but their records may count now.
         if let Some(state) = self.node(node) {
             owners.extend(state.without_holdings.iter().cloned());
@@ -518,7 +484,6 @@ impl Cluster {
         }
     }
 
-    /// Replaces the pods that the plugin of a node reports as without devices, and accounts the pods that this concerns.
     pub(super) fn replace_without_devices(&mut self, node: &str, reported: Option<PodUids>) {
         let Some(state) = self.nodes.get_mut(node) else {
             return;
@@ -547,10 +512,8 @@ impl Cluster {
             return;
         }
         let before = std::mem::replace(&mut state.kubelet_allocations, now);
-        let uids: BTreeSet<Box<str>> = before
-            .into_keys()
-            .chain(state.kubelet_allocations.keys().cloned())
-            .collect();
+        let mut uids: BTreeSet<Box<str>> = before.into_keys().collect();
+        uids.extend(state.kubelet_allocations.keys().cloned());
         for uid in &uids {
             let is_allocated = !self.allocated_to(uid, node).is_empty();
             let nodes = self.allocated_on.entry(uid.clone()).or_default();
@@ -584,7 +547,6 @@ impl Cluster {
         }
     }
 
-    /// The devices that kubelet allocated to a pod on a node.
     fn allocated_to(&self, uid: &str, node: &str) -> &[AllocatedDevice] {
         let state = self.node(node);
         state.map(|state| state.allocated_to(uid)).unwrap_or_default()
@@ -630,6 +592,11 @@ impl Cluster {
     pub(super) fn note_silent_since(&mut self, n_before: u64) {
         self.n_silent_openings += u64::from(self.fleet.n_openings() != n_before);
     }
+}
+
+/// See [`NodeReport::closing_problem`].
+pub(super) fn closing_problem(report: Option<&NodeReport>) -> Option<&String> {
+    report?.closing_problem.as_ref()
 }
 
 /// The record of a bound pod that counts: its own, or that of another pod if the node's plugin reports that it has swapped both

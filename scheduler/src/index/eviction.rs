@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
-use placement::OwnerId;
 use proto::pod::Pod;
-use rustc_hash::FxHashMap;
 
 use super::room_rules::{NotPreemptor, check_spec};
 
@@ -19,7 +17,6 @@ const DEFAULT_GRACE: i64 = 30;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PreemptionFacts {
     pub(super) rank: EvictionRank,
-    /// True if the pod is being deleted.
     pub(super) is_leaving: bool,
     /// True if the pod has required anti-affinity, and so keeps other pods away.
     pub(super) repels: bool,
@@ -43,7 +40,6 @@ pub(super) struct EvictionRank {
 }
 
 impl Default for EvictionRank {
-    /// The rank of a pod without a priority that has not started.
     fn default() -> Self {
         Self {
             priority: 0,
@@ -84,19 +80,14 @@ impl PreemptionFacts {
     }
 }
 
-/// A pod's grace period: the seconds that its processes have to end.
 fn grace_seconds(pod: &Pod) -> u32 {
     let grace = pod.spec.termination_grace_period_seconds;
     u32::try_from(grace.unwrap_or(DEFAULT_GRACE)).unwrap_or(0)
 }
 
-/// Pods that use CPU and memory of a node and ask for no devices, by UID.
-pub(super) type PlainPods = FxHashMap<OwnerId, PlainPod>;
-
 /// A pod that uses CPU and memory of a node and asks for no devices.
 #[derive(Debug)]
 pub(super) struct PlainPod {
     pub(super) rank: EvictionRank,
-    /// The serial number of the newest list when a list or a watch event last showed it.
     pub(super) list: u32,
 }

@@ -1,11 +1,8 @@
 //! Nodes whose kubelet refuses pods again and again after the scheduler has chosen them: they rank behind all others for a
-//! while.
+//! while. kubelet refuses a pod for good, so its controller creates another, and the best node would be the same once more.
 //!
-//! kubelet refuses a pod for good, so its controller creates another, and the best node would be the same once more. A node on
-//! which several pods have failed is the last choice until its time is up, and still takes a pod that no other node fits; if
-//! the next pod fails there too, the time doubles, up to a limit. Failures that are long ago are forgotten.
-//!
-//! Watches bring no time: a failure that they show counts from the next [`FailingNodes::advance`] on.
+//! If the next pod fails there too, the time doubles, up to a limit; failures that are long ago are forgotten. Watches bring no
+//! time: a failure that they show counts from the next [`FailingNodes::advance`] on.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,31 +13,26 @@ use rustc_hash::FxHashMap;
 /// The number of pods that must have failed on a node before it ranks last.
 const FAILURES: usize = 3;
 
-/// The time within which failures count together.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
 
 /// The time for which a node ranks last at first.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The longest time for which a node ranks last.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16 * 60);
 
 /// The time after a node's latest failure, or after it last ranked behind others, at which its failures are forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// Nodes on which pods have failed, by name.
 #[derive(Debug, Default)]
 pub(super) struct FailingNodes {
     nodes: FxHashMap<Box<str>, Failing>,
     /// Failures that watches have shown and that do not count yet: the node, and the UID of the pod.
     uncounted: Vec<(Box<str>, Box<str>)>,
-    /// Number of nodes that rank last.
-    n_ranking_last: usize,
+    pub(super) n_ranking_last: usize,
     /// The first time at which one of `nodes` no longer ranks last, or may be forgotten.
     next: Option<Instant>,
 }
 
-/// The failures on one node.
 #[derive(Debug, Default)]
 struct Failing {
     /// The pods that failed, by UID, and when.
@@ -72,26 +64,23 @@ impl FailingNodes {
         if failing.failures.iter().any(|(failed, _)| **failed == *uid) {
             return;
         }
-        failing
-            .failures
-            .retain(|(_, at)| now.saturating_duration_since(*at) < WINDOW);
-        failing.failures.push_back((uid.into(), now));
-        if failing.failures.len() > FAILURES {
-            failing.failures.pop_front();
+        let failures = &mut failing.failures;
+        failures.retain(|(_, at)| now.saturating_duration_since(*at) < WINDOW);
+        failures.push_back((uid.into(), now));
+        if failures.len() > FAILURES {
+            failures.pop_front();
         }
         failing.latest = Some(now);
         // A node that ranked last before does so again by its next failure.
         if failing.last_until.is_none() && (failing.failures.len() >= FAILURES || failing.pause.is_some()) {
-            let pause = failing
-                .pause
-                .map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
+            let pause = failing.pause.map_or(FIRST_PAUSE, |pause| pause * 2);
+            let pause = pause.min(LONGEST_PAUSE);
             (failing.pause, failing.last_until) = (Some(pause), now.checked_add(pause));
             tracing::warn!(node, pause = ?pause, "kubelet refuses pods on this node again and again: it ranks last for a while");
         }
         self.end_pauses(now);
     }
 
-    /// Forgets the failures on a node that is gone.
     pub(super) fn remove(&mut self, node: &str) {
         if let Some(failing) = self.nodes.remove(node) {
             self.n_ranking_last -= usize::from(failing.last_until.is_some());
@@ -135,11 +124,6 @@ impl FailingNodes {
         }
     }
 
-    pub(super) fn n_ranking_last(&self) -> usize {
-        self.n_ranking_last
-    }
-
-    /// Returns true if a node ranks behind all others.
     #[inline]
     pub(super) fn ranks_last(&self, node: &str) -> bool {
         // Filters ask about every node, and in most clusters none fails.
@@ -169,7 +153,7 @@ mod tests {
         assert!(failing.is_due(start));
         failing.advance(start);
         assert!(failing.ranks_last("n1") && !failing.ranks_last("n2"));
-        assert_eq!(failing.n_ranking_last(), 1);
+        assert_eq!(failing.n_ranking_last, 1);
         let back = start + FIRST_PAUSE;
         assert!(!failing.is_due(back.checked_sub(Duration::from_secs(1)).unwrap()) && failing.is_due(back));
         failing.advance(back);
@@ -187,14 +171,14 @@ mod tests {
         for (nth, uid) in ["a", "b", "c", "d"].into_iter().enumerate() {
             failing.count_failure("n1", uid, start + WINDOW * u32::try_from(nth).unwrap() / 2);
         }
-        assert_eq!(failing.n_ranking_last(), 0, "never three in a window");
+        assert_eq!(failing.n_ranking_last, 0, "never three in a window");
         failing.advance(start + WINDOW * 2 + FORGOTTEN_AFTER);
         assert!(failing.nodes.is_empty() && failing.next.is_none());
         for uid in ["a", "b", "c"] {
             failing.count_failure("n1", uid, start);
         }
         failing.remove("n1");
-        assert_eq!(failing.n_ranking_last(), 0);
+        assert_eq!(failing.n_ranking_last, 0);
     }
 
     #[rstest]

@@ -1,34 +1,21 @@
-//! The `PodGroup`s whose members kube-scheduler filters, and the end of the room that is kept for these members.
-//!
-//! kube-scheduler 1.36 filters the members of a `PodGroup` one after the other, in one cycle, before it binds any of them. So
-//! the room of all members is kept together: each filter request for one of them puts the end off for all, or the room of the
-//! first would be free again before the last is filtered.
+//! The `PodGroup`s whose members kube-scheduler filters, and the end of the room that is kept for these members together: it
+//! filters all members in one cycle (1.36), before it binds any of them.
 //!
 //! A cycle that comes to nothing leaves no trace in the API after the first one: kube-scheduler writes no condition whose text
-//! stays the same, and tries the group again and again. Therefore a group is remembered by the most members that found room in
-//! a cycle that came to nothing, which shows when a member that had failed before is filtered once more and none was bound. A
-//! later cycle that finds room for no more members will come to nothing too: its room is kept among the members alone, and is
-//! free as soon as another pod is filtered, since kube-scheduler has one cycle at a time.
+//! stays the same. So a group is remembered by the most members that found room in such a cycle, which shows when a member that
+//! had failed before is filtered once more and none was bound. A later cycle that finds room for no more members will come to
+//! nothing too: its room is free as soon as another pod is filtered, since kube-scheduler has one cycle at a time.
 
 use std::time::Instant;
 
 use placement::OwnerId;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The outcome of a filter request for a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FilteredMember {
-    /// True if a node has room for it.
-    pub(super) is_placed: bool,
-    /// True if an attempt to schedule the member had failed before.
-    pub(super) has_failed: bool,
-}
-
 /// A `PodGroup` whose members were filtered.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Gang {
-    /// The end of the room of all members, unless another member is filtered before.
-    end: Instant,
+    /// The end of the room of all members, unless another member is filtered before; `None` before the first request.
+    end: Option<Instant>,
     /// The members that were filtered since one was filtered for the second time: those of the current cycle.
     filtered: FxHashSet<OwnerId>,
     /// The most members that found room in a cycle that came to nothing.
@@ -49,20 +36,19 @@ impl Gang {
         !self.is_bound && self.kept.len() <= self.n_in_vain && !self.kept.is_empty()
     }
 
-    /// Notes a filter request for a member; returns true if it shows that the cycle came to nothing for which room was kept.
-    fn note_filter(&mut self, owner: OwnerId, member: FilteredMember) -> bool {
+    fn note_filter(&mut self, owner: OwnerId, (is_placed, has_failed): (bool, bool)) -> bool {
         let was_in_vain = self.is_in_vain();
         let mut is_newly_in_vain = false;
         // A member that was filtered already begins another cycle if it has failed, and else another placement of the same cycle.
         if self.filtered.contains(&owner) {
-            if member.has_failed {
+            if has_failed {
                 self.n_in_vain = self.n_in_vain.max(self.kept.len());
                 self.is_bound = false;
                 is_newly_in_vain = !was_in_vain && self.is_in_vain();
             }
             self.filtered.clear();
         }
-        if member.is_placed {
+        if is_placed {
             self.kept.insert(owner.clone());
         }
         self.filtered.insert(owner);
@@ -71,29 +57,19 @@ impl Gang {
 }
 
 impl Gangs {
-    /// Notes a filter request for a member; its room and that of the others is kept until `end`. Returns true if the request
-    /// shows that their room was kept for a cycle that came to nothing.
+    /// Notes a filter request for a member: whether a node has room for it, and whether an attempt to schedule it had failed
+    /// before. The room of all members is kept until `end`. Returns true if the request shows that their room was kept for a
+    /// cycle that came to nothing.
     pub(super) fn note_filter(
         &mut self,
         group: &str,
         owner: OwnerId,
-        member: FilteredMember,
+        member: (bool, bool),
         end: Instant,
     ) -> bool {
-        if let Some(gang) = self.0.get_mut(group) {
-            gang.end = end;
-            return gang.note_filter(owner, member);
-        }
-        let mut gang = Gang {
-            end,
-            filtered: FxHashSet::default(),
-            n_in_vain: 0,
-            is_bound: false,
-            kept: FxHashSet::default(),
-        };
-        let is_newly_in_vain = gang.note_filter(owner, member);
-        self.0.insert(group.into(), gang);
-        is_newly_in_vain
+        let gang = self.0.entry(group.into()).or_default();
+        gang.end = Some(end);
+        gang.note_filter(owner, member)
     }
 
     /// Notes that the next filter request for a member of this group is for another placement of the same cycle.
@@ -114,24 +90,20 @@ impl Gangs {
         }
     }
 
-    /// Returns true if the time of a group is up.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.0.values().any(|gang| gang.end <= now)
+        self.0.values().any(|gang| gang.end <= Some(now))
     }
 
     /// Returns true if the cycle of another group than `filtered_group` will come to nothing, and room is kept for its members.
     pub(super) fn is_in_vain(&self, filtered_group: Option<&str>) -> bool {
-        self.0
-            .iter()
-            .any(|(group, gang)| gang.is_in_vain() && Some(&**group) != filtered_group)
+        let mut gangs = self.0.iter();
+        gangs.any(|(group, gang)| gang.is_in_vain() && Some(&**group) != filtered_group)
     }
 
     /// Forgets the groups whose time is up; returns the members that room may be kept for.
     pub(super) fn end_expired(&mut self, now: Instant) -> Vec<OwnerId> {
-        self.0
-            .extract_if(|_, gang| gang.end <= now)
-            .flat_map(|(_, gang)| gang.kept)
-            .collect()
+        let ended = self.0.extract_if(|_, gang| gang.end <= Some(now));
+        ended.flat_map(|(_, gang)| gang.kept).collect()
     }
 
     /// Ends the cycles of all groups but `filtered_group`: a pod of that group, or of no group, is filtered now. Returns the
@@ -165,10 +137,7 @@ mod tests {
     fn filter(gangs: &mut Gangs, members: &str, now: Instant) {
         for word in members.split_whitespace() {
             let (sign, uid) = word.split_at(1);
-            let member = FilteredMember {
-                is_placed: sign == "+",
-                has_failed: uid.chars().all(char::is_uppercase),
-            };
+            let member = (sign == "+", uid.chars().all(char::is_uppercase));
             gangs.note_filter("ns/g", owner(&uid.to_lowercase()), member, now + 30 * SECOND);
         }
     }

@@ -1,27 +1,24 @@
 //! The members of groups, as the watch of pods shows them: how many of a group still need a place.
 
 use placement::OwnerId;
-use proto::pod::{GroupKind, Pod};
+use proto::pod::Pod;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::cluster::Cluster;
+use super::Index;
 use super::pod_groups::{GroupId, GroupOfPod, MemberMarks};
 use super::resource_demand::ResourceDemand;
 
-/// The members of all groups.
 #[derive(Debug, Default)]
 pub(super) struct GroupMembers {
     members: FxHashMap<GroupId, FxHashMap<OwnerId, Member>>,
-    /// The group of each member.
     groups: FxHashMap<OwnerId, GroupId>,
     /// The groups that have got or lost a member, or of which one was assumed or bound, or failed to be bound.
-    changed: FxHashSet<GroupId>,
+    pub(super) changed: FxHashSet<GroupId>,
 }
 
 /// A member that has not ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Member {
-    /// True if it requests devices.
     pub(super) has_devices: bool,
     /// True if a watch has shown it bound.
     pub(super) is_bound: bool,
@@ -33,13 +30,10 @@ pub(super) struct Member {
 impl GroupMembers {
     /// Takes over a pod that the list of this number, or a later event, shows.
     pub(super) fn put(&mut self, pod: &Pod, has_devices: bool, list: u32) {
-        let id = pod.group().map(|group| (group.kind, group.key()));
+        let id = GroupId::of(pod);
         // The marks of a pod can be edited.
-        if self
-            .groups
-            .get(pod.uid())
-            .is_some_and(|before| Some(before) != id.as_ref())
-        {
+        let before = self.groups.get(pod.uid());
+        if before.is_some() && before != id.as_ref() {
             self.remove(pod.uid());
         }
         let Some(id) = id else { return };
@@ -51,9 +45,10 @@ impl GroupMembers {
         };
         let owner = OwnerId::from(pod.uid());
         self.groups.insert(owner.clone(), id.clone());
+        let is_bound = member.is_bound;
         let before = self.members.entry(id.clone()).or_default().insert(owner, member);
         // Most events of a pod change neither its group nor its node.
-        if before.is_none_or(|before| before.is_bound != member.is_bound) {
+        if before.is_none_or(|before| before.is_bound != is_bound) {
             self.changed.insert(id);
         }
     }
@@ -61,14 +56,13 @@ impl GroupMembers {
     /// Removes a pod that is gone or has ended.
     pub(super) fn remove(&mut self, uid: &str) {
         let Some(id) = self.groups.remove(uid) else { return };
-        if let Some(members) = self.members.get_mut(&id) {
-            members.remove(uid);
-            if members.is_empty() {
-                self.members.remove(&id);
-                self.changed.remove(&id);
-            } else {
-                self.changed.insert(id);
-            }
+        let members = self.members.entry(id.clone()).or_default();
+        members.remove(uid);
+        if members.is_empty() {
+            self.members.remove(&id);
+            self.changed.remove(&id);
+        } else {
+            self.changed.insert(id);
         }
     }
 
@@ -91,62 +85,52 @@ impl GroupMembers {
         }
     }
 
-    /// Returns true if [`Self::take_changed`] has groups to return.
-    pub(super) fn has_changed(&self) -> bool {
-        !self.changed.is_empty()
+    /// The group of a pod; `None` for a pod of no group.
+    pub(super) fn group_of(&self, uid: &str) -> Option<GroupId> {
+        self.groups.get(uid).cloned()
     }
 
-    /// The groups that have changed since the last call.
-    pub(super) fn take_changed(&mut self) -> FxHashSet<GroupId> {
-        std::mem::take(&mut self.changed)
-    }
-
-    /// The kind and the key of a member's group, and the member; `None` for a pod of no group.
-    pub(super) fn find(&self, uid: &str) -> Option<(GroupKind, &str, Member)> {
-        let (kind, key) = self.groups.get(uid)?;
-        let member = self.members.get(&(*kind, key.clone()))?.get(uid)?;
-        Some((*kind, key, *member))
+    /// The group of a pod, and the pod's marks; `None` for a pod of no group.
+    pub(super) fn find(&self, uid: &str) -> Option<(&GroupId, MemberMarks)> {
+        let group = self.groups.get(uid)?;
+        Some((group, self.members.get(group)?.get(uid)?.marks))
     }
 
     /// The members of a group.
-    pub(super) fn of(&self, kind: GroupKind, key: &str) -> impl Iterator<Item = (&OwnerId, Member)> {
-        let members = self.members.get(&(kind, key.into()));
-        members
-            .into_iter()
-            .flatten()
-            .map(|(owner, member)| (owner, *member))
+    pub(super) fn of(&self, group: &GroupId) -> impl Iterator<Item = (&OwnerId, &Member)> {
+        self.members.get(group).into_iter().flatten()
     }
 }
 
 /// The members of a group, by whether they have a place.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MembersToPlace {
+#[derive(Debug, Default)]
+pub(crate) struct MembersToPlace {
     /// The number of members for which the group needs room like that of the filtered one, at least 1.
-    pub n_alike: usize,
+    pub(crate) n_alike: usize,
     /// The number of members with this request, bound ones included, for which one link group (linked GPUs of a node) needs room.
-    pub n_in_link_group: usize,
+    pub(crate) n_in_link_group: usize,
     /// True if all members are known, so that those with other requests are not among these.
-    pub are_known: bool,
+    pub(crate) are_known: bool,
     /// The members that are bound, or are being bound, with devices.
-    pub bound: Vec<OwnerId>,
+    pub(crate) bound: Vec<OwnerId>,
     /// The node of these members.
-    pub node: Option<Box<str>>,
+    pub(crate) node: Option<Box<str>>,
     /// True if these members are on several nodes.
-    pub is_apart: bool,
+    pub(crate) is_apart: bool,
 }
 
-impl MembersToPlace {
-    /// Counts the members of a group, of which the one with this demand is filtered now.
-    pub(super) fn of(cluster: &Cluster, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> Self {
-        let mut counted = Self::default();
+impl Index {
+    /// The members of a group, of which the one with this demand is filtered now.
+    pub(crate) fn members_to_place(&self, group: &GroupOfPod, demand: &ResourceDemand<'_>) -> MembersToPlace {
+        let mut counted = MembersToPlace::default();
         let (mut n_members, mut n_alike, mut n_alike_bound) = (0, 0, 0_usize);
-        for (owner, member) in cluster.group_members.of(group.kind, &group.key) {
+        for (owner, member) in self.cluster.group_members.of(&group.id) {
             n_members += 1;
-            let Some(entry) = cluster.pods.get(owner).filter(|_| member.has_devices) else {
+            let Some(entry) = self.cluster.pods.get(owner).filter(|_| member.has_devices) else {
                 continue;
             };
-            let other = ResourceDemand::of_pod(cluster, owner.as_str(), &entry.facts);
-            let is_alike = other.is_ok_and(|other| other.is_some_and(|other| other.is_alike(demand)));
+            let other = self.demand(owner.as_str(), &entry.facts).ok().flatten();
+            let is_alike = other.is_some_and(|other| other.is_alike(demand));
             if let Some(bound) = entry.bound() {
                 n_alike_bound += usize::from(is_alike);
                 counted.bound.push(owner.clone());
@@ -175,6 +159,7 @@ impl MembersToPlace {
 
 #[cfg(test)]
 mod tests {
+    use proto::pod::GroupKind;
     use serde_json::json;
 
     use super::*;
@@ -190,7 +175,11 @@ mod tests {
     #[test]
     fn a_pod_is_a_member_of_the_group_that_it_names_last() {
         let mut members = GroupMembers::default();
-        let n = |members: &GroupMembers, key| members.of(GroupKind::Koordinator, key).count();
+        let id = |key: &str| GroupId {
+            kind: GroupKind::Koordinator,
+            key: key.into(),
+        };
+        let n = |members: &GroupMembers, key| members.of(&id(key)).count();
         members.put(&pod(Some("a")), true, 1);
         members.put(&pod(Some("b")), true, 1);
         assert_eq!((n(&members, "d/a"), n(&members, "d/b")), (0, 1));
@@ -199,6 +188,6 @@ mod tests {
         members.put(&pod(Some("a")), true, 1);
         members.remove("u");
         assert_eq!(n(&members, "d/a"), 0);
-        assert!(members.find("u").is_none() && !members.has_changed());
+        assert!(members.find("u").is_none() && members.changed.is_empty());
     }
 }

@@ -2,11 +2,8 @@
 //! domain is a node, or a link group (linked GPUs of a node), as the group wishes by `gpushare/group-domain`.
 //!
 //! Each place of a group is a hint: under the UID of the member that took it, or, while it is open, under a name of the group's
-//! own. A group's entry begins with the first filter request for a member and ends with the hints of its members; open places
-//! are free as soon as the first member is bound. A member that is filtered again begins another cycle, for which the room
-//! is chosen again, unless the members come one by one (coscheduling, Koordinator) or are being bound: those keep their places.
-//!
-//! Chooses nothing: the engine does, and the filter says which nodes may be chosen.
+//! own. Open places are free as soon as the first member is bound. A member that is filtered again begins another cycle, for
+//! which the room is chosen again, unless the members come one by one (coscheduling, Koordinator) or are being bound.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -75,7 +72,7 @@ pub(super) struct KeptRoom {
 
 /// The way in which a filter request for a member of a group is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemberStep {
+pub(crate) enum MemberStep {
     /// Room for the whole group has to be chosen.
     Choose,
     /// Room is kept on this node.
@@ -88,18 +85,17 @@ pub enum MemberStep {
 
 /// Room for a whole group, as the filter has chosen it.
 #[derive(Clone, Debug)]
-pub struct ChosenRoom {
-    /// The node.
-    pub node: NodeId,
+pub(crate) struct ChosenRoom {
+    pub(crate) node: NodeId,
     /// The devices of all members.
-    pub room: placement::GroupRoom,
+    pub(crate) room: placement::GroupRoom,
     /// True if members with other requests are not counted among these.
-    pub is_for_alike: bool,
+    pub(crate) is_for_alike: bool,
 }
 
 /// The outcome of a filter request for a member of a group with a wish for one domain.
 #[derive(Clone, Debug)]
-pub enum MemberOutcome {
+pub(crate) enum MemberOutcome {
     /// Room for the whole group is chosen; the member takes the first place.
     Chosen(ChosenRoom),
     /// The member takes this place on the node of its group.
@@ -141,9 +137,9 @@ impl KeptRoom {
             uncounted.extend(self.open.iter().map(|(owner, _)| owner.clone()));
         }
         let (policy, gpus) = (demand.policies.device, self.gpus.as_deref());
-        fleet
-            .choose_devices_among(self.node, demand.devices(), policy, gpus, (&[], &uncounted))
-            .ok()
+        let uncounted = (&[][..], &uncounted[..]);
+        let chosen = fleet.choose_devices_among(self.node, demand.devices(), policy, gpus, uncounted);
+        chosen.ok()
     }
 
     /// Notes that a member has a place. It takes the last open place, whose devices it has if its request is alike.
@@ -163,12 +159,10 @@ impl KeptRoom {
         // The devices of this member may be those of open places, so these are chosen once more beside it.
         for (owner, _) in self.take_open(cluster) {
             let (devices, policy) = (self.demand.devices(), self.demand.policies.device);
-            let gpus = self.gpus.as_deref();
-            let chosen = cluster
-                .fleet
-                .choose_devices_among(self.node, devices, policy, gpus, (&[], &[]));
+            let (gpus, fleet) = (self.gpus.as_deref(), &mut cluster.fleet);
+            let chosen = fleet.choose_devices_among(self.node, devices, policy, gpus, (&[], &[]));
             if let Ok(chosen) = chosen {
-                cluster.fleet.hint(&owner, self.node, &chosen);
+                fleet.hint(&owner, self.node, &chosen);
                 self.open.push((owner, chosen));
             }
         }
@@ -186,7 +180,7 @@ impl KeptRoom {
 impl GroupRooms {
     /// The way in which a filter request for a member is answered.
     pub(super) fn step(&self, group: &GroupOfPod, uid: &str) -> MemberStep {
-        let Some(cycle) = self.0.get(&group.id()) else {
+        let Some(cycle) = self.0.get(&group.id) else {
             // Beyond the limit no room is kept, so that memory stays bounded.
             return match (self.0.len() < MAX_GROUPS, group.wish.policy) {
                 (true, _) => MemberStep::Choose,
@@ -197,7 +191,9 @@ impl GroupRooms {
         let is_again = cycle.filtered.contains(uid);
         match &cycle.decision {
             // kube-scheduler filters all members of a `PodGroup` in one cycle, and begins another with the first of them.
-            GroupDecision::Kept(room) if group.kind == GroupKind::Native && is_again && !room.has_bound => {
+            GroupDecision::Kept(room)
+                if group.id.kind == GroupKind::Native && is_again && !room.has_bound =>
+            {
                 MemberStep::Choose
             }
             GroupDecision::Kept(room) => MemberStep::Join(room.node),
@@ -208,8 +204,8 @@ impl GroupRooms {
     }
 
     /// The current cycle of a group.
-    pub(super) fn cycle(&self, group: &GroupOfPod) -> Option<&GroupCycle> {
-        self.0.get(&group.id())
+    pub(super) fn cycle(&self, group: &GroupId) -> Option<&GroupCycle> {
+        self.0.get(group)
     }
 
     /// Ends the cycle of a group; its open places are free. Returns the room that was kept, whose members' hints have to end.
@@ -231,20 +227,16 @@ impl GroupRooms {
         chosen: ChosenRoom,
         end: Instant,
     ) {
-        let ChosenRoom {
-            node,
-            room,
-            is_for_alike,
-        } = chosen;
-        let mut places = room.placements.into_iter();
+        let node = chosen.node;
+        let mut places = chosen.room.placements.into_iter();
         let Some(own) = places.next() else { return };
         // Another request for a member may have been answered since this one was evaluated.
-        self.end_cycle(cluster, &group.id());
+        self.end_cycle(cluster, &group.id);
         let mut kept = KeptRoom {
             node,
-            gpus: room.gpus,
+            gpus: chosen.room.gpus,
             demand: demand.for_no_pod(),
-            is_for_alike,
+            is_for_alike: chosen.is_for_alike,
             open: Vec::new(),
             members: FxHashMap::default(),
             has_bound: false,
@@ -252,7 +244,7 @@ impl GroupRooms {
         kept.members.insert(cluster.owner(demand.uid), own);
         for (at, placement) in places.enumerate() {
             // No UID of a pod has a slash, so that this owner is no pod.
-            let owner = OwnerId::from(format!("{:?}/{}/{at}", group.kind, group.key));
+            let owner = OwnerId::from(format!("{:?}/{}/{at}", group.id.kind, group.id.key));
             cluster.fleet.hint(&owner, node, &placement);
             kept.open.push((owner, placement));
         }
@@ -263,11 +255,11 @@ impl GroupRooms {
     pub(super) fn join(
         &mut self,
         cluster: &mut Cluster,
-        group: &GroupOfPod,
+        group: &GroupId,
         demand: &ResourceDemand<'_>,
         placement: &Placement,
     ) {
-        if let Some(cycle) = self.0.get_mut(&group.id()) {
+        if let Some(cycle) = self.0.get_mut(group) {
             cycle.filtered.insert(cluster.owner(demand.uid));
             if let GroupDecision::Kept(room) = &mut cycle.decision {
                 room.put_member(cluster, demand, placement);
@@ -283,7 +275,7 @@ impl GroupRooms {
         refusal: Option<Arc<str>>,
         end: Instant,
     ) {
-        if let Some(cycle) = self.0.get_mut(&group.id()) {
+        if let Some(cycle) = self.0.get_mut(&group.id) {
             cycle.filtered.insert(uid.into());
             cycle.end = end;
         } else if self.0.len() < MAX_GROUPS {
@@ -299,7 +291,7 @@ impl GroupRooms {
             decision,
             end,
         };
-        self.0.insert(group.id(), cycle);
+        self.0.insert(group.id.clone(), cycle);
     }
 
     /// Returns true if [`Self::end_expired`] has something to do.

@@ -13,65 +13,68 @@ use super::node_filter::NodeFilter;
 use super::pod_groups::GroupOfPod;
 use super::view::counted_on;
 
-/// The group of a pod that a watch has shown; `None` for a pod of no group.
-pub(super) fn group(index: &Index, uid: &str) -> Option<ExplainedGroup> {
-    let (kind, key, member) = index.cluster.group_members.find(uid)?;
-    let mut group = index.pod_groups.group(kind, key.into(), member.marks);
-    // The member that was asked about first decides for the others.
-    if let Some(wish) = index.hints.wish_in_cycle(&group, uid) {
-        group.wish = wish;
-    }
-    let name = key.split_once('/').map_or(key, |(_, name)| name);
-    let mut shown = ExplainedGroup {
-        name: name.to_owned(),
-        kind,
-        size: group.min_count,
-        domain: group.wish.domain,
-        policy: group.wish.policy,
-        differing: differing_members(index, &group),
-        ..ExplainedGroup::default()
-    };
-    if group.wish.domain == GroupDomain::Any {
-        return Some(shown);
-    }
-    shown.bound = bound_members(index.filter(), &group);
-    match index.hints.rooms.cycle(&group).map(|cycle| &cycle.decision) {
-        Some(GroupDecision::Kept(kept)) => {
-            let node = index.cluster.fleet.view(kept.node).map_or("", NodeView::name);
-            let mut room = ExplainedRoom {
-                node: node.to_owned(),
-                open: u32::try_from(kept.open.len()).unwrap_or(u32::MAX),
-                open_gpus: minors(kept.open.iter().map(|(_, placement)| placement)),
-                ..ExplainedRoom::default()
-            };
-            for (owner, placement) in &kept.members {
-                room.members.push(MemberPlace {
-                    name: name_of(&index.cluster, owner.as_str()),
-                    node: node.to_owned(),
-                    gpus: minors([placement].into_iter()),
-                });
-            }
-            room.members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-            shown.room = Some(room);
+impl Index {
+    /// The group of a pod that a watch has shown; `None` for a pod of no group.
+    pub(crate) fn show_group(&self, uid: &str) -> Option<ExplainedGroup> {
+        let (id, marks) = self.cluster.group_members.find(uid)?;
+        let mut group = self.pod_groups.group(id.clone(), marks);
+        // The member that was asked about first decides for the others.
+        if let Some(wish) = self.hints.wish_in_cycle(&group, uid) {
+            group.wish = wish;
         }
-        Some(GroupDecision::Refused(text)) => shown.refused = Some(text.to_string()),
-        Some(GroupDecision::AsAny) | None => {}
+        let name = id.key.split_once('/').map_or(&*id.key, |(_, name)| name);
+        let mut shown = ExplainedGroup {
+            name: name.to_owned(),
+            kind: id.kind,
+            size: group.min_count,
+            domain: group.wish.domain,
+            policy: group.wish.policy,
+            differing: differing_members(self, &group),
+            ..ExplainedGroup::default()
+        };
+        if group.wish.domain == GroupDomain::Any {
+            return Some(shown);
+        }
+        shown.bound = bound_members(self.filter(), &group);
+        match self.hints.rooms.cycle(id).map(|cycle| &cycle.decision) {
+            Some(GroupDecision::Kept(kept)) => {
+                let node = self.cluster.fleet.view(kept.node).map_or("", NodeView::name);
+                let mut room = ExplainedRoom {
+                    node: node.to_owned(),
+                    open: u32::try_from(kept.open.len()).unwrap_or(u32::MAX),
+                    open_gpus: minors(kept.open.iter().map(|(_, placement)| placement)),
+                    ..ExplainedRoom::default()
+                };
+                for (owner, placement) in &kept.members {
+                    room.members.push(MemberPlace {
+                        name: name_of(&self.cluster, owner.as_str()),
+                        node: node.to_owned(),
+                        gpus: minors([placement].into_iter()),
+                    });
+                }
+                room.members.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+                shown.room = Some(room);
+            }
+            Some(GroupDecision::Refused(text)) => shown.refused = Some(text.to_string()),
+            Some(GroupDecision::AsAny) | None => {}
+        }
+        Some(shown)
     }
-    Some(shown)
 }
 
 /// The names of the members whose annotations wish something else than the wish that counts, unless that of the group's object
 /// counts; [`MAX_GROUP`] at most.
 fn differing_members(index: &Index, group: &GroupOfPod) -> Vec<String> {
-    let object = index.pod_groups.get(group.kind, &group.key);
+    let object = index.pod_groups.get(&group.id);
     if object.is_some_and(|object| object.wish.is_some()) {
         return Vec::new();
     }
-    let members = index.cluster.group_members.of(group.kind, &group.key);
-    let differing = members.filter(|(_, member)| member.marks.wish != group.wish);
-    let mut names: Vec<String> = differing
-        .map(|(owner, _)| name_of(&index.cluster, owner.as_str()))
-        .collect();
+    let mut names = Vec::new();
+    for (owner, member) in index.cluster.group_members.of(&group.id) {
+        if member.marks.wish != group.wish {
+            names.push(name_of(&index.cluster, owner.as_str()));
+        }
+    }
     names.sort_unstable();
     names.truncate(MAX_GROUP);
     names
@@ -81,7 +84,7 @@ fn differing_members(index: &Index, group: &GroupOfPod) -> Vec<String> {
 fn bound_members(filter: NodeFilter<'_>, group: &GroupOfPod) -> Vec<MemberPlace> {
     let cluster = filter.cluster;
     let mut bound = Vec::new();
-    for (owner, _) in cluster.group_members.of(group.kind, &group.key) {
+    for (owner, _) in cluster.group_members.of(&group.id) {
         let entry = cluster.pods.get(owner);
         if let Some((entry, at)) = entry.and_then(|entry| Some((entry, entry.bound()?))) {
             bound.push((entry.facts.name.clone(), at.node.clone(), owner));
@@ -89,7 +92,7 @@ fn bound_members(filter: NodeFilter<'_>, group: &GroupOfPod) -> Vec<MemberPlace>
     }
     bound.sort_unstable();
     bound.truncate(MAX_GROUP);
-    let mut places = Vec::with_capacity(bound.len());
+    let mut places = Vec::new();
     for (name, node, owner) in bound {
         let counted = counted_on(filter, &node, owner.as_str());
         places.push(MemberPlace {

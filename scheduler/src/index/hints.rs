@@ -1,29 +1,24 @@
 //! Hints: room kept on a node for a pod that is not bound yet, because the answer to its filter request named this node, or
-//! because kube-scheduler has nominated the pod to it.
+//! because kube-scheduler has nominated the pod to it. It binds in the background, and may wait for minutes before it does.
 //!
-//! kube-scheduler binds in the background, so the next pod is filtered before this one is bound; before it binds it may
-//! wait for minutes (Permit; `PreBind`: volumes, claims). A hint lasts
-//!
-//! - while `status.nominatedNodeName` names its node: kube-scheduler 1.35 and later writes that before it waits, and every
-//!   version writes it after it has preempted;
-//! - else until the pod's condition shows an attempt that failed after the decision;
-//! - at the longest for the time in [`HintTimes`]. The hints of a `PodGroup`'s members end together ([`super::gangs`]).
-//!
-//! Watches bring no time: the time of a hint that they begin or restart runs from the next [`HintQueue::advance`] on.
+//! A hint lasts while `status.nominatedNodeName` names its node (kube-scheduler 1.35 and later writes that before it waits, and
+//! every version after it has preempted), else until the pod's condition shows a later attempt that failed; at the longest for
+//! the time in [`HintTimes`]. The hints of a `PodGroup`'s members end together ([`super::gangs`]). Watches bring no time: that
+//! of a hint which they begin or restart runs from the next [`Index::advance_hints`] on.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
-use placement::{Hints, NodeId, OwnerId, Placement};
+use placement::{Hints, NodeId, NodeView, OwnerId, Placement};
 use proto::pod::{GroupKind, Pod, PodCondition};
 use proto::pod_group::GroupWish;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use super::Index;
 use super::cluster::Cluster;
-use super::gangs::{FilteredMember, Gangs};
+use super::gangs::Gangs;
 use super::group_rooms::{GroupCycle, GroupRooms, MemberOutcome, MemberStep};
-use super::made_rooms::MadeRooms;
 use super::pod_groups::{GroupId, GroupOfPod};
 use super::resource_demand::ResourceDemand;
 use super::tried_placements::TriedPlacements;
@@ -32,7 +27,7 @@ use super::tried_placements::TriedPlacements;
 const MAX_HINTS: usize = 4096;
 
 /// The longest times that hints last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HintTimes {
     /// The time for the hint of a pod that kube-scheduler binds at once. A pod whose hint has expired rests for as long.
     pub plain: Duration,
@@ -57,14 +52,11 @@ impl HintTimes {
 /// The fields of an unbound pod, in a filter request or as a watch shows it, by which hints begin and end: kube-scheduler's last
 /// attempt to schedule the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attempt {
+pub(crate) struct Attempt {
     /// The resource version of the pod.
     version: Option<u64>,
-    /// The failure that the pod's condition shows.
     failure: Option<Failure>,
-    /// The node in `status.nominatedNodeName`.
     nominated: Option<Box<str>>,
-    /// True if kube-scheduler may wait for volumes or claims before it binds the pod.
     may_wait_for_claims: bool,
     /// Namespace and name of its `PodGroup`.
     group: Option<Box<str>>,
@@ -79,20 +71,18 @@ struct Failure {
 }
 
 /// The room kept for one pod, and the rules for its end.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Hint {
     node: Box<str>,
     /// The `PodGroup` with whose hints it ends; `None` if it ends by itself.
     group: Option<Box<str>>,
     /// The longest time from its begin or restart.
     lasts: Duration,
-    /// The end; `None` until the next [`HintQueue::advance`] sets it, and for a hint that ends with its group.
+    /// The end; `None` until the next [`Index::advance_hints`] sets it, and for a hint that ends with its group.
     end: Option<Instant>,
     /// The resource version of the pod at the decision.
     version: Option<u64>,
-    /// The failure that the pod's condition shows.
     failure: Option<Failure>,
-    /// True if the pod is nominated to `node`.
     is_nominated: bool,
     /// True if no filter request has asked about the pod: it is missing in a group that has started in part.
     is_unasked: bool,
@@ -101,21 +91,31 @@ struct Hint {
     survives_error: bool,
 }
 
-/// All hints, ordered by their ends.
+/// A room that the leader makes for a pod by evictions. The pod's hint keeps it from the nomination on: what is free of it at
+/// once, and the rest as soon as the evicted pods have ended. Otherwise a pod that a controller creates in place of an evicted one
+/// would take it.
 #[derive(Debug)]
+struct MadeRoom {
+    node: Box<str>,
+    /// The pods that free it and have not ended.
+    freeing: Vec<OwnerId>,
+}
+
+/// All hints, ordered by their ends.
+#[derive(Debug, Default)]
 pub struct HintQueue {
     pub(super) times: HintTimes,
     hints: FxHashMap<OwnerId, Hint>,
     /// The pods of hints with an end, by the end.
     ends: BTreeSet<(Instant, OwnerId)>,
-    /// The pods of hints whose time runs from the next [`Self::advance`] on.
+    /// The pods of hints whose time runs from the next [`Index::advance_hints`] on.
     not_begun: Vec<OwnerId>,
     gangs: Gangs,
     pub(super) rooms: GroupRooms,
     /// Room of groups in placements that kube-scheduler has tried before the last one.
     tried: TriedPlacements,
-    /// Rooms that the leader makes by evictions.
-    made: MadeRooms,
+    /// By the pods that they are made for.
+    made: FxHashMap<OwnerId, MadeRoom>,
     /// Pods whose hint expired, with the time until which they rest: they get no other hint, so that other pods get the room.
     resting: FxHashMap<OwnerId, Instant>,
     /// The pods of `resting` in the order in which their rests began; an entry that differs from `resting` is outdated.
@@ -123,14 +123,13 @@ pub struct HintQueue {
     /// Unbound pods without a hint and the nodes that they are nominated to, which had no room for them yet.
     nominees: FxHashMap<OwnerId, Box<str>>,
     /// True while a list of pods comes: room seems free that pods hold which are listed later.
-    is_listing: bool,
+    pub(super) is_listing: bool,
     /// [`placement::Fleet::n_openings`] when room was last looked for on the nodes of `nominees`; `u64::MAX` to look again.
     n_openings_tried: u64,
 }
 
 impl Attempt {
-    /// Reads the fields of a pod.
-    pub fn of(pod: &Pod) -> Self {
+    pub(crate) fn of(pod: &Pod) -> Self {
         Self {
             version: pod.version(),
             failure: pod.failed_attempt().map(Failure::of),
@@ -140,15 +139,13 @@ impl Attempt {
         }
     }
 
-    /// Namespace and name of the pod's `PodGroup`.
-    pub fn group_of(pod: &Pod) -> Option<Box<str>> {
+    pub(crate) fn group_of(pod: &Pod) -> Option<Box<str>> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         Some(format!("{namespace}/{}", pod.pod_group()?).into())
     }
 }
 
 impl Failure {
-    /// Reads the failure from the pod's condition `PodScheduled`.
     fn of(condition: &PodCondition) -> Self {
         let text = (&condition.reason, &condition.message);
         Self {
@@ -195,7 +192,7 @@ impl Hint {
         stays
     }
 
-    /// Restarts the time of the hint: it lasts for `lasts` from the next [`HintQueue::advance`] on.
+    /// Restarts the time of the hint: it lasts for `lasts` from the next [`Index::advance_hints`] on.
     fn restart(&mut self, lasts: Duration) {
         (self.lasts, self.end) = (lasts, None);
     }
@@ -205,18 +202,7 @@ impl HintQueue {
     pub(super) fn new(times: HintTimes) -> Self {
         Self {
             times,
-            hints: FxHashMap::default(),
-            ends: BTreeSet::new(),
-            not_begun: Vec::new(),
-            gangs: Gangs::default(),
-            rooms: GroupRooms::default(),
-            tried: TriedPlacements::default(),
-            made: MadeRooms::default(),
-            resting: FxHashMap::default(),
-            rest_queue: VecDeque::new(),
-            nominees: FxHashMap::default(),
-            is_listing: false,
-            n_openings_tried: 0,
+            ..Self::default()
         }
     }
 
@@ -232,13 +218,10 @@ impl HintQueue {
     /// Adds a hint with the entry by which it ends: in `ends`, in `not_begun` while it has no end, or in neither if it ends with
     /// its group.
     fn put_hint(&mut self, owner: OwnerId, hint: Hint) {
-        match hint.end {
-            Some(end) => {
-                self.ends.insert((end, owner.clone()));
-            }
-            // The hint ends with its group, see `Gangs::end_expired`.
-            None if hint.group.is_some() => {}
-            None => self.not_begun.push(owner.clone()),
+        if let Some(end) = hint.end {
+            self.ends.insert((end, owner.clone()));
+        } else if hint.group.is_none() {
+            self.not_begun.push(owner.clone());
         }
         self.hints.insert(owner, hint);
     }
@@ -287,7 +270,7 @@ impl HintQueue {
     }
 
     /// Returns true if a pod gets no hint for a while, as its last one ended unused.
-    pub fn is_resting(&self, uid: &str, now: Instant) -> bool {
+    pub(crate) fn is_resting(&self, uid: &str, now: Instant) -> bool {
         self.resting.get(uid).is_some_and(|until| *until > now)
     }
 
@@ -303,7 +286,6 @@ impl HintQueue {
         }
     }
 
-    /// Ends the rest of the pod whose rest began first.
     fn end_rest(&mut self) {
         if let Some((until, owner)) = self.rest_queue.pop_front()
             && self.resting.get(&owner) == Some(&until)
@@ -312,7 +294,6 @@ impl HintQueue {
         }
     }
 
-    /// Ends the rests whose time is up, and returns true if there were any.
     fn end_rests(&mut self, now: Instant) -> bool {
         let n_before = self.rest_queue.len();
         while self.rest_queue.front().is_some_and(|(until, _)| *until <= now) {
@@ -321,7 +302,7 @@ impl HintQueue {
         self.rest_queue.len() < n_before
     }
 
-    /// Returns true if [`Self::advance`] has something to do.
+    /// Returns true if [`Index::advance_hints`] has something to do.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.not_begun.is_empty()
             || self.ends.first().is_some_and(|(end, _)| *end <= now)
@@ -361,218 +342,21 @@ impl HintQueue {
         Some(owner)
     }
 
-    /// Ends the hints whose time is up, those of a group together, and the rests of pods whose hints had expired; then keeps room
-    /// for the pods that kube-scheduler has nominated.
-    pub(super) fn advance(&mut self, cluster: &mut Cluster, now: Instant) {
-        self.set_ends(now);
-        while let Some(owner) = self.pop_ended(now) {
-            self.free(cluster, owner.as_str());
-            cluster.note_silent_opening();
-        }
-        self.rooms.end_expired(now);
-        if self.tried.end_expired(cluster, now) {
-            cluster.note_silent_opening();
-        }
-        if self.end_rests(now) {
-            cluster.note_silent_opening();
-        }
-        let members = self.gangs.end_expired(now);
-        if self.unhint_members(cluster, members) {
-            cluster.note_silent_opening();
-        }
-        self.keep_for_nominees(cluster);
-    }
-
-    /// Keeps room for a pod on the node that the answer to its filter request names: the devices of `placement`, or else those
-    /// that the engine chooses.
-    pub(super) fn hint(
-        &mut self,
-        cluster: &mut Cluster,
-        (node, placement): (NodeId, Option<&Placement>),
-        demand: &ResourceDemand<'_>,
-        attempt: &Attempt,
-        now: Instant,
-    ) {
-        // The group is updated first, or its hints could end while this one is made.
-        let is_placed = true;
-        self.note_member(cluster, demand.uid, attempt, is_placed, now);
-        let before = self.take_hint(demand.uid);
-        cluster.fleet.unhint(demand.uid);
-        let Some(name) = cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
-            return;
-        };
-        let hint = self.new_hint(demand.uid, &name, attempt, before.as_ref(), now);
-        let is_kept = hint.is_some_and(|hint| self.keep(cluster, (node, placement), demand, hint));
-        // The room of a group opens for all its members at once, when its cycle ends.
-        if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
-            cluster.note_silent_opening();
-        }
-    }
-
-    /// Ends a pod's hint.
-    pub(super) fn unhint(&mut self, cluster: &mut Cluster, uid: &str) {
-        self.take_hint(uid);
-        self.free(cluster, uid);
-        cluster.note_silent_opening();
-    }
-
-    /// Frees the room of a pod whose hint has ended, and its place in the room of its group.
-    fn free(&mut self, cluster: &mut Cluster, uid: &str) {
-        cluster.fleet.unhint(uid);
-        let is_bound = false;
-        self.rooms.remove_member(cluster, uid, is_bound);
-    }
-
-    /// Ends the scheduling cycle of a group with a wish for one domain if a filter request for this member begins another: its
-    /// room is free to be chosen again. Room on a node that is not asked about stays: kube-scheduler may come back to it.
-    pub(super) fn begin_group_cycle(
-        &mut self,
-        cluster: &mut Cluster,
-        group: &GroupOfPod,
-        uid: &str,
-        is_asked: impl Fn(&str) -> bool,
-        now: Instant,
-    ) {
-        if self.step(group, uid) != MemberStep::Choose {
-            return;
-        }
-        let is_node_asked = |cluster: &Cluster, node| {
-            let view = cluster.fleet.view(node);
-            view.is_none_or(|view| is_asked(view.name()))
-        };
-        let first_end = self.tried.end_on(cluster, &group.id(), is_node_asked);
-        let ended = self.rooms.end_cycle(cluster, &group.id());
-        if let Some(ended) = ended {
-            self.unhint_all(cluster, ended.members.keys().cloned());
-            // A group that is tried again and again does not put off the end.
-            let end = first_end.or_else(|| now.checked_add(self.times.plain));
-            if let Some(end) = end.filter(|_| !is_node_asked(cluster, ended.node)) {
-                let open = ended.open.into_iter().map(|(_, placement)| placement);
-                let places = open.chain(ended.members.into_values());
-                self.tried.keep(cluster, group.id(), (ended.node, places), end);
-                if first_end.is_none() {
-                    self.gangs.begin_placement(&group.key);
-                }
-            }
-        }
-        // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
-        self.unhint_where(cluster, &group.id(), |hint| hint.is_unasked);
-    }
-
-    /// Notes that a bind puts a member on a node, and so its group into one of the placements that kube-scheduler has tried: room
-    /// in the others ends. The hints of the members are in the placement tried last; if it is another, they end, and the binds
-    /// choose devices again.
-    pub(super) fn choose_placement(&mut self, cluster: &mut Cluster, uid: &str, node: NodeId) {
-        let Some((kind, key, _)) = cluster.group_members.find(uid) else {
-            return;
-        };
-        let group = (kind, key.into());
-        let is_of_node = |_: &Cluster, tried| tried == node;
-        if self.tried.end_on(cluster, &group, is_of_node).is_some() {
-            self.rooms.end_cycle(cluster, &group);
-            self.unhint_where(cluster, &group, |hint| hint.group.is_some());
-            cluster.note_silent_opening();
-        }
-        self.end_tried(cluster, &group);
-    }
-
-    /// Ends the room of a group in the placements that were tried before the last one.
-    fn end_tried(&mut self, cluster: &mut Cluster, group: &GroupId) {
-        if self.tried.end_on(cluster, group, |_, _| true).is_some() {
-            cluster.note_silent_opening();
-        }
-    }
-
-    /// Ends the hints of a group's members that meet a condition.
-    fn unhint_where(&mut self, cluster: &mut Cluster, group: &GroupId, is_met: impl Fn(&Hint) -> bool) {
-        let members = cluster.group_members.of(group.0, &group.1);
-        let met = members.filter(|(owner, _)| self.hints.get(*owner).is_some_and(&is_met));
-        let met: Vec<OwnerId> = met.map(|(owner, _)| owner.clone()).collect();
-        self.unhint_all(cluster, met);
-    }
-
-    /// Ends the hints of these pods.
-    fn unhint_all(&mut self, cluster: &mut Cluster, owners: impl IntoIterator<Item = OwnerId>) {
-        for owner in owners {
-            self.take_hint(owner.as_str());
-            cluster.fleet.unhint(owner.as_str());
-        }
-    }
-
-    /// Number of rooms that are kept for groups.
     pub(super) fn n_group_rooms(&self) -> usize {
         self.rooms.n_kept() + self.tried.n_rooms()
     }
 
-    /// Keeps a place for a pod that no filter request has asked about.
-    pub(super) fn keep_place(
-        &mut self,
-        cluster: &mut Cluster,
-        (node, placement): (NodeId, &Placement),
-        demand: &ResourceDemand<'_>,
-        now: Instant,
-    ) {
-        let Some(name) = cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
-            return;
-        };
-        let unasked = self.new_hint(demand.uid, &name, &Attempt::default(), None, now);
-        if let Some(hint) = unasked {
-            let hint = Hint {
-                is_unasked: true,
-                ..hint
-            };
-            self.keep(cluster, (node, Some(placement)), demand, hint);
-        }
-    }
-
-    /// Keeps the outcome of a filter request for a member of a group with a wish for one domain.
-    pub(super) fn note_outcome(
-        &mut self,
-        cluster: &mut Cluster,
-        group: &GroupOfPod,
-        outcome: MemberOutcome,
-        demand: &ResourceDemand<'_>,
-        attempt: &Attempt,
-        now: Instant,
-    ) {
-        let Some(end) = now.checked_add(self.times.plain) else {
-            return;
-        };
-        match outcome {
-            MemberOutcome::Chosen(chosen) => {
-                let node = chosen.node;
-                let Some(own) = chosen.room.placements.first().cloned() else {
-                    return;
-                };
-                self.rooms.keep(cluster, group, demand, chosen, end);
-                self.hint(cluster, (node, Some(&own)), demand, attempt, now);
-            }
-            MemberOutcome::Joined(node, placement) => {
-                // The hint comes first, so that open places are chosen beside it.
-                self.hint(cluster, (node, Some(&placement)), demand, attempt, now);
-                self.rooms.join(cluster, group, demand, &placement);
-            }
-            MemberOutcome::Unplaced(refusal) => {
-                return self.rooms.note_filtered(group, demand.uid, refusal, end);
-            }
-        }
-        // A member that rests gets no hint, and so has no place in the room of its group.
-        if !self.is_hinted(demand.uid) {
-            self.free(cluster, demand.uid);
-        }
-    }
-
     /// The wish that counts for a member of a group in the group's current cycle, if there is one.
-    pub fn wish_in_cycle(&self, group: &GroupOfPod, uid: &str) -> Option<GroupWish> {
-        let cycle = self.rooms.cycle(group)?;
+    pub(crate) fn wish_in_cycle(&self, group: &GroupOfPod, uid: &str) -> Option<GroupWish> {
+        let cycle = self.rooms.cycle(&group.id)?;
         (self.step(group, uid) != MemberStep::Choose).then_some(cycle.wish)
     }
 
     /// The way in which a filter request for a member of a group with a wish is answered.
-    pub fn step(&self, group: &GroupOfPod, uid: &str) -> MemberStep {
+    pub(crate) fn step(&self, group: &GroupOfPod, uid: &str) -> MemberStep {
         let step = self.rooms.step(group, uid);
         if step == MemberStep::Choose
-            && let Some(room) = self.rooms.cycle(group).and_then(GroupCycle::kept)
+            && let Some(room) = self.rooms.cycle(&group.id).and_then(GroupCycle::kept)
             // kube-scheduler waits for volumes or claims of a member, after a cycle in which all members found room.
             && room.members.keys().any(|owner| self.is_nominated(owner.as_str()))
         {
@@ -581,249 +365,20 @@ impl HintQueue {
         step
     }
 
-    /// Updates the hint of an unbound pod by the attempt that a watch shows, and remembers a nomination until room is kept.
-    pub(super) fn update_attempt(&mut self, cluster: &mut Cluster, uid: &str, shown: &Attempt) {
-        let times = self.times;
-        // An error of kube-scheduler removes a nomination, and does not end the room that the leader makes for the pod.
-        let made = self.made.node_of(uid).filter(|_| shown.nominated.is_none());
-        let made = made.map(|node| Attempt {
-            nominated: Some(node.into()),
-            ..shown.clone()
-        });
-        let shown = made.as_ref().unwrap_or(shown);
-        if let Some(mut hint) = self.take_hint(uid) {
-            if hint.update(shown, times) {
-                let owner = cluster.owner(uid);
-                return self.put_hint(owner, hint);
-            }
-            self.free(cluster, uid);
-            cluster.note_silent_opening();
-            if let Some(group) = hint.group {
-                self.end_tried(cluster, &(GroupKind::Native, group));
-            }
-        }
-        let owner = cluster.owner(uid);
-        // The devices of an assumption are reserved; a hint beside them would count twice.
-        let is_decided = cluster.assumption(uid).is_some();
-        match shown.nominated.as_ref().filter(|_| !is_decided) {
-            Some(node) => {
-                self.nominees.insert(owner, node.clone());
-                // Room is looked for at once: the nominee is new, although no room has opened.
-                self.n_openings_tried = u64::MAX;
-            }
-            None => {
-                self.nominees.remove(&owner);
-            }
-        }
-    }
-
-    /// Notes that a list of pods begins. Until it is complete, no room is kept for further nominated pods.
-    pub(super) fn begin_list_of_pods(&mut self) {
-        self.is_listing = true;
-    }
-
-    /// Notes that a list of pods is complete, and keeps room for nominated pods.
-    pub(super) fn end_list_of_pods(&mut self, cluster: &mut Cluster) {
-        self.is_listing = false;
-        self.keep_for_nominees(cluster);
-    }
-
-    /// Keeps room for nominated pods on their nodes, as soon as there is any.
-    pub(super) fn keep_for_nominees(&mut self, cluster: &mut Cluster) {
-        let n_openings = cluster.fleet.n_openings();
-        // Without new room every further try would fail like the last one.
-        if self.is_listing || self.nominees.is_empty() || self.n_openings_tried == n_openings {
-            return;
-        }
-        self.n_openings_tried = n_openings;
-        // A copy, as a nominee that gets room leaves the map.
-        for (owner, name) in self.nominees.clone() {
-            let Some(entry) = cluster.pods.get(&owner) else {
-                continue;
-            };
-            if entry.facts.bound.is_some() || self.resting.contains_key(&owner) {
-                continue;
-            }
-            let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, owner.as_str(), &entry.facts) else {
-                continue;
-            };
-            if let Some(node) = cluster.fleet.node_id(&name) {
-                let hint = self.hint_of_nominee(name);
-                self.keep(cluster, (node, None), &demand, hint);
-            }
-        }
-    }
-
-    /// The hint of a pod that is nominated to a node.
     fn hint_of_nominee(&self, node: Box<str>) -> Hint {
         Hint {
             node,
-            group: None,
             lasts: self.times.nominated,
-            end: None,
-            version: None,
-            failure: None,
             is_nominated: true,
-            is_unasked: false,
             survives_error: true,
+            ..Hint::default()
         }
     }
 
-    /// Begins to keep for a pod the room on a node that these pods will have freed: the part that is free, and the rest as it
-    /// becomes free.
-    pub(super) fn begin_room(&mut self, cluster: &mut Cluster, uid: &str, node: &str, freeing: &[OwnerId]) {
-        self.made.end(uid);
-        let owner = cluster.owner(uid);
-        self.made.begin(owner, node, freeing);
-        let Some((id, entry)) = cluster.fleet.node_id(node).zip(cluster.pods.get(uid)) else {
-            return;
-        };
-        // The devices of an assumption are reserved; a hint beside them would count twice.
-        if entry.bound().is_some() {
-            return;
-        }
-        let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, uid, &entry.facts) else {
-            return;
-        };
-        let (policy, but) = (demand.policies.device, (freeing, &[OwnerId::from(uid)][..]));
-        let devices = demand.devices();
-        if let Ok(placement) = cluster.fleet.choose_devices_among(id, devices, policy, None, but) {
-            self.take_hint(uid);
-            let hint = self.hint_of_nominee(node.into());
-            self.keep(cluster, (id, Some(&placement)), &demand, hint);
-            if freeing.is_empty() {
-                // The room is free at once, and kube-scheduler may have been refused it before this process saw that.
-                cluster.note_silent_opening();
-            }
-        }
-    }
-
-    /// Keeps the room that is made for a pod again, after its binding has failed.
-    pub(super) fn resume_room(&mut self, cluster: &mut Cluster, uid: &str) {
-        if let Some(node) = self.made.node_of(uid).map(Box::<str>::from) {
-            let freeing = self.made.freeing(uid);
-            self.begin_room(cluster, uid, &node, &freeing);
-        }
-    }
-
-    /// Notes that a pod has ended: it may have freed a part of a room that the leader makes.
-    pub(super) fn note_ended(&mut self, cluster: &mut Cluster, uid: &str) {
-        if self.made.note_ended(uid) {
-            // kube-scheduler may have seen the end before this process, and been refused once more.
-            cluster.note_silent_opening();
-        }
-    }
-
-    /// Ends the room that is made for a pod, even if the pod is nominated to the node still.
-    pub(super) fn end_room(&mut self, cluster: &mut Cluster, uid: &str) {
-        let Some(node) = self.made.end(uid) else { return };
-        if self.hints.get(uid).is_some_and(|hint| hint.node == node) {
-            self.unhint(cluster, uid);
-            self.keep_for_nominees(cluster);
-        }
-    }
-
-    /// Keeps room on the node for the pod of a hint, and returns true if the node has room.
-    fn keep(
-        &mut self,
-        cluster: &mut Cluster,
-        (node, placement): (NodeId, Option<&Placement>),
-        demand: &ResourceDemand<'_>,
-        hint: Hint,
-    ) -> bool {
-        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
-        let chosen = match placement {
-            Some(placement) => Ok(placement.clone()),
-            None => cluster
-                .fleet
-                .choose_devices(node, demand.devices(), policy, hints),
-        };
-        let Ok(placement) = chosen else {
-            return false;
-        };
-        let owner = cluster.owner(demand.uid);
-        // A pod that takes no device of the node needs no room kept.
-        let is_kept = placement != Placement::default() && cluster.fleet.hint(&owner, node, &placement);
-        if is_kept {
-            self.nominees.remove(demand.uid);
-            self.put_hint(owner, hint);
-        }
-        is_kept
-    }
-
-    /// Returns true if [`super::Index::end_gang_cycles`] has room to free: a `PodGroup` other than `filtered_group` has room in a
+    /// Returns true if [`Index::end_gang_cycles`] has room to free: a `PodGroup` other than `filtered_group` has room in a
     /// scheduling cycle that binds no member. The filtered pod may have no group.
-    pub fn has_gang_cycles_in_vain(&self, filtered_group: Option<&str>) -> bool {
+    pub(crate) fn has_gang_cycles_in_vain(&self, filtered_group: Option<&str>) -> bool {
         self.gangs.is_in_vain(filtered_group)
-    }
-
-    /// Frees the room kept for `PodGroup`s whose scheduling cycle will bind no member, see [`super::gangs`], except for the group
-    /// `filtered_group`; nominated pods may have the room.
-    pub(super) fn end_gang_cycles(&mut self, cluster: &mut Cluster, filtered_group: Option<&str>) {
-        let members = self.gangs.end_cycles(filtered_group);
-        // The fleet counts no opening for these, so `keep_for_nominees` would skip the room that is free now.
-        if self.unhint_members(cluster, members) {
-            self.n_openings_tried = u64::MAX;
-        }
-        self.keep_for_nominees(cluster);
-    }
-
-    /// Ends the hints of these members of a group, except for those that end by themselves; returns true if there were any.
-    fn unhint_members(&mut self, cluster: &mut Cluster, members: Vec<OwnerId>) -> bool {
-        let n_before = self.hints.len();
-        for owner in members {
-            if let Some((kind, key, _)) = cluster.group_members.find(owner.as_str()) {
-                self.end_tried(cluster, &(kind, key.into()));
-            }
-            // A member that was nominated since has a hint of its own.
-            if self.hints.get(&owner).is_some_and(|hint| hint.group.is_some()) {
-                self.hints.remove(&owner);
-                self.free(cluster, owner.as_str());
-            }
-        }
-        self.hints.len() < n_before
-    }
-
-    /// Notes that a member of a `PodGroup` was filtered; `is_placed` if a node has room for it. Does nothing for other pods.
-    pub(super) fn note_member(
-        &mut self,
-        cluster: &mut Cluster,
-        uid: &str,
-        attempt: &Attempt,
-        is_placed: bool,
-        now: Instant,
-    ) {
-        let Some((group, end)) = attempt.group.as_deref().zip(now.checked_add(self.times.plain)) else {
-            return;
-        };
-        let member = FilteredMember {
-            is_placed,
-            has_failed: attempt.failure.is_some(),
-        };
-        if self.gangs.note_filter(group, cluster.owner(uid), member, end) {
-            cluster.note_silent_opening();
-        }
-    }
-
-    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
-    /// Room that is made for the pod lasts until [`Self::end_room`], as the binding may fail.
-    pub(super) fn end_hint(&mut self, cluster: &mut Cluster, uid: &str, bound_to: Option<&str>) {
-        self.nominees.remove(uid);
-        self.gangs.remove_member(uid);
-        self.rooms.remove_member(cluster, uid, bound_to.is_some());
-        // A bind of another leader, which the watch shows.
-        if bound_to.is_some()
-            && let Some((kind, key, _)) = cluster.group_members.find(uid)
-        {
-            self.end_tried(cluster, &(kind, key.into()));
-        }
-        // The fleet forgets the hint itself when the pod is bound or gone.
-        if self
-            .take_hint(uid)
-            .is_some_and(|hint| bound_to != Some(&*hint.node))
-        {
-            cluster.note_silent_opening();
-        }
     }
 
     /// Returns true if this pod has a hint.
@@ -832,7 +387,420 @@ impl HintQueue {
     }
 
     /// Returns true if this pod has a hint on the node that it is nominated to.
-    pub fn is_nominated(&self, uid: &str) -> bool {
+    pub(crate) fn is_nominated(&self, uid: &str) -> bool {
         self.hints.get(uid).is_some_and(|hint| hint.is_nominated)
+    }
+}
+
+impl Index {
+    /// Ends the hints whose time is up, those of a group together, and the rests of pods whose hints had expired; then keeps room
+    /// for the pods that kube-scheduler has nominated.
+    pub(super) fn advance_hints(&mut self, now: Instant) {
+        self.hints.set_ends(now);
+        let mut has_opened = false;
+        while let Some(owner) = self.hints.pop_ended(now) {
+            self.free(owner.as_str());
+            has_opened = true;
+        }
+        self.hints.rooms.end_expired(now);
+        has_opened |= self.hints.tried.end_expired(&mut self.cluster, now);
+        has_opened |= self.hints.end_rests(now);
+        let members = self.hints.gangs.end_expired(now);
+        has_opened |= self.unhint_members(members);
+        if has_opened {
+            self.cluster.note_silent_opening();
+        }
+        self.keep_for_nominees();
+    }
+
+    /// Keeps room for a pod (a hint) on the node that the answer to its filter request names.
+    pub(crate) fn hint(
+        &mut self,
+        node: NodeId,
+        demand: &ResourceDemand<'_>,
+        attempt: &Attempt,
+        now: Instant,
+    ) {
+        // Expired hints go first, or the new one would find less room than there is.
+        self.tick(now);
+        self.hint_place((node, None), demand, attempt, now);
+    }
+
+    /// [`Self::hint`] for the devices of `placement`, or else those that the engine chooses.
+    fn hint_place(
+        &mut self,
+        (node, placement): (NodeId, Option<&Placement>),
+        demand: &ResourceDemand<'_>,
+        attempt: &Attempt,
+        now: Instant,
+    ) {
+        // The group is updated first, or its hints could end while this one is made.
+        let is_placed = true;
+        self.note_member(demand.uid, attempt, is_placed, now);
+        let before = self.hints.take_hint(demand.uid);
+        self.cluster.fleet.unhint(demand.uid);
+        let Some(name) = self.cluster.fleet.view(node).map(|view| view.name().to_owned()) else {
+            return;
+        };
+        let hints = &self.hints;
+        let hint = hints.new_hint(demand.uid, &name, attempt, before.as_ref(), now);
+        let is_kept = hint.is_some_and(|hint| self.keep((node, placement), demand, hint));
+        // The room of a group opens for all its members at once, when its cycle ends.
+        if before.is_some_and(|before| before.group.is_none() && (!is_kept || *before.node != *name)) {
+            self.cluster.note_silent_opening();
+        }
+    }
+
+    /// Ends a pod's hint: no more room is kept for it.
+    pub fn unhint(&mut self, uid: &str) {
+        self.hints.take_hint(uid);
+        self.free(uid);
+        self.cluster.note_silent_opening();
+    }
+
+    /// Frees the room of a pod whose hint has ended, and its place in the room of its group.
+    fn free(&mut self, uid: &str) {
+        self.cluster.fleet.unhint(uid);
+        let is_bound = false;
+        self.hints.rooms.remove_member(&mut self.cluster, uid, is_bound);
+    }
+
+    /// Ends the scheduling cycle of a group with a wish for one domain if a filter request for this member begins another: its
+    /// room is free to be chosen again. Room on a node that is not asked about stays: kube-scheduler may come back to it.
+    pub(crate) fn begin_group_cycle(
+        &mut self,
+        group: &GroupOfPod,
+        uid: &str,
+        is_asked: impl Fn(&str) -> bool,
+        now: Instant,
+    ) {
+        if self.hints.step(group, uid) != MemberStep::Choose {
+            return;
+        }
+        let is_node_asked = |cluster: &Cluster, node| {
+            let view = cluster.fleet.view(node);
+            view.is_none_or(|view| is_asked(view.name()))
+        };
+        let tried = &mut self.hints.tried;
+        let first_end = tried.end_on(&mut self.cluster, &group.id, is_node_asked);
+        if let Some(ended) = self.hints.rooms.end_cycle(&mut self.cluster, &group.id) {
+            self.unhint_all(ended.members.keys().cloned());
+            // A group that is tried again and again does not put off the end.
+            let end = first_end.or_else(|| now.checked_add(self.hints.times.plain));
+            if let Some(end) = end.filter(|_| !is_node_asked(&self.cluster, ended.node)) {
+                let open = ended.open.into_iter().map(|(_, placement)| placement);
+                let places = open.chain(ended.members.into_values());
+                let tried = &mut self.hints.tried;
+                tried.keep(&mut self.cluster, &group.id, (ended.node, places), end);
+                if first_end.is_none() {
+                    self.hints.gangs.begin_placement(&group.id.key);
+                }
+            }
+        }
+        // The room that was kept for missing members one by one, see `started_groups`, is chosen together with the rest.
+        self.unhint_where(&group.id, |hint| hint.is_unasked);
+    }
+
+    /// Notes that a bind puts a member on a node, and so its group into one of the placements that kube-scheduler has tried: room
+    /// in the others ends. The hints of the members are in the placement tried last; if it is another, they end, and the binds
+    /// choose devices again.
+    pub(super) fn choose_placement(&mut self, uid: &str, node: NodeId) {
+        let Some(group) = self.cluster.group_members.group_of(uid) else {
+            return;
+        };
+        let is_of_node = |_: &Cluster, tried| tried == node;
+        let ended = self.hints.tried.end_on(&mut self.cluster, &group, is_of_node);
+        if ended.is_some() {
+            self.hints.rooms.end_cycle(&mut self.cluster, &group);
+            self.unhint_where(&group, |hint| hint.group.is_some());
+            self.cluster.note_silent_opening();
+        }
+        self.end_tried(&group);
+    }
+
+    /// Ends the room of a group in the placements that were tried before the last one.
+    fn end_tried(&mut self, group: &GroupId) {
+        let ended = self.hints.tried.end_on(&mut self.cluster, group, |_, _| true);
+        if ended.is_some() {
+            self.cluster.note_silent_opening();
+        }
+    }
+
+    fn unhint_where(&mut self, group: &GroupId, is_met: impl Fn(&Hint) -> bool) {
+        let mut met = Vec::new();
+        for (owner, _) in self.cluster.group_members.of(group) {
+            if self.hints.hints.get(owner).is_some_and(&is_met) {
+                met.push(owner.clone());
+            }
+        }
+        self.unhint_all(met);
+    }
+
+    fn unhint_all(&mut self, owners: impl IntoIterator<Item = OwnerId>) {
+        for owner in owners {
+            self.hints.take_hint(owner.as_str());
+            self.cluster.fleet.unhint(owner.as_str());
+        }
+    }
+
+    /// Keeps a place for a pod that no filter request has asked about.
+    pub(super) fn keep_place(
+        &mut self,
+        (node, placement): (NodeId, &Placement),
+        demand: &ResourceDemand<'_>,
+        now: Instant,
+    ) {
+        let Some(name) = self.cluster.fleet.view(node).map(NodeView::name) else {
+            return;
+        };
+        let attempt = Attempt::default();
+        if let Some(mut hint) = self.hints.new_hint(demand.uid, name, &attempt, None, now) {
+            hint.is_unasked = true;
+            self.keep((node, Some(placement)), demand, hint);
+        }
+    }
+
+    /// Keeps the outcome of a filter request for a member of a group with a wish for one domain: room for the group, or none.
+    pub(crate) fn note_outcome(
+        &mut self,
+        group: &GroupOfPod,
+        outcome: MemberOutcome,
+        demand: &ResourceDemand<'_>,
+        attempt: &Attempt,
+        now: Instant,
+    ) {
+        // Expired hints go first, as for `Self::hint`.
+        self.tick(now);
+        let Some(end) = now.checked_add(self.hints.times.plain) else {
+            return;
+        };
+        match outcome {
+            MemberOutcome::Chosen(chosen) => {
+                let node = chosen.node;
+                let Some(own) = chosen.room.placements.first().cloned() else {
+                    return;
+                };
+                let rooms = &mut self.hints.rooms;
+                rooms.keep(&mut self.cluster, group, demand, chosen, end);
+                self.hint_place((node, Some(&own)), demand, attempt, now);
+            }
+            MemberOutcome::Joined(node, placement) => {
+                // The hint comes first, so that open places are chosen beside it.
+                self.hint_place((node, Some(&placement)), demand, attempt, now);
+                let rooms = &mut self.hints.rooms;
+                rooms.join(&mut self.cluster, &group.id, demand, &placement);
+            }
+            MemberOutcome::Unplaced(refusal) => {
+                return self.hints.rooms.note_filtered(group, demand.uid, refusal, end);
+            }
+        }
+        // A member that rests gets no hint, and so has no place in the room of its group.
+        if !self.hints.is_hinted(demand.uid) {
+            self.free(demand.uid);
+        }
+    }
+
+    /// Updates the hint of an unbound pod by the attempt that a watch shows, and remembers a nomination until room is kept.
+    pub(super) fn update_attempt(&mut self, uid: &str, mut shown: Attempt) {
+        // An error of kube-scheduler removes a nomination, and does not end the room that the leader makes for the pod.
+        if shown.nominated.is_none() {
+            shown.nominated = self.hints.made.get(uid).map(|room| room.node.clone());
+        }
+        let owner = self.cluster.owner(uid);
+        if let Some(mut hint) = self.hints.take_hint(uid) {
+            if hint.update(&shown, self.hints.times) {
+                return self.hints.put_hint(owner, hint);
+            }
+            self.free(uid);
+            self.cluster.note_silent_opening();
+            if let Some(key) = hint.group {
+                let kind = GroupKind::Native;
+                self.end_tried(&GroupId { kind, key });
+            }
+        }
+        // The devices of an assumption are reserved; a hint beside them would count twice.
+        if let Some(node) = shown.nominated
+            && self.cluster.assumption(uid).is_none()
+        {
+            self.hints.nominees.insert(owner, node);
+            // Room is looked for at once: the nominee is new, although no room has opened.
+            self.hints.n_openings_tried = u64::MAX;
+        } else {
+            self.hints.nominees.remove(&owner);
+        }
+    }
+
+    /// Keeps room for nominated pods on their nodes, as soon as there is any.
+    pub(super) fn keep_for_nominees(&mut self) {
+        let n_openings = self.cluster.fleet.n_openings();
+        let hints = &mut self.hints;
+        // Without new room every further try would fail like the last one.
+        if hints.is_listing || hints.nominees.is_empty() || hints.n_openings_tried == n_openings {
+            return;
+        }
+        hints.n_openings_tried = n_openings;
+        // A copy, as a nominee that gets room leaves the map.
+        for (owner, name) in hints.nominees.clone() {
+            let Some(entry) = self.cluster.pods.get(&owner) else {
+                continue;
+            };
+            if entry.facts.bound.is_some() || self.hints.resting.contains_key(&owner) {
+                continue;
+            }
+            let demand = self.demand(owner.as_str(), &entry.facts);
+            if let Ok(Some(demand)) = demand
+                && let Some(node) = self.cluster.fleet.node_id(&name)
+            {
+                let hint = self.hints.hint_of_nominee(name);
+                self.keep((node, None), &demand, hint);
+            }
+        }
+    }
+
+    /// Begins to keep for a pod the room on a node that these pods will have freed: the part that is free, and the rest as it
+    /// becomes free.
+    pub(crate) fn begin_room(&mut self, uid: &str, node: &str, freeing: &[OwnerId]) {
+        let room = MadeRoom {
+            node: node.into(),
+            freeing: freeing.to_vec(),
+        };
+        self.hints.made.insert(self.cluster.owner(uid), room);
+        let Some((id, entry)) = self.cluster.fleet.node_id(node).zip(self.cluster.pods.get(uid)) else {
+            return;
+        };
+        // The devices of an assumption are reserved; a hint beside them would count twice.
+        if entry.bound().is_some() {
+            return;
+        }
+        let Ok(Some(demand)) = self.demand(uid, &entry.facts) else {
+            return;
+        };
+        let (policy, but) = (demand.policies.device, (freeing, &[OwnerId::from(uid)][..]));
+        let (devices, fleet) = (demand.devices(), &self.cluster.fleet);
+        let placement = fleet.choose_devices_among(id, devices, policy, None, but);
+        if let Ok(placement) = placement {
+            self.hints.take_hint(uid);
+            let hint = self.hints.hint_of_nominee(node.into());
+            self.keep((id, Some(&placement)), &demand, hint);
+            if freeing.is_empty() {
+                // The room is free at once, and kube-scheduler may have been refused it before this process saw that.
+                self.cluster.note_silent_opening();
+            }
+        }
+    }
+
+    /// Keeps the room that is made for a pod again, after its binding has failed.
+    pub(super) fn resume_room(&mut self, uid: &str) {
+        if let Some(MadeRoom { node, freeing }) = self.hints.made.remove(uid) {
+            self.begin_room(uid, &node, &freeing);
+        }
+    }
+
+    /// Notes that a pod has ended: it may have freed a part of a room that the leader makes.
+    pub(super) fn note_ended(&mut self, uid: &str) {
+        for room in self.hints.made.values_mut() {
+            let n_before = room.freeing.len();
+            room.freeing.retain(|pod| pod.as_str() != uid);
+            if room.freeing.len() < n_before {
+                // kube-scheduler may have seen the end before this process, and been refused once more.
+                self.cluster.note_silent_opening();
+            }
+        }
+    }
+
+    /// Ends what [`Self::begin_room`] has begun, even if the pod is nominated to the node still.
+    pub(crate) fn end_room(&mut self, uid: &str) {
+        let hint = self.hints.hints.get(uid);
+        let is_kept_there = |room: MadeRoom| hint.is_some_and(|hint| hint.node == room.node);
+        if self.hints.made.remove(uid).is_some_and(is_kept_there) {
+            self.unhint(uid);
+            self.keep_for_nominees();
+        }
+    }
+
+    /// Keeps room on the node for the pod of a hint, and returns true if the node has room.
+    fn keep(
+        &mut self,
+        (node, placement): (NodeId, Option<&Placement>),
+        demand: &ResourceDemand<'_>,
+        hint: Hint,
+    ) -> bool {
+        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
+        let fleet = &self.cluster.fleet;
+        let chosen = match placement {
+            Some(placement) => Ok(placement.clone()),
+            None => fleet.choose_devices(node, demand.devices(), policy, hints),
+        };
+        let Ok(placement) = chosen else {
+            return false;
+        };
+        let owner = self.cluster.owner(demand.uid);
+        // A pod that takes no device of the node needs no room kept.
+        let is_kept = placement != Placement::default() && self.cluster.fleet.hint(&owner, node, &placement);
+        if is_kept {
+            self.hints.nominees.remove(demand.uid);
+            self.hints.put_hint(owner, hint);
+        }
+        is_kept
+    }
+
+    /// Frees the room kept for `PodGroup`s whose scheduling cycle will bind no member, see [`super::gangs`], except for
+    /// `filtered_group`, the group of the pod that is filtered now; nominated pods may have the room.
+    pub(crate) fn end_gang_cycles(&mut self, filtered_group: Option<&str>) {
+        let members = self.hints.gangs.end_cycles(filtered_group);
+        // The fleet counts no opening for these, so `keep_for_nominees` would skip the room that is free now.
+        if self.unhint_members(members) {
+            self.hints.n_openings_tried = u64::MAX;
+        }
+        self.keep_for_nominees();
+    }
+
+    /// Ends the hints of these members of a group, except for those that end by themselves; returns true if there were any.
+    fn unhint_members(&mut self, members: Vec<OwnerId>) -> bool {
+        let n_before = self.hints.hints.len();
+        for owner in members {
+            if let Some(group) = self.cluster.group_members.group_of(owner.as_str()) {
+                self.end_tried(&group);
+            }
+            // A member that was nominated since has a hint of its own.
+            let hint = self.hints.hints.get(&owner);
+            if hint.is_some_and(|hint| hint.group.is_some()) {
+                self.hints.hints.remove(&owner);
+                self.free(owner.as_str());
+            }
+        }
+        self.hints.hints.len() < n_before
+    }
+
+    /// Notes that a member of a `PodGroup` was filtered; `is_placed` if a node has room for it, and otherwise room that is kept
+    /// for it stays. Does nothing for other pods.
+    pub(crate) fn note_member(&mut self, uid: &str, attempt: &Attempt, is_placed: bool, now: Instant) {
+        let end = now.checked_add(self.hints.times.plain);
+        let Some((group, end)) = attempt.group.as_deref().zip(end) else {
+            return;
+        };
+        let (owner, has_failed) = (self.cluster.owner(uid), attempt.failure.is_some());
+        let gangs = &mut self.hints.gangs;
+        if gangs.note_filter(group, owner, (is_placed, has_failed), end) {
+            self.cluster.note_silent_opening();
+        }
+    }
+
+    /// Ends the hint of a pod that is assumed or bound on the node `bound_to`, or gone: room of a hint on another node opens.
+    /// Room that is made for the pod lasts until [`Self::end_room`], as the binding may fail.
+    pub(super) fn end_hint(&mut self, uid: &str, bound_to: Option<&str>) {
+        self.hints.nominees.remove(uid);
+        self.hints.gangs.remove_member(uid);
+        let is_bound = bound_to.is_some();
+        self.hints.rooms.remove_member(&mut self.cluster, uid, is_bound);
+        // A bind of another leader, which the watch shows.
+        if is_bound && let Some(group) = self.cluster.group_members.group_of(uid) {
+            self.end_tried(&group);
+        }
+        // The fleet forgets the hint itself when the pod is bound or gone.
+        let hint = self.hints.take_hint(uid);
+        if hint.is_some_and(|hint| bound_to != Some(&*hint.node)) {
+            self.cluster.note_silent_opening();
+        }
     }
 }

@@ -41,24 +41,18 @@ impl SharedRules {
         if let Some(obstacle) = obstacle(pod) {
             return Err(Box::new(obstacle));
         }
-        let PodSpec {
-            node_selector,
-            affinity,
-            tolerations,
-            ..
-        } = &pod.spec;
-        let affinity = &affinity.node_affinity.required;
-        let is_same = |rules: &&Arc<PodRules>| {
-            rules.node_selector == *node_selector
-                && rules.affinity == *affinity
-                && rules.tolerations == *tolerations
-        };
+        let (node_selector, tolerations) = (&pod.spec.node_selector, &pod.spec.tolerations);
+        let affinity = &pod.spec.affinity.node_affinity.required;
         // The claim of an ephemeral volume goes with the pod.
         let has_claims = pod.spec.volumes.iter().any(|volume| volume.is_claimed);
         let mut hasher = FxHasher::default();
         (node_selector, affinity, tolerations).hash(&mut hasher);
         let hash = hasher.finish();
-        if let Some(rules) = self.by_hash.get(&hash).filter(is_same) {
+        if let Some(rules) = self.by_hash.get(&hash)
+            && rules.node_selector == *node_selector
+            && rules.affinity == *affinity
+            && rules.tolerations == *tolerations
+        {
             let rules = Arc::clone(rules);
             return Ok(MovablePod { rules, has_claims });
         }
@@ -103,9 +97,8 @@ fn names_one_node(spec: &PodSpec) -> bool {
             && NAME_KEYS.contains(&requirement.key.as_str())
     };
     let required = spec.affinity.node_affinity.required.iter();
-    let terms: Vec<_> = required
-        .flat_map(|affinity| &affinity.node_selector_terms)
-        .collect();
+    let terms = required.flat_map(|affinity| &affinity.node_selector_terms);
+    let terms: Vec<_> = terms.collect();
     // Of several terms one has to match, and each may name another node.
     let names_one = matches!(terms.as_slice(), [term] if term.match_expressions.iter().chain(&term.match_fields).any(is_name));
     names_one || spec.node_selector.contains_key(HOSTNAME)

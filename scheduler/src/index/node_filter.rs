@@ -38,10 +38,8 @@ impl<'a> NodeFilter<'a> {
     where
         'a: 'q,
     {
-        let hints = Hints::RespectOthers(demand.uid);
-        self.cluster
-            .fleet
-            .evaluation(demand.devices(), demand.policies, hints)
+        let (fleet, hints) = (&self.cluster.fleet, Hints::RespectOthers(demand.uid));
+        fleet.evaluation(demand.devices(), demand.policies, hints)
     }
 
     /// The node in the fleet, if its devices are known.
@@ -101,10 +99,9 @@ impl<'a> NodeFilter<'a> {
         match node {
             Some(node) => {
                 if !self.are_all_served(demand) {
-                    self.check_unit_and_isolation(name(), demand)?;
                     // Pods for which room is kept on the node will be bound before this one.
                     let counts_hints = true;
-                    self.check_plugin(name(), demand, counts_hints)?;
+                    self.check(name(), demand, counts_hints)?;
                 }
                 Ok(Some(node))
             }
@@ -117,43 +114,36 @@ impl<'a> NodeFilter<'a> {
     /// Returns true if a pod fits a node of the fleet, without regard to kube-scheduler's own filters.
     pub fn fits_anywhere(self, demand: &ResourceDemand<'_>) -> bool {
         let mut batch = self.batch(demand);
-        self.cluster.fleet.nodes().any(|node| {
+        for node in self.cluster.fleet.nodes() {
             // The cheapest check comes first: its result is cached for nodes that have not changed.
-            batch.evaluate(node.id()).is_ok()
+            if batch.evaluate(node.id()).is_ok()
                 && self.cluster.knows_node(node.name())
                 && self.check_served(node.name(), demand).is_ok()
-        })
+            {
+                return true;
+            }
+        }
+        false
     }
 
     /// Checks the facts of a node that the engine does not know: refuses a node whose memory unit is unknown, that lacks the
     /// pod's isolation provider, or whose device plugin is away.
     pub(crate) fn check_served(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
         let counts_hints = false;
-        self.check_unit_and_isolation(name, demand)?;
-        self.check_plugin(name, demand, counts_hints)
+        self.check(name, demand, counts_hints)
     }
 
     /// Returns true if every node passes `check_served`, so that the engine alone decides which nodes of the fleet fit.
     #[inline]
     pub fn are_all_served(self, demand: &ResourceDemand<'_>) -> bool {
-        self.passes_unit_and_isolation_everywhere(demand) && self.is_offered_everywhere(demand)
+        (self.cluster.n_unknown_units == 0 || demand.in_units)
+            && demand.isolation.is_none()
+            && (self.cluster.plugins.all_serve() || !demand.has_devices())
     }
 
-    /// Returns true if every node passes [`Self::check_unit_and_isolation`].
-    #[inline]
-    fn passes_unit_and_isolation_everywhere(self, demand: &ResourceDemand<'_>) -> bool {
-        (self.cluster.n_unknown_units == 0 || demand.in_units) && demand.isolation.is_none()
-    }
-
-    /// Returns true if every node passes [`Self::check_plugin`]: no plugin is away or on trial, or the pod needs none.
-    #[inline]
-    fn is_offered_everywhere(self, demand: &ResourceDemand<'_>) -> bool {
-        self.cluster.plugins.all_serve() || !demand.has_devices()
-    }
-
-    /// Checks that a node can serve the unit of the request, and is labelled with the isolation provider that the pod demands.
-    fn check_unit_and_isolation(self, name: &str, demand: &ResourceDemand<'_>) -> Result<(), Reason> {
-        if self.passes_unit_and_isolation_everywhere(demand) {
+    /// [`Self::check_served`]; `counts_hints` is that of [`Self::n_in_flight`].
+    fn check(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
+        if self.are_all_served(demand) {
             return Ok(());
         }
         let state = self.cluster.node(name);
@@ -164,27 +154,22 @@ impl<'a> NodeFilter<'a> {
         if demand.isolation.is_some() && demand.isolation.as_deref() != provider {
             return Err(Reason::NoIsolationProvider);
         }
-        Ok(())
-    }
-
-    /// Refuses a node whose plugin is away, or came back a short time ago (is on trial) while [`TRIED_AT_ONCE`] pods are on
-    /// their way to it.
-    fn check_plugin(self, name: &str, demand: &ResourceDemand<'_>, counts_hints: bool) -> Result<(), Reason> {
-        if self.is_offered_everywhere(demand) {
+        // A pod without devices needs no plugin.
+        if !demand.has_devices() {
             return Ok(());
         }
-        let is_refused = match self.cluster.plugins.standing(name) {
-            Standing::Offered => false,
+        match self.cluster.plugins.standing(name) {
+            Standing::Offered => Ok(()),
             Standing::Tried => {
                 let view = self.cluster.view(name);
-                view.is_some_and(|view| self.n_in_flight(view, demand.uid, counts_hints) >= TRIED_AT_ONCE)
+                let n_in_flight = view.map_or(0, |view| self.n_in_flight(view, demand.uid, counts_hints));
+                if n_in_flight < TRIED_AT_ONCE {
+                    Ok(())
+                } else {
+                    Err(Reason::PluginAway)
+                }
             }
-            Standing::Out(_) => true,
-        };
-        if is_refused {
-            Err(Reason::PluginAway)
-        } else {
-            Ok(())
+            Standing::Out(_) => Err(Reason::PluginAway),
         }
     }
 
@@ -218,11 +203,8 @@ impl<'a> NodeFilter<'a> {
         let misfit = fleet.misfit(fleet.node_id(name)?, demand.devices(), hints)?;
         let mut detail = misfit.to_string();
         if let Some(problem) = self.problem_behind(name, reason) {
-            let separator = if reason == Reason::PartitionsUnreadable {
-                ":"
-            } else {
-                ";"
-            };
+            let is_explained = reason == Reason::PartitionsUnreadable;
+            let separator = if is_explained { ":" } else { ";" };
             detail = format!("{detail}{separator} {problem}");
         }
         // The engine does not know these two reasons, so its misfit is about another rule.

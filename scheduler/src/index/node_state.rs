@@ -12,7 +12,6 @@ use crate::accounting::{PluginReport, Recorded};
 use crate::inventory::{DeviceReport, NodeReport};
 use crate::kube_scheduler::NodeFacts;
 
-/// A node and its Device object.
 #[derive(Debug, Default)]
 pub(super) struct NodeState {
     pub(super) node: Option<Node>,
@@ -32,7 +31,6 @@ pub(super) struct NodeState {
     pub(super) without_holdings: BTreeSet<OwnerId>,
     /// The devices that follow from both objects, as far as they can be read; `None` if there are none.
     pub(super) report: Option<NodeReport>,
-    /// The fields that kube-scheduler compares with a pod's.
     pub(super) facts: NodeFacts,
     /// Problems in the Node and the Device object that keep devices from use, for people.
     pub(super) problems: Vec<String>,
@@ -57,16 +55,11 @@ impl NodeState {
 
     /// Replaces the records that the plugin has swapped, and returns true if they have changed.
     pub(super) fn replace_swapped_records(&mut self, swapped: SwappedRecords) -> bool {
-        let mut records = BTreeMap::new();
-        for (uid, record) in swapped {
-            records.insert(uid, Recorded::of_allocations(&record));
-        }
-        let has_changed = self.swapped != records;
-        self.swapped = records;
-        has_changed
+        let read = |(uid, record)| (uid, Recorded::of_allocations(&record));
+        let records = swapped.into_iter().map(read).collect();
+        std::mem::replace(&mut self.swapped, records) != self.swapped
     }
 
-    /// The number of GPUs that are closed for maintenance.
     pub(super) fn n_closed_gpus(&self) -> usize {
         let gpus = self.report.iter().flat_map(|report| &report.inventory.gpus);
         gpus.filter(|gpu| gpu.closed).count()
@@ -77,12 +70,9 @@ impl NodeState {
         report.is_some_and(|report| !report.inventory.gpus.is_empty())
     }
 
-    /// The devices that kubelet allocated to a pod.
     pub(super) fn allocated_to(&self, uid: &str) -> &[AllocatedDevice] {
-        self.kubelet_allocations
-            .get(uid)
-            .map(Vec::as_slice)
-            .unwrap_or_default()
+        let allocated = self.kubelet_allocations.get(uid);
+        allocated.map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The report of the node's plugin on a pod, by the pods that it reports as without devices.
@@ -94,7 +84,6 @@ impl NodeState {
         }
     }
 
-    /// The isolation provider in the node's label.
     pub(super) fn isolation(&self) -> Option<&str> {
         let labels = self.node.as_ref()?.metadata.labels.as_ref()?;
         labels.get(ISOLATION_PROVIDER).map(String::as_str)

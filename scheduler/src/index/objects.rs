@@ -19,7 +19,6 @@ use super::budgets::{Budget, namespace_and_name};
 use super::failing::is_refused_by_kubelet;
 use super::hints::Attempt;
 use super::node_state::NodeState;
-use super::resource_demand::requests_devices;
 use crate::accounting::kubelet_allocations::{self, AllocationsByPod};
 use crate::accounting::{self, PodFacts};
 use crate::inventory::{self, DeviceReport};
@@ -41,9 +40,8 @@ impl ObjectStore<Node> for Index {
             return;
         };
         let host = HostResources::of_node(&node);
-        self.cluster
-            .fleet
-            .set_host(name, host.map(accounting::host_amounts));
+        let host = host.map(accounting::host_amounts);
+        self.cluster.fleet.set_host(name, host);
         read_plugin_state(self, name, &node);
         let facts = NodeFacts::of(&node);
         let trimmed = inventory::trim(&node, &self.cluster.names);
@@ -73,7 +71,6 @@ impl ObjectStore<Node> for Index {
         self.node_list.begin(self.cluster.fleet.n_openings());
     }
 
-    /// Forgets the nodes that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.node_list.number;
         let is_gone = |state: &NodeState| state.node.is_some() && state.node_list != number;
@@ -99,7 +96,6 @@ fn read_plugin_state(index: &mut Index, name: &str, node: &Node) {
     }
 }
 
-/// Replaces the `PreferNoSchedule` taints of a node.
 fn set_soft_taints(by_node: &mut FxHashMap<Box<str>, Box<[Taint]>>, name: &str, taints: &[Taint]) {
     // Few nodes have any, and the look-up of filters in an empty map costs nothing.
     if taints.is_empty() {
@@ -146,10 +142,8 @@ impl ObjectStore<RawDevice> for Index {
         {
             report.check_allocations(key, allocations);
         }
-        let without_devices = value_or_problem(
-            &mut report,
-            plugin_reports::read_pods_without_devices(annotations),
-        );
+        let without_devices = plugin_reports::read_pods_without_devices(annotations);
+        let without_devices = value_or_problem(&mut report, without_devices);
         let has_swapped = swapped.is_some_and(|swapped| state.replace_swapped_records(swapped));
         if state.device.as_ref() != Some(&report) {
             self.cluster.replace_device(name, Some(report));
@@ -167,7 +161,7 @@ impl ObjectStore<RawDevice> for Index {
         }
         // kube-scheduler watches no Device objects.
         self.cluster.note_silent_since(n_openings);
-        self.hints.keep_for_nominees(&mut self.cluster);
+        self.keep_for_nominees();
     }
 
     fn delete(&mut self, device: &RawDevice) {
@@ -182,7 +176,6 @@ impl ObjectStore<RawDevice> for Index {
         self.device_list.begin(self.cluster.fleet.n_openings());
     }
 
-    /// Forgets the Device objects that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.device_list.number;
         let is_gone = |state: &NodeState| state.device.is_some() && state.device_list != number;
@@ -205,9 +198,8 @@ fn value_or_problem<T>(report: &mut DeviceReport, value: Result<T, AnnotationErr
 fn forget_device(index: &mut Index, name: &str) {
     if let Some(state) = index.cluster.nodes.get_mut(name) {
         let had_swapped = !std::mem::take(&mut state.swapped).is_empty();
-        index
-            .cluster
-            .replace_kubelet_allocations(name, AllocationsByPod::new());
+        let none = AllocationsByPod::new();
+        index.cluster.replace_kubelet_allocations(name, none);
         index.cluster.replace_without_devices(name, None);
         index.cluster.replace_device(name, None);
         if had_swapped {
@@ -244,9 +236,8 @@ impl ObjectStore<Pod> for Index {
         if pod.is_terminal() {
             self.cluster.group_members.remove(uid);
         } else {
-            let has_devices = facts
-                .as_ref()
-                .is_some_and(|facts| requests_devices(&self.cluster, facts));
+            let facts = facts.as_ref();
+            let has_devices = facts.is_some_and(|facts| self.requests_devices(facts));
             self.cluster.group_members.put(&pod, has_devices, list);
         }
         match facts {
@@ -257,55 +248,51 @@ impl ObjectStore<Pod> for Index {
                     if let Some(nanos) = bound.assumed_at {
                         self.assume_times.note_recorded(nanos);
                     }
-                    self.hints.end_hint(&mut self.cluster, uid, Some(&bound.node));
+                    self.end_hint(uid, Some(&bound.node));
                 }
                 self.cluster.put_pod(&pod, facts, list);
                 if !is_bound {
-                    let attempt = Attempt::of(&pod);
-                    self.hints.update_attempt(&mut self.cluster, uid, &attempt);
+                    self.update_attempt(uid, Attempt::of(&pod));
                 }
             }
             Some(facts) => {
-                // An entry exists only until the end of the pod is shown, so that each failure counts once.
-                let is_known = self.cluster.pods.contains_key(uid);
                 if let Some(bound) = &facts.bound
-                    && is_known
+                    // An entry exists only until the end of the pod is shown, so that each failure counts once.
+                    && self.cluster.pods.contains_key(uid)
                     && is_refused_by_kubelet(&pod)
                 {
                     self.failing.note_failure(&bound.node, uid);
                     self.cluster.plugins.note_failure(&bound.node, &pod);
                 }
-                remove_pod(self, uid);
+                self.remove_pod(uid);
                 self.cluster.ended.insert(OwnerId::from(uid), list);
             }
-            None => remove_pod(self, uid),
+            None => self.remove_pod(uid),
         }
         self.cluster.put_host_use(&pod, requested, list);
         self.cluster.account_kubelet_allocations(uid);
-        self.hints.keep_for_nominees(&mut self.cluster);
+        self.keep_for_nominees();
         renew_model_if_due(self);
     }
 
-    /// Removes a pod with all that it holds.
     fn delete(&mut self, pod: &Pod) {
         if self.cluster.plugins.remove_pod(pod.uid()) {
             self.cluster.note_silent_opening();
         }
-        remove_pod(self, pod.uid());
+        self.remove_pod(pod.uid());
         self.cluster.group_members.remove(pod.uid());
         self.cluster.remove_host_use(pod.uid());
         renew_model_if_due(self);
         self.cluster.ended.remove(pod.uid());
         self.cluster.account_kubelet_allocations(pod.uid());
-        self.hints.keep_for_nominees(&mut self.cluster);
+        self.keep_for_nominees();
     }
 
     fn begin_list(&mut self) {
         self.pod_list.begin(self.cluster.fleet.n_openings());
-        self.hints.begin_list_of_pods();
+        self.hints.is_listing = true;
     }
 
-    /// Forgets the pods that the complete list did not show.
     fn end_list(&mut self) {
         if self.cluster.mark_unlisted(self.pod_list.number) {
             // If the task that asks the API server about the pods (`extender::bind::sweep_unseen`) is not waiting at this moment,
@@ -318,21 +305,24 @@ impl ObjectStore<Pod> for Index {
         }
         if !self.pod_list.synced {
             let mut entries = self.cluster.pods.values();
-            self.began_with_pending = entries
-                .any(|entry| entry.facts.bound.is_none() && requests_devices(&self.cluster, &entry.facts));
+            let is_pending = |facts: &PodFacts| facts.bound.is_none() && self.requests_devices(facts);
+            self.began_with_pending = entries.any(|entry| is_pending(&entry.facts));
         }
         renew_model(self);
         self.pod_list.synced = true;
         self.cluster.note_silent_since(self.pod_list.n_openings);
-        self.hints.end_list_of_pods(&mut self.cluster);
+        self.hints.is_listing = false;
+        self.keep_for_nominees();
     }
 }
 
-/// Removes a pod that requests device resources, with its hint and its holdings.
-fn remove_pod(index: &mut Index, uid: &str) {
-    index.hints.end_hint(&mut index.cluster, uid, None);
-    index.hints.note_ended(&mut index.cluster, uid);
-    index.cluster.remove_pod(uid);
+impl Index {
+    /// Removes a pod that requests device resources, with its hint and its holdings.
+    pub(super) fn remove_pod(&mut self, uid: &str) {
+        self.end_hint(uid, None);
+        self.note_ended(uid);
+        self.cluster.remove_pod(uid);
+    }
 }
 
 /// Renews the workload model of the policies that look ahead if enough bound pods have come or gone since the last time.
@@ -356,7 +346,6 @@ fn renew_model(index: &mut Index) {
     }
 }
 
-/// Removes every trace of the pods that the complete list did not show.
 fn remove_unlisted_pods(index: &mut Index) {
     let number = index.pod_list.number;
     index.cluster.group_members.remove_unlisted(number);
@@ -368,14 +357,11 @@ fn remove_unlisted_pods(index: &mut Index) {
         }
     }
     for uid in gone {
-        remove_pod(index, uid.as_str());
+        index.remove_pod(uid.as_str());
         index.cluster.account_kubelet_allocations(uid.as_str());
     }
-    let unlisted: Vec<_> = index
-        .cluster
-        .plain
-        .extract_if(|_, plain| plain.list != number)
-        .collect();
+    let plain = &mut index.cluster.plain;
+    let unlisted: Vec<_> = plain.extract_if(|_, plain| plain.list != number).collect();
     for (uid, _) in unlisted {
         index.cluster.remove_host_use(uid.as_str());
     }
@@ -404,7 +390,6 @@ impl ObjectStore<PodDisruptionBudget> for Index {
         self.budget_list.begin(self.cluster.fleet.n_openings());
     }
 
-    /// Forgets the budgets that the complete list did not show.
     fn end_list(&mut self) {
         self.cluster.budgets.retain_shown(self.budget_list.number);
         self.budget_list.synced = true;

@@ -6,53 +6,35 @@ use placement::{Obstacle, OwnerId};
 use proto::pod::NodeSelector;
 use proto::pod_group::{DomainPolicy, GroupDomain};
 
-use super::cluster::Cluster;
-use super::pod_groups::PodGroups;
-use super::{NodeFilter, PodEntry, ResourceDemand};
+use super::{Index, PodEntry, ResourceDemand};
 use crate::kube_scheduler::{PodRules, obstacles};
-
-/// The cluster, as far as plans depend on it.
-#[derive(Debug)]
-pub struct PlanFacts<'a> {
-    cluster: &'a Cluster,
-    groups: &'a PodGroups,
-}
 
 /// A pod that holds devices of a node.
 #[derive(Clone, Debug)]
-pub struct HolderFacts {
-    /// The pod, by its UID.
-    pub owner: OwnerId,
-    /// Its namespace.
-    pub namespace: Box<str>,
-    /// Its name.
-    pub name: Box<str>,
+pub(crate) struct HolderFacts {
+    pub(crate) owner: OwnerId,
+    pub(crate) namespace: Box<str>,
+    pub(crate) name: Box<str>,
     /// The disruption budgets that keep it from being evicted now.
-    pub protection: Option<Obstacle>,
+    pub(crate) protection: Option<Obstacle>,
     /// True if it has claims of volumes that outlast it.
-    pub has_claims: bool,
+    pub(crate) has_claims: bool,
     /// The demand of its successor.
-    pub demand: ResourceDemand<'static>,
+    pub(crate) demand: ResourceDemand<'static>,
     /// The rules by which its successor gets a node; `None` if it stays.
-    pub rules: Option<Arc<PodRules>>,
-    /// Its priority.
-    pub priority: i32,
-    /// Seconds for which it has run.
-    pub run_seconds: u64,
-    /// The reason for which it must not move; `None` if there is none.
-    pub stays: Option<Obstacle>,
+    pub(crate) rules: Option<Arc<PodRules>>,
+    pub(crate) priority: i32,
+    pub(crate) run_seconds: u64,
+    /// The reason for which it must not move.
+    pub(crate) stays: Option<Obstacle>,
 }
 
-impl<'a> PlanFacts<'a> {
-    pub(super) fn new(cluster: &'a Cluster, groups: &'a PodGroups) -> Self {
-        Self { cluster, groups }
-    }
-
+impl Index {
     /// A pod that holds devices; `None` if it is gone. `now` is in seconds since 1970.
-    pub fn holder(&self, owner: &str, now: i64) -> Option<HolderFacts> {
+    pub(crate) fn holder(&self, owner: &str, now: i64) -> Option<HolderFacts> {
         let (owner, entry) = self.cluster.pods.get_key_value(owner)?;
         let facts = &entry.facts;
-        let demand = ResourceDemand::of_pod(self.cluster, owner.as_str(), facts);
+        let demand = self.demand(owner.as_str(), facts);
         let demand = demand.ok().flatten().map(|demand| demand.for_no_pod());
         let rank = entry.preemption.rank;
         let run_seconds = u64::try_from(now.saturating_sub(rank.started)).unwrap_or(0);
@@ -79,47 +61,43 @@ impl<'a> PlanFacts<'a> {
 
     /// Returns true if a node may take a successor, by all rules but amounts: kube-scheduler's own, those of the node's plugin,
     /// the isolation that the pod demands, and the node affinity of its volumes.
-    pub fn allows(
+    pub(crate) fn allows_successor(
         &self,
         node: &str,
         rules: &PodRules,
         demand: &ResourceDemand<'_>,
         volumes: &[NodeSelector],
     ) -> bool {
-        let Some(state) = self.cluster.node(node).filter(|state| state.exists()) else {
+        let Some(facts) = self.node_facts(node) else {
             return false;
         };
-        let (filter, facts) = (NodeFilter::of(self.cluster), &state.facts);
         obstacles(rules, facts).is_empty()
-            && filter.check_served(node, demand).is_ok()
+            && self.filter().check_served(node, demand).is_ok()
             && (volumes.iter()).all(|volume| volume.matches(&facts.name, |key| facts.label(key)))
     }
 
-    /// The disruption budgets that keep a pod from being evicted now.
     fn protection(&self, entry: &PodEntry) -> Option<Obstacle> {
-        let mut guarding = self.cluster.budgets.guarding(entry);
-        let budget = guarding.next()?;
-        // The Eviction API never evicts a pod that two budgets select.
-        if guarding.next().is_some() {
-            return Some(Obstacle::Budgets);
+        match self.cluster.budgets.guarding(entry)[..] {
+            [budget] if budget.allowed <= 0 => Some(Obstacle::Budget {
+                name: budget.name.clone(),
+                allowed: budget.allowed,
+            }),
+            [] | [_] => None,
+            // The Eviction API never evicts a pod that two budgets select.
+            _ => Some(Obstacle::Budgets),
         }
-        (budget.allowed <= 0).then(|| Obstacle::Budget {
-            name: budget.name.clone(),
-            allowed: budget.allowed,
-        })
     }
 
     /// Returns true if the pod belongs to a group whose members are refused outside of one domain, in which others are bound.
     fn is_held_by_group(&self, owner: &OwnerId) -> bool {
         let members = &self.cluster.group_members;
-        let Some((kind, key, member)) = members.find(owner.as_str()) else {
+        let Some((id, marks)) = members.find(owner.as_str()) else {
             return false;
         };
-        let wish = self.groups.group(kind, key.into(), member.marks).wish;
-        let is_required = wish.domain != GroupDomain::Any && wish.policy == DomainPolicy::Required;
-        is_required
-            && members
-                .of(kind, key)
-                .any(|(other, member)| other != owner && member.is_bound)
+        let wish = self.pod_groups.group(id.clone(), marks).wish;
+        let mut others = members.of(id).filter(|(other, _)| *other != owner);
+        wish.domain != GroupDomain::Any
+            && wish.policy == DomainPolicy::Required
+            && others.any(|(_, member)| member.is_bound)
     }
 }

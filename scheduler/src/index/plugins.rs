@@ -1,19 +1,14 @@
-//! The nodes whose device plugin is away, so that kubelet would fail the pods that ask for its resources.
+//! The nodes whose device plugin is away, so that kubelet would fail the pods that ask for its resources for good.
 //!
-//! kubelet fails such a pod for good (`UnexpectedAdmissionError`); its controller creates another, and the node is the best one
-//! again. Three signs show that a plugin is away: its pod is being deleted, is gone or does not run; its annotation of the Node
-//! says so ([`PluginState`]); a pod has failed on the node. After a failure the node is left out for a while, or until the plugin
-//! shows that it serves. A plugin whose process has ended without a deletion of its pod is tried with few pods at a time until it
-//! has served for a while.
-//!
-//! A node of which neither a plugin's pod nor the annotation was seen is never left out: its plugin may be one of another
-//! project.
+//! Three signs show that a plugin is away: its pod is being deleted, is gone or does not run; its annotation of the Node says so
+//! ([`PluginState`]); a pod has failed on the node. After a failure the node is left out for a while, or until the plugin shows
+//! that it serves. A plugin whose process has ended without a deletion of its pod is tried with few pods at a time for a while.
+//! A node of which neither a plugin's pod nor the annotation was seen may have another project's plugin, and is never left out.
 //!
 //! Watches bring no time: what they show counts at once, and its deadline from the next [`Plugins::advance`] on.
 
 mod evidence;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -54,31 +49,30 @@ const AWAY_MESSAGES: [&str; 4] = [
 ];
 
 /// The reason for which the plugin of a node counts as away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Away {
-    /// The plugin's pod is being deleted.
+    #[error("the device plugin's pod is being deleted")]
     Ending,
-    /// The plugin's pod does not run, or the plugin is not registered with kubelet.
+    /// Its pod may also not run.
+    #[error("the device plugin is not registered with kubelet")]
     NotServing,
     /// The plugin's pod is gone, or the plugin reports that it does not serve, and no pod of a plugin is on the node.
+    #[error("the device plugin has ended")]
     Gone,
-    /// kubelet has failed a pod on the node, as the plugin was away.
+    #[error("kubelet has just failed a pod there, as the device plugin was away")]
     Refusing,
 }
 
 /// The pods that a node takes on account of its plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// The node takes any pods.
     #[default]
     Offered,
     /// The node takes [few](TRIED_AT_ONCE) pods at a time.
     Tried,
-    /// The node takes no pods.
     Out(Away),
 }
 
-/// The plugins of all nodes.
 #[derive(Debug, Default)]
 pub(super) struct Plugins {
     /// The namespace of the plugins' pods. Pods of other namespaces do not count, since any user may create them.
@@ -88,13 +82,11 @@ pub(super) struct Plugins {
     by_pod: FxHashMap<Box<str>, Box<str>>,
     /// The nodes with deadlines that begin at the next [`Plugins::advance`].
     not_begun: FxHashSet<Box<str>>,
-    /// The first of all deadlines.
     next: Option<Instant>,
     /// Number of nodes that are not [offered](Standing::Offered) without limit.
     n_limited: usize,
 }
 
-/// The state of one node's plugin.
 #[derive(Debug, Default)]
 struct NodePlugin {
     evidence: PluginEvidence,
@@ -114,7 +106,6 @@ struct NodePlugin {
 enum Deadline {
     /// The span begins at the next [`Plugins::advance`].
     NotBegun,
-    /// The span ends at this time.
     At(Instant),
 }
 
@@ -128,9 +119,8 @@ impl Deadline {
 
     /// Removes a deadline that is over; returns true if it was.
     fn take_if_over(deadline: &mut Option<Self>, now: Instant) -> bool {
-        deadline
-            .take_if(|deadline| matches!(deadline, Self::At(at) if *at <= now))
-            .is_some()
+        let is_over = |deadline: &mut Self| matches!(deadline, Self::At(at) if *at <= now);
+        deadline.take_if(is_over).is_some()
     }
 
     /// The time of a deadline; `None` if there is none, or its time span has not begun.
@@ -160,10 +150,8 @@ impl Plugins {
     /// The pods that a node takes on account of its plugin.
     #[inline]
     pub(super) fn standing(&self, node: &str) -> Standing {
-        self.nodes
-            .get(node)
-            .map(|plugin| plugin.standing)
-            .unwrap_or_default()
+        let plugin = self.nodes.get(node);
+        plugin.map(|plugin| plugin.standing).unwrap_or_default()
     }
 
     /// The UID of the plugin's pod on a node, and the address of its metrics, if it serves them.
@@ -171,12 +159,9 @@ impl Plugins {
         self.nodes.get(node)?.evidence.metrics()
     }
 
-    /// Number of nodes that are left out.
     pub(super) fn n_left_out(&self) -> usize {
-        self.nodes
-            .values()
-            .filter(|plugin| matches!(plugin.standing, Standing::Out(_)))
-            .count()
+        let is_out = |plugin: &&NodePlugin| matches!(plugin.standing, Standing::Out(_));
+        self.nodes.values().filter(is_out).count()
     }
 
     /// Adds or replaces a pod that a list of this number, or a watch after it, shows. Returns true if a node takes more pods than
@@ -252,11 +237,8 @@ impl Plugins {
     /// Leaves out a node whose kubelet has failed a pod; `at` is the time of the failure by the clock of the node.
     pub(super) fn fail(&mut self, node: &str, at: Option<Timestamp>) {
         // A plugin that no pod and no report has shown may be another project's: nothing would show that it is back.
-        let Some(plugin) = self
-            .nodes
-            .get_mut(node)
-            .filter(|plugin| plugin.evidence.shows_plugin())
-        else {
+        let plugin = self.nodes.get_mut(node);
+        let Some(plugin) = plugin.filter(|plugin| plugin.evidence.shows_plugin()) else {
             return;
         };
         // The failure is older than the plugin that serves now.
@@ -335,7 +317,6 @@ fn failed_without_plugin(pod: &Pod) -> bool {
 }
 
 impl NodePlugin {
-    /// Updates the standing by the evidence and the deadlines.
     fn update_standing(&mut self) {
         // A new pod, or a newer report, proves more than a failure that came before it.
         if std::mem::take(&mut self.evidence.shows_life) {
@@ -385,34 +366,19 @@ impl NodePlugin {
 
     /// Ends the deadlines that are over, and returns true if any was.
     fn end_deadlines(&mut self, now: Instant) -> bool {
-        let is_gone_for_good = Deadline::take_if_over(&mut self.gone, now);
-        if is_gone_for_good {
+        let mut has_ended = Deadline::take_if_over(&mut self.gone, now);
+        if has_ended {
             self.evidence.forget_absent();
         }
-        let has_ended = [
-            Deadline::take_if_over(&mut self.pause, now),
-            Deadline::take_if_over(&mut self.trial, now),
-        ];
-        is_gone_for_good || has_ended.contains(&true)
+        has_ended |= Deadline::take_if_over(&mut self.pause, now);
+        has_ended |= Deadline::take_if_over(&mut self.trial, now);
+        has_ended
     }
 
     /// The first of this node's deadlines whose time spans have begun.
     fn next(&self) -> Option<Instant> {
-        [self.pause, self.trial, self.gone]
-            .into_iter()
-            .filter_map(Deadline::at)
-            .min()
-    }
-}
-
-impl fmt::Display for Away {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ending => "the device plugin's pod is being deleted",
-            Self::NotServing => "the device plugin is not registered with kubelet",
-            Self::Gone => "the device plugin has ended",
-            Self::Refusing => "kubelet has just failed a pod there, as the device plugin was away",
-        })
+        let deadlines = [self.pause, self.trial, self.gone];
+        deadlines.into_iter().filter_map(Deadline::at).min()
     }
 }
 

@@ -44,25 +44,31 @@ pub(super) struct MemberMarks {
     pub(super) wish: GroupWish,
 }
 
-/// A group among those of all kinds, of which two may have the same name: the kind of mark on its pods, and namespace and name.
-pub(super) type GroupId = (GroupKind, Box<str>);
+/// A group among those of all kinds, of which two may have the same name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GroupId {
+    /// The mark of the pod, which says by whom the group is placed together.
+    pub(crate) kind: GroupKind,
+    /// Namespace and name.
+    pub(crate) key: Box<str>,
+}
 
 /// The group of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupOfPod {
-    /// Namespace and name.
-    pub key: Box<str>,
-    /// The mark of the pod, which says by whom the group is placed together.
-    pub kind: GroupKind,
+pub(crate) struct GroupOfPod {
+    pub(crate) id: GroupId,
     /// The least number of members that are placed together, 1 or more; 1 if it is not known.
-    pub min_count: u32,
+    pub(crate) min_count: u32,
     /// The wish for one domain: that of the group's object or, if it has none, of the pod.
-    pub wish: GroupWish,
+    pub(crate) wish: GroupWish,
 }
 
-impl GroupOfPod {
-    pub(super) fn id(&self) -> GroupId {
-        (self.kind, self.key.clone())
+impl GroupId {
+    /// `None` for a pod that is a member of no group.
+    pub(super) fn of(pod: &Pod) -> Option<Self> {
+        let group = pod.group()?;
+        let (kind, key) = (group.kind, group.key());
+        Some(Self { kind, key })
     }
 }
 
@@ -75,8 +81,8 @@ impl PodGroups {
         }
     }
 
-    /// The facts of the group with this key; `None` if no watch shows its object.
-    pub(super) fn get(&self, kind: GroupKind, key: &str) -> Option<&GroupFacts> {
+    /// The facts of a group; `None` if no watch shows its object.
+    pub(super) fn get(&self, GroupId { kind, key }: &GroupId) -> Option<&GroupFacts> {
         match kind {
             GroupKind::Native => self.native.by_key.get(key),
             GroupKind::Coscheduling => self.coscheduling.by_key.get(key),
@@ -85,22 +91,18 @@ impl PodGroups {
         }
     }
 
-    /// The group of a pod; `None` for a pod that is a member of none.
     pub(super) fn group_of(&self, pod: &Pod) -> Option<GroupOfPod> {
-        let group = pod.group()?;
-        Some(self.group(group.kind, group.key(), MemberMarks::of(pod)))
+        Some(self.group(GroupId::of(pod)?, MemberMarks::of(pod)))
     }
 
-    /// The group with this key, with the marks of one of its members.
-    pub(super) fn group(&self, kind: GroupKind, key: Box<str>, marks: MemberMarks) -> GroupOfPod {
-        let facts = self.get(kind, &key);
+    pub(super) fn group(&self, id: GroupId, marks: MemberMarks) -> GroupOfPod {
+        let facts = self.get(&id);
         // kube-scheduler itself reads no annotation.
-        let of_member = marks.min_available.filter(|_| kind != GroupKind::Native);
+        let of_member = marks.min_available.filter(|_| id.kind != GroupKind::Native);
         let min_count = facts.and_then(|facts| facts.min_count).or(of_member);
         let wish = facts.and_then(|facts| facts.wish);
         GroupOfPod {
-            key,
-            kind,
+            id,
             min_count: min_count.unwrap_or(1).max(1),
             wish: wish.unwrap_or(marks.wish),
         }
@@ -108,7 +110,6 @@ impl PodGroups {
 }
 
 impl MemberMarks {
-    /// Reads the annotations of a pod.
     pub(super) fn of(pod: &Pod) -> Self {
         // The webhook refuses values that cannot be read; where it does not run, they count as `any`.
         let wish = GroupWish::read(pod.metadata.annotations.as_ref());
@@ -147,7 +148,6 @@ impl ObjectStore<PodGroup> for GroupStore {
         self.list.begin(0);
     }
 
-    /// Forgets the groups that the complete list did not show.
     fn end_list(&mut self) {
         let number = self.list.number;
         self.by_key.retain(|_, facts| facts.list == number);
@@ -173,7 +173,8 @@ mod tests {
     }
 
     fn min_count(groups: &PodGroups, kind: GroupKind, name: &str) -> Option<u32> {
-        groups.get(kind, &format!("d/{name}"))?.min_count
+        let key = format!("d/{name}").into();
+        groups.get(&GroupId { kind, key })?.min_count
     }
 
     #[test]
@@ -244,9 +245,9 @@ mod tests {
         let mut groups = PodGroups::default();
         groups.store(PodGroupApi::V1Beta1).apply(group("g", 4, ""));
         groups.store(PodGroupApi::Coscheduling).apply(group("g", 5, ""));
+        let key = "d/g".into();
         let expected = GroupOfPod {
-            key: "d/g".into(),
-            kind,
+            id: GroupId { kind, key },
             min_count,
             wish: GroupWish::default(),
         };

@@ -20,13 +20,11 @@ pub(super) struct PodEntry {
     pub(super) rules: Option<Box<PodRules>>,
     /// A hash of the request and the rules ([`kind`]), by which the read API explains equal waiting pods once.
     pub(super) kind: u64,
-    /// The decision of a bind, until a watch shows the pod bound.
     pub(super) assumption: Option<Box<Assumption>>,
     /// The reason for which its record is counted conservatively or not at all.
     pub(super) problem: Option<Box<str>>,
-    /// True if its record names more than the pod requests, or other devices than kubelet allocated.
+    /// See [`crate::accounting::Account::contradicts`].
     pub(super) contradicts: bool,
-    /// The request as the workload model counts it; `None` if it is not counted.
     pub(super) counted: Option<PodProfile>,
     pub(super) preemption: PreemptionFacts,
     /// The fields by which a plan moves the pod; `None` for a pod that no watch has shown bound.
@@ -40,7 +38,6 @@ pub(super) struct PodEntry {
 pub(super) struct Assumption {
     /// The binding, which is the same each time that it is written.
     pub(super) binding: PodBinding,
-    /// The progress of the write.
     pub(super) state: AssumptionState,
     /// True if a complete list of pods, after the binding was written, lacks its pod: the pod was deleted, or is younger than the
     /// list.
@@ -49,24 +46,22 @@ pub(super) struct Assumption {
     pub(super) outlived: bool,
 }
 
-/// The phase of an assumption.
+/// The phase of the write of a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// The binding is being written.
+pub(crate) enum Phase {
     Writing,
-    /// The binding was written, and no watch has shown it yet.
+    /// No watch has shown it yet.
     Written,
-    /// The binding may have been written or not.
+    /// It may have been written or not.
     Unknown,
 }
 
 /// The state of an assumption at one moment, to compare with a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AssumptionState {
+pub(crate) struct AssumptionState {
     /// The assume time, which differs from that of every other assumption.
-    pub assumed_at: u64,
-    /// The phase of the write.
-    pub phase: Phase,
+    pub(crate) assumed_at: u64,
+    pub(crate) phase: Phase,
     /// The beginning of the phase.
     pub(super) since: Instant,
 }
@@ -88,7 +83,6 @@ impl PodEntry {
         }
     }
 
-    /// The identity of the pod, whose UID is its key.
     pub(super) fn id(&self, uid: &OwnerId) -> PodId {
         PodId {
             namespace: self.facts.namespace.to_string(),
@@ -105,42 +99,30 @@ impl PodEntry {
 
     /// The pod's node and record: those that a watch has shown, else those of the assumption.
     pub(super) fn bound(&self) -> Option<Cow<'_, Bound>> {
-        match (self.facts.bound.as_deref(), &self.assumption) {
-            (Some(bound), _) => Some(Cow::Borrowed(bound)),
-            (None, Some(assumption)) => {
-                let binding = &assumption.binding;
-                Some(Cow::Owned(Bound::read(&binding.node, Some(&binding.annotations))))
-            }
-            (None, None) => None,
+        if let Some(bound) = &self.facts.bound {
+            return Some(Cow::Borrowed(bound));
         }
+        let binding = &self.assumption.as_ref()?.binding;
+        Some(Cow::Owned(Bound::read(&binding.node, Some(&binding.annotations))))
     }
 }
 
 /// A number that is equal for waiting pods with equal requests and rules, whatever their names; below 2^53, so that JavaScript
 /// reads it exactly. kube-scheduler's last attempt to schedule the pod does not count, as it differs from pod to pod.
 fn kind(facts: &PodFacts, rules: &PodRules) -> u64 {
-    let PodFacts {
-        request,
-        constraints,
-        preference,
-        isolation,
-        ..
-    } = facts;
-    let PodRules {
-        node_name,
-        node_selector,
-        affinity,
-        tolerations,
-        requests,
-        priority,
-        gates,
-        last_attempt: _,
-    } = rules;
+    let rules = PodRules {
+        last_attempt: None,
+        ..rules.clone()
+    };
     let mut hasher = DefaultHasher::new();
-    // The types come from Kubernetes' API and have no `Hash`.
-    format!("{request:?} {constraints:?} {preference:?} {node_selector:?} {affinity:?} {tolerations:?} {requests:?}")
-        .hash(&mut hasher);
-    (isolation, node_name, priority, gates).hash(&mut hasher);
+    let facts = (
+        &facts.request,
+        &facts.constraints,
+        &facts.preference,
+        &facts.isolation,
+    );
+    // Types from Kubernetes' API have no `Hash`.
+    format!("{facts:?} {rules:?}").hash(&mut hasher);
     hasher.finish() >> 11
 }
 

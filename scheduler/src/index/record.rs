@@ -73,20 +73,17 @@ fn allocation(share: &Share, inventory: Option<&Inventory>, is_unit_unknown: boo
     for (resource, amount) in &share.resources {
         put(resource.as_str(), *amount);
     }
-    let mut virtual_functions = Vec::with_capacity(share.virtual_functions.len());
-    for function in &share.virtual_functions {
-        virtual_functions.push(VirtualFunction {
-            minor: function.minor,
-            bus_id: function.id.to_string(),
-        });
-    }
+    let functions = share.virtual_functions.iter().map(|function| VirtualFunction {
+        minor: function.minor,
+        bus_id: function.id.to_string(),
+    });
     DeviceAllocation {
         minor: i32::try_from(share.minor).unwrap_or(i32::MAX),
         resources,
         id: record_id(share.id.as_str()).to_owned(),
         extension: None,
     }
-    .with_functions(&virtual_functions)
+    .with_functions(&functions.collect::<Vec<_>>())
 }
 
 /// The GPU of the inventory that a share is of; `None` for a share of another type.

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use placement::{
-    Constraints, DeviceRequest, DeviceType, HostAmounts, LimitLevel, NodePolicy, NodeRequest, Policies,
-    Reason, RequestedGpus, RequestedMemory, ShareRequest,
+    Constraints, DeviceRequest, DeviceType, HostAmounts, LimitLevel, NodeRequest, Policies, Reason,
+    RequestedGpus, RequestedMemory, ShareRequest,
 };
 use proto::memory_text::{memory_text, units_text};
 use proto::memory_unit::MemoryUnit;
-use proto::pod::Pod;
 use proto::request::hints::{ALLOCATE_HINT, DemandedEnforcement, JOINT_ALLOCATE, unknown_device_type};
 use proto::request::{self, Dialect, GpuRequest, Memory, RequestError};
-use proto::totals::HostResources;
 
 use super::cluster::Cluster;
 use crate::accounting::{self, PodFacts};
@@ -78,11 +76,9 @@ impl<'a> ResourceDemand<'a> {
             constraints = Some(Arc::new(demanding));
         }
         // On a node whose memory unit is unknown, bytes and percent cannot be compared with the node's amounts.
-        let counts_bytes = gpus.is_some_and(|gpus| {
-            gpus.dialect == Dialect::Koordinator && !matches!(gpus.memory, Memory::Units(_))
-        });
+        let in_bytes = gpus.filter(|gpus| !matches!(gpus.memory, Memory::Units(_)));
+        let counts_bytes = in_bytes.is_some_and(|gpus| gpus.dialect == Dialect::Koordinator);
         let gpus = gpus.map(accounting::requested_gpus).unwrap_or_default();
-        let isolation = facts.needed_isolation().map(Into::into);
         Ok(Some(Self {
             uid,
             gpus,
@@ -90,21 +86,10 @@ impl<'a> ResourceDemand<'a> {
             constraints,
             in_units: !counts_bytes,
             unit: cluster.common_unit(),
-            isolation,
+            isolation: facts.needed_isolation().map(Into::into),
             policies: facts.preference.or(cluster.policies),
             host: facts.host,
         }))
-    }
-
-    /// The demand of a pod without devices, under a policy that looks ahead; `None` under all others.
-    pub(super) fn of_cpu_only_pod(pod: &'a Pod, policies: Policies) -> Option<Self> {
-        (policies.node == NodePolicy::Fill).then(|| Self {
-            uid: pod.uid(),
-            host: accounting::host_amounts(HostResources::of_pod(pod)),
-            policies,
-            in_units: true,
-            ..Self::default()
-        })
     }
 
     /// Returns true if two pods demand the same devices, CPU and memory, by the same policies.
@@ -150,17 +135,6 @@ impl<'a> ResourceDemand<'a> {
     /// The part of the demand that a reason is about, in words; `None` for a reason that is about no amount.
     fn asked_part(&self, reason: Reason) -> Option<String> {
         match reason {
-            Reason::Unhealthy
-            | Reason::Closed
-            | Reason::Memory
-            | Reason::Core
-            | Reason::Slots
-            | Reason::TooFew
-            | Reason::TooLarge
-            | Reason::Vendor
-            | Reason::Partition
-            | Reason::Together
-            | Reason::Selected => asked_gpus(self.gpus, self.unit).or_else(|| self.asked_others()),
             Reason::OtherDevices => self.asked_others(),
             Reason::NoIsolationProvider => self.isolation.as_deref().map(str::to_owned),
             Reason::NoDevice
@@ -170,6 +144,7 @@ impl<'a> ResourceDemand<'a> {
             | Reason::LimitedByLibrary
             | Reason::PluginAway
             | Reason::InvalidRequest => None,
+            _ => asked_gpus(self.gpus, self.unit).or_else(|| self.asked_others()),
         }
     }
 

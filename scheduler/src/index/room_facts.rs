@@ -1,49 +1,35 @@
 //! The facts by which the leader makes room: the pods that wait for it, the nodes on which it may be made, and the pods that go.
 
-use std::collections::BTreeMap;
-
 use placement::{NodeId, NodeView, OwnerId};
 
-use super::NodeFilter;
-use super::cluster::Cluster;
+use super::Index;
 use super::room_rules::{NotPreemptor, is_refusal};
-use super::view;
 use crate::accounting::PodFacts;
 use crate::bind::PodId;
 use crate::kube_scheduler::PodRules;
 
-/// The cluster, as far as rooms depend on it.
-#[derive(Clone, Copy, Debug)]
-pub struct RoomFacts<'a> {
-    pub(super) cluster: &'a Cluster,
-}
-
 /// A pod that waits for a node.
 #[derive(Clone, Copy, Debug)]
-pub struct WaitingPod<'a> {
-    /// Its request.
-    pub facts: &'a PodFacts,
-    /// The fields that kube-scheduler compares with nodes, and its last attempt.
-    pub rules: &'a PodRules,
+pub(crate) struct WaitingPod<'a> {
+    pub(crate) facts: &'a PodFacts,
+    pub(crate) rules: &'a PodRules,
     /// The node that it is nominated to.
-    pub nominated: Option<&'a str>,
+    pub(crate) nominated: Option<&'a str>,
     /// The reason in its spec for which no room is made for it.
     pub(crate) no_room: Option<NotPreemptor>,
 }
 
 /// A pod that the leader, now or before, has nominated to the node on which it makes room.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RoomNominee {
-    /// The pod.
-    pub pod: PodId,
-    /// The node.
-    pub node: Box<str>,
+#[derive(Debug)]
+pub(crate) struct RoomNominee {
+    pub(crate) pod: PodId,
+    pub(crate) node: Box<str>,
     /// The time of the nomination, in seconds since 1970.
-    pub nominated_at: i64,
+    pub(crate) nominated_at: i64,
     /// The pods of lower priority that are leaving the node.
-    pub leaving: Vec<OwnerId>,
+    pub(crate) leaving: Vec<OwnerId>,
     /// The longest grace period of these pods, in seconds.
-    pub grace_seconds: u32,
+    pub(crate) grace_seconds: u32,
 }
 
 impl WaitingPod<'_> {
@@ -57,9 +43,9 @@ impl WaitingPod<'_> {
     }
 }
 
-impl<'a> RoomFacts<'a> {
+impl Index {
     /// A pod that a watch has shown waiting, and that no bind has assumed.
-    pub fn waiting(self, uid: &str) -> Option<WaitingPod<'a>> {
+    pub(crate) fn waiting(&self, uid: &str) -> Option<WaitingPod<'_>> {
         let entry = self.cluster.pods.get(uid)?;
         let is_waiting = entry.list != 0 && entry.assumption.is_none() && !entry.preemption.is_leaving;
         let rules = entry.rules.as_deref().filter(|_| is_waiting)?;
@@ -72,40 +58,27 @@ impl<'a> RoomFacts<'a> {
     }
 
     /// Returns true if a waiting pod is nominated by the leader, now or before.
-    pub fn is_nominee(self, uid: &str) -> bool {
+    pub(crate) fn is_room_nominee(&self, uid: &str) -> bool {
         let entry = self.cluster.pods.get(uid);
         entry.is_some_and(|entry| entry.preemption.nominated_for_room.is_some())
             && self.waiting(uid).is_some()
     }
 
-    /// The name of a node, unless it is gone.
-    pub fn node_name(self, node: NodeId) -> Option<&'a str> {
-        let name = self.cluster.fleet.view(node)?.name();
-        self.cluster.knows_node(name).then_some(name)
-    }
-
     /// The number of pods with a lower priority that hold devices of a node, and that may be evicted or are leaving.
-    pub fn n_victims_on(self, node: NodeId, priority: i32) -> usize {
-        let held = self.cluster.fleet.view(node).into_iter().flat_map(NodeView::held);
-        let entries = held.filter_map(|held| self.cluster.pods.get(&held.owner));
-        let evictions = entries.map(|entry| &entry.preemption);
-        let goes = evictions.filter(|eviction| eviction.is_leaving || eviction.evictable_within.is_some());
-        goes.filter(|eviction| eviction.rank.priority < priority).count()
-    }
-
-    /// The bytes that these pods hold of each GPU of a node, by the GPU's minor number.
-    pub fn held_by(self, node: &str, pods: impl Iterator<Item = &'a str>) -> BTreeMap<u32, u64> {
-        let mut held = BTreeMap::new();
-        for uid in pods {
-            for (minor, bytes) in view::counted_on(NodeFilter::of(self.cluster), node, uid) {
-                *held.entry(minor).or_default() += bytes;
+    pub fn n_victims_on(&self, node: NodeId, priority: i32) -> usize {
+        let mut n_victims = 0;
+        for held in self.cluster.fleet.view(node).into_iter().flat_map(NodeView::held) {
+            if let Some(entry) = self.cluster.pods.get(&held.owner) {
+                let eviction = &entry.preemption;
+                let may_go = eviction.is_leaving || eviction.evictable_within.is_some();
+                n_victims += usize::from(may_go && eviction.rank.priority < priority);
             }
         }
-        held
+        n_victims
     }
 
     /// The pods that the leader, now or before, has nominated, and that wait still.
-    pub fn nominees(self) -> Vec<RoomNominee> {
+    pub(crate) fn room_nominees(&self) -> Vec<RoomNominee> {
         let mut nominees = Vec::new();
         for owner in &self.cluster.nominated {
             let Some(entry) = self.cluster.pods.get(owner) else {
@@ -128,8 +101,13 @@ impl<'a> RoomFacts<'a> {
         nominees
     }
 
+    /// Returns true if a pod of lower priority that holds devices of a node is being deleted.
+    pub(crate) fn has_leaving(&self, node: &str, priority: i32) -> bool {
+        !self.leaving(node, priority).0.is_empty()
+    }
+
     /// The pods with a lower priority that are leaving a node, and the longest of their grace periods in seconds.
-    fn leaving(self, node: &str, priority: i32) -> (Vec<OwnerId>, u32) {
+    fn leaving(&self, node: &str, priority: i32) -> (Vec<OwnerId>, u32) {
         let (mut leaving, mut grace_seconds) = (Vec::new(), 0);
         for held in self.cluster.view(node).into_iter().flat_map(NodeView::held) {
             if let Some(entry) = self.cluster.pods.get(&held.owner)

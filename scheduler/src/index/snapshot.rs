@@ -1,7 +1,6 @@
 //! A copy of the state in numbers, for metrics.
 
-use super::cluster::Cluster;
-use super::resource_demand::requests_devices;
+use super::Index;
 
 /// The state of the index in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,22 +33,23 @@ pub struct Snapshot {
     pub synced: [(&'static str, bool); 3],
 }
 
-impl Snapshot {
-    /// Counts the nodes, pods and hints of a cluster; the fields that other parts of the index fill are zero.
-    pub(super) fn of(cluster: &Cluster) -> Self {
+impl Index {
+    /// The state in numbers, for metrics.
+    pub fn snapshot(&self) -> Snapshot {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let cluster = &self.cluster;
         let (mut n_pending, mut n_assumed, mut n_conservative, mut n_contradicting) = (0, 0, 0, 0);
         // Not all pods are gone through: they are many, and filters wait meanwhile.
         for entry in cluster.unbound.iter().filter_map(|uid| cluster.pods.get(uid)) {
             let is_assumed = entry.assumption.is_some();
-            n_pending += u64::from(!is_assumed && requests_devices(cluster, &entry.facts));
+            n_pending += u64::from(!is_assumed && self.requests_devices(&entry.facts));
             n_assumed += u64::from(is_assumed);
         }
         for entry in cluster.doubtful.iter().filter_map(|uid| cluster.pods.get(uid)) {
             n_conservative += u64::from(entry.problem.is_some());
             n_contradicting += u64::from(entry.contradicts);
         }
-        Self {
+        Snapshot {
             n_nodes: count(cluster.n_existing),
             n_gpu_nodes: count(cluster.n_gpu_nodes),
             n_closed_gpus: count(cluster.n_closed_gpus),
@@ -59,7 +59,10 @@ impl Snapshot {
             n_conservative,
             n_contradicting,
             n_hints: count(cluster.fleet.n_hints()),
-            ..Self::default()
+            n_group_rooms: count(self.hints.n_group_rooms()),
+            n_failing: count(self.failing.n_ranking_last),
+            n_plugin_away: count(cluster.plugins.n_left_out()),
+            synced: self.synced(),
         }
     }
 }

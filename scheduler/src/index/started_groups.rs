@@ -7,15 +7,14 @@
 
 use std::time::Instant;
 
-use placement::{GroupRequest, GroupSearch, Hints, NodeId, OwnerId, Placement, Reason, Score, SharedDomain};
-use proto::pod::GroupKind;
+use placement::{
+    Fleet, GroupRequest, GroupSearch, Hints, NodeId, OwnerId, Placement, Reason, Score, SharedDomain,
+};
 use proto::pod_group as wish;
 
-use super::cluster::Cluster;
-use super::group_members::MembersToPlace;
-use super::hints::HintQueue;
-use super::node_filter::NodeFilter;
-use super::pod_groups::{GroupOfPod, PodGroups};
+use super::Index;
+use super::group_members::{Member, MembersToPlace};
+use super::pod_groups::{GroupId, GroupOfPod};
 use super::resource_demand::ResourceDemand;
 use crate::kube_scheduler::{self, RequestSums};
 
@@ -30,15 +29,15 @@ struct StartedGroup {
 const MAX_MISSING: usize = 64;
 
 impl StartedGroup {
-    /// The group with this key, if it has started in part.
-    fn of(cluster: &Cluster, groups: &PodGroups, kind: GroupKind, key: &str) -> Option<Self> {
+    /// The group with this ID, if it has started in part.
+    fn of(index: &Index, id: GroupId) -> Option<Self> {
         // A launcher without devices may have no annotation.
-        let mut members = cluster.group_members.of(kind, key);
-        let (_, with_devices) = members.find(|(_, member)| member.has_devices)?;
-        let group = groups.group(kind, key.into(), with_devices.marks);
+        let with_devices = |(_, member): &(&OwnerId, &Member)| member.has_devices;
+        let (_, member) = index.cluster.group_members.of(&id).find(with_devices)?;
+        let group = index.pod_groups.group(id, member.marks);
         let (mut n_bound, mut missing) = (0, Vec::new());
-        for (owner, member) in cluster.group_members.of(kind, key) {
-            let entry = cluster.pods.get(owner).filter(|_| member.has_devices);
+        for (owner, member) in index.cluster.group_members.of(&group.id) {
+            let entry = index.cluster.pods.get(owner).filter(|_| member.has_devices);
             match entry.map(|entry| entry.bound()) {
                 Some(Some(_)) => n_bound += 1,
                 Some(None) => missing.push(owner.clone()),
@@ -56,47 +55,34 @@ impl StartedGroup {
     }
 
     /// A node, and devices there, for a missing member.
-    fn place_for(&self, cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<(NodeId, Placement)> {
-        let domain = engine_domain(self.group.wish.domain);
-        let in_domain = domain.and_then(|domain| self.place_in_domain(cluster, demand, domain));
-        if in_domain.is_some() || (domain.is_some() && self.group.wish.policy == wish::DomainPolicy::Required)
-        {
-            return in_domain;
+    fn place_for(&self, index: &Index, demand: &ResourceDemand<'_>) -> Option<(NodeId, Placement)> {
+        let (fleet, hints) = (index.fleet(), Hints::RespectOthers(demand.uid));
+        if let Some(domain) = engine_domain(self.group.wish.domain) {
+            // The domain in which the bound members are.
+            let members = index.members_to_place(&self.group, demand);
+            let node = members.node.as_deref().and_then(|node| fleet.node_id(node));
+            let place = node.and_then(|node| first_place(fleet, &members, demand, (node, domain), 1, hints));
+            if place.is_some() || self.group.wish.policy == wish::DomainPolicy::Required {
+                return node.zip(place);
+            }
         }
-        let node = best_node(cluster, demand)?;
-        let (policy, hints) = (demand.policies.device, Hints::RespectOthers(demand.uid));
-        let placement = cluster
-            .fleet
-            .choose_devices(node, demand.devices(), policy, hints);
+        let node = best_node(index, demand)?;
+        let placement = fleet.choose_devices(node, demand.devices(), demand.policies.device, hints);
         Some((node, placement.ok()?))
-    }
-
-    /// Devices for a missing member where the bound members are.
-    fn place_in_domain(
-        &self,
-        cluster: &Cluster,
-        demand: &ResourceDemand<'_>,
-        domain: SharedDomain,
-    ) -> Option<(NodeId, Placement)> {
-        let members = MembersToPlace::of(cluster, &self.group, demand);
-        let node = cluster.fleet.node_id(members.node.as_deref()?)?;
-        let (n_members, hints) = (1, Hints::RespectOthers(demand.uid));
-        let place = first_place(cluster, &members, demand, (node, domain), n_members, hints)?;
-        Some((node, place))
     }
 }
 
 /// The devices for the first of `n_members` members like this one, chosen for all of them in one domain of a node, in which
 /// bound members are as well; `None` if no domain has room, or a bound member is on another node.
 fn first_place(
-    cluster: &Cluster,
+    fleet: &Fleet,
     members: &MembersToPlace,
     demand: &ResourceDemand<'_>,
     (node, domain): (NodeId, SharedDomain),
     n_members: usize,
     hints: Hints<'_>,
 ) -> Option<Placement> {
-    let is_there = |bound: &str| cluster.fleet.node_id(bound) == Some(node);
+    let is_there = |bound: &str| fleet.node_id(bound) == Some(node);
     if members.is_apart || !members.node.as_deref().is_none_or(is_there) {
         return None;
     }
@@ -109,23 +95,23 @@ fn first_place(
         policies: demand.policies,
     };
     let mut search = GroupSearch::default();
-    let room = cluster.fleet.room_for_group(node, &request, hints, &mut search);
+    let room = fleet.room_for_group(node, &request, hints, &mut search);
     room.ok()?.placements.into_iter().next()
 }
 
 /// The node that a filter would rank first for a demand.
-fn best_node(cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<NodeId> {
-    let filter = NodeFilter::of(cluster);
+fn best_node(index: &Index, demand: &ResourceDemand<'_>) -> Option<NodeId> {
+    let filter = index.filter();
     let mut batch = filter.batch(demand);
     let mut best: Option<(Score, &str, NodeId)> = None;
-    for node in cluster.fleet.nodes() {
+    for node in index.fleet().nodes() {
         let Ok(score) = batch.evaluate(node.id()) else {
             continue;
         };
         let is_better =
             best.is_none_or(|(of_best, name, _)| score > of_best || (score == of_best && node.name() < name));
         if is_better
-            && takes(cluster, node.name(), demand.uid)
+            && takes(index, node.name(), demand.uid)
             && filter.check_served(node.name(), demand).is_ok()
         {
             best = Some((score, node.name(), node.id()));
@@ -135,75 +121,74 @@ fn best_node(cluster: &Cluster, demand: &ResourceDemand<'_>) -> Option<NodeId> {
 }
 
 /// Returns true if a node exists and kube-scheduler's own checks do not refuse a pod there.
-fn takes(cluster: &Cluster, name: &str, uid: &str) -> bool {
-    let Some(state) = cluster.node(name).filter(|state| state.exists()) else {
+fn takes(index: &Index, name: &str, uid: &str) -> bool {
+    let Some(facts) = index.node_facts(name) else {
         return false;
     };
     let no_requests = RequestSums::default();
-    let requested = cluster.requests.on(name).unwrap_or(&no_requests);
-    let rules = cluster.pods.get(uid).and_then(|entry| entry.rules.as_deref());
-    rules.is_none_or(|rules| kube_scheduler::check(rules, &state.facts, requested).is_ok())
+    let requested = index.requests().on(name).unwrap_or(&no_requests);
+    let rules = index.rules_of(uid);
+    rules.is_none_or(|rules| kube_scheduler::check(rules, facts, requested).is_ok())
 }
 
-/// Keeps room for the missing members of the groups that have changed and have started in part.
-pub(super) fn keep_for_started_groups(
-    cluster: &mut Cluster,
-    hints: &mut HintQueue,
-    groups: &PodGroups,
-    now: Instant,
-) {
-    for (kind, key) in cluster.group_members.take_changed() {
-        let Some(started) = StartedGroup::of(cluster, groups, kind, &key) else {
-            continue;
+impl Index {
+    /// Keeps room for the missing members of the groups that have changed and have started in part: some members are bound, and
+    /// fewer than the group needs.
+    pub(crate) fn keep_for_started_groups(&mut self, now: Instant) {
+        for id in std::mem::take(&mut self.cluster.group_members.changed) {
+            let Some(started) = StartedGroup::of(self, id) else {
+                continue;
+            };
+            for owner in &started.missing {
+                let uid = owner.as_str();
+                let Some(entry) = self.cluster.pods.get(owner) else {
+                    continue;
+                };
+                if self.hints.is_hinted(uid) || self.hints.is_resting(uid, now) {
+                    continue;
+                }
+                let Ok(Some(demand)) = self.demand(uid, &entry.facts) else {
+                    continue;
+                };
+                // Where one member finds no room, the next ones hardly do.
+                let Some((node, placement)) = started.place_for(self, &demand) else {
+                    break;
+                };
+                self.keep_place((node, &placement), &demand, now);
+            }
+        }
+    }
+
+    /// The devices for a bind of a member that has no place kept for it: the leader has changed, or kube-scheduler has chosen
+    /// a placement that it did not try last, see `tried_placements`. They are in a domain with room for all members that are not
+    /// bound, as far as that is possible beside the bound ones. `None` for a pod without a wish, or whose group prefers a domain
+    /// that has no room on the node; an error if it requires one.
+    pub(super) fn place_without_kept_room(
+        &self,
+        node: NodeId,
+        demand: &ResourceDemand<'_>,
+    ) -> Option<Result<Placement, Reason>> {
+        let (id, marks) = self.cluster.group_members.find(demand.uid)?;
+        let group = self.pod_groups.group(id.clone(), marks);
+        let domain = engine_domain(group.wish.domain)?;
+        let members = self.members_to_place(&group, demand);
+        // Alone the first member would fix a domain without room for the others.
+        let sizes: &[usize] = if members.bound.is_empty() {
+            &[members.n_alike]
+        } else {
+            &[members.n_alike, 1]
         };
-        for owner in &started.missing {
-            if hints.is_hinted(owner.as_str()) || hints.is_resting(owner.as_str(), now) {
-                continue;
-            }
-            let Some(entry) = cluster.pods.get(owner) else {
-                continue;
-            };
-            let Ok(Some(demand)) = ResourceDemand::of_pod(cluster, owner.as_str(), &entry.facts) else {
-                continue;
-            };
-            // Where one member finds no room, the next ones hardly do.
-            let Some((node, placement)) = started.place_for(cluster, &demand) else {
-                break;
-            };
-            hints.keep_place(cluster, (node, &placement), &demand, now);
-        }
-    }
-}
-
-/// The devices for a bind of a member that has no place kept for it: the leader has changed, or kube-scheduler has chosen
-/// a placement that it did not try last, see `tried_placements`. They are in a domain with room for all members that are not
-/// bound, as far as that is possible beside the bound ones. `None` for a pod without a wish, or whose group prefers a domain
-/// that has no room on the node; an error if it requires one.
-pub(super) fn place_without_kept_room(
-    cluster: &Cluster,
-    groups: &PodGroups,
-    node: NodeId,
-    demand: &ResourceDemand<'_>,
-) -> Option<Result<Placement, Reason>> {
-    let (kind, key, member) = cluster.group_members.find(demand.uid)?;
-    let group = groups.group(kind, key.into(), member.marks);
-    let domain = engine_domain(group.wish.domain)?;
-    let members = MembersToPlace::of(cluster, &group, demand);
-    // Alone the first member would fix a domain without room for the others.
-    let sizes: &[usize] = if members.bound.is_empty() {
-        &[members.n_alike]
-    } else {
-        &[members.n_alike, 1]
-    };
-    // Room that is kept for other pods comes last.
-    for hints in [Hints::RespectOthers(demand.uid), Hints::Ignore] {
-        for n in sizes {
-            if let Some(place) = first_place(cluster, &members, demand, (node, domain), *n, hints) {
-                return Some(Ok(place));
+        // Room that is kept for other pods comes last.
+        for hints in [Hints::RespectOthers(demand.uid), Hints::Ignore] {
+            for n in sizes {
+                let place = first_place(self.fleet(), &members, demand, (node, domain), *n, hints);
+                if let Some(place) = place {
+                    return Some(Ok(place));
+                }
             }
         }
+        (group.wish.policy == wish::DomainPolicy::Required).then_some(Err(Reason::Together))
     }
-    (group.wish.policy == wish::DomainPolicy::Required).then_some(Err(Reason::Together))
 }
 
 /// The domain in the terms of the engine; `None` for any nodes.

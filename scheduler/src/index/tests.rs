@@ -42,11 +42,7 @@ fn assume(index: &mut Index, name: &str, now: Instant) -> u64 {
         name: name.to_owned(),
         uid: name.to_owned(),
     };
-    match index
-        .assumptions()
-        .assume(&id, &facts(name), "n1", 1, now)
-        .unwrap()
-    {
+    match index.assume(&id, &facts(name), "n1", 1, now).unwrap() {
         Assumed::Write { assumed_at, .. } => assumed_at,
         Assumed::AlreadyBound => panic!("not bound yet"),
     }
@@ -71,9 +67,9 @@ fn found_on(node: &str) -> PodLookup {
 fn only_the_named_assumption_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
-    index.assumptions().forget("p", assumed_at + 1);
+    index.forget("p", assumed_at + 1);
     assert_eq!(phase(&index, assumed_at), Some(Phase::Writing));
-    index.assumptions().forget("p", assumed_at);
+    index.forget("p", assumed_at);
     assert_eq!(
         (
             phase(&index, assumed_at),
@@ -89,7 +85,7 @@ fn a_watched_pod_stays_pending_when_its_assumption_is_forgotten() {
     let (mut index, now) = (index(), Instant::now());
     index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
     let assumed_at = assume(&mut index, "p", now);
-    index.assumptions().forget("p", assumed_at);
+    index.forget("p", assumed_at);
     assert_eq!(index.snapshot().n_pending, 1);
 }
 
@@ -97,19 +93,11 @@ fn a_watched_pod_stays_pending_when_its_assumption_is_forgotten() {
 fn a_pod_read_as_unbound_settles_its_assumption_only_after_a_while() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
-    index.assumptions().mark_unknown("p", assumed_at, now);
+    index.mark_unknown("p", assumed_at, now);
     let state = index.assumption_state("p").unwrap();
-    assert!(
-        !index
-            .assumptions()
-            .settle("p", state, &PodLookup::Unbound, now + Duration::from_secs(59))
-    );
+    assert!(!index.settle("p", state, &PodLookup::Unbound, now + Duration::from_secs(59)));
     assert_eq!(index.fleet().n_owners(), 1);
-    assert!(
-        index
-            .assumptions()
-            .settle("p", state, &PodLookup::Unbound, now + Duration::from_secs(60))
-    );
+    assert!(index.settle("p", state, &PodLookup::Unbound, now + Duration::from_secs(60)));
     assert_eq!(index.fleet().n_owners(), 0);
 }
 
@@ -119,9 +107,9 @@ fn the_pod_read_from_the_api_server_settles_an_assumption() {
         let (mut index, now) = (index(), Instant::now());
         index.apply(serde_json::from_value::<Pod>(pod("p")).unwrap());
         let assumed_at = assume(&mut index, "p", now);
-        index.assumptions().mark_unknown("p", assumed_at, now);
+        index.mark_unknown("p", assumed_at, now);
         let state = index.assumption_state("p").unwrap();
-        assert!(index.assumptions().settle("p", state, &found, now), "{found:?}");
+        assert!(index.settle("p", state, &found, now), "{found:?}");
         assert_eq!(index.fleet().n_owners(), held, "{found:?}");
         assert_eq!(index.pod("p").is_none(), found == PodLookup::Gone, "{found:?}");
     }
@@ -132,13 +120,13 @@ fn the_pod_read_from_the_api_server_settles_an_assumption() {
 fn an_assumption_that_was_repeated_meanwhile_is_not_settled() {
     let (mut index, now) = (index(), Instant::now());
     let assumed_at = assume(&mut index, "p", now);
-    index.assumptions().mark_unknown("p", assumed_at, now);
+    index.mark_unknown("p", assumed_at, now);
     let state = index.assumption_state("p").unwrap();
     let later = now + Duration::from_secs(100);
     assert_eq!(assume(&mut index, "p", later), assumed_at);
-    assert!(!index.assumptions().settle("p", state, &PodLookup::Unbound, later));
-    index.assumptions().mark_unknown("p", assumed_at, later);
-    assert!(!index.assumptions().settle("p", state, &PodLookup::Gone, later));
+    assert!(!index.settle("p", state, &PodLookup::Unbound, later));
+    index.mark_unknown("p", assumed_at, later);
+    assert!(!index.settle("p", state, &PodLookup::Gone, later));
     assert_eq!(
         (phase(&index, assumed_at), index.fleet().n_owners()),
         (Some(Phase::Unknown), 1)
@@ -372,14 +360,14 @@ fn take_change(index: &mut Index, change: &Change, assumed: &mut Option<(&'stati
                 name: (*name).to_owned(),
                 uid: (*name).to_owned(),
             };
-            let result = index.assumptions().assume(&id, &facts(name), "n1", 1, now);
+            let result = index.assume(&id, &facts(name), "n1", 1, now);
             if let Ok(Assumed::Write { assumed_at, .. }) = result {
                 *assumed = Some((name, assumed_at));
             }
         }
         Change::Forget => {
             if let Some((name, assumed_at)) = assumed.take() {
-                index.assumptions().forget(name, assumed_at);
+                index.forget(name, assumed_at);
             }
         }
     }

@@ -16,7 +16,6 @@ use super::pod_groups::GroupId;
 /// Most placements of a group with room, beside the last one.
 const MAX_ROOMS: usize = 64;
 
-/// The rooms of each group.
 #[derive(Debug, Default)]
 pub(super) struct TriedPlacements(FxHashMap<GroupId, Vec<TriedRoom>>);
 
@@ -43,18 +42,18 @@ impl TriedPlacements {
     pub(super) fn keep(
         &mut self,
         cluster: &mut Cluster,
-        group: GroupId,
+        group: &GroupId,
         (node, placements): (NodeId, impl Iterator<Item = Placement>),
         end: Instant,
     ) {
         let mut places = Vec::new();
         for (at, placement) in placements.enumerate() {
             // No UID of a pod has a slash, so that this owner is no pod.
-            let owner = OwnerId::from(format!("{:?}/{}/{node:?}/{at}", group.0, group.1));
+            let owner = OwnerId::from(format!("{:?}/{}/{node:?}/{at}", group.kind, group.key));
             cluster.fleet.hint(&owner, node, &placement);
             places.push(owner);
         }
-        let rooms = self.0.entry(group).or_default();
+        let rooms = self.0.entry(group.clone()).or_default();
         rooms.push(TriedRoom { node, places, end });
         if rooms.len() > MAX_ROOMS {
             rooms.remove(0).free(cluster);
@@ -100,7 +99,6 @@ impl TriedPlacements {
         end
     }
 
-    /// Number of rooms.
     pub(super) fn n_rooms(&self) -> usize {
         self.0.values().map(Vec::len).sum()
     }

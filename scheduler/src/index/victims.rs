@@ -1,10 +1,9 @@
-//! The victims by which a pod fits on a node.
+//! The victims by which a pod fits on a node: pods that the watch shows there, of lower priority than the pod, and not ended.
 //!
-//! Victims are pods that the watch shows on that node, of lower priority than the pod, and not ended. kube-scheduler proposes
-//! some in its preempt request, also for reasons that the index knows little of, such as ports or volumes. So the proposed
-//! victims stay victims, except for those that hold devices and can be proposed for their amounts alone: these may be spared or
-//! replaced. All victims together must free each amount that is short. For pods that kube-scheduler proposes none for, the leader
-//! searches ([`Preemptor::for_room`]).
+//! kube-scheduler proposes some in its preempt request, also for reasons that the index knows little of, such as ports. So these
+//! stay victims, except for those that hold devices and can be proposed for their amounts alone: they may be spared or replaced.
+//! All victims together must free each amount that is short. For pods that kube-scheduler proposes none for, the leader searches
+//! ([`Preemptor::for_room`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
@@ -29,8 +28,8 @@ use crate::kube_scheduler::PodRules;
 pub struct Preemptor<'a> {
     priority: i32,
     /// Only pods below this priority may be evicted for the pod.
-    victims_below: i32,
-    demand: &'a ResourceDemand<'a>,
+    pub(crate) victims_below: i32,
+    pub(crate) demand: &'a ResourceDemand<'a>,
     /// True if other pods may keep it from a node by more than their amounts, such as by anti-affinity.
     depends_on_other_pods: bool,
     promised: &'a Promised,
@@ -56,6 +55,8 @@ pub enum RoomSearch {
 /// Room on one node after evictions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeRoom {
+    /// The node.
+    pub node: Box<str>,
     /// The cost by which nodes are compared.
     pub cost: EvictionCost,
     /// The pods to evict, by falling importance.
@@ -76,7 +77,6 @@ pub struct RoomVictim {
 /// The victims that make room for other preemptors, by node.
 pub type Promised = BTreeMap<Box<str>, BTreeSet<OwnerId>>;
 
-/// The search for victims on one node.
 struct VictimSearch<'a> {
     cluster: &'a Cluster,
     view: NodeView<'a>,
@@ -159,6 +159,7 @@ impl<'a> Preemptor<'a> {
             return RoomSearch::NeedsNoEviction;
         }
         RoomSearch::Evictions(NodeRoom {
+            node: node.into(),
             cost: found.cost,
             victims,
             freeing: found.owners,
@@ -244,6 +245,8 @@ impl VictimSearch<'_> {
     /// The pods that may be evicted for the preemptor: those that hold devices of the node, and those that kube-scheduler
     /// proposes.
     fn evictable(&self) -> Vec<Evictable> {
+        let preemptor = self.preemptor;
+        let makes_room = preemptor.makes_room;
         let mut pods = Vec::new();
         for held in self.view.held() {
             let Some((owner, entry)) = self.cluster.pods.get_key_value(&held.owner) else {
@@ -256,8 +259,8 @@ impl VictimSearch<'_> {
             if !is_here || !self.may_make_room(eviction) || self.is_promised(owner.as_str()) {
                 continue;
             }
-            let makes_room = self.preemptor.makes_room;
-            if makes_room && !eviction.is_leaving && self.has_two_budgets(entry) {
+            // The Eviction API never evicts a pod that two budgets select.
+            if makes_room && !eviction.is_leaving && self.cluster.budgets.guarding(entry).len() > 1 {
                 continue;
             }
             pods.push(Evictable {
@@ -267,16 +270,14 @@ impl VictimSearch<'_> {
                 is_leaving: eviction.is_leaving,
                 // A proposed pod may be in the way by more than amounts: anti-affinity, ports or volumes.
                 is_forced: self.proposed_uids.contains(owner.as_str())
-                    && (eviction.repels || self.preemptor.depends_on_other_pods),
+                    && (eviction.repels || preemptor.depends_on_other_pods),
                 // The leader does not evict a pod again that is leaving, so that no budget is drawn on.
                 budgets: if makes_room && eviction.is_leaving {
                     Vec::new()
                 } else {
                     self.budgets_of(entry)
                 },
-                frees: self
-                    .preemptor
-                    .sums_freed(self.cluster, owner.as_str(), entry.facts.host),
+                frees: preemptor.sums_freed(self.cluster, owner.as_str(), entry.facts.host),
             });
         }
         self.add_proposed(&mut pods);
@@ -300,20 +301,17 @@ impl VictimSearch<'_> {
         promised.is_some_and(|victims| victims.contains(uid))
     }
 
-    /// Returns true if two budgets select a pod: the Eviction API never evicts it then.
-    fn has_two_budgets(&self, entry: &PodEntry) -> bool {
-        self.cluster.budgets.guarding(entry).nth(1).is_some()
-    }
-
     /// The indices of the budgets that the eviction of a pod draws on: by the rules of the Eviction API if the leader evicts it,
     /// and otherwise by kube-scheduler's.
     fn budgets_of(&self, entry: &PodEntry) -> Vec<usize> {
         let (name, labels) = (&entry.facts.name, &entry.preemption.labels);
-        let makes_room = self.preemptor.makes_room;
-        let guarding = self.cluster.budgets.guarding(entry);
-        let drawn_on = guarding.filter(|budget| makes_room || budget.counts(name, labels));
-        let position = |budget: &Budget| self.budgets.iter().position(|known| ptr::eq(*known, budget));
-        drawn_on.filter_map(position).collect()
+        let mut drawn_on = Vec::new();
+        for budget in self.cluster.budgets.guarding(entry) {
+            if self.preemptor.makes_room || budget.counts(name, labels) {
+                drawn_on.extend(self.budgets.iter().position(|known| ptr::eq(*known, budget)));
+            }
+        }
+        drawn_on
     }
 
     /// Adds the proposed victims that are not among `pods`, mostly because they hold no device. They stay victims: the index does
@@ -432,24 +430,18 @@ impl VictimSearch<'_> {
 
     /// The victims in the form of kube-scheduler's answer, with the number of evictions that violate a budget.
     fn with_violations(&self, victims: &Victims, pods: &[Evictable]) -> MetaVictims {
+        let uids = victims.owners.iter().map(ToString::to_string);
         let mut chosen = MetaVictims {
-            pods: Vec::with_capacity(victims.owners.len()),
+            pods: uids.map(|uid| MetaPod { uid }).collect(),
             n_pdb_violations: i64::try_from(victims.n_violations).unwrap_or(i64::MAX),
         };
-        let mut has_unknown_pods = false;
-        for owner in &victims.owners {
-            has_unknown_pods |= !self.cluster.pods.contains_key(owner);
-            chosen.pods.push(MetaPod {
-                uid: owner.to_string(),
-            });
-        }
         if chosen.are_same_pods(self.proposed) {
             chosen.n_pdb_violations = self.proposed.n_pdb_violations;
             return chosen;
         }
         // Only kube-scheduler knows the budgets of pods without devices, so the violations that it counts for these pods are
         // added.
-        if has_unknown_pods {
+        if !(victims.owners.iter()).all(|owner| self.cluster.pods.contains_key(owner)) {
             let is_proposed = |pod: &&Evictable| self.proposed_uids.contains(pod.owner.as_str());
             let n_known = placement::n_violations(pods.iter().filter(is_proposed), &self.allowed());
             let n_known = i64::try_from(n_known).unwrap_or(i64::MAX);

@@ -22,9 +22,8 @@ const TYPICAL_PERMILLE: u32 = 20;
 pub(crate) fn typical_requests(fleet: &Fleet) -> Vec<RequestedGpus> {
     let mut typical = Vec::new();
     for (profile, permille) in fleet.expected_workload() {
-        let is_new = !typical.contains(&profile.gpus);
         let takes_gpus = matches!(profile.gpus, RequestedGpus::Share(_) | RequestedGpus::Whole(_));
-        if permille >= TYPICAL_PERMILLE && takes_gpus && is_new {
+        if permille >= TYPICAL_PERMILLE && takes_gpus && !typical.contains(&profile.gpus) {
             typical.push(profile.gpus);
         }
     }
@@ -49,26 +48,19 @@ pub(super) fn node(filter: NodeFilter<'_>, id: NodeId, typical: &[RequestedGpus]
     let view = cluster.fleet.view(id)?;
     let state = cluster.node(view.name()).filter(|state| state.exists())?;
     let unit = view.inventory().and_then(|inventory| inventory.unit_bytes);
-    let mut gpus = Vec::new();
-    for gpu_view in view.gpus() {
-        gpus.push(gpu(cluster, &gpu_view, typical, unit));
-    }
-    let mut other_devices = Vec::new();
-    for device in view.other_devices() {
-        other_devices.push(other_device(view, &device));
-    }
+    let gpus = view.gpus().into_iter();
+    let other_devices = view.other_devices().into_iter();
     Some(Node {
         name: view.name().to_owned(),
         model: model(state, view),
         unit,
         problems: state.problems.clone(),
         plugin: filter.plugin_problem(view.name()),
-        gpus,
-        other_devices,
+        gpus: gpus.map(|view| gpu(cluster, &view, typical, unit)).collect(),
+        other_devices: other_devices.map(|device| other_device(view, &device)).collect(),
     })
 }
 
-/// A device of another type than GPU in the terms of the read API.
 fn other_device(node: NodeView<'_>, view: &DeviceView<'_>) -> OtherDevice {
     let mut resources = BTreeMap::new();
     for (resource, total) in &view.device.resources {
@@ -111,12 +103,10 @@ fn model(state: &NodeState, view: NodeView<'_>) -> String {
 /// closed.
 pub(crate) fn stranded_bytes(view: &DeviceView<'_>, typical: &[RequestedGpus], unit: Option<u64>) -> u64 {
     let is_usable = |request: &RequestedGpus| has_room(*request, view.free, view.device.total(), unit);
-    let is_stranded = view.device.is_open() && !typical.is_empty() && !typical.iter().any(is_usable);
-    if is_stranded {
-        view.free.memory.bytes_floor()
-    } else {
-        0
+    if !view.device.is_open() || typical.is_empty() || typical.iter().any(is_usable) {
+        return 0;
     }
+    view.free.memory.bytes_floor()
 }
 
 /// The total that is shown of a GPU's memory while pods hold `used` bytes of it. Pods that were placed before the driver's own
@@ -133,10 +123,11 @@ fn gpu(cluster: &Cluster, view: &DeviceView<'_>, typical: &[RequestedGpus], unit
     let used = view.used.plus(view.suspect);
     let used_bytes = used.memory.bytes_ceil();
     let amount = |total: u64, allocated: u64| Amount { total, allocated };
-    let mut holders: Vec<Holder> = Vec::with_capacity(view.holders.len());
-    for holder in &view.holders {
-        holders.push(show_holder(cluster, holder, unit));
-    }
+    let holders = view
+        .holders
+        .iter()
+        .map(|holder| show_holder(cluster, holder, unit));
+    let mut holders: Vec<Holder> = holders.collect();
     // The engine's order of holders depends on earlier changes; equal states must look equal to clients that compare them.
     holders.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     Gpu {
@@ -172,7 +163,6 @@ fn has_room(request: RequestedGpus, free: Amounts, total: Amounts, unit: Option<
     }
 }
 
-/// A pod that holds a part of a GPU, in the terms of the read API.
 fn show_holder(cluster: &Cluster, holder: &HolderView<'_>, unit: Option<u64>) -> Holder {
     let mut shown = Holder {
         uid: holder.owner.to_string(),
@@ -236,17 +226,14 @@ pub(crate) fn asked(request: &ParsedRequest, unit: Option<u64>) -> String {
         ParsedRequest::Valid(request) => request,
         ParsedRequest::Invalid(error, _) => return error.to_string(),
     };
-    let mut parts: Vec<String> = Vec::new();
-    if let Some(gpus) = &request.gpus {
-        parts.push(asked_gpus(gpus, unit));
-    }
-    for (resource, amount) in &request.others {
-        parts.push(format!("{resource} {amount}"));
-    }
-    parts.join(", ")
+    let gpus = request.gpus.iter().map(|gpus| asked_gpus(gpus, unit));
+    let others = request
+        .others
+        .iter()
+        .map(|(resource, amount)| format!("{resource} {amount}"));
+    gpus.chain(others).collect::<Vec<_>>().join(", ")
 }
 
-/// The GPUs that a pod requests, in words.
 fn asked_gpus(gpus: &GpuRequest, unit: Option<u64>) -> String {
     let mut text = match (gpus.dialect, gpus.memory) {
         (Dialect::AllDevices, _) => return "sight of all GPUs".to_owned(),

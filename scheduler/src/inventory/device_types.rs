@@ -14,14 +14,14 @@ const PERCENT: [(&str, &str); 2] = [(RDMA, "rdma"), (FPGA, "fpga")];
 
 /// The type of device that each resource belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeviceTypes {
-    /// By resource and device type, the number of nodes with devices of the type that list the resource.
-    learnt: BTreeMap<ResourceName, BTreeMap<DeviceType, usize>>,
+pub(crate) struct DeviceTypes {
+    /// The number of nodes with devices of the type that list the resource.
+    learnt: BTreeMap<(ResourceName, DeviceType), usize>,
 }
 
 impl DeviceTypes {
     /// Counts the devices `now` of a node in place of those `before`; returns the resources whose device type this changes.
-    pub fn replace(
+    pub(crate) fn replace(
         &mut self,
         before: &[DevicesOfType],
         now: &[DevicesOfType],
@@ -33,28 +33,17 @@ impl DeviceTypes {
             kinds.push((resource.clone(), self.kind_of(resource.as_str())));
         }
         // The new devices are counted first, so that a type which the node keeps is never forgotten in between.
-        for (resource, kind) in now {
-            *self.learnt.entry(resource).or_default().entry(kind).or_default() += 1;
+        for listed in now {
+            *self.learnt.entry(listed).or_default() += 1;
         }
-        for (resource, kind) in before {
-            self.forget(&resource, &kind);
+        for listed in before {
+            if let Some(n_nodes) = self.learnt.get_mut(&listed) {
+                *n_nodes = n_nodes.saturating_sub(1);
+            }
         }
+        self.learnt.retain(|_, n_nodes| *n_nodes > 0);
         kinds.retain(|(resource, kind)| self.kind_of(resource.as_str()) != *kind);
         kinds.into_iter().map(|(resource, _)| resource).collect()
-    }
-
-    /// Counts one node less that has devices of this type with the resource.
-    fn forget(&mut self, resource: &ResourceName, kind: &DeviceType) {
-        let Some(kinds) = self.learnt.get_mut(resource) else {
-            return;
-        };
-        if let Some(n_nodes) = kinds.get_mut(kind) {
-            *n_nodes = n_nodes.saturating_sub(1);
-        }
-        kinds.retain(|_, n_nodes| *n_nodes > 0);
-        if kinds.is_empty() {
-            self.learnt.remove(resource);
-        }
     }
 
     /// The type of device that has a resource; if several claim it, the first by name.
@@ -62,22 +51,22 @@ impl DeviceTypes {
         if let Some((_, kind)) = PERCENT.iter().find(|(name, _)| *name == resource) {
             return Some(DeviceType::from(*kind));
         }
-        self.learnt.get(resource)?.keys().next().cloned()
+        let mut learnt = self.learnt.keys();
+        let (_, kind) = learnt.find(|(name, _)| name.as_str() == resource)?;
+        Some(kind.clone())
     }
 
     /// The names of all device types: those of Koordinator, and those whose devices some node lists.
-    pub fn names(&self) -> BTreeSet<&str> {
+    pub(crate) fn names(&self) -> BTreeSet<&str> {
         let mut names = BTreeSet::from([TYPE_GPU]);
         names.extend(PERCENT.iter().map(|(_, kind)| *kind));
-        for kind in self.learnt.values().flat_map(BTreeMap::keys) {
-            names.insert(kind.as_str());
-        }
+        names.extend(self.learnt.keys().map(|(_, kind)| kind.as_str()));
         names
     }
 
     /// The device requests that a pod's amounts of resources come to, one per device type. Resources that no device has are
     /// left out.
-    pub fn requests(&self, amounts: &[(String, u64)]) -> Vec<DeviceRequest> {
+    pub(crate) fn requests(&self, amounts: &[(String, u64)]) -> Vec<DeviceRequest> {
         let mut requests: BTreeMap<DeviceType, DeviceRequest> = BTreeMap::new();
         for (resource, amount) in amounts {
             let Some(kind) = self.kind_of(resource) else {
@@ -86,14 +75,14 @@ impl DeviceTypes {
             // A whole RDMA adapter or FPGA is 100 percent; of other types the node's largest device counts as a whole one.
             let is_percent = PERCENT.iter().any(|(name, _)| name == resource);
             let whole = is_percent.then_some(WHOLE_PERCENT);
-            let request = requests.entry(kind.clone()).or_insert_with(|| DeviceRequest {
-                kind,
+            let new = DeviceRequest {
+                kind: kind.clone(),
                 amounts: BTreeMap::new(),
                 whole,
-            });
-            request
-                .amounts
-                .insert(ResourceName::from(resource.as_str()), *amount);
+            };
+            let request = requests.entry(kind).or_insert(new);
+            let resource = ResourceName::from(resource.as_str());
+            request.amounts.insert(resource, *amount);
         }
         requests.into_values().collect()
     }

@@ -28,9 +28,9 @@ pub(super) struct ReportedTable {
     /// cannot be read.
     partitions: Option<Vec<Partition>>,
     /// True if there is a table and it cannot be read.
-    is_unreadable: bool,
-    /// The problem of the table, for people.
-    problem: Option<String>,
+    pub(super) is_unreadable: bool,
+    /// The problem of the table, for people: it cannot be read, names GPUs that the object does not list, or is not used.
+    pub(super) problem: Option<String>,
     /// The object's labels by which [`Self::table`] decides.
     labels: BTreeMap<&'static str, String>,
 }
@@ -65,19 +65,10 @@ impl ReportedTable {
         table
     }
 
-    /// The problem of the table, for people: it cannot be read, names GPUs that the object does not list, or is not used.
-    pub(super) fn problem(&self) -> Option<&str> {
-        self.problem.as_deref()
-    }
-
     /// The problem of a table for this node. `None` for that of a table which is made for nodes with other GPUs: the plugin does
     /// not publish it.
-    pub(super) fn mistake(&self) -> Option<&str> {
-        self.problem().filter(|_| self.partitions.is_some())
-    }
-
-    pub(super) fn is_unreadable(&self) -> bool {
-        self.is_unreadable
+    pub(super) fn mistake(&self) -> Option<String> {
+        self.problem.clone().filter(|_| self.partitions.is_some())
     }
 
     /// The table of a node: the object's own, else that of a known model.
@@ -90,9 +81,10 @@ impl ReportedTable {
         if let Some(partitions) = &self.partitions {
             let is_binding = is_honored(own(GPU_PARTITION_POLICY));
             // A table that binds and cannot be read leaves no set to allocate, which is safer than any set.
-            return (is_binding || !partitions.is_empty()).then(|| PartitionTable {
+            let partitions = partitions.clone();
+            return (is_binding || !partitions.is_empty()).then_some(PartitionTable {
                 is_binding,
-                partitions: partitions.clone(),
+                partitions,
             });
         }
         let is_known = either(GPU_MODEL_LABEL).is_some_and(|model| KNOWN_MODELS.contains(&model))
@@ -118,40 +110,37 @@ fn is_whole_board(gpus: &[Device]) -> bool {
 
 /// Returns true if the condition has the reason for which the plugin has published no partition table.
 fn is_about_table(condition: Option<&DeviceCondition>) -> bool {
-    condition.is_some_and(|found| {
-        [PARTITIONS_UNREADABLE, PARTITIONS_OF_OTHER_NODE].contains(&found.reason.as_str())
-            && found.status != "True"
-    })
+    let reasons = [PARTITIONS_UNREADABLE, PARTITIONS_OF_OTHER_NODE];
+    condition.is_some_and(|found| reasons.contains(&found.reason.as_str()) && found.status != "True")
 }
 
 /// The first of these minors that none of the GPUs has.
 fn missing_gpu<'a>(minors: impl IntoIterator<Item = &'a u32>, gpus: &[Device]) -> Option<u32> {
-    let mut minors = minors.into_iter();
-    minors
-        .find(|minor| gpus.iter().all(|gpu| gpu.minor != **minor))
-        .copied()
+    let mut minors = minors.into_iter().copied();
+    minors.find(|minor| gpus.iter().all(|gpu| gpu.minor != *minor))
 }
 
 /// The partitions all of whose GPUs are listed, and the problem of the others. A partition with a GPU that is not there could
 /// never be allocated, and with the highest score it would keep pods that demand this score waiting.
-fn with_listed_gpus(mut partitions: Vec<Partition>, gpus: &[Device]) -> (Vec<Partition>, Option<String>) {
-    let mut first = None;
-    let n_before = partitions.len();
-    partitions.retain(|partition| match missing_gpu(&partition.minors, gpus) {
-        None => true,
-        Some(minor) => {
-            first.get_or_insert_with(|| (partition.minors.clone(), minor));
-            false
+fn with_listed_gpus(partitions: Vec<Partition>, gpus: &[Device]) -> (Vec<Partition>, Option<String>) {
+    let (mut listed, mut others) = (Vec::new(), Vec::new());
+    for partition in partitions {
+        match missing_gpu(&partition.minors, gpus) {
+            None => listed.push(partition),
+            Some(minor) => others.push((partition.minors, minor)),
         }
-    });
-    let problem = first.map(|(minors, minor)| {
-        let sets = match n_before - partitions.len() {
-            1 => "the set does not count".to_owned(),
-            n_sets => format!("{n_sets} such sets do not count"),
-        };
-        format!("annotation {GPU_PARTITIONS}: the set {minors:?} names minor {minor}, which no GPU of the object has; {sets}")
-    });
-    (partitions, problem)
+    }
+    let Some((minors, minor)) = others.first() else {
+        return (listed, None);
+    };
+    let sets = match others.len() {
+        1 => "the set does not count".to_owned(),
+        n_sets => format!("{n_sets} such sets do not count"),
+    };
+    let problem = format!(
+        "annotation {GPU_PARTITIONS}: the set {minors:?} names minor {minor}, which no GPU of the object has; {sets}"
+    );
+    (listed, Some(problem))
 }
 
 /// The partitions of a table in the engine's terms.
@@ -196,7 +185,7 @@ pub(super) fn report_condition(info: &[DeviceCondition]) -> Option<&DeviceCondit
         .find(|condition| condition.condition_type == CONDITION_REPORT_VALID && condition.status != "True")
 }
 
-fn value_of<'a>(map: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
+pub(super) fn value_of<'a>(map: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {
     map?.get(key).map(String::as_str)
 }
 

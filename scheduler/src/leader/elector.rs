@@ -60,7 +60,7 @@ pub struct Elector {
 /// start, so without such a pod nothing is waited for.
 pub async fn take_over_alone(leadership: Leadership, index: Shared<Index>, barrier: WatchBarrier) {
     wait_until_ready(&index).await;
-    if index.read().began_with_pending() {
+    if index.read().began_with_pending {
         tokio::time::sleep(TAKEOVER_GRACE).await;
         barrier.wait_for_new_list().await;
     }
@@ -244,7 +244,7 @@ impl Elector {
             takeover.abort();
         }
         self.label.set_wanted(PodLabel::Absent);
-        self.index.write().assumptions().end_term();
+        self.index.write().end_term();
     }
 
     /// Takes over from the previous leader, then keeps the API server accepting this replica's bindings.

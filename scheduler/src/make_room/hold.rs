@@ -18,7 +18,6 @@ const SHOWN_FREE_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Hold {
     pub(crate) pod: PodId,
     pub(crate) node: Box<str>,
-    /// The pods that free the room.
     pub(crate) freeing: Vec<OwnerId>,
     /// The pods whose eviction the API server has not accepted yet.
     pub(super) pending: Vec<RoomVictim>,
@@ -30,7 +29,6 @@ pub(crate) struct Hold {
     pub(super) unanswered_since: Option<Instant>,
     /// The time of the first refusal of the pod; `None` if another replica made the plan.
     pub(super) first_refused: Option<Instant>,
-    /// The time at which the pod was bound.
     pub(crate) bound_at: Option<Instant>,
     /// True if the plan was dropped, so that the nomination has to be removed.
     pub(super) is_dropped: bool,
@@ -38,12 +36,9 @@ pub(crate) struct Hold {
     pub(super) in_vain_since: Option<Instant>,
 }
 
-/// The next step of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing has to be done.
     Wait,
-    /// Evictions are tried again.
     Evict,
     /// No further eviction is tried; the room that is free already stays kept.
     GiveUpEvictions,
@@ -71,18 +66,14 @@ pub(super) struct HoldFacts {
     pub(super) is_awaited: bool,
 }
 
-/// The state of the pod that room is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PreemptorState {
     /// The pod is bound, deleted or leaving.
     Gone,
-    /// The binding of the pod is being written.
     Binding,
     /// The pod waits, and kube-scheduler has nominated it to another node, or evicts pods on the node for a more important one.
     Elsewhere,
-    /// The pod waits, and is nominated to no node.
     Unnominated,
-    /// The pod waits and is nominated to the node.
     Nominated,
 }
 
@@ -110,10 +101,9 @@ impl Hold {
         }
     }
 
-    /// The state of the hold's pods.
     pub(super) fn facts(&self, index: &Index) -> HoldFacts {
-        let (uid, facts) = (self.pod.uid.as_str(), index.room_facts());
-        let waiting = facts.waiting(uid);
+        let uid = self.pod.uid.as_str();
+        let waiting = index.waiting(uid);
         let demand = waiting.and_then(|waiting| index.demand(uid, waiting.facts).ok().flatten());
         let fit = demand.map(|demand| index.filter().fit(&self.node, &demand));
         let preemptor = match waiting {

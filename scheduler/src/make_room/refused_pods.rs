@@ -4,6 +4,7 @@
 //! kube-scheduler asks about the nodes that its own filters pass, so that taints, affinity, ports and sums keep the pod from none
 //! of these nodes. Nodes are remembered by their numbers in the fleet, one bit for each.
 
+use std::cmp::Reverse;
 use std::time::Instant;
 
 use placement::NodeId;
@@ -20,12 +21,10 @@ const WORD: usize = u64::BITS as usize;
 /// The pods that filters refused for want of room on devices.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedPods {
-    /// By UID.
     pods: FxHashMap<Box<str>, RefusedPod>,
     /// By number: the node that the number stands for in the sets of all pods, and the first refusal (of `n_refusals`) from which
     /// on it does. A new node may have the number of one that is gone.
     nodes: Vec<Option<(NodeId, u64)>>,
-    /// The number of refusals so far.
     n_refusals: u64,
 }
 
@@ -38,7 +37,6 @@ pub(crate) struct RefusedPod {
     pub(crate) created: i64,
     /// The time of the first refusal since the pod fitted last.
     pub(crate) first_refused: Instant,
-    /// The number of the last refusal.
     last_refusal: u64,
     nodes: NodeSet,
 }
@@ -64,9 +62,8 @@ impl RefusedPods {
         set.0.shrink_to_fit();
         let first_refused = self.pods.get(&*id.uid).map_or(now, |known| known.first_refused);
         if !self.pods.contains_key(&*id.uid) && self.pods.len() >= MAX_PODS {
-            let oldest = self.pods.iter().min_by_key(|(_, pod)| pod.last_refusal);
-            let oldest = oldest.map(|(uid, _)| uid.clone());
-            oldest.and_then(|uid| self.pods.remove(&uid));
+            let oldest = self.pods.values().map(|pod| pod.last_refusal).min();
+            self.pods.retain(|_, pod| Some(pod.last_refusal) != oldest);
         }
         let uid = id.uid.as_str().into();
         let refused = RefusedPod {
@@ -98,7 +95,6 @@ impl RefusedPods {
         self.pods.remove(uid);
     }
 
-    /// Returns true if filters refused a pod.
     pub(crate) fn contains(&self, uid: &str) -> bool {
         self.pods.contains_key(uid)
     }
@@ -111,10 +107,7 @@ impl RefusedPods {
     /// The pods in the order in which room is made for them: by falling priority, then by age.
     pub(crate) fn by_importance(&self) -> Vec<&RefusedPod> {
         let mut pods: Vec<&RefusedPod> = self.pods.values().collect();
-        pods.sort_unstable_by(|one, other| {
-            let key = |pod: &RefusedPod| (std::cmp::Reverse(pod.priority), pod.created);
-            (key(one), &one.id.uid).cmp(&(key(other), &other.id.uid))
-        });
+        pods.sort_unstable_by_key(|pod| (Reverse(pod.priority), pod.created, pod.id.uid.as_str()));
         pods
     }
 
@@ -123,11 +116,16 @@ impl RefusedPods {
         let Some(pod) = self.pods.get(uid) else {
             return Vec::new();
         };
-        let numbered = self.nodes.iter().enumerate();
-        let refusing = numbered.filter(|(number, _)| pod.nodes.has(*number));
-        let named = refusing.filter_map(|(_, named)| *named);
-        let named = named.filter(|(_, since)| *since <= pod.last_refusal);
-        named.map(|(node, _)| node).collect()
+        let mut refusing = Vec::new();
+        for (number, known) in self.nodes.iter().enumerate() {
+            if let Some((node, since)) = known
+                && *since <= pod.last_refusal
+                && pod.nodes.has(number)
+            {
+                refusing.push(*node);
+            }
+        }
+        refusing
     }
 }
 

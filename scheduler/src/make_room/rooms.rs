@@ -9,7 +9,6 @@ use super::hold::Hold;
 use super::refused_pods::RefusedPods;
 use super::writes::WRITE_LIMIT;
 use crate::bind::PodId;
-use crate::index::room_rules::NotPreemptor;
 
 /// The time within which the number of evictions is limited.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -29,7 +28,6 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(600);
 /// The rooms that are being made, and what is known of the pods that wait for one.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
-    /// By UID of the pod.
     pub(crate) held: BTreeMap<Box<str>, Hold>,
     /// The last answer about each waiting pod, by UID, with the time of the answer.
     verdicts: FxHashMap<Box<str>, (Verdict, Instant)>,
@@ -39,84 +37,39 @@ pub(crate) struct Rooms {
     pub(super) refusing: FxHashMap<Box<str>, BTreeSet<Box<str>>>,
     /// The times since which pods fit on a node without an eviction, at once or when pods have ended that are leaving.
     free_since: FxHashMap<Box<str>, Instant>,
-    /// The times of evictions, the earliest first.
     eviction_times: VecDeque<Instant>,
     /// The evictions that had no answer, by UID of the evicted pod, with the time.
     pub(super) unanswered: BTreeMap<Box<str>, (RoomEviction, Instant)>,
 }
 
-/// The eviction of one pod for another.
 #[derive(Clone, Debug)]
 pub(super) struct RoomEviction {
     pub(super) victim: PodId,
     pub(super) preemptor: PodId,
-    /// The priority of the preemptor.
     pub(super) priority: i32,
     pub(super) node: Box<str>,
     /// The memory that the victim holds of each GPU, by minor number.
     pub(super) held: BTreeMap<u32, u64>,
 }
 
-/// The answer about a waiting pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// The outcome as metrics count it; `None` if they do not.
     pub(super) outcome: Option<&'static str>,
-    /// A sentence for people.
     pub(super) text: String,
-    /// The text of an event of the pod, if it has one.
     pub(super) event: Option<String>,
     /// The time before which no further room is made for the pod.
     pub(super) rests_until: Option<Instant>,
 }
 
 impl Verdict {
-    fn new(outcome: Option<&'static str>, text: impl Into<String>) -> Self {
+    pub(super) fn new(outcome: Option<&'static str>, text: impl Into<String>) -> Self {
         Self {
             outcome,
             text: text.into(),
             event: None,
             rests_until: None,
         }
-    }
-
-    /// Pods are evicted, or will be as soon as the API server answers.
-    pub(super) fn evicts(plan: &str, has_evicted: bool) -> Self {
-        let text = format!("The scheduler makes room for it: it evicts {plan}.");
-        Self::new(has_evicted.then_some("evicted"), text)
-    }
-
-    /// Pods could be evicted, and the flag forbids it.
-    pub(super) fn possible(plan: &str) -> Self {
-        let text =
-            format!("The scheduler could make room for it by the eviction of {plan}; --make-room is report.");
-        Self {
-            event: Some(format!("room can be made by the eviction of {plan}")),
-            ..Self::new(Some("reported"), text)
-        }
-    }
-
-    /// An earlier leader has begun to make room on this node.
-    pub(super) fn adopted(node: &str) -> Self {
-        Self::new(
-            None,
-            format!("Another replica has begun to make room for it on {node}."),
-        )
-    }
-
-    /// The pod is none of those that room is made for.
-    pub(super) fn not_preemptor(why: NotPreemptor) -> Self {
-        Self::new(
-            None,
-            format!("The scheduler makes no room for it by evictions: {why}."),
-        )
-    }
-
-    /// No decision about the pod has been made yet.
-    pub(super) fn waits_for_its_turn() -> Self {
-        let text = "The scheduler decides about room for it by evictions once it has waited for a while (--make-room-after), a pod a \
-                    second.";
-        Self::new(None, text)
     }
 
     /// No permitted eviction helps.
@@ -132,20 +85,6 @@ impl Verdict {
         Self::new(Some("no_victims"), text)
     }
 
-    /// The evictions of the last hour are as many as are allowed.
-    pub(super) fn over_budget(per_hour: usize) -> Self {
-        let text = format!(
-            "The scheduler makes no room for it now: more than {per_hour} pods would be evicted within an hour (--make-room-per-hour)."
-        );
-        Self::new(Some("over_budget"), text)
-    }
-
-    /// The API server refuses the evictions.
-    pub(super) fn refused() -> Self {
-        let text = "The scheduler makes no room for it: the API server refuses the eviction of a pod that would have to go.";
-        Self::new(Some("refused"), text)
-    }
-
     /// Pods are leaving that make enough room.
     pub(super) fn waits(node: &str) -> Self {
         let text = format!(
@@ -154,15 +93,6 @@ impl Verdict {
         Self::new(None, text)
     }
 
-    /// The pod needs no eviction.
-    pub(super) fn fits(node: &str) -> Self {
-        Self::new(
-            None,
-            format!("It fits on {node}, so that no pod is evicted for it."),
-        )
-    }
-
-    /// The plan was dropped, for this reason.
     pub(super) fn dropped(why: &'static str) -> Self {
         Self::new(None, format!("A plan to make room for it was dropped: {why}."))
     }
@@ -174,27 +104,9 @@ impl Verdict {
             ..Self::dropped(why)
         }
     }
-
-    /// The pods have ended, and others or a fault have taken the room. If this replica made the plan, it evicts no further pods
-    /// before the time of the plan is up: something may take each room.
-    pub(super) fn in_vain(hold: &Hold) -> Self {
-        Self {
-            rests_until: hold.first_refused.map(|_| hold.until),
-            ..Self::dropped("pods have ended, and its node has no room for it")
-        }
-    }
-
-    /// The pod was not bound in time.
-    pub(super) fn late() -> Self {
-        Self::new(
-            None,
-            "Room was made for it, and it was not bound in time (--make-room-hold).",
-        )
-    }
 }
 
 impl Rooms {
-    /// Notes that a pod is bound.
     pub(crate) fn note_bound(&mut self, uid: &str, now: Instant) {
         if let Some(hold) = self.held.get_mut(uid) {
             hold.bound_at = Some(now);
@@ -223,7 +135,6 @@ impl Rooms {
         differs
     }
 
-    /// Replaces the sentence of the answer about a pod.
     pub(super) fn reword(&mut self, uid: &str, by: Verdict) {
         if let Some((verdict, _)) = self.verdicts.get_mut(uid) {
             verdict.text = by.text;
@@ -263,7 +174,6 @@ impl Rooms {
         self.is_by_priority
     }
 
-    /// The time of the last answer about a pod; `None` if there is none.
     pub(super) fn time_of_verdict(&self, uid: &str) -> Option<Instant> {
         self.verdicts.get(uid).map(|(_, at)| *at)
     }
@@ -279,8 +189,7 @@ impl Rooms {
         let held = &self.held;
         self.verdicts.retain(|uid, (_, at)| {
             let is_new = now.saturating_duration_since(*at) < REMEMBERED_FOR;
-            let is_remembered = is_new || refused.contains(uid);
-            (is_remembered && waits(uid)) || held.contains_key(uid)
+            held.contains_key(uid) || ((is_new || refused.contains(uid)) && waits(uid))
         });
         self.refusing.retain(|uid, _| refused.contains(uid));
         self.free_since.retain(|uid, _| refused.contains(uid));
@@ -296,12 +205,10 @@ impl Rooms {
         now.saturating_duration_since(since)
     }
 
-    /// The last answer about a pod, in a sentence for people.
     pub(crate) fn verdict(&self, uid: &str) -> Option<&str> {
         Some(&self.verdicts.get(uid)?.0.text)
     }
 
-    /// Notes an eviction.
     pub(super) fn note_evicted(&mut self, uid: &str, now: Instant) {
         self.unanswered.remove(uid);
         self.eviction_times.push_back(now);

@@ -18,9 +18,8 @@ use crate::leader::{BIND_TIMEOUT, now};
 /// The longest time of one write, as for bindings.
 pub(super) const WRITE_LIMIT: Duration = BIND_TIMEOUT;
 
-/// Writes nominations and evictions to the API server.
 #[derive(Clone)]
-pub(super) struct RoomWriter(Binder);
+pub(super) struct RoomWriter(pub(super) Binder);
 
 /// The reason for which a write was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +27,6 @@ pub(super) enum WriteError {
     /// The API server refuses it, and has written nothing: a budget is used up, or the pod is not as it was.
     #[error("{0}")]
     Refused(String),
-    /// The pod is gone.
     #[error("the pod is gone")]
     Gone,
     /// It may have been carried out.
@@ -40,11 +38,6 @@ pub(super) enum WriteError {
 }
 
 impl RoomWriter {
-    /// A writer that writes while the leadership of `binder` allows it.
-    pub(super) const fn new(binder: Binder) -> Self {
-        Self(binder)
-    }
-
     /// Reads a pod; `None` if there is none of this UID any more.
     pub(super) async fn read(&self, pod: &PodId) -> Result<Option<Pod>, WriteError> {
         let found = self.0.get(pod).await.map_err(WriteError::Unknown)?;
@@ -57,13 +50,13 @@ impl RoomWriter {
         match answer.status {
             // The answer for a pod that two budgets select, for example. Nothing is written in any case.
             StatusCode::INTERNAL_SERVER_ERROR => Err(WriteError::Refused(answer.message())),
-            _ => outcome(answer).map(drop),
+            _ => outcome(&answer),
         }
     }
 
     /// Evicts a pod, and no successor of its name.
     pub(super) async fn evict(&self, pod: &PodId) -> Result<(), WriteError> {
-        outcome(self.post_eviction(pod, "").await?).map(drop)
+        outcome(&self.post_eviction(pod, "").await?)
     }
 
     /// Posts an `Eviction` of the pod with this UID; `query` is added to the parameters.
@@ -99,7 +92,7 @@ impl RoomWriter {
         );
         let apply = "application/apply-patch+yaml";
         let written = send_as(&self.0.client, Method::PATCH, &path, apply, Some(&object));
-        outcome(self.write(written).await?).map(drop)
+        outcome(&self.write(written).await?)
     }
 
     /// Sends one write, if this replica certainly leads until it is over. It counts as a bind, for whose end the replica waits
@@ -123,10 +116,9 @@ fn timeout_parameter() -> String {
     format!("timeout={}s", WRITE_LIMIT.as_secs())
 }
 
-/// The outcome of a request by its answer.
-fn outcome(answer: Answer) -> Result<Answer, WriteError> {
+fn outcome(answer: &Answer) -> Result<(), WriteError> {
     match answer.status {
-        status if status.is_success() => Ok(answer),
+        status if status.is_success() => Ok(()),
         StatusCode::NOT_FOUND => Err(WriteError::Gone),
         status if status == StatusCode::REQUEST_TIMEOUT || status.is_server_error() => {
             Err(WriteError::Unknown(answer.message()))

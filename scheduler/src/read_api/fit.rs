@@ -265,7 +265,7 @@ impl<'a> Search<'a> {
                 };
                 match evaluate(&index, name, asker, &self.nominated, Some(&mut batch)) {
                     Ok(accepted) => {
-                        let mut requested = index.requests_on(name).cloned().unwrap_or_default();
+                        let mut requested = index.requests().on(name).cloned().unwrap_or_default();
                         if let Some(nominated) = self.nominated.get(name) {
                             requested = requested.plus(nominated);
                         }
@@ -289,7 +289,7 @@ impl<'a> Search<'a> {
     /// those of `DaemonSet`s alone.
     fn add_copies(&mut self, like: &str, count: u32) -> Result<(), FitError> {
         let shared = self.index;
-        let requested = shared.read().requests_on_added(like);
+        let requested = shared.read().requests().of_tied_pods_on(like);
         for number in 1..=count {
             // The lock is taken for each copy: a thousand copies would hold it too long.
             let index = shared.read();

@@ -269,8 +269,7 @@ impl PlanInput {
         owners.dedup();
         for chunk in owners.chunks(HOLDERS_PER_LOCK) {
             input.holders.extend(reader.read(|index| {
-                let facts = index.plan_facts();
-                let holders = chunk.iter().filter_map(|owner| facts.holder(owner.as_str(), now));
+                let holders = chunk.iter().filter_map(|owner| index.holder(owner.as_str(), now));
                 holders.collect::<Vec<_>>()
             })?);
         }
@@ -309,7 +308,6 @@ impl PlanInput {
         for some in all.chunks_mut(n_pairs) {
             for chunk in self.nodes.chunks((n_pairs / some.len()).max(1)) {
                 reader.read(|index| {
-                    let facts = index.plan_facts();
                     for (id, copied) in chunk {
                         let Some(view) = index.fleet().view(*id) else {
                             continue;
@@ -321,7 +319,7 @@ impl PlanInput {
                                 volumes,
                                 nodes,
                             } = &mut **allowed;
-                            if facts.allows(view.name(), rules, demand, volumes) {
+                            if index.allows_successor(view.name(), rules, demand, volumes) {
                                 nodes.push(*copied);
                             }
                         }

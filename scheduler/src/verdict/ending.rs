@@ -87,7 +87,7 @@ pub(crate) fn pods_in_the_way(
 
 /// The amount of each short resource that the end of a pod frees.
 fn freed(index: &Index, uid: &str, shortages: &[Shortage]) -> Vec<u64> {
-    let requests = index.requests_of(uid);
+    let requests = index.requests().of_pod(uid);
     let mut freed = Vec::with_capacity(shortages.len());
     for shortage in shortages {
         let amount = requests.map(|requests| match &*shortage.resource {

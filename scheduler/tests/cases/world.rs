@@ -141,11 +141,7 @@ impl World {
             name: "p".to_owned(),
             uid: "p".to_owned(),
         };
-        match self
-            .index
-            .assumptions()
-            .assume(&id, &facts, node, 1, Instant::now())
-        {
+        match self.index.assume(&id, &facts, node, 1, Instant::now()) {
             Ok(Assumed::Write { binding: order, .. }) => {
                 let record = Record::read(&order.annotations).unwrap().unwrap_or_default();
                 let (annotations, labels) = (order.annotations, order.labels);

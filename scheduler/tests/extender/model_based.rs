@@ -248,7 +248,7 @@ impl Run {
             binding: order,
             assumed_at,
             ..
-        }) = self.index.assumptions().assume(&id, &facts, node, 1, now)
+        }) = self.index.assume(&id, &facts, node, 1, now)
         else {
             return;
         };
@@ -266,7 +266,6 @@ impl Run {
         decision.written = true;
         let uid = &decision.order.pod.uid;
         self.index
-            .assumptions()
             .confirm(uid, decision.assumed_at, std::time::Instant::now());
         write_to(self.pods.get_mut(&at).unwrap(), &decision.order);
     }
@@ -274,7 +273,7 @@ impl Run {
     fn lose(&mut self, at: usize) {
         if let Some(decision) = self.open.get(&at).filter(|decision| !decision.written) {
             let uid = &decision.order.pod.uid;
-            self.index.assumptions().forget(uid, decision.assumed_at);
+            self.index.forget(uid, decision.assumed_at);
             self.open.remove(&at);
         }
     }

@@ -450,7 +450,7 @@ fn bind_all(index: &mut Index, pod: &Pod) -> u32 {
                 name: uid.clone(),
                 uid,
             };
-            match index.assumptions().assume(&id, &facts, &node, 1, Instant::now()) {
+            match index.assume(&id, &facts, &node, 1, Instant::now()) {
                 Ok(Assumed::Write { .. }) => n_bound += 1,
                 _ => break,
             }

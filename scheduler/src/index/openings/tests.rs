@@ -92,12 +92,7 @@ impl World {
             name: name.to_owned(),
             uid: name.to_owned(),
         };
-        match self
-            .index
-            .assumptions()
-            .assume(&id, &facts, "n1", 1, self.began)
-            .unwrap()
-        {
+        match self.index.assume(&id, &facts, "n1", 1, self.began).unwrap() {
             Assumed::Write { assumed_at, .. } => assumed_at,
             Assumed::AlreadyBound => panic!("not bound yet"),
         }
@@ -105,11 +100,7 @@ impl World {
 
     fn settle(&mut self, name: &str, found: &PodLookup) {
         let state = self.index.assumption_state(name).unwrap();
-        assert!(
-            self.index
-                .assumptions()
-                .settle(name, state, found, self.began + HINT * 10)
-        );
+        assert!(self.index.settle(name, state, found, self.began + HINT * 10));
     }
 }
 
@@ -141,7 +132,7 @@ fn held(world: &mut World) {
 /// Pod `p` is assumed, and its binding is written.
 fn assumed(world: &mut World) {
     let assumed_at = world.assume("p");
-    world.index.assumptions().confirm("p", assumed_at, world.began);
+    world.index.confirm("p", assumed_at, world.began);
 }
 
 /// Each way in which room opens, after the state that `before` makes. It opens silently if kube-scheduler sees no event of it.

@@ -8,13 +8,11 @@ use proto::pod::Pod;
 
 use super::Away;
 
-/// The label of the plugin's pods.
 const LABEL: &str = "app.kubernetes.io/name";
 
 /// The name of the port at which the plugin serves its metrics, as shipped.
 const METRICS_PORT: &str = "health";
 
-/// One pod of the device plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PluginPod {
     pub(super) uid: Box<str>,
@@ -26,9 +24,7 @@ pub(super) struct PluginPod {
     is_ready: bool,
     /// True if the readiness probe fails after it had succeeded, and the plugin has reported nothing since: the process may hang.
     is_silent: bool,
-    /// The address at which it serves its metrics.
     metrics: Option<SocketAddr>,
-    /// The serial number of the newest list of pods when the pod was last shown. A pod that a later complete list lacks is gone.
     list: u32,
 }
 
@@ -36,7 +32,6 @@ pub(super) struct PluginPod {
 #[derive(Debug, Default)]
 pub(super) struct PluginEvidence {
     pods: Vec<PluginPod>,
-    /// The annotation of the node in which its plugin reports whether it serves.
     state: Option<PluginState>,
     /// The last annotation of a plugin that has been gone for long: it does not count, even if a watch shows it again.
     outdated: Option<PluginState>,
@@ -73,25 +68,20 @@ impl PluginPod {
         Some((node, plugin_pod))
     }
 
-    /// Returns true if kubelet can admit pods by this plugin.
-    ///
-    /// The report of the process that runs counts for more than the probe, since kubelet probes only every few seconds.
+    /// Returns true if kubelet can admit pods by this plugin. The report of the process that runs counts for more than the probe,
+    /// since kubelet probes only every few seconds.
     fn serves(&self, state: Option<&PluginState>) -> bool {
-        let Some(started) = self.started else {
+        let Some(started) = self.started.filter(|_| !self.is_leaving) else {
             return false;
         };
-        if self.is_leaving {
-            return false;
-        }
-        match state {
+        if let Some(state) = state
             // A report from before the start of the container was written by its predecessor.
-            Some(state)
-                if state.since >= started && state.pod.as_deref().is_none_or(|uid| *uid == *self.uid) =>
-            {
-                state.serving && !self.is_silent
-            }
-            _ => self.is_ready,
+            && state.since >= started
+            && state.pod.as_deref().is_none_or(|uid| *uid == *self.uid)
+        {
+            return state.serving && !self.is_silent;
         }
+        self.is_ready
     }
 
     /// Returns true if the process of this pod has ended without a deletion of the pod, as its later state `now` shows.
@@ -111,15 +101,11 @@ fn metrics_address(pod: &Pod) -> Option<SocketAddr> {
 impl PluginEvidence {
     /// The UID of the plugin's pod that runs and serves metrics, and the address of its metrics.
     pub(super) fn metrics(&self) -> Option<(&str, SocketAddr)> {
-        for pod in &self.pods {
-            if let Some(address) = pod.metrics
-                && pod.started.is_some()
-                && !pod.is_leaving
-            {
-                return Some((&pod.uid, address));
-            }
-        }
-        None
+        let mut running = self
+            .pods
+            .iter()
+            .filter(|pod| pod.started.is_some() && !pod.is_leaving);
+        running.find_map(|pod| Some((&*pod.uid, pod.metrics?)))
     }
 
     /// Adds or replaces a pod of the plugin. Returns true if the process of the pod has ended since the last call, without a
@@ -145,7 +131,6 @@ impl PluginEvidence {
         self.gone = Some(uid.into());
     }
 
-    /// Replaces the annotation of the node in which its plugin reports whether it serves.
     pub(super) fn set_state(&mut self, state: Option<PluginState>) {
         if self.state == state || (state.is_some() && self.outdated == state) {
             return;
@@ -176,7 +161,8 @@ impl PluginEvidence {
                 _ => Some(Away::Gone),
             };
         }
-        Some(if self.pods.iter().all(|pod| pod.is_leaving) {
+        let are_leaving = self.pods.iter().all(|pod| pod.is_leaving);
+        Some(if are_leaving {
             Away::Ending
         } else {
             Away::NotServing
@@ -190,19 +176,11 @@ impl PluginEvidence {
 
     /// Returns true if a plugin that serves began to do so in a later second than `at`, by the clock of the node.
     pub(super) fn began_to_serve_after(&self, at: Timestamp) -> bool {
-        let mut beginnings = Vec::new();
-        if let Some(state) = &self.state
-            && state.serving
-        {
-            beginnings.push(state.since);
-        }
-        for pod in &self.pods {
-            if pod.is_ready {
-                beginnings.extend(pod.started);
-            }
-        }
         // Kubernetes writes times of containers in whole seconds, so that equal seconds prove no order.
-        beginnings.iter().any(|since| since.as_second() > at.as_second())
+        let is_later = |since: Timestamp| since.as_second() > at.as_second();
+        let state = self.state.as_ref();
+        state.is_some_and(|state| state.serving && is_later(state.since))
+            || (self.pods.iter()).any(|pod| pod.is_ready && pod.started.is_some_and(is_later))
     }
 
     /// Returns true if a plugin was seen that has not been gone for long.

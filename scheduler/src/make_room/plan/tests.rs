@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::accounting::PodFacts;
+use crate::index::Promised;
+use crate::kube_scheduler::PodRules;
 use crate::offline;
 use crate::watch::ObjectStore;
 
@@ -245,16 +247,9 @@ fn plans(case: &Case) -> Plans {
     };
     let demand = index.read().demand("high", &facts).unwrap().unwrap();
     let promised = Promised::new();
-    let planned = PlannedPod {
-        rules: &rules,
-        below: i32::MAX,
-        counts_leaving: true,
-        demand: &demand,
-        promised: &promised,
-        refusing: &BTreeSet::new(),
-    };
+    let preemptor = Preemptor::for_room(&rules, (i32::MAX, true), &demand, &promised);
     let began = Instant::now();
-    planned.plans(&index, &nodes, || began)
+    super::plans(&preemptor, &BTreeSet::new(), &index, &nodes, || began)
 }
 
 /// The best plan costs as little as any set of pods on any node. A better set exists on nodes alone where the search is bounded,
@@ -273,7 +268,6 @@ fn no_set_of_pods_costs_less() {
             return Ok(());
         };
         let victims: Vec<usize> = plan
-            .room
             .victims
             .iter()
             .map(|victim| victim.pod.uid.parse().unwrap())

@@ -320,7 +320,7 @@ impl<'w> Engine<'w> {
         let mut counted = Vec::new();
         for node in nodes {
             if let Some(id) = index.fleet().node_id(self.name(*node)?) {
-                let n_victims = index.room_facts().n_victims_on(id, rules.priority);
+                let n_victims = index.n_victims_on(id, rules.priority);
                 counted.extend((n_victims > 0).then_some((n_victims, *node)));
             }
         }
